@@ -1,0 +1,41 @@
+# `make sweep` and `make test` set up .venv by themselves; with an NVIDIA GPU they install the `gpu` extra, else a CPU torch.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+EXTRA := $(if $(GPU),gpu,cpu)
+STAMP := $(VENV)/.installed-$(EXTRA)
+OLD_TRITON := 3.6.0
+OLD_TRITON_DIR := .triton-$(OLD_TRITON)
+
+.PHONY: sweep test test-gpu check clean
+.DEFAULT_GOAL := sweep
+
+sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
+	$(PY) -m tflabench sweep $(ARGS)
+
+test: $(STAMP) $(OLD_TRITON_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
+	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -m "not gpu" $(ARGS)
+
+test-gpu: $(STAMP)
+	$(PY) -m pytest -m gpu $(ARGS)
+
+check: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: tflabench needs Python 3.11 or newer (make PYTHON=/path/to/python3.11)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade 'pip>=24'
+	$(PY) -m pip install -q -e '.[$(EXTRA),dev]'
+	@touch $@
+
+# A second Triton, the oldest supported, for the compile-only tests.
+$(OLD_TRITON_DIR)/.installed: | $(STAMP)
+	$(PY) -m pip install -q --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .triton-* .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,53 @@
+"""Values shared by every kernel: the gates of a linear RNN and its recurrent state. Imports no kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ForgetGate = Literal["sigmoid", "log_decay", "fixed"]
+InputGate = Literal["exp", "sigmoid", "step", "none"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How the two scalar gates of a head enter `C_t = F_t C_{t-1} + I_t k_t v_t^T` (formulas: TFLA paper, eqs. 1-9).
+
+    Attributes:
+        forget: "sigmoid": F = sigmoid(f), f (B, H, T); "log_decay": F = exp(f), f <= 0 (B, H, T);
+            "fixed": F = exp(f) with one log decay a head, f (H,).
+        input: "exp": I = exp(i); "sigmoid": I = sigmoid(i); "step": I = i > 0 (a step size); all i (B, H, T);
+            "none": I = 1 and no i.
+        normalize: divide by max(|n_t . q_t|, exp(-m_t)), with n_t = F_t n_{t-1} + I_t k_t and the running maximum m_t
+            that keeps an exponential input gate finite.
+    """
+
+    forget: ForgetGate = "sigmoid"
+    input: InputGate = "exp"
+    normalize: bool = False
+
+    @property
+    def stabilized(self) -> bool:
+        """Whether exponents are taken relative to the running maximum m_t (needed where I_t is unbounded)."""
+        return self.input == "exp"
+
+
+MLSTM_EXP = Gate(forget="sigmoid", input="exp", normalize=True)
+MLSTM_SIG = Gate(forget="sigmoid", input="sigmoid", normalize=False)
+
+
+class State(NamedTuple):
+    """The recurrent state after a step, float32 (or float64 in the reference).
+
+    Attributes:
+        C: memory matrix (B, H, d_qk, d_hv); for a stabilised gate it is relative to m: the true matrix is exp(m) C.
+        n: normaliser (B, H, d_qk), relative to m; None without a normaliser.
+        m: stabiliser (B, H); None where the gate is not stabilised.
+    """
+
+    C: Tensor
+    n: Tensor | None = None
+    m: Tensor | None = None

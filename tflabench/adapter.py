@@ -1,0 +1,69 @@
+"""The interface between the bench and what it measures: an Implementation says what it can run and builds Cases.
+
+An adapter module (one a library, in `baselines/` or `tflabench/bundled.py`) defines `IMPLEMENTATIONS`, a tuple of
+Implementation, and imports torch and its library inside functions only, so that listing and planning need neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tflabench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
+Formulation = Literal["chunkwise", "parallel", "recurrent", "attention"]
+
+
+@dataclass
+class Case:
+    """One problem made ready to run on one device, built outside every timed window.
+
+    Attributes:
+        inputs: leaf tensors by name ("q", "k", "v", "i", "f", ...), `requires_grad` set when the pass is "fwbw".
+        forward: runs the implementation on `inputs` and returns its output; nothing else happens in it.
+        oracle: the same function of the same inputs in plain, differentiable PyTorch, in the dtype it is given
+            (float64 for the truth; the working dtype to learn what error that precision costs).
+        layout: where batch, heads and time lie in every input and in the output: "bhtd" or "bthd"; gates likewise.
+            The correctness gate compares single (batch, head) slices, so that the oracle stays cheap.
+        details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
+    """
+
+    inputs: dict[str, Tensor]
+    forward: Callable[[], Tensor]
+    oracle: Callable[[Mapping[str, Tensor]], Tensor]
+    layout: Literal["bhtd", "bthd"] = "bhtd"
+    details: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Something that can be measured.
+
+    Attributes:
+        name: how the command line calls it, matched by --impl patterns: "tfla_sig_xl", "sdpa_flash", ...
+        family: which recurrence or primitive it computes.
+        title: as legends and tables write it.
+        build: makes the Case for a problem on a device ("cuda" or "cpu").
+        refuses: (problem, device) -> None if it can run, else the precise reason in one line. Imports no torch: looks for
+            packages with importlib and leaves to `build` what only the device can tell.
+        gate: "exp", "sig" or None, for mLSTM rows.
+        formulation: which cost model of `tflabench.analysis.cost` describes it.
+        chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
+        package: distribution whose version goes into the row.
+    """
+
+    name: str
+    family: Family
+    title: str
+    build: Callable[[Problem, torch.device], Case]
+    refuses: Callable[[Problem, str], str | None]
+    gate: Literal["exp", "sig"] | None = None
+    formulation: Formulation = "chunkwise"
+    chunked: bool = False
+    package: str = "torch"

@@ -1,0 +1,37 @@
+"""The command line: parse, call, print; nothing else. Heavy libraries are imported inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from tflabench.problem import InputError
+
+
+class _Group(TyperGroup):
+    """Turns what the user got wrong into one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            print(f"tflabench: {' '.join(str(error).split())}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    name="tflabench",
+    cls=_Group,
+    help="Benchmark kernels of Tiled Flash Linear Attention and their baselines, and hold them against the roofline.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+from tflabench.cli import figures, measure, theory  # noqa: E402  each adds its commands to `app`
+
+__all__ = ["app", "figures", "measure", "theory"]

@@ -1,0 +1,1 @@
+"""Commands: see the functions."""

@@ -1,0 +1,63 @@
+"""One problem size: what an implementation is asked to compute. No torch import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+Pass = Literal["fw", "fwbw", "decode"]
+PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
+
+
+class InputError(ValueError):
+    """What the user asked for makes no sense or cannot be done; the message is one line that says what would be right."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem size, one point of a sweep without the implementation.
+
+    Attributes:
+        batch, heads, seq_len: B, H, T, all >= 1.
+        d_qk, d_hv: head dimensions of queries and keys, and of values and hidden states.
+        chunk_size: L, or None where the implementation chooses ("auto") or has none.
+        dtype: of q, k, v and the output: a key of DTYPE_BYTES.
+        pass_: "fw", "fwbw" (forward and backward), or "decode" (one step from a state; seq_len is then 1).
+        inputs: distribution of the inputs, by name (see `tflabench.adapter.draw`).
+        seed: of the inputs.
+    """
+
+    batch: int
+    heads: int
+    seq_len: int
+    d_qk: int
+    d_hv: int
+    chunk_size: int | None = None
+    dtype: str = "bfloat16"
+    pass_: Pass = "fw"
+    inputs: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "seq_len", "d_qk", "d_hv"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InputError(f"{name} is {value}: it must be at least 1")
+        if self.chunk_size is not None and self.chunk_size < 1:
+            raise InputError(f"chunk_size is {self.chunk_size}: it must be at least 1")
+        if self.dtype not in DTYPE_BYTES:
+            raise InputError(f"dtype is {self.dtype!r}: it must be one of {', '.join(DTYPE_BYTES)}")
+        if self.pass_ not in PASSES:
+            raise InputError(f"pass is {self.pass_!r}: it must be one of {', '.join(PASSES)}")
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.seq_len
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    def with_(self, **changes: object) -> Problem:
+        return replace(self, **changes)  # type: ignore[arg-type]
