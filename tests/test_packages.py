@@ -16,21 +16,19 @@ import tflabench
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tflabench"
 
+OUTER = [f"tflabench.{name}" for name in "cli executor plots registry store summary sweep verify worker".split()]
+BENCH = [*OUTER, *(f"tflabench.{name}" for name in "adapter bundled machine measure problem".split())]
+HEAVY = ["torch", "triton"]
 # module prefix -> prefixes it must never import, at any depth of the file
 FORBIDDEN = {
-    "tflabench.kernels": ["tflabench.baselines", "tflabench.analysis", *(
-        f"tflabench.{name}" for name in (
-            "adapter", "bundled", "cli", "executor", "machine", "measure", "plots", "problem", "registry", "store",
-            "summary", "sweep", "verify", "worker",
-        )
-    ), "typer", "pandas", "matplotlib"],
-    "tflabench.baselines": ["tflabench.kernels", "tflabench.cli", "tflabench.executor", "tflabench.plots", "tflabench.sweep"],
-    "tflabench.analysis": ["torch", "triton", "tflabench.kernels", "tflabench.baselines", "tflabench.cli", "tflabench.measure", "tflabench.worker"],
-    "tflabench.store": ["torch", "triton", "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
-    "tflabench.plots": ["torch", "triton", "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
+    "tflabench.kernels": [*BENCH, "tflabench.baselines", "tflabench.analysis", "typer", "pandas", "matplotlib"],
+    "tflabench.baselines": OUTER,
+    "tflabench.analysis": [*HEAVY, "tflabench.kernels", "tflabench.baselines", *OUTER],
+    "tflabench.store": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
+    "tflabench.plots": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
     "tflabench.measure": ["tflabench.kernels", "tflabench.baselines", "tflabench.registry", "tflabench.cli"],
-    "tflabench.cli": ["torch", "triton"],
-}  # fmt: skip
+    "tflabench.cli": HEAVY,
+}
 
 
 def modules() -> list[tuple[str, Path]]:
