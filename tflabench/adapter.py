@@ -6,11 +6,12 @@ Implementation, and imports torch and its library inside functions only, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from tflabench.problem import Problem
+from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "parallel", "recurrent", "attention"]
+
+
+class Unsupported(Exception):
+    """Raised by `Implementation.build` for a reason that only the device or the library can tell; it becomes the row's."""
 
 
 @dataclass
@@ -30,7 +35,9 @@ class Case:
         oracle: the same function of the same inputs in plain, differentiable PyTorch, in the dtype it is given
             (float64 for the truth; the working dtype to learn what error that precision costs).
         layout: where batch, heads and time lie in every input and in the output: "bhtd" or "bthd"; gates likewise.
-            The correctness gate compares single (batch, head) slices, so that the oracle stays cheap.
+            The correctness gate compares single (batch, head) slices, so that the oracle stays cheap. An input with
+            fewer heads than the others shares each of its heads among a group of consecutive ones (the slice is then a
+            whole group). Every function is causal: the gate may compare only the first steps of a long sequence.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -67,3 +74,29 @@ class Implementation:
     formulation: Formulation = "chunkwise"
     chunked: bool = False
     package: str = "torch"
+
+
+def draw(
+    problem: Problem,
+    device: torch.device,
+    shapes: Mapping[str, Sequence[int]],
+    shift: Mapping[str, float] | None = None,
+) -> dict[str, Tensor]:
+    """Leaf tensors N(shift, 1) of `problem.dtype`, by name; `requires_grad` when the pass is "fwbw".
+
+    A name draws the same numbers in every implementation and dtype (up to rounding): its own seed is made of
+    `problem.seed` and the name.
+
+    Raises:
+        InputError: `problem.inputs` is not "normal".
+    """
+    import torch
+
+    if problem.inputs != "normal":
+        raise InputError(f"inputs is {problem.inputs!r}: the only distribution known is 'normal'")
+    leaves = {}
+    for name, shape in shapes.items():
+        generator = torch.Generator(device).manual_seed(problem.seed * 2**32 + zlib.crc32(name.encode()))
+        values = torch.randn(tuple(shape), generator=generator, device=device) + (shift or {}).get(name, 0.0)
+        leaves[name] = values.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
+    return leaves
