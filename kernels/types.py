@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 ForgetGate = Literal["sigmoid", "log_decay", "fixed"]
@@ -51,3 +52,22 @@ class State(NamedTuple):
     C: Tensor
     n: Tensor | None = None
     m: Tensor | None = None
+
+
+def zero_state(
+    gate: Gate,
+    batch: int,
+    heads: int,
+    d_qk: int,
+    d_hv: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> State:
+    """The state before the first step, C = n = 0 and m = 0 (any m would do: it scales what is zero); float32 by default."""
+    import torch  # here, so that listing implementations by gate needs no torch
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(batch, heads, *shape, device=device, dtype=dtype or torch.float32)
+
+    return State(zeros(d_qk, d_hv), zeros(d_qk) if gate.normalize else None, zeros() if gate.stabilized else None)

@@ -1,0 +1,237 @@
+"""The recurrence in plain PyTorch, in its three forms: the oracle of every kernel, and what runs where Triton does not.
+
+`recurrent` is the definition, `chunkwise` the same in chunks of L steps, `parallel` its case L = T. They take any Gate,
+run on any device, and are exact to rounding in float64. In bfloat16 and float16 they do what tensor cores do: operands of
+matrix products are rounded to that type, products are summed and everything else is computed in float32.
+
+Gradients are autograd's, with the normaliser a constant (it cancels in the norm layer that follows: TFLA paper, B.3).
+The stabiliser m is always a constant: h does not depend on it.
+
+    C_t = F_t C_{t-1} + I_t k_t v_t^T,   n_t = F_t n_{t-1} + I_t k_t,   h_t = C_t^T q_t scale / max(|n_t^T q_t scale|, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
+
+from .types import Gate, State, zero_state
+
+M_FLOOR = -1e30  # m where nothing was ever written (I_t = F_t = 0): finite, so that differences of m are never NaN
+
+_LOG_FORGET = {"sigmoid": logsigmoid, "log_decay": lambda f: f, "fixed": lambda f: f[:, None]}
+_LOG_INPUT = {"exp": lambda i: i, "sigmoid": logsigmoid, "step": torch.log}
+
+
+def log_gates(gate: Gate, f: Tensor, i: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Log F_t and log I_t, both (B, H, T), from what the gates are given as; computed in float32 or the wider `like`.
+
+    Args:
+        gate: which activations.
+        f, i: as `Gate` describes them.
+        like: any tensor (B, H, T, d) of the call, for its shape and dtype.
+    """
+    shape, dtype = like.shape[:3], torch.promote_types(like.dtype, torch.float32)
+    log_f = _LOG_FORGET[gate.forget](f.to(dtype)).expand(shape)
+    log_i = log_f.new_zeros(shape) if i is None else _LOG_INPUT[gate.input](i.to(dtype))
+    return log_f, log_i
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None = None,
+    initial: State | None = None,
+    *,
+    gate: Gate,
+    scale: float | None = None,
+    exact_normalizer_gradient: bool = False,
+) -> tuple[Tensor, State]:
+    """The recurrence step by step (TFLA paper, eqs. 1-9).
+
+    Args:
+        q, k: (B, H, T, d_qk).
+        v: (B, H, T, d_hv), of the dtype of q.
+        f, i: gate pre-activations (B, H, T), or as `gate` says.
+        initial: state before the first step; None is `zero_state`.
+        gate: which gates, with a normaliser or without.
+        scale: of q; None is 1/sqrt(d_qk).
+        exact_normalizer_gradient: let gradients flow through the normaliser too.
+
+    Returns:
+        h (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
+    """
+    work = torch.promote_types(q.dtype, torch.float32)
+    log_f, log_i = log_gates(gate, f, i, q)
+    state = _start(q, v, gate, initial)
+    h = []
+    for t in range(q.shape[2]):
+        now = (x[:, :, t].to(work) for x in (q, k, v, log_f, log_i))
+        h_t, state = step(*now, state, gate=gate, scale=scale, exact_normalizer_gradient=exact_normalizer_gradient)
+        h.append(h_t)
+    return torch.stack(h, dim=2).to(q.dtype), state
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_f: Tensor,
+    log_i: Tensor,
+    state: State,
+    *,
+    gate: Gate,
+    scale: float | None = None,
+    exact_normalizer_gradient: bool = False,
+) -> tuple[Tensor, State]:
+    """One step: h_t (B, H, d_hv) and the state after it, from q, k (B, H, d_qk), v (B, H, d_hv), gates (B, H) in log."""
+    C, n, m_before = state
+    if m_before is None:
+        m_before = torch.zeros_like(log_f)
+    m = m_before
+    if gate.stabilized:
+        m = torch.maximum(log_f + m_before, log_i).clamp(min=M_FLOOR).detach()
+    keep, write = torch.exp(log_f + m_before - m)[..., None], torch.exp(log_i - m)[..., None]
+    C = keep[..., None] * C + (write * k)[..., :, None] * v[..., None, :]
+    q = q * _scale(scale, q)
+    h = (q[..., None, :] @ C).squeeze(-2)
+    if n is not None:
+        n = keep * n + write * k
+        h = h / _denominator((n * q).sum(-1), m, exact_normalizer_gradient)[..., None]
+    return h, State(C, n, m if gate.stabilized else None)
+
+
+def parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None = None,
+    initial: State | None = None,
+    **options: Any,
+) -> tuple[Tensor, State]:
+    """All steps at once, H = ((Q K^T * D) / n) V with D (T, T): a single chunk. Arguments and results as in `recurrent`."""
+    return chunkwise(q, k, v, f, i, initial, chunk_size=q.shape[2], **options)
+
+
+def chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None = None,
+    initial: State | None = None,
+    *,
+    gate: Gate,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    state_dtype: torch.dtype | None = None,
+    exact_normalizer_gradient: bool = False,
+) -> tuple[Tensor, State]:
+    """The recurrence between chunks of L steps, the parallel form within them (TFLA paper, section 3).
+
+    Arguments and results as in `recurrent`, and:
+        chunk_size: L, any value >= 1; the last chunk may be shorter.
+        state_dtype: what the chunks' states C are rounded to where the outputs read them; None keeps them as they are.
+    """
+    T, dtype = q.shape[2], q.dtype
+    L = min(chunk_size, T)
+    work = torch.promote_types(dtype, torch.float32)
+    log_f, log_i = log_gates(gate, f, i, q)
+    C, n, m = _start(q, v, gate, initial)
+
+    # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state: F = 1, I = 0.
+    missing = -T % L
+    q, k, v = (pad(x, (0, 0, 0, missing)).unflatten(2, (-1, L)).to(work) for x in (q, k, v))
+    log_f = pad(log_f, (0, missing)).unflatten(2, (-1, L))
+    log_i = pad(log_i, (0, missing), value=-math.inf).unflatten(2, (-1, L))
+
+    D = _log_weights(log_f, log_i)
+    b = log_f.cumsum(-1)
+    a, g = D[..., -1, :], b[..., -1]  # log weights at the end of the chunk: of token j, of the state before the chunk
+
+    # Between chunks: C_k = exp(g + m_{k-1} - m_k) C_{k-1} + (exp(a - m_k) K)^T V, and n with V = 1.
+    m = _running_maximum(g, a, m, gate)
+    m_before, m_after = m[..., :-1], m[..., 1:]
+    keep = torch.exp(g + m_before - m_after)
+    k_weighted = torch.exp(a - m_after[..., None])[..., None] * k
+    C_before, C = _scan(C, keep[..., None, None], _round(k_weighted, dtype).transpose(-1, -2) @ v)
+    n_before = None
+    if n is not None:
+        n_before, n = _scan(n, keep[..., None], k_weighted.sum(-2))
+    last = State(C, n, m[..., -1] if gate.stabilized else None)
+
+    # Within chunks, H = [ exp(b + m_{k-1} - m) q C_{k-1} + (Q K^T * exp(D - m)) V ] / denominator.
+    state = b + m_before[..., None]
+    m = torch.zeros_like(b)
+    if gate.stabilized:
+        m = torch.maximum(state, D.amax(-1)).clamp(min=M_FLOOR).detach()
+    scale = _scale(scale, q)
+    state_weight = scale * torch.exp(state - m)
+    P = (q @ k.transpose(-1, -2)) * (scale * torch.exp(D - m[..., None]))
+    C_read = C_before if state_dtype is None else _round(C_before, state_dtype)
+    h = _round(P, dtype) @ v + state_weight[..., None] * (q @ _round(C_read, dtype))
+    if n_before is not None:
+        n_dot_q = P.sum(-1) + state_weight * (q @ n_before[..., None]).squeeze(-1)
+        h = h / _denominator(n_dot_q, m, exact_normalizer_gradient)[..., None]
+    return h.flatten(2, 3)[:, :, :T].to(dtype), last
+
+
+def _start(q: Tensor, v: Tensor, gate: Gate, initial: State | None) -> State:
+    """The state before the first step in the dtype it is computed in, m finite and a constant."""
+    work = torch.promote_types(q.dtype, torch.float32)
+    if initial is None:
+        return zero_state(gate, *q.shape[:2], q.shape[-1], v.shape[-1], device=q.device, dtype=work)
+    C, n, m = (None if x is None else x.to(work) for x in initial)
+    assert C is not None
+    return State(C, n if gate.normalize else None, m.detach().clamp(min=M_FLOOR) if m is not None else None)
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of x rounded to dtype, in the dtype of x."""
+    return x.to(dtype).to(x.dtype)
+
+
+def _log_weights(log_f: Tensor, log_i: Tensor) -> Tensor:
+    """D~_ij (..., L, L), the log weight of token j at step i: sum_{l=j+1..i} log F_l + log I_j, and -inf for j > i.
+
+    Every sum is its own: a difference b_i - b_j would cancel digits, and be NaN behind a forget gate of -inf.
+    """
+    causal = torch.ones(log_f.shape[-1], log_f.shape[-1], dtype=torch.bool, device=log_f.device).tril()
+    forgotten = torch.where(causal.tril(-1), log_f[..., :, None], 0.0).cumsum(-2)
+    return (forgotten + log_i[..., None, :]).masked_fill(~causal, -math.inf)
+
+
+@torch.no_grad()
+def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None, gate: Gate) -> Tensor:
+    """m before the first and after every chunk, (B, H, N + 1): m_k = max(g_k + m_{k-1}, max_j a_j), or zeros."""
+    if m is None or not gate.stabilized:
+        return g.new_zeros(*g.shape[:-1], g.shape[-1] + 1)
+    steps = [m]
+    for g_k, a_k in zip(g.unbind(-1), a.amax(-1).unbind(-1), strict=True):
+        steps.append(torch.maximum(g_k + steps[-1], a_k).clamp(min=M_FLOOR))
+    return torch.stack(steps, dim=-1)
+
+
+def _scan(x: Tensor, keep: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """x_k = keep_k x_{k-1} + new_k over dimension 2: every x before its step, stacked there, and the last x."""
+    before = []
+    for keep_k, new_k in zip(keep.unbind(2), new.unbind(2), strict=True):
+        before.append(x)
+        x = keep_k * x + new_k
+    return torch.stack(before, dim=2), x
+
+
+def _denominator(n_dot_q: Tensor, m: Tensor, with_gradient: bool) -> Tensor:
+    """max(|n^T q|, exp(-m)): at least 1 in the scale of the true n."""
+    return torch.maximum((n_dot_q if with_gradient else n_dot_q.detach()).abs(), torch.exp(-m))
