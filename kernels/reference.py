@@ -1,18 +1,20 @@
 """The recurrence in plain PyTorch, in its three forms: the oracle of every kernel, and what runs where Triton does not.
 
+    C_t = F_t C_{t-1} + I_t k_t v_t^T,   n_t = F_t n_{t-1} + I_t k_t,   q'_t = scale q_t
+    h_t = C_t^T q'_t / max(|n_t^T q'_t|, 1)   with a normaliser, else C_t^T q'_t
+
 `recurrent` is the definition, `chunkwise` the same in chunks of L steps, `parallel` its case L = T. They take any Gate,
-run on any device, and are exact to rounding in float64. In bfloat16 and float16 they do what tensor cores do: operands of
-matrix products are rounded to that type, products are summed and everything else is computed in float32.
+run on any device, and are exact to rounding in float64. In bfloat16 and float16 they do what tensor cores do: operands
+of matrix products are rounded to that type, products are summed and everything else is computed in float32.
 
 Gradients are autograd's, with the normaliser a constant (it cancels in the norm layer that follows: TFLA paper, B.3).
 The stabiliser m is always a constant: h does not depend on it.
-
-    C_t = F_t C_{t-1} + I_t k_t v_t^T,   n_t = F_t n_{t-1} + I_t k_t,   h_t = C_t^T q_t scale / max(|n_t^T q_t scale|, 1)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +25,12 @@ from .types import Gate, State, zero_state
 
 M_FLOOR = -1e30  # m where nothing was ever written (I_t = F_t = 0): finite, so that differences of m are never NaN
 
-_LOG_FORGET = {"sigmoid": logsigmoid, "log_decay": lambda f: f, "fixed": lambda f: f[:, None]}
-_LOG_INPUT = {"exp": lambda i: i, "sigmoid": logsigmoid, "step": torch.log}
+_LOG_FORGET: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": logsigmoid,
+    "log_decay": lambda f: f,
+    "fixed": lambda f: f[:, None],
+}
+_LOG_INPUT: dict[str, Callable[[Tensor], Tensor]] = {"exp": lambda i: i, "sigmoid": logsigmoid, "step": torch.log}
 
 
 def log_gates(gate: Gate, f: Tensor, i: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,8 +78,13 @@ def recurrent(
     state = _start(q, v, gate, initial)
     h = []
     for t in range(q.shape[2]):
-        now = (x[:, :, t].to(work) for x in (q, k, v, log_f, log_i))
-        h_t, state = step(*now, state, gate=gate, scale=scale, exact_normalizer_gradient=exact_normalizer_gradient)
+        q_t, k_t, v_t = (x[:, :, t].to(work) for x in (q, k, v))
+        h_t, state = step(
+            *(q_t, k_t, v_t, log_f[..., t], log_i[..., t], state),
+            gate=gate,
+            scale=scale,
+            exact_normalizer_gradient=exact_normalizer_gradient,
+        )
         h.append(h_t)
     return torch.stack(h, dim=2).to(q.dtype), state
 
@@ -90,7 +101,7 @@ def step(
     scale: float | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:
-    """One step: h_t (B, H, d_hv) and the state after it, from q, k (B, H, d_qk), v (B, H, d_hv), gates (B, H) in log."""
+    """One step from q, k (B, H, d_qk), v (B, H, d_hv) and log gates (B, H): h_t (B, H, d_hv) and the state after it."""
     C, n, m_before = state
     if m_before is None:
         m_before = torch.zeros_like(log_f)
@@ -116,7 +127,7 @@ def parallel(
     initial: State | None = None,
     **options: Any,
 ) -> tuple[Tensor, State]:
-    """All steps at once, H = ((Q K^T * D) / n) V with D (T, T): a single chunk. Arguments and results as in `recurrent`."""
+    """All steps at once, H = ((Q K^T * D) / n) V with D (T, T), one chunk; arguments and results of `recurrent`."""
     return chunkwise(q, k, v, f, i, initial, chunk_size=q.shape[2], **options)
 
 
@@ -187,10 +198,14 @@ def _start(q: Tensor, v: Tensor, gate: Gate, initial: State | None) -> State:
     """The state before the first step in the dtype it is computed in, m finite and a constant."""
     work = torch.promote_types(q.dtype, torch.float32)
     if initial is None:
-        return zero_state(gate, *q.shape[:2], q.shape[-1], v.shape[-1], device=q.device, dtype=work)
-    C, n, m = (None if x is None else x.to(work) for x in initial)
-    assert C is not None
-    return State(C, n if gate.normalize else None, m.detach().clamp(min=M_FLOOR) if m is not None else None)
+        B, H, _, d_qk = q.shape
+        return zero_state(gate, B, H, d_qk, v.shape[-1], device=q.device, dtype=work)
+    C, n, m = initial
+    return State(
+        C.to(work),
+        None if n is None else n.to(work),
+        None if m is None else m.detach().to(work).clamp(min=M_FLOOR),
+    )
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

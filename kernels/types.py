@@ -64,7 +64,7 @@ def zero_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> State:
-    """The state before the first step, C = n = 0 and m = 0 (any m would do: it scales what is zero); float32 by default."""
+    """The state before the first step: C = n = 0, and m = 0 (any m would do, it scales zeros); float32 by default."""
     import torch  # here, so that listing implementations by gate needs no torch
 
     def zeros(*shape: int) -> Tensor:
