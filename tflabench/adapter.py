@@ -22,7 +22,7 @@ Formulation = Literal["chunkwise", "parallel", "recurrent", "attention"]
 
 
 class Unsupported(Exception):
-    """Raised by `Implementation.build` for a reason that only the device or the library can tell; it becomes the row's."""
+    """Raised by `Implementation.build` for a reason that only device or library can tell; it becomes the row's."""
 
 
 @dataclass
@@ -57,8 +57,8 @@ class Implementation:
         family: which recurrence or primitive it computes.
         title: as legends and tables write it.
         build: makes the Case for a problem on a device ("cuda" or "cpu").
-        refuses: (problem, device) -> None if it can run, else the precise reason in one line. Imports no torch: looks for
-            packages with importlib and leaves to `build` what only the device can tell.
+        refuses: (problem, device) -> None if it can run, else the precise reason in one line. Imports no torch: finds
+            packages by importlib and leaves to `build` what only the device can tell.
         gate: "exp", "sig" or None, for mLSTM rows.
         formulation: which cost model of `tflabench.analysis.cost` describes it.
         chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
@@ -82,21 +82,28 @@ def draw(
     shapes: Mapping[str, Sequence[int]],
     shift: Mapping[str, float] | None = None,
 ) -> dict[str, Tensor]:
-    """Leaf tensors N(shift, 1) of `problem.dtype`, by name; `requires_grad` when the pass is "fwbw".
+    """Leaf tensors of `problem.dtype`, by name; `requires_grad` when the pass is "fwbw".
 
     A name draws the same numbers in every implementation and dtype (up to rounding): its own seed is made of
-    `problem.seed` and the name.
+    `problem.seed` and the name. The distributions, `problem.inputs`:
+
+    - "normal": every value from N(shift, 1), shift being 0 where none is given;
+    - "extreme": the same, but the gates "i" and "f" are -30 or 30 with equal chance: wide open or shut.
 
     Raises:
-        InputError: `problem.inputs` is not "normal".
+        InputError: `problem.inputs` is neither.
     """
     import torch
 
-    if problem.inputs != "normal":
-        raise InputError(f"inputs is {problem.inputs!r}: the only distribution known is 'normal'")
+    if problem.inputs not in ("normal", "extreme"):
+        raise InputError(f"inputs is {problem.inputs!r}: it must be 'normal' or 'extreme'")
     leaves = {}
     for name, shape in shapes.items():
         generator = torch.Generator(device).manual_seed(problem.seed * 2**32 + zlib.crc32(name.encode()))
-        values = torch.randn(tuple(shape), generator=generator, device=device) + (shift or {}).get(name, 0.0)
+        values = torch.randn(tuple(shape), generator=generator, device=device)
+        if problem.inputs == "extreme" and name in ("i", "f"):
+            values = 30 * values.sign()
+        else:
+            values += (shift or {}).get(name, 0.0)
         leaves[name] = values.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
     return leaves

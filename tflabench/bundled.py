@@ -1,0 +1,78 @@
+"""The bundled kernels as the bench sees them: every form and kernel of mLSTMexp and mLSTMsig, made from one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from tflabench.adapter import Case, Formulation, Implementation, draw
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
+from tflabench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+GATES: dict[Literal["exp", "sig"], Gate] = {"exp": MLSTM_EXP, "sig": MLSTM_SIG}
+CPU_CHUNK_SIZE = (
+    64  # of the reference where the problem leaves it open: the fastest on CPUs at head dimensions 64 to 512
+)
+ORACLE_CHUNK_SIZE = 64
+
+_INPUT_SHIFT = {"f": 3.0}  # forget gates mostly open, as trained models have them
+
+
+def sequence_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """q, k (B, H, T, d_qk), v (B, H, T, d_hv) and gate pre-activations i, f (B, H, T) of `problem.dtype`."""
+    tokens = (problem.batch, problem.heads, problem.seq_len)
+    shapes = {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
+    return draw(problem, device, {**shapes, "i": tokens, "f": tokens}, _INPUT_SHIFT)
+
+
+def sequence_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
+    """h (B, H, T, d_hv) by the chunkwise form in the dtype of the inputs, of whole or sliced inputs."""
+    from tflabench.kernels import reference
+
+    q, k, v, f, i = (inputs[name] for name in "qkvfi")
+    return reference.chunkwise(q, k, v, f, i, gate=gate, chunk_size=ORACLE_CHUNK_SIZE)[0]
+
+
+def build_reference(form: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
+    from tflabench.kernels import reference
+
+    inputs = sequence_inputs(problem, device)
+    q, k, v, f, i = (inputs[name] for name in "qkvfi")
+    options: dict[str, int] = {}
+    if form == "chunkwise":
+        options["chunk_size"] = min(problem.chunk_size or CPU_CHUNK_SIZE, problem.seq_len)
+    compute = getattr(reference, form)
+    return Case(
+        inputs=inputs,
+        forward=lambda: compute(q, k, v, f, i, gate=gate, **options)[0],
+        oracle=partial(sequence_oracle, gate),
+        details={"kernel": f"reference.{form}", **options},
+    )
+
+
+def refuse_decode(problem: Problem, device: str) -> str | None:
+    return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
+
+
+def _reference(form: Formulation, gate: Literal["exp", "sig"]) -> Implementation:
+    chunkwise = form == "chunkwise"
+    return Implementation(
+        name=f"reference_{gate}" if chunkwise else f"reference_{form}_{gate}",
+        family="mlstm",
+        title=f"mLSTM{gate} PyTorch {form}",
+        build=partial(build_reference, form, GATES[gate]),
+        refuses=refuse_decode,
+        gate=gate,
+        formulation=form,
+        chunked=chunkwise,
+    )
+
+
+_FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = tuple(_reference(form, gate) for form in _FORMS for gate in GATES)
