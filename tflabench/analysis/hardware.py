@@ -123,8 +123,8 @@ KNOWN: tuple[Gpu, ...] = (
         note="One card; older datasheets print the sum of a bridged pair.",
     ),
     Gpu(
-        "H200 SXM", _datasheet(989, 4.8, "NVIDIA H200 datasheet (1,979 TFLOP/s sparse, 4.8 TB/s)"), 141e9, 132, None,
-        aliases=("H200",), device=r"H200(?! NVL)", source=_H100_PAPER,
+        "H200 SXM", _datasheet(989, 4.8, "NVIDIA H200 datasheet (1,979 TFLOP/s sparse, 4.8 TB/s)"),
+        141e9, 132, 60 * MiB, aliases=("H200",), device=r"H200(?! NVL)", source="as reported by the driver",
     ),
     Gpu(
         "B200", _datasheet(2250, 7.7, _BLACKWELL_SHEET + ", HGX B200 (4.5 PFLOP/s sparse, 7.7 TB/s)"),
@@ -196,6 +196,34 @@ def from_device_name(device: str) -> Gpu | None:
 def custom(peak_tflops: float, bandwidth_tbs: float, name: str = "custom") -> Gpu:
     """A GPU known by its two ceilings only, in TFLOP/s and TB/s."""
     return Gpu(name, Ceilings(peak_tflops * 1e12, bandwidth_tbs * 1e12, "given", "given by the user"))
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU of this machine: name and memory as its driver reports them, and what is known of it."""
+
+    name: str
+    memory_bytes: int
+    gpu: Gpu | None
+
+
+def this_machine() -> tuple[Device, ...]:
+    """NVIDIA GPUs of this machine, asked through NVML; none without a driver or without nvidia-ml-py."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # not installed, or one of NVML's errors, which share no base class with a missing library
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(
+            Device(name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), from_device_name(name))
+            for handle in handles
+            for name in [str(pynvml.nvmlDeviceGetName(handle))]
+        )
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
