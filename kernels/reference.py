@@ -104,9 +104,8 @@ def step(
     """One step from q, k (B, H, d_qk), v (B, H, d_hv) and log gates (B, H): h_t (B, H, d_hv) and the state after it."""
     C, n, m_before = state
     if m_before is None:
-        m_before = torch.zeros_like(log_f)
-    m = m_before
-    if gate.stabilized:
+        m = m_before = torch.zeros_like(log_f)
+    else:
         m = torch.maximum(log_f + m_before, log_i).clamp(min=M_FLOOR).detach()
     keep, write = torch.exp(log_f + m_before - m)[..., None], torch.exp(log_i - m)[..., None]
     C = keep[..., None] * C + (write * k)[..., :, None] * v[..., None, :]
@@ -115,7 +114,7 @@ def step(
     if n is not None:
         n = keep * n + write * k
         h = h / _denominator((n * q).sum(-1), m, exact_normalizer_gradient)[..., None]
-    return h, State(C, n, m if gate.stabilized else None)
+    return h, State(C, n, None if state.m is None else m)
 
 
 def parallel(
@@ -168,7 +167,7 @@ def chunkwise(
     a, g = D[..., -1, :], b[..., -1]  # log weights at the end of the chunk: of token j, of the state before the chunk
 
     # Between chunks: C_k = exp(g + m_{k-1} - m_k) C_{k-1} + (exp(a - m_k) K)^T V, and n with V = 1.
-    m = _running_maximum(g, a, m, gate)
+    m = _running_maximum(g, a, m)
     m_before, m_after = m[..., :-1], m[..., 1:]
     keep = torch.exp(g + m_before - m_after)
     k_weighted = torch.exp(a - m_after[..., None])[..., None] * k
@@ -228,9 +227,9 @@ def _log_weights(log_f: Tensor, log_i: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None, gate: Gate) -> Tensor:
-    """m before the first and after every chunk, (B, H, N + 1): m_k = max(g_k + m_{k-1}, max_j a_j), or zeros."""
-    if m is None or not gate.stabilized:
+def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None) -> Tensor:
+    """m before the first and after every chunk, (B, H, N + 1): m_k = max(g_k + m_{k-1}, max_j a_j); zeros without m."""
+    if m is None:
         return g.new_zeros(*g.shape[:-1], g.shape[-1] + 1)
     steps = [m]
     for g_k, a_k in zip(g.unbind(-1), a.amax(-1).unbind(-1), strict=True):

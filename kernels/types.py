@@ -23,7 +23,7 @@ class Gate:
         input: "exp": I = exp(i); "sigmoid": I = sigmoid(i); "step": I = i > 0 (a step size); all i (B, H, T);
             "none": I = 1 and no i.
         normalize: divide by max(|n_t . q_t|, exp(-m_t)), with n_t = F_t n_{t-1} + I_t k_t and the running maximum m_t
-            that keeps an exponential input gate finite.
+            that keeps an exponential input gate finite (m_t = 0 for the other input gates).
     """
 
     forget: ForgetGate = "sigmoid"
@@ -32,8 +32,11 @@ class Gate:
 
     @property
     def stabilized(self) -> bool:
-        """Whether exponents are taken relative to the running maximum m_t (needed where I_t is unbounded)."""
-        return self.input == "exp"
+        """Whether exponents are taken relative to the running maximum m_t, which the normaliser cancels again.
+
+        An exponential input gate without a normaliser has nothing to cancel it and may overflow, as its definition may.
+        """
+        return self.normalize and self.input == "exp"
 
 
 MLSTM_EXP = Gate(forget="sigmoid", input="exp", normalize=True)
