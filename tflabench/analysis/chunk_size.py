@@ -2,7 +2,7 @@
 
 Per chunk, FLOPs are a2 L^2 + a1 L + a0 and bytes are c1 L + c0 (`cost.Polynomial`); a sequence has T/L chunks, so its
 FLOPs are T (a2 L + a1 + a0/L), least at sqrt(a0/a2), and its time without overlap is least at
-sqrt((a0 + I_acc c0)/a2). Both hold for either gate, count, state precision and pass; with the published count of the sig
+sqrt((a0 + I_acc c0)/a2). Both hold for either gate, count, state precision and pass; with the published count of sig's
 forward they are eqs. (111) and (121).
 """
 

@@ -1,1 +1,420 @@
-"""Commands: see the functions."""
+"""Commands of pure theory, which need no GPU: gpus, optimal-chunk, roofline."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tflabench.cli import app
+from tflabench.problem import DTYPE_BYTES, InputError, Problem
+
+if TYPE_CHECKING:
+    from tflabench.analysis.chunk_size import Tradeoff
+    from tflabench.analysis.drawing import Measured
+    from tflabench.analysis.hardware import Gpu
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of tables.")]
+Gate = Annotated[str, typer.Option(help="exp or sig.")]
+Dhv = Annotated[int, typer.Option("--d-hv", help="Head dimension of values and hidden states.")]
+Dqk = Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")]
+CausalFactor = Annotated[float, typer.Option(help="Part of the quadratic work done: 0.5 ideal, 1 all of it.")]
+StateDtype = Annotated[str, typer.Option(help="Of the recurrent states in memory.")]
+Dtype = Annotated[str, typer.Option(help="Of q, k, v and the gates.")]
+CountsOption = Annotated[str, typer.Option(help="published (Table 17, eqs. 111-121) or exact (sums of Table 8).")]
+PeakTflops = Annotated[float | None, typer.Option(help="Peak dense matrix rate, in place of the GPU's.")]
+BandwidthTbs = Annotated[float | None, typer.Option(help="Memory bandwidth in TB/s, in place of the GPU's.")]
+
+
+@app.command()
+def gpus(as_json: Json = False) -> None:
+    """Known GPUs with the source of each figure, and what this machine has."""
+    from tflabench.analysis import hardware
+
+    here = hardware.this_machine()
+    if as_json:
+        devices = [
+            {
+                "name": device.name,
+                "memory_bytes": device.memory_bytes,
+                "known_as": device.gpu and device.gpu.name,
+                "measured": (found := hardware.measured_ceilings(device.name)) and asdict(found),
+            }
+            for device in here
+        ]
+        _print_json({"known": [asdict(gpu) for gpu in hardware.KNOWN], "this_machine": devices})
+        return
+
+    from rich.console import Console
+
+    rows = [
+        (
+            gpu.name,
+            f"{gpu.ceilings.flops_per_s / 1e12:g}",
+            f"{gpu.ceilings.bytes_per_s / 1e12:g}",
+            f"{gpu.ceilings.intensity:.0f}",
+            f"{(gpu.memory_bytes or 0) / 1e9:g}",
+            str(gpu.multiprocessors),
+            f"{gpu.l2_bytes / 2**20:.0f}" if gpu.l2_bytes else "-",
+        )
+        for gpu in hardware.KNOWN
+    ]
+    console = Console()
+    columns = ("GPU", "bf16 dense\nTFLOP/s", "bandwidth\nTB/s", "I_acc\nFLOP/B", "memory\nGB", "SMs", "L2\nMiB")
+    console.print(_table(columns, rows))
+    console.print("Sources, in the order: rate and bandwidth; multiprocessors and L2.", style="bold")
+    for gpu in hardware.KNOWN:
+        note = f". {gpu.note}" if gpu.note else ""
+        console.print(f"{gpu.name}: {gpu.ceilings.source}; {gpu.source}{note}", highlight=False)
+    console.print()
+    if not here:
+        console.print("This machine: no NVIDIA GPU that nvidia-ml-py can see.")
+    for device in here:
+        measured = hardware.measured_ceilings(device.name)
+        rates = (
+            f"measured {measured.flops_per_s / 1e12:.0f} TFLOP/s and {measured.bytes_per_s / 1e12:.2f} TB/s"
+            if measured
+            else "not measured yet: run tflabench calibrate"
+        )
+        known = f"known as {device.gpu.name}" if device.gpu else "not in the list above"
+        console.print(f"This machine: {device.name}, {device.memory_bytes / 2**30:.0f} GiB, {known}; {rates}.")
+
+
+@app.command("optimal-chunk")
+def optimal_chunk(
+    gpu: Annotated[str | None, typer.Option(help="See `tflabench gpus`. Default: this machine's, else H100.")] = None,
+    d_hv: Dhv = 512,
+    d_qk: Dqk = 256,
+    gate: Gate = "sig",
+    causal_factor: CausalFactor = 0.5,
+    state_dtype: StateDtype = "float32",
+    dtype: Dtype = "bfloat16",
+    seq_len: Annotated[int, typer.Option(help="Sequence length T.")] = 8192,
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 8,
+    heads: Annotated[int, typer.Option(help="Heads.")] = 8,
+    pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fw",
+    memory_budget: Annotated[str | None, typer.Option(help="Peak memory allowed, such as 8GiB.")] = None,
+    tile: Annotated[int | None, typer.Option(help="Tile of the kernel. Default: 64, or less for a short T.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Also report this L.")] = None,
+    counts: CountsOption = "published",
+    peak_tflops: PeakTflops = None,
+    bandwidth_tbs: BandwidthTbs = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw runtime and memory over L: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The chunk size L with the least theoretical runtime, and what it costs to leave it.
+
+    Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the model knows no pointwise work, launches or
+    tile sizes. The curve is flat, so take the smallest L of the 5% band that memory allows.
+    """
+    from tflabench.analysis import chunk_size as chunks
+
+    problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
+    chip = _gpu(gpu, peak_tflops, bandwidth_tbs)
+    tradeoff = chunks.Tradeoff(
+        problem=problem,
+        gate=_one_of("gate", gate, ("exp", "sig")),  # type: ignore[arg-type]
+        ceilings=chip.ceilings,
+        causal_factor=causal_factor,
+        state_bytes=_dtype_bytes("state_dtype", state_dtype),
+        counts=_one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
+    )
+    if tile is None:
+        tile = min(64, 2 ** (seq_len.bit_length() - 1))
+    chunks.check_tile(tile, seq_len)
+    if chunk_size is not None:
+        chunks.check_chunk_size(chunk_size, tile)
+    budget = None if memory_budget is None else _parse_bytes("memory_budget", memory_budget)
+    recommended = tradeoff.recommend(tile, float("inf") if budget is None else budget)
+
+    title = (
+        f"mLSTM{gate} {_PASS_TITLES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, batch {batch}, "
+        f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
+    )
+    if plot:
+        from tflabench.analysis import drawing
+
+        wrapped = title.replace(": ", "\n", 1).replace(f", {dtype}", f",\n{dtype}", 1)
+        drawing.save(drawing.runtime_over_chunk_size(tradeoff, recommended, wrapped, budget), plot)
+        print(f"wrote {plot}", file=sys.stderr)
+
+    sizes = {2**n for n in range(4, seq_len.bit_length())} | {recommended} | ({chunk_size} if chunk_size else set())
+    rows = [_at(tradeoff, size) for size in sorted(sizes)]
+    best = _at(tradeoff, recommended)
+    if as_json:
+        _print_json(
+            {
+                "flop_optimal": tradeoff.flop_optimal,
+                "runtime_optimal": tradeoff.runtime_optimal,
+                "overlapped_optimal": tradeoff.overlapped_optimal,
+                "recommended": recommended,
+                "within_5_percent": list(tradeoff.within()),
+                "predicted_ms_lower": best["ms_lower"],
+                "predicted_ms_upper": best["ms_upper"],
+                "memory_bytes": best["memory_bytes"],
+                "memory_budget_bytes": budget,
+                "tile": tile,
+                "gate": gate,
+                "counts": counts,
+                "causal_factor": causal_factor,
+                "state_bytes": tradeoff.state_bytes,
+                "problem": asdict(problem),
+                "gpu": asdict(chip),
+                "chunk_sizes": rows,
+            }
+        )
+        return
+
+    from rich.console import Console
+
+    from tflabench.analysis.drawing import sketch
+
+    console = Console(highlight=False)
+    low, high = tradeoff.within()
+    console.print(title, style="bold")
+    ceilings = chip.ceilings
+    console.print(
+        f"{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
+        f"I_acc {ceilings.intensity:.1f} FLOP/B ({ceilings.provenance}: {ceilings.source})"
+    )
+    marks = {recommended: "recommended", chunk_size: "asked for"}
+    table = [
+        (
+            str(row["chunk_size"]),
+            f"{row['ms_lower']:.3g}",
+            f"{row['ms_upper']:.3g}",
+            f"{row['intensity']:.0f}",
+            row["bound"],
+            f"{row['memory_bytes'] / 2**30:.2f}",
+            marks.get(row["chunk_size"], "within 5%" if low <= row["chunk_size"] <= high else ""),
+        )
+        for row in rows
+    ]
+    console.print(_table(("L", "ms lower", "ms upper", "FLOP/B", "bound by", "GiB", ""), table))
+    console.print(f"fewest FLOPs (eq. 111)        L = {tradeoff.flop_optimal:.1f}")
+    console.print(f"least runtime (eq. 121)       L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}")
+    console.print(f"least runtime, all overlapped L = {tradeoff.overlapped_optimal:.1f}")
+    fits = "" if budget is None else f", fits {memory_budget}"
+    console.print(
+        f"recommended                   L = {recommended}: {best['ms_lower']:.3g} to {best['ms_upper']:.3g} ms, "
+        f"{best['memory_bytes'] / 2**30:.2f} GiB{fits}",
+        style="bold",
+    )
+    console.print()
+    for line in sketch(tradeoff, recommended, ascii_only=console.options.ascii_only):
+        console.print(line, markup=False, no_wrap=True, crop=True)
+
+
+@app.command()
+def roofline(
+    gpu: Annotated[str | None, typer.Option(help="Names, comma-separated. Default: V100,A100,H100.")] = None,
+    d_hv: Dhv = 512,
+    d_qk: Dqk = 256,
+    gate: Gate = "sig",
+    chunk_size: Annotated[str, typer.Option(help="The L to mark: 64,128 or 16:4096:x4.")] = "16:4096:x4",
+    causal_factor: CausalFactor = 0.5,
+    state_dtype: StateDtype = "float32",
+    dtype: Dtype = "bfloat16",
+    pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fw",
+    counts: CountsOption = "published",
+    peak_tflops: PeakTflops = None,
+    bandwidth_tbs: BandwidthTbs = None,
+    overlay: Annotated[Path | None, typer.Option(help="Folder of a sweep: draw its measured rows.")] = None,
+    out: Annotated[Path, typer.Option(help="File to draw: .png, .svg or .pdf.")] = Path("roofline.png"),
+    as_json: Json = False,
+) -> None:
+    """Arithmetic intensity of chunk sizes against the rooflines of GPUs, with measured points laid over."""
+    from tflabench.analysis import drawing
+    from tflabench.analysis.chunk_size import Tradeoff
+    from tflabench.analysis.roofline import attainable, compute_bound
+    from tflabench.sweep import parse_values
+
+    measured, devices = _measured_points(overlay) if overlay else ([], [])
+    if gpu or peak_tflops or bandwidth_tbs:
+        chips = [_gpu(name.strip() or None, peak_tflops, bandwidth_tbs) for name in (gpu or "").split(",")]
+    else:
+        chips = [_gpu(name, None, None) for name in devices or ("V100", "A100", "H100")]
+    sizes = [size for size in parse_values("chunk_size", chunk_size) if isinstance(size, int)]
+    if not sizes:
+        raise InputError(f"chunk_size is {chunk_size!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")
+    problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
+    tradeoff = Tradeoff(
+        problem,
+        _one_of("gate", gate, ("exp", "sig")),  # type: ignore[arg-type]
+        chips[0].ceilings,
+        causal_factor,
+        _dtype_bytes("state_dtype", state_dtype),
+        _one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
+    )
+    costs = {size: tradeoff.cost(size) for size in sizes}
+    title = (
+        f"mLSTM{gate} {_PASS_TITLES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
+        f"F_causal {causal_factor:g}"
+    )
+    drawing.save(drawing.roofline(chips, costs, title, measured), out)
+    points = [
+        {
+            "gpu": chip.name,
+            "chunk_size": size,
+            "intensity": float(cost.intensity),
+            "attainable_tflops": float(attainable(chip.ceilings, cost.intensity)) / 1e12,
+            "bound": "compute" if compute_bound(cost, chip.ceilings) else "memory",
+        }
+        for chip in chips
+        for size, cost in costs.items()
+    ]
+    if as_json:
+        _print_json(
+            {
+                "file": str(out),
+                "gpus": [asdict(chip) for chip in chips],
+                "points": points,
+                "measured": [point._asdict() for point in measured],
+            }
+        )
+        return
+
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(title, style="bold")
+    header = ("L", "FLOP/B", *(f"{chip.name}\nI_acc {chip.ceilings.intensity:.0f}" for chip in chips))
+    rows = [
+        (
+            str(size),
+            f"{cost.intensity:.0f}",
+            *(f"{p['attainable_tflops']:.0f} {p['bound']}" for p in points if p["chunk_size"] == size),
+        )
+        for size, cost in costs.items()
+    ]
+    console.print(_table(header, rows))
+    console.print("TFLOP/s that the roof allows at that intensity, and what bounds it.")
+    print(f"wrote {out}", file=sys.stderr)
+
+
+_PASS_TITLES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}
+
+
+def _gpu(name: str | None, peak_tflops: float | None, bandwidth_tbs: float | None) -> Gpu:
+    """The GPU asked for: by name, by its ceilings, or by name with a ceiling replaced; else this machine's, else H100."""
+    from tflabench.analysis import hardware
+
+    if name is None and (peak_tflops is None) != (bandwidth_tbs is None):
+        given, lacking = (
+            ("--peak-tflops", "--bandwidth-tbs") if bandwidth_tbs is None else ("--bandwidth-tbs", "--peak-tflops")
+        )
+        raise InputError(f"{given} is given without {lacking}: give both, or a --gpu that has the other")
+    if name is None and peak_tflops is not None and bandwidth_tbs is not None:
+        return hardware.custom(peak_tflops, bandwidth_tbs)
+    chip = hardware.find(name) if name else _own_gpu() or hardware.find("H100")
+    if peak_tflops is None and bandwidth_tbs is None:
+        return chip
+    own = chip.ceilings
+    ceilings = hardware.custom(
+        own.flops_per_s / 1e12 if peak_tflops is None else peak_tflops,
+        own.bytes_per_s / 1e12 if bandwidth_tbs is None else bandwidth_tbs,
+    ).ceilings
+    return replace(chip, ceilings=ceilings)
+
+
+def _own_gpu() -> Gpu | None:
+    """This machine's first GPU, with its measured ceilings where `tflabench calibrate` stored them."""
+    from tflabench.analysis import hardware
+
+    for device in hardware.this_machine():
+        if ceilings := hardware.ceilings_for(device.name):
+            gpu = device.gpu or hardware.Gpu(device.name, ceilings, float(device.memory_bytes))
+            return replace(gpu, ceilings=ceilings)
+    return None
+
+
+def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:
+    """Rows of a sweep that have a time and a cost, and the names of the GPUs they ran on."""
+    file = folder / "rows.parquet"
+    if not file.is_file():
+        raise InputError(f"--overlay is {folder}: it must be the folder of a sweep, and has no rows.parquet")
+    import pandas as pd
+
+    from tflabench.analysis import hardware
+    from tflabench.analysis.drawing import Measured
+
+    needed = ["implementation", "device", "status", "ms_median", "model_flops", "model_bytes"]
+    try:
+        rows = pd.read_parquet(file)
+    except Exception as error:  # pyarrow's, of many kinds
+        raise InputError(f"cannot read {file}: {error}") from None
+    if lacking := [column for column in needed if column not in rows]:
+        raise InputError(f"{file} lacks the columns {', '.join(lacking)}: it was written by another version")
+    rows = rows[rows["status"] == "ok"].dropna(subset=needed)
+    points = [
+        Measured(str(name), float(flops) / float(moved), float(flops) / (float(ms) * 1e-3))
+        for name, flops, moved, ms in zip(
+            rows["implementation"], rows["model_flops"], rows["model_bytes"], rows["ms_median"], strict=True
+        )
+    ]
+    known = [hardware.from_device_name(str(device)) for device in rows["device"].unique()]
+    return points, [gpu.name for gpu in known if gpu]
+
+
+def _at(tradeoff: Tradeoff, size: int) -> dict[str, Any]:
+    """One row of the table of chunk sizes."""
+    from tflabench.analysis.roofline import compute_bound
+
+    cost, time = tradeoff.cost(size), tradeoff.time(size)
+    return {
+        "chunk_size": size,
+        "ms_lower": float(time.lower) * 1e3,
+        "ms_upper": float(time.upper) * 1e3,
+        "flops": float(cost.flops),
+        "bytes": float(cost.bytes),
+        "intensity": float(cost.intensity),
+        "bound": "compute" if compute_bound(cost, tradeoff.ceilings) else "memory",
+        "memory_bytes": int(tradeoff.memory(size)),
+    }
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value in allowed:
+        return value
+    near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.4)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise InputError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}{hint}")
+
+
+def _dtype_bytes(name: str, dtype: str) -> int:
+    return DTYPE_BYTES[_one_of(name, dtype, tuple(DTYPE_BYTES))]
+
+
+def _parse_bytes(name: str, text: str) -> int:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except (ValidationError, OverflowError):
+        raise InputError(f"{name} is {text!r}: it must be a size such as 8GiB or 500MB") from None
+    if size < 1:
+        raise InputError(f"{name} is {text!r}: it must be more than nothing")
+    return size
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    """A plain rich table, the first column flushed left and the rest right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))
