@@ -198,7 +198,7 @@ def _start(q: Tensor, v: Tensor, gate: Gate, initial: State | None) -> State:
     work = torch.promote_types(q.dtype, torch.float32)
     if initial is None:
         B, H, _, d_qk = q.shape
-        return zero_state(gate, B, H, d_qk, v.shape[-1], device=q.device, dtype=work)
+        initial = zero_state(gate, B, H, d_qk, v.shape[-1], device=q.device, dtype=work)
     C, n, m = initial
     return State(
         C.to(work),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,12 @@ class Gate:
     input: InputGate = "exp"
     normalize: bool = False
 
+    def __post_init__(self) -> None:
+        if self.forget not in get_args(ForgetGate):
+            raise ValueError(f"forget is {self.forget!r}: it must be one of {', '.join(get_args(ForgetGate))}")
+        if self.input not in get_args(InputGate):
+            raise ValueError(f"input is {self.input!r}: it must be one of {', '.join(get_args(InputGate))}")
+
     @property
     def stabilized(self) -> bool:
         """Whether exponents are taken relative to the running maximum m_t, which the normaliser cancels again.
@@ -49,7 +56,7 @@ class State(NamedTuple):
     Attributes:
         C: memory matrix (B, H, d_qk, d_hv); for a stabilised gate it is relative to m: the true matrix is exp(m) C.
         n: normaliser (B, H, d_qk), relative to m; None without a normaliser.
-        m: stabiliser (B, H); None where the gate is not stabilised.
+        m: stabiliser (B, H), -inf before anything was written; None where the gate is not stabilised.
     """
 
     C: Tensor
@@ -67,10 +74,11 @@ def zero_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> State:
-    """The state before the first step: C = n = 0, and m = 0 (any m would do, it scales zeros); float32 by default."""
+    """The state before the first step: C = n = 0, and m = -inf, the maximum of nothing. Float32 by default."""
     import torch  # here, so that listing implementations by gate needs no torch
 
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(batch, heads, *shape, device=device, dtype=dtype or torch.float32)
+    def full(*shape: int, value: float = 0.0) -> Tensor:
+        return torch.full((batch, heads, *shape), value, device=device, dtype=dtype or torch.float32)
 
-    return State(zeros(d_qk, d_hv), zeros(d_qk) if gate.normalize else None, zeros() if gate.stabilized else None)
+    C, n, m = full(d_qk, d_hv), full(d_qk), full(value=-math.inf)
+    return State(C, n if gate.normalize else None, m if gate.stabilized else None)

@@ -1,0 +1,435 @@
+"""The public operations: what they accept, which implementation runs, and how torch sees them.
+
+    mlstm_exp, mlstm_sig    the paper's two gates
+    chunkwise               any Gate
+
+"reference" is plain PyTorch under plain autograd. Every other implementation is a set of `Kernels` behind one torch
+custom operator and its backward, so that torch.compile, autocast, opcheck and CUDA graphs see a single opaque call.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .types import MLSTM_EXP, MLSTM_SIG, Gate, State
+
+Layout = Literal["bhtd", "bthd"]
+AUTO = 0  # as a chunk size, inside the operators
+
+_REFERENCE_CHUNK_SIZE = 64
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_TRITON = find_spec("triton") is not None
+
+
+class Kernels(NamedTuple):
+    """Chunkwise kernels as the operators call them. Tensors are (B, H, T, ...) with any strides.
+
+    Attributes:
+        forward: (q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype, config) -> (h, last, saved): h of the
+            shape and strides of `torch.empty_like(v)`, the State after the last step, and a tuple of tensors for
+            backward. All fresh: none shares memory with an input or with another. i and initial may be None.
+        backward: (dh, d_last, q, k, v, f, i, initial, saved, *, ...the same) -> (dq, dk, dv, df, di, dC, dn) made as
+            `torch.empty_like` makes them, None where the input is None. d_last is a State without m.
+        empty_saved: (q, v, *, gate, chunk_size, state_dtype, config) -> tensors as `saved`, uninitialised.
+        refuses: (q, v, *, gate, chunk_size, config) -> why it cannot run here, or None.
+        default_chunk_size: (q, v, *, gate) -> L.
+    """
+
+    forward: Callable[..., tuple[Tensor, State, tuple[Tensor, ...]]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
+    empty_saved: Callable[..., tuple[Tensor, ...]]
+    refuses: Callable[..., str | None]
+    default_chunk_size: Callable[..., int]
+
+
+def _tfla(levels: int) -> Kernels:
+    return importlib.import_module(".tfla.chunkwise", __package__).kernels(levels)
+
+
+# In the order in which "auto" prefers them.
+_KERNELS: dict[str, Callable[[], Kernels]] = {
+    "tfla_xl": functools.partial(_tfla, 2),
+    "tfla_limit": functools.partial(_tfla, 1),
+}
+
+
+class Options(TypedDict, total=False):
+    """Keywords of `chunkwise`, which explains them."""
+
+    layout: Layout
+    chunk_size: int | Literal["auto"]
+    initial_state: State | None
+    return_last_state: bool
+    scale: float | None
+    state_dtype: torch.dtype
+    implementation: str
+    config: Any
+
+
+def mlstm_exp(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Unpack[Options]) -> Any:
+    """mLSTMexp: exponential input gate, sigmoid forget gate, normaliser. See `chunkwise` for arguments and results."""
+    return chunkwise(q, k, v, f, i, gate=MLSTM_EXP, **options)
+
+
+def mlstm_sig(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Unpack[Options]) -> Any:
+    """mLSTMsig: sigmoid input and forget gates, no normaliser. See `chunkwise` for arguments and results."""
+    return chunkwise(q, k, v, f, i, gate=MLSTM_SIG, **options)
+
+
+def chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None = None,
+    *,
+    gate: Gate,
+    layout: Layout = "bhtd",
+    chunk_size: int | Literal["auto"] = "auto",
+    initial_state: State | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    implementation: str = "auto",
+    config: Any = None,
+) -> Any:
+    """h_t = scale C_t^T q_t of C_t = F_t C_{t-1} + I_t k_t v_t^T, normalised if the gate says so (TFLA paper, eqs. 1-9)
+
+    Gradients flow from h and the last C and n to q, k, v, f, i and the initial C and n; the denominator of h and
+    the stabiliser m count as constants (TFLA paper, B.3). NaN in an input reaches every output that depends on it.
+
+    Args:
+        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference), any strides.
+        v: (B, H, T, d_hv), dtype and device of q. Under autocast q, k, v are cast, gates and states are not.
+        f, i: gate pre-activations (B, H, T) of any floating dtype, or what `gate` says instead.
+        gate: which gates, with a normaliser or without.
+        layout: "bhtd", or "bthd" for q, k (B, T, H, d_qk), v and h (B, T, H, d_hv), gates (B, T, H); never copied.
+        chunk_size: L, the number of steps between two states in memory; "auto" chooses by shape and device. It changes
+            speed and memory, not the result. At least 16 and a multiple of the tile, for the reference any L >= 1.
+        initial_state: State before the first step; None is `types.zero_state`.
+        return_last_state: return (h, State) instead of h. The state is float32, of float64 inputs float64.
+        scale: of q; None is 1/sqrt(d_qk).
+        state_dtype: float32 or bfloat16: how the states between chunks lie in memory.
+        implementation: "auto", "reference", "tfla_xl" or "tfla_limit". "auto" is the fastest kernel that takes these
+            inputs, and the reference where there is none (CPU, float64, head dimensions that are no multiple of 16).
+        config: for experts, the tuning parameters of the implementation, as one frozen object (kernels/types.py).
+
+    Returns:
+        h of the shape of v and the dtype of q, or (h, State) with `return_last_state`.
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type, dtype, device, shape or value, or an implementation that
+            cannot run here; the message names the argument, what it is and what it must be.
+    """
+    if layout not in ("bhtd", "bthd"):
+        raise ValueError(f"layout is {layout!r}: it must be 'bhtd' or 'bthd'")
+    _check_inputs(q, k, v, f, i, gate, layout)
+    if layout == "bthd":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        f = f if f.dim() == 1 else f.transpose(1, 2)
+        i = None if i is None else i.transpose(1, 2)
+    _check_state(initial_state, q, v, gate)
+    _check_options(chunk_size, scale, state_dtype, implementation)
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
+
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    L = AUTO if chunk_size == "auto" else chunk_size
+    if implementation == "auto" and not _kernels_take(q, v):
+        implementation = "reference"
+    with torch.autocast(device, enabled=False):
+        if implementation == "reference":
+            h, last = reference.chunkwise(
+                *(q, k, v, f, i, initial_state),  # type: ignore[arg-type]
+                gate=gate,
+                scale=scale,
+                chunk_size=L or _REFERENCE_CHUNK_SIZE,
+                state_dtype=None if q.dtype == torch.float64 else state_dtype,
+            )
+        else:
+            _check_for_kernels(q, v, L, implementation)
+            C, n, m = (None if x is None else x.float() for x in initial_state or (None, None, None))
+            key = _setup_key(implementation, gate, state_dtype, config)
+            h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, scale, L, key)
+            last = _split(states, gate)[0]
+    if layout == "bthd":
+        h = h.transpose(1, 2)
+    return (h, last) if return_last_state else h
+
+
+def _kernels_take(q: Tensor, v: Tensor) -> bool:
+    dims_fit = q.shape[-1] % 16 == 0 and v.shape[-1] % 16 == 0
+    return _TRITON and q.is_cuda and q.dtype in _KERNEL_DTYPES and dims_fit
+
+
+# --- What the user may get wrong
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, layout: str) -> None:
+    if not isinstance(gate, Gate):
+        raise TypeError(f"gate is {_what(gate)}: it must be a kernels.types.Gate")
+    sizes = "(B, H, T, d)" if layout == "bhtd" else "(B, T, H, d)"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x, q)
+        if x.dim() != 4 or 0 in x.shape:
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
+    if k.shape != q.shape:
+        raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {tuple(q.shape)}")
+    if v.shape[:3] != q.shape[:3]:
+        raise ValueError(
+            f"v has the shape {tuple(v.shape)}: all but its last size must be those of q, {tuple(q.shape)}"
+        )
+    if gate.input == "none" and i is not None:
+        raise ValueError(f"i is {_what(i)}: it must be None for a gate without input gate")
+    tokens = tuple(q.shape[:3])
+    heads = tokens[1] if layout == "bhtd" else tokens[2]
+    wanted = {"f": (heads,) if gate.forget == "fixed" else tokens, "i": tokens}
+    for name, x in (("f", f), ("i", i)):
+        if name == "i" and gate.input == "none":
+            continue
+        x = _check_tensor(name, x, q)
+        if tuple(x.shape) != wanted[name]:
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {wanted[name]} for q {tuple(q.shape)}")
+
+
+def _check_state(state: State | None, q: Tensor, v: Tensor, gate: Gate) -> None:
+    """Of q and v as (B, H, T, d)."""
+    if state is None:
+        return
+    if not isinstance(state, State):
+        raise TypeError(f"initial_state is {_what(state)}: it must be a kernels.types.State or None")
+    B, H, _, d_qk = q.shape
+    for name, x, needed, shape in (
+        ("C", state.C, True, (B, H, d_qk, v.shape[-1])),
+        ("n", state.n, gate.normalize, (B, H, d_qk)),
+        ("m", state.m, gate.stabilized, (B, H)),
+    ):
+        if not needed:
+            if x is not None:
+                raise ValueError(f"initial_state.{name} is {_what(x)}: it must be None for {gate}")
+            continue
+        x = _check_tensor(f"initial_state.{name}", x, q)
+        if tuple(x.shape) != shape:
+            raise ValueError(f"initial_state.{name} has the shape {tuple(x.shape)}: it must be {shape}")
+
+
+def _check_tensor(name: str, x: Any, q: Tensor) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {_what(x)}: it must be a tensor")
+    if not x.is_floating_point() or x.element_size() == 1:
+        raise TypeError(f"{name} is {x.dtype}: it must be bfloat16, float16, float32 or float64")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}: it must be where q is, on {q.device}")
+    return x
+
+
+def _check_options(chunk_size: Any, scale: Any, state_dtype: Any, implementation: Any) -> None:
+    if chunk_size != "auto":
+        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+            raise TypeError(f"chunk_size is {_what(chunk_size)}: it must be an int or 'auto'")
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size is {chunk_size}: it must be at least 1")
+    if scale is not None:
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+            raise TypeError(f"scale is {_what(scale)}: it must be a float or None")
+        if not math.isfinite(scale):
+            raise ValueError(f"scale is {scale}: it must be finite")
+    if state_dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"state_dtype is {state_dtype}: it must be torch.float32 or torch.bfloat16")
+    known = ("auto", "reference", *_KERNELS)
+    if implementation not in known:
+        raise ValueError(f"implementation is {implementation!r}: it must be one of {', '.join(known)}")
+
+
+def _check_for_kernels(q: Tensor, v: Tensor, chunk_size: int, implementation: str) -> None:
+    """What no kernel takes, though the reference does."""
+    instead = f"for implementation {implementation!r} (the reference takes any)"
+    if q.dtype not in _KERNEL_DTYPES:
+        raise TypeError(f"q is {q.dtype}: it must be bfloat16, float16 or float32 {instead}")
+    for name, x in (("q", q), ("v", v)):
+        if x.shape[-1] % 16 != 0:
+            raise ValueError(f"{name} has the head dimension {x.shape[-1]}: it must be a multiple of 16 {instead}")
+    if chunk_size != AUTO and (chunk_size < 16 or chunk_size % 16 != 0):
+        raise ValueError(f"chunk_size is {chunk_size}: it must be a multiple of 16 {instead}")
+
+
+def _what(x: Any) -> str:
+    return "None" if x is None else f"a {type(x).__name__}"
+
+
+# --- Which kernels run
+
+
+class Choice(NamedTuple):
+    """What runs: the name of the implementation and its chunk size L."""
+
+    implementation: str
+    chunk_size: int
+
+
+def choose(
+    q: Tensor, v: Tensor, *, gate: Gate, implementation: str = "auto", chunk_size: int = AUTO, config: Any = None
+) -> Choice:
+    """What `chunkwise` runs for q (B, H, T, d_qk) and v (B, H, T, d_hv), of which it reads shape, dtype and device.
+
+    Raises:
+        ValueError: the implementation cannot run here, with its reason.
+    """
+    if implementation == "reference" or (implementation == "auto" and not _kernels_take(q, v)):
+        return Choice("reference", min(chunk_size or _REFERENCE_CHUNK_SIZE, q.shape[2]))
+    reasons = []
+    for name in _KERNELS if implementation == "auto" else (implementation,):
+        kernels = _kernels(name)
+        L = chunk_size or kernels.default_chunk_size(q, v, gate=gate)
+        reason = kernels.refuses(q, v, gate=gate, chunk_size=L, config=config)
+        if reason is None:
+            return Choice(name, L)
+        reasons.append(f"{name} {reason}")
+    raise ValueError(f"implementation is {implementation!r}: it must be one that can run here; {'; '.join(reasons)}")
+
+
+@functools.cache
+def _kernels(name: str) -> Kernels:
+    if not _TRITON:
+        raise ValueError(f"implementation is {name!r}: it needs the package triton, which is not installed")
+    return _KERNELS[name]()
+
+
+class _Setup(NamedTuple):
+    """What a call fixes beyond tensors and numbers. Operators take strings: its text stands for it."""
+
+    implementation: str
+    gate: Gate
+    state_dtype: torch.dtype
+    config: Any
+
+
+_setups: dict[str, _Setup] = {}
+
+
+@torch.compiler.assume_constant_result
+def _setup_key(implementation: str, gate: Gate, state_dtype: torch.dtype, config: Any) -> str:
+    setup = _Setup(implementation, gate, state_dtype, config)
+    _setups[repr(setup)] = setup
+    return repr(setup)
+
+
+# --- The operators
+
+
+@torch.library.custom_op("tflabench::chunkwise", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    scale: float,
+    chunk_size: int,
+    setup: str,
+) -> list[Tensor]:
+    """[h, last C, last n and m where the gate has them, *saved]."""
+    kernels, options = _call(q, v, chunk_size, setup)
+    initial = None if C is None else State(C, n, m)
+    h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
+    return [h, *(x for x in last if x is not None), *saved]
+
+
+@_forward.register_fake
+def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup):
+    kernels, options = _call(q, v, chunk_size, setup)
+    gate, (B, H, _, d_qk) = options["gate"], q.shape
+    shapes = [(B, H, d_qk, v.shape[-1]), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
+    last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
+
+
+@torch.library.custom_op("tflabench::chunkwise_backward", mutates_args=())
+def _backward(
+    dh: Tensor,
+    dC_last: Tensor | None,
+    dn_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    saved: Sequence[Tensor],
+    scale: float,
+    chunk_size: int,
+    setup: str,
+) -> list[Tensor]:
+    """The gradients of those of q, k, v, f, i, C, n that are not None, in this order."""
+    kernels, options = _call(q, v, chunk_size, setup)
+    if dC_last is None and dn_last is not None:
+        dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
+    d_last = None if dC_last is None else State(dC_last, dn_last)
+    initial = None if C is None else State(C, n, m)
+    grads = kernels.backward(dh, d_last, q, k, v, f, i, initial, tuple(saved), scale=scale, **options)
+    return [g for g in grads if g is not None]
+
+
+@_backward.register_fake
+def _(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup):
+    return [torch.empty_like(x) for x in (q, k, v, f, i, C, n) if x is not None]
+
+
+def _call(q: Tensor, v: Tensor, chunk_size: int, setup: str) -> tuple[Kernels, dict[str, Any]]:
+    """The kernels that run and the keywords they all take."""
+    implementation, gate, state_dtype, config = _setups[setup]
+    name, L = choose(q, v, gate=gate, implementation=implementation, chunk_size=int(chunk_size), config=config)
+    return _kernels(name), {"gate": gate, "chunk_size": L, "state_dtype": state_dtype, "config": config}
+
+
+def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
+    """The State and what follows it, of tensors or gradients that the operator gives after h."""
+    C, *rest = states
+    n = rest.pop(0) if gate.normalize else None
+    m = rest.pop(0) if gate.stabilized else None
+    return State(C, n, m), rest
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    *tensors, scale, chunk_size, setup = inputs
+    ctx.numbers = (scale, chunk_size, setup)
+    ctx.gate = _setups[setup].gate
+    ctx.save_for_backward(*tensors, *_split(output[1:], ctx.gate)[1])
+
+
+def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    dh, *d_states = grads
+    (dC, dn, _), _ = _split(d_states, ctx.gate)
+    tensors, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+    if dh is None:
+        dh = torch.zeros_like(tensors[2])
+    found = iter(torch.ops.tflabench.chunkwise_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers))
+    q_to_n = (next(found) if x is not None else None for x in tensors[:7])
+    return (*q_to_n, None, *(None for _ in ctx.numbers))
+
+
+def _refuse_double_backward(ctx: Any, grads: Any) -> None:
+    raise RuntimeError(
+        "the chunkwise kernels have no second derivatives: differentiate twice with implementation='reference'"
+    )
+
+
+_forward.register_autograd(_gradients, setup_context=_save_for_backward)
+_backward.register_autograd(_refuse_double_backward)
