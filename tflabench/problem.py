@@ -61,3 +61,20 @@ class Problem:
 
     def with_(self, **changes: object) -> Problem:
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """Bytes of a size such as "8GiB" or "500MB".
+
+    Raises:
+        InputError: anything else; `name` is what the message calls it.
+    """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except (ValidationError, OverflowError):
+        raise InputError(f"{name} is {text!r}: it must be a size such as 8GiB or 500MB") from None
+    if size < 1:
+        raise InputError(f"{name} is {text!r}: it must be more than nothing")
+    return size

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 
 from tflabench.adapter import Implementation
 from tflabench.problem import InputError
 
+_plugged: list[Implementation] = []
+
 
 @cache
-def implementations() -> tuple[Implementation, ...]:
-    """All registered implementations; importing the adapters imports no torch."""
+def _bundled() -> tuple[Implementation, ...]:
     from tflabench import bundled
     from tflabench.baselines import sdpa
 
     return (*bundled.IMPLEMENTATIONS, *sdpa.IMPLEMENTATIONS)
+
+
+def implementations() -> tuple[Implementation, ...]:
+    """All registered implementations; importing the adapters imports no torch."""
+    return (*_bundled(), *_plugged)
+
+
+def get(name: str) -> Implementation:
+    """The implementation of exactly this name; KeyError if there is none."""
+    return {impl.name: impl for impl in implementations()}[name]
+
+
+def matches(impl: Implementation, patterns: str) -> bool:
+    """Whether the name matches any of the comma-separated shell patterns."""
+    return any(fnmatchcase(impl.name, pattern) for pattern in _split(patterns))
 
 
 def select(patterns: str) -> tuple[Implementation, ...]:
@@ -26,11 +48,50 @@ def select(patterns: str) -> tuple[Implementation, ...]:
         InputError: a pattern that matches nothing, with the nearest names.
     """
     known = implementations()
-    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
-    for pattern in wanted:
+    if not _split(patterns):
+        raise InputError("--impl is empty: it must name an implementation, or a pattern such as 'sdpa*'")
+    for pattern in _split(patterns):
         if not any(fnmatchcase(impl.name, pattern) for impl in known):
-            names = [impl.name for impl in known]
-            near = difflib.get_close_matches(pattern, names, n=2, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
-            raise InputError(f"no implementation matches {pattern!r}; {hint}")
-    return tuple(impl for impl in known if any(fnmatchcase(impl.name, pattern) for pattern in wanted))
+            raise InputError(
+                f"no implementation matches {pattern!r}; {nearest(pattern, [impl.name for impl in known])}"
+            )
+    return tuple(impl for impl in known if matches(impl, patterns))
+
+
+def plug_in(plugin: str) -> None:
+    """Register the IMPLEMENTATIONS of a module from outside: its import name, or the path of a .py file.
+
+    Raises:
+        InputError: it cannot be imported, defines no IMPLEMENTATIONS, or takes a name that is taken.
+    """
+    try:
+        module = _load_file(Path(plugin)) if plugin.endswith(".py") else importlib.import_module(plugin)
+        added = tuple(module.IMPLEMENTATIONS)
+    except Exception as error:  # whatever the foreign module raises while it is imported is the user's to mend
+        raise InputError(f"plugin {plugin!r} cannot be used: {type(error).__name__}: {error}") from error
+    taken = {impl.name for impl in implementations()}
+    for impl in added:
+        if impl.name in taken:
+            raise InputError(f"plugin {plugin!r} defines {impl.name!r}, which exists already: choose another name")
+    _plugged.extend(added)
+
+
+def nearest(wanted: str, known: Iterable[str]) -> str:
+    """The hint that ends an error message about a name that does not exist."""
+    known = list(known)
+    near = difflib.get_close_matches(wanted, known, n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+def _split(patterns: str) -> list[str]:
+    return [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tflabench_plugin_{path.stem}", path.resolve())
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,197 @@
+"""Runs a plan: one job a point on an executor, one row a point in a store, with what theory says beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tflabench.adapter import Implementation
+from tflabench.analysis import cost, hardware, roofline
+from tflabench.analysis.hardware import Ceilings
+from tflabench.executor import Executor
+from tflabench.machine import Machine
+from tflabench.problem import InputError, Problem
+from tflabench.protocol import Protocol
+from tflabench.store import Row, Store
+from tflabench.sweep import Point
+
+# Seconds a point takes besides its samples (build, compile, verify, memory pass), and how far plain code stays below
+# the roofline: rough, for the estimate of --dry-run and the progress bar.
+OVERHEAD_S = {"cuda": 3.0, "cpu": 0.4}
+SLOWDOWN = {"cuda": 3.0, "cpu": 10.0}
+CALIBRATED_DTYPES = {"cuda": ("bfloat16", "float16", "float32"), "cpu": ("bfloat16", "float32", "float64")}
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every point of one run shares.
+
+    Attributes:
+        run_id: names the run in rows and in environment.json.
+        ceilings: by dtype.
+        timeout_s: for one point, from its build to its last sample.
+    """
+
+    run_id: str
+    machine: Machine
+    executor: Executor
+    store: Store
+    ceilings: Mapping[str, Ceilings]
+    protocol: Protocol
+    timeout_s: float
+
+    def run(self, points: Iterable[Point], on_row: Callable[[Row], None]) -> None:
+        """Measure the points in order; each row is on disk before `on_row` is called with it."""
+        for point in points:
+            row = self.measure(point)
+            self.store.append(row)
+            on_row(row)
+
+    def measure(self, point: Point) -> Row:
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        impl, problem = point.implementation, point.problem
+        if reason := impl.refuses(problem, self.machine.kind):
+            result: dict[str, Any] = {"status": "unsupported", "reason": reason}
+        else:
+            result = self.executor.run(
+                {
+                    "kind": "measure",
+                    "implementation": impl.name,
+                    "problem": asdict(problem),
+                    "protocol": asdict(self.protocol),
+                },
+                self.timeout_s,
+            )
+        details = result.pop("details", {})
+        used = problem.with_(chunk_size=details.pop("chunk_size", problem.chunk_size))
+        return Row(
+            run_id=self.run_id,
+            point=point.id,
+            implementation=impl.name,
+            title=impl.title,
+            family=impl.family,
+            gate=impl.gate,
+            formulation=impl.formulation,
+            package=impl.package,
+            **asdict(used),
+            device=self.machine.name,
+            protocol=self.protocol.name,
+            started_at=started_at,
+            details=details,
+            **modelled(impl, used, self.ceilings[problem.dtype], result.get("ms_median")),
+            **result,
+        )
+
+
+def verify(point: Point, machine: Machine, executor: Executor, budget_s: float, timeout_s: float) -> dict[str, Any]:
+    """Errors of a point against float64, as `tflabench.worker.Worker.verify` gives them, with its identity."""
+    impl, problem = point.implementation, point.problem
+    if reason := impl.refuses(problem, machine.kind):
+        result: dict[str, Any] = {"status": "unsupported", "reason": reason}
+    else:
+        job = {"kind": "verify", "implementation": impl.name, "problem": asdict(problem), "budget_s": budget_s}
+        result = executor.run(job, timeout_s)
+    return {"point": point.id, "implementation": impl.name, **asdict(problem), "errors": [], **result}
+
+
+def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:
+    """The columns of a row that theory fills, and those that compare a measured time with it."""
+    count = cost.model(problem, impl.formulation, impl.gate)
+    bounds = roofline.time_bounds(count, ceilings)
+    columns: dict[str, Any] = {
+        "model_flops": count.flops,
+        "model_bytes": count.bytes,
+        "model_ms_lower": float(bounds.lower) * 1e3,
+        "model_ms_upper": float(bounds.upper) * 1e3,
+        "ceilings": f"{ceilings.provenance}: {ceilings.source}",
+    }
+    if ms is not None:
+        columns["tflops"] = count.flops / ms / 1e9
+        columns["gbps"] = count.bytes / ms / 1e6
+        columns["percent_of_roofline"] = float(roofline.percent_of_roofline(count, ceilings, ms / 1e3))
+    return columns
+
+
+def pending(points: Sequence[Point], store: Store, protocol: Protocol, device: str) -> list[Point]:
+    """The points without a row, with a failed one, or measured under another protocol."""
+
+    def done(point: Point) -> bool:
+        row = store.rows.get(point.id)
+        if row is None:
+            return False
+        if row.status == "unsupported":
+            return point.implementation.refuses(point.problem, device) is not None
+        return row.status == "ok" and row.protocol == protocol.name
+
+    return [point for point in points if not done(point)]
+
+
+def require_runnable(points: Sequence[Point], device: str) -> None:
+    """A plan of which nothing can run is a mistake, not data.
+
+    Raises:
+        InputError: every point is refused; with the first reason.
+    """
+    reasons = []
+    for point in points:
+        reason = point.implementation.refuses(point.problem, device)
+        if reason is None:
+            return
+        reasons.append(f"{point.implementation.name} {reason}")
+    raise InputError(f"none of the {len(points)} points can run on {device}: {reasons[0]}")
+
+
+def ceilings_of(machine: Machine, dtypes: Iterable[str], executor: Executor) -> dict[str, Ceilings]:
+    """Ceilings by dtype: calibrated ones where stored, else the datasheet's, else measured now, quickly, and stored."""
+    dtypes = sorted(set(dtypes))
+    missing = [dtype for dtype in dtypes if hardware.ceilings_for(machine.name, dtype) is None]
+    if missing:
+        calibrate(machine, missing, executor, seconds=1.5)
+    return {dtype: hardware.ceilings_for(machine.name, dtype) for dtype in dtypes}  # type: ignore[misc]
+
+
+def calibrate(machine: Machine, dtypes: Sequence[str], executor: Executor, seconds: float) -> dict[str, Ceilings]:
+    """Measure the ceilings of a machine by dtype and store them for it.
+
+    Raises:
+        InputError: the measurement failed, with its reason.
+    """
+    result = executor.run(
+        {"kind": "calibrate", "dtypes": list(dtypes), "seconds": seconds}, timeout_s=60 + 10 * seconds
+    )
+    if result["status"] != "ok":
+        raise InputError(f"{machine.name} cannot be calibrated: {result['reason']}")
+    source = f"tflabench calibrate, {seconds:g} s: copy of a large buffer (read + write), square matrix products"
+    measured = {
+        dtype: Ceilings(flops_per_s, bytes_per_s, "measured", source)
+        for dtype, (flops_per_s, bytes_per_s) in result["ceilings"].items()
+    }
+    for dtype, ceilings in measured.items():
+        hardware.store_ceilings(machine.name, dtype, ceilings)
+    return measured
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Before a point runs: about how many seconds it takes, and how many bytes it needs at least."""
+
+    seconds: float
+    bytes: int
+
+
+def estimate(point: Point, machine: Machine, protocol: Protocol) -> Estimate:
+    """From the cost model and the ceilings known so far; refused points take nothing."""
+    impl, problem = point.implementation, point.problem
+    if impl.refuses(problem, machine.kind):
+        return Estimate(0.0, 0)
+    tokens = problem.tokens * problem.heads
+    copies = 2 if problem.pass_ == "fwbw" else 1  # gradients of the inputs and of the output beside them
+    needed = copies * tokens * 2 * (problem.d_qk + problem.d_hv) * problem.element_bytes
+    seconds = protocol.budget_s
+    if ceilings := hardware.ceilings_for(machine.name, problem.dtype):
+        call_s = modelled(impl, problem, ceilings, None)["model_ms_upper"] / 1e3 * SLOWDOWN[machine.kind]
+        calls = protocol.warmup_iterations + protocol.min_samples
+        seconds = call_s * calls + min(protocol.budget_s, call_s * protocol.max_samples)
+    return Estimate(OVERHEAD_S[machine.kind] + seconds, needed)

@@ -1,0 +1,206 @@
+"""Where results live: one journal line a finished point, flushed to disk at once; parquet and CSV made from it.
+
+A results folder holds `journal.jsonl` (append-only, the truth), `rows.parquet` and `rows.csv` (the last row of every
+point) and `environment.json` (the machine and versions behind each `run_id`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tflabench.problem import InputError, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tflabench.adapter import Implementation
+
+SCHEMA_VERSION = 1
+Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
+
+
+class Row(BaseModel):
+    """One measured point. Times in milliseconds, memory in bytes, rates in units of 1e12 FLOP/s and 1e9 B/s.
+
+    `point` is the identity of what was asked for (see `point_id`); `chunk_size` the one that was used, also where the
+    implementation chose it. `details` holds what else the implementation and the gate had to say.
+    """
+
+    model_config = ConfigDict(populate_by_name=True, extra="forbid")
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    point: str
+    implementation: str
+    title: str
+    family: str
+    gate: str | None = None
+    formulation: str
+    package: str
+    package_version: str | None = None
+    pass_: str = Field(alias="pass")
+    batch: int
+    heads: int
+    seq_len: int
+    d_qk: int
+    d_hv: int
+    chunk_size: int | None = None
+    dtype: str
+    inputs: str
+    seed: int
+    device: str
+    status: Status
+    reason: str | None = None
+    ms_median: float | None = None
+    ms_min: float | None = None
+    ms_p20: float | None = None
+    ms_p80: float | None = None
+    samples: int | None = None
+    warmup: int | None = None
+    protocol: str
+    timer: str | None = None
+    compile_s: float | None = None
+    peak_bytes: int | None = None
+    extra_bytes: int | None = None
+    model_flops: float | None = None
+    model_bytes: float | None = None
+    model_ms_lower: float | None = None
+    model_ms_upper: float | None = None
+    ceilings: str | None = None
+    tflops: float | None = None
+    gbps: float | None = None
+    percent_of_roofline: float | None = None
+    rel_error: float | None = None
+    verified_steps: int | None = None
+    sm_clock_mhz: float | None = None
+    throttled: bool | None = None
+    noisy: bool | None = None
+    started_at: str
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+def point_id(impl: Implementation, problem: Problem) -> str:
+    """Identity of a point inside a results folder: the implementation and everything of the problem that was asked."""
+    p = problem
+    size = f"B{p.batch}/H{p.heads}/T{p.seq_len}/qk{p.d_qk}/hv{p.d_hv}/L{p.chunk_size or 'auto'}"
+    return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}"
+
+
+class Store:
+    """A results folder opened for writing. The journal survives SIGKILL: a row is on disk when `append` returns.
+
+    Raises:
+        InputError: the folder cannot be written, or holds rows of another schema version or of another device.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder = folder
+        self.rows: dict[str, Row] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._journal = open(folder / "journal.jsonl", "ab+")  # noqa: SIM115  lives as long as the store
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written ({error.strerror}): give another folder with --out"
+            ) from error
+        lines, whole = _whole_lines(folder)
+        for row in lines:
+            if row.device != device:
+                raise InputError(f"{folder} holds rows of {row.device}, and this is {device}: give another --out")
+            self.rows[row.point] = row
+        self._journal.truncate(whole)
+
+    def append(self, row: Row) -> None:
+        """Add a row; the last row of a point is the one that counts."""
+        self._journal.write(row.model_dump_json(by_alias=True).encode() + b"\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+        self.rows[row.point] = row
+
+    def describe_run(self, run_id: str, environment: dict[str, Any]) -> None:
+        """Record the environment behind a run's rows in environment.json, beside those of earlier runs."""
+        path = self.folder / "environment.json"
+        runs = json.loads(path.read_text())["runs"] if path.exists() else {}
+        _write_whole(path, json.dumps({"runs": {**runs, run_id: environment}}, indent=2) + "\n")
+
+    def export(self) -> list[Path]:
+        """Write rows.parquet and rows.csv; returns all files of the folder that exist now."""
+        frame = _frame(list(self.rows.values()))
+        frame["details"] = [json.dumps(details, sort_keys=True) for details in frame["details"]]
+        for name, write in {"rows.parquet": frame.to_parquet, "rows.csv": frame.to_csv}.items():
+            write(self.folder / f"{name}.part", index=False)
+            os.replace(self.folder / f"{name}.part", self.folder / name)
+        return [self.folder / name for name in ("journal.jsonl", "rows.parquet", "rows.csv", "environment.json")]
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def read_rows(folder: Path | str) -> pd.DataFrame:
+    """The last row of every point of a results folder, columns as `Row` names them, `details` as dicts.
+
+    Raises:
+        InputError: no such folder, no rows in it, or rows of another schema version.
+    """
+    folder = Path(folder)
+    if not (folder / "journal.jsonl").is_file():
+        raise InputError(f"{folder} holds no journal.jsonl: it must be a results folder written by `tflabench sweep`")
+    rows = {row.point: row for row in _whole_lines(folder)[0]}
+    if not rows:
+        raise InputError(f"{folder} holds no rows yet: run `tflabench sweep --out {folder}` first")
+    return _frame(list(rows.values()))
+
+
+def _whole_lines(folder: Path) -> tuple[list[Row], int]:
+    """The journal's rows, and how many of its bytes are whole lines (a crash can cut the last one)."""
+    path = folder / "journal.jsonl"
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        warnings.warn(f"{path}: the last line was cut off while it was written; it is dropped", stacklevel=3)
+    return [_row(line, path, number) for number, line in _numbered(data[:whole])], whole
+
+
+def _numbered(data: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip())
+
+
+def _row(line: bytes, path: Path, number: int) -> Row:
+    try:
+        fields = json.loads(line)
+        version = fields.get("schema_version")
+    except (ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path} line {number} is no JSON row: mend or delete that line, or give another --out"
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"{path} was written with row schema {version} and this version reads {SCHEMA_VERSION}: "
+            "give another --out, or move the folder away and sweep again"
+        )
+    return Row.model_validate(fields)
+
+
+def _frame(rows: list[Row]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = [field.alias or name for name, field in Row.model_fields.items()]
+    frame = pd.DataFrame([row.model_dump(by_alias=True) for row in rows], columns=columns)
+    for name, field in Row.model_fields.items():  # columns keep their type also where every value is missing
+        dtype = {int | None: "Int64", float | None: "float64", bool | None: "boolean"}.get(field.annotation)  # type: ignore[call-overload]
+        if dtype:
+            frame[field.alias or name] = frame[field.alias or name].astype(dtype)  # type: ignore[call-overload]
+    return frame
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    os.replace(part, path)

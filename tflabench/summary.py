@@ -1,0 +1,152 @@
+"""The ending of a sweep: the best implementation a point, how much faster it ran, and what failed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from math import hypot
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tflabench.store import Row
+
+PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode step"}
+
+
+def label(row: Row) -> str:
+    """An implementation as it ran: with its chunk size where it has one."""
+    return row.implementation if row.chunk_size is None else f"{row.implementation} (L={row.chunk_size})"
+
+
+def size(row: Row) -> str:
+    heads = f"{row.heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{row.heads}x{row.d_qk}/{row.d_hv}"
+    return f"B={row.batch} T={row.seq_len} heads {heads}"
+
+
+def line(row: Row) -> str:
+    """One finished point in one line, for people who watch."""
+    what = f"{label(row)}  {row.pass_}  {size(row)}  {row.dtype}"
+    if row.status != "ok":
+        return f"{what}  {row.status}: {row.reason}"
+    flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
+    return f"{what}  {milliseconds(row)}  {row.percent_of_roofline:.0f}% of roofline{flags}"
+
+
+def milliseconds(row: Row) -> str:
+    return f"{row.ms_median:.3g} ms"
+
+
+def contests(rows: Iterable[Row]) -> list[list[Row]]:
+    """Measured rows that answer the same question, fastest first in each list, small problems first.
+
+    That is the same batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with 16 of 256),
+    unless an implementation ran with heads cut in several ways: then those are questions of their own.
+    """
+    by_embedding = defaultdict(list)
+    for row in rows:
+        if row.status == "ok":
+            by_embedding[row.seq_len, row.batch, row.heads * row.d_hv, row.dtype, row.inputs, row.pass_].append(row)
+    found = []
+    for _, group in sorted(by_embedding.items()):
+        cuts = defaultdict(set)
+        by_heads = defaultdict(list)
+        for row in group:
+            cuts[row.implementation].add((row.heads, row.d_qk, row.d_hv))
+            by_heads[row.heads, row.d_qk, row.d_hv].append(row)
+        found += [group] if max(map(len, cuts.values())) == 1 else by_heads.values()
+    return [sorted(group, key=lambda row: row.ms_median or 0) for group in found]
+
+
+def faster(best: Row, other: Row) -> tuple[float, float]:
+    """How many times as fast `best` ran as `other`, and its uncertainty from half the spread of 20% to 80%."""
+    ratio = other.ms_median / best.ms_median  # type: ignore[operator]
+    spreads = [(row.ms_p80 - row.ms_p20) / 2 / row.ms_median for row in (best, other)]  # type: ignore[operator]
+    return ratio, ratio * hypot(*spreads)
+
+
+def best_table(rows: Iterable[Row]) -> Table:
+    """The best implementation a point, and what it beat."""
+    table = Table(
+        "pass", "size", "dtype", "best", "time", "memory", "roofline", "next best", box=None, header_style="bold"
+    )
+    for column in (4, 5, 6):
+        table.columns[column].justify = "right"
+    for group in contests(rows):
+        best = group[0]
+        rivals = [row for row in group if row.implementation != best.implementation]
+        table.add_row(
+            PASS_TITLES[best.pass_],
+            size(best),
+            best.dtype,
+            Text(label(best), "bold"),
+            milliseconds(best),
+            f"{best.peak_bytes / 2**20:.0f} MiB",  # type: ignore[operator]
+            f"{best.percent_of_roofline:.0f}%",
+            f"{faster(best, rivals[0])[0]:.2f}x {label(rivals[0])}" if rivals else "",
+        )
+    return table
+
+
+def verdicts(rows: Iterable[Row]) -> list[str]:
+    """For the largest problem of every pass: how much faster its best implementation ran than each other one."""
+    largest = {group[0].pass_: group for group in contests(rows)}
+    lines = []
+    for group in largest.values():
+        best_of = {}
+        for row in group:
+            best_of.setdefault(row.implementation, row)
+        best, *others = best_of.values()
+        if others:
+            lines.append(f"{PASS_TITLES[best.pass_]}, {size(best)}: {label(best)} ran")
+            for other in others:
+                ratio, uncertainty = faster(best, other)
+                lines.append(f"  {ratio:.2f} ± {uncertainty:.2f} times faster than {label(other)}")
+    return lines
+
+
+def error_table(results: Iterable[dict[str, Any]]) -> Table:
+    """Errors against float64 of verified points, a line a tensor, as `tflabench.bench.verify` gives them."""
+    table = Table("point", "tensor", "error", "allowed", "worst step", "allowed", "", box=None, header_style="bold")
+    for result in results:
+        name = result["point"]
+        if not result["errors"]:
+            table.add_row(name, "", "", "", "", "", f"{result['status']}: {result['reason']}")
+        for error in result["errors"]:
+            numbers = (f"{error[key]:.2e}" for key in ("error", "allowed", "step_error", "step_allowed"))
+            table.add_row(
+                name, error["name"], *numbers, "WRONG" if error["wrong"] else "", style="red" if error["wrong"] else ""
+            )
+            name = ""
+    return table
+
+
+def failures(rows: Iterable[Row]) -> list[str]:
+    """What was not measured, and what was measured in bad conditions, counted."""
+    rows = list(rows)
+    kinds = Counter((row.status, row.implementation, row.reason) for row in rows if row.status != "ok")
+    lines = [f"{status} ({count}x)  {name}: {reason}" for (status, name, reason), count in kinds.most_common()]
+    for flag, meaning in (("noisy", "spread over 5%"), ("throttled", "the GPU held its clock back")):
+        if count := sum(bool(getattr(row, flag)) for row in rows):
+            lines.append(f"{flag} ({count}x): {meaning}")
+    return lines
+
+
+def ending(rows: Iterable[Row], files: Iterable[str], redraw: str) -> RenderableType:
+    """Everything a sweep says at its end; `redraw` is the command that draws its figures again."""
+    rows = list(rows)
+    ok = sum(row.status == "ok" for row in rows)
+    parts: list[RenderableType] = [best_table(rows), ""] if ok else []
+    for title, lines in (
+        ("", verdicts(rows)),
+        (f"{ok} of {len(rows)} points measured", failures(rows)),
+        ("written", list(files)),
+        ("draw again with", [redraw]),
+    ):
+        if title:
+            parts.append(Text(title, "bold"))
+        if lines:
+            parts.append(Text("\n".join(f"  {line}" if title else line for line in lines) + ("" if title else "\n")))
+    return Group(*parts)

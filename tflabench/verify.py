@@ -1,0 +1,196 @@
+"""The correctness gate: forward and every gradient of a Case against its oracle in float64.
+
+The error allowed is a small multiple of the one that plain PyTorch makes: the same oracle, run in the working dtype,
+is measured against float64 first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from tflabench.adapter import Case
+
+FIRST_STEPS = 512  # the oracle's cost is measured on a prefix of this length
+ALLOWED = 2.0  # times plain PyTorch's own error
+ALLOWED_STEP = 4.0  # the same for the worst single step, an extreme value and so less steady
+
+
+@dataclass(frozen=True)
+class Error:
+    """Deviation of one tensor from float64, relative to the root mean square of the true values.
+
+    Attributes:
+        name: "forward", or "d" and the input's name.
+        error, allowed: root mean square over all compared elements.
+        step_error, step_allowed: of the worst single time step, so that one wrong row in a long sequence shows.
+    """
+
+    name: str
+    error: float
+    allowed: float
+    step_error: float
+    step_allowed: float
+
+    @property
+    def wrong(self) -> bool:
+        return not (self.error <= self.allowed and self.step_error <= self.step_allowed)  # NaN is wrong
+
+    def __str__(self) -> str:
+        if self.error <= self.allowed:
+            return f"{self.name} is off by {self.step_error:.2g} in its worst step, {self.step_allowed:.2g} allowed"
+        return f"{self.name} is off by {self.error:.2g}, {self.allowed:.2g} allowed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worst errors of every tensor over the slices compared; `steps` of the sequence were."""
+
+    errors: tuple[Error, ...]
+    steps: int
+
+    @property
+    def reason(self) -> str | None:
+        """None if all is right, else what is not."""
+        return "; ".join(str(error) for error in self.errors if error.wrong) or None
+
+    @property
+    def rel_error(self) -> float:
+        return max(error.error for error in self.errors)
+
+
+def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
+    """Compare a case with its oracle on the first and the last (batch, head) slice.
+
+    The implementation runs at its full size; where the float64 oracle would take longer than about `budget_s` seconds,
+    only the first steps are compared, under an output gradient that is zero afterwards (everything is causal).
+    It runs twice: the first results are overwritten with NaN and freed, so that the second call is likely to be given
+    that memory and an element it leaves unwritten shows.
+
+    Args:
+        output_grad: gradient of the output, for a forward and backward pass; None for a forward pass.
+    """
+    cut = _Cut(case)
+    steps = _affordable_steps(case, cut, output_grad, budget_s)
+    if output_grad is not None and steps < cut.seq_len:
+        output_grad = output_grad.clone()
+        output_grad.narrow(cut.time_dim, steps, cut.seq_len - steps).zero_()
+    given = {tensor.untyped_storage().data_ptr() for tensor in case.inputs.values()}
+    for result in _run(lambda _: case.forward(), case.inputs, output_grad).values():
+        if result.untyped_storage().data_ptr() not in given:
+            result.fill_(float("nan"))
+    del result
+    results = _run(lambda _: case.forward(), case.inputs, output_grad)
+
+    worst: dict[str, Error] = {}
+    for where in dict.fromkeys([(0, 0), (cut.batch - 1, cut.groups - 1)]):
+        grad = None if output_grad is None else cut(output_grad, *where, steps)
+        truth = _oracle(case, cut, where, steps, grad, torch.float64)
+        plain = _oracle(case, cut, where, steps, grad, results["forward"].dtype)
+        for name, true in truth.items():
+            error = compare(name, cut(results[name], *where, steps), plain[name], true, cut.time_of(true))
+            if name not in worst or _badness(error) > _badness(worst[name]):
+                worst[name] = error
+    return Verdict(tuple(worst.values()), steps)
+
+
+def compare(name: str, actual: Tensor, plain: Tensor, true: Tensor, time_dim: int | None) -> Error:
+    """Errors of `actual` against float64, and those allowed: a multiple of the errors of `plain`, at least rounding.
+
+    Where plain PyTorch overflows in the working dtype, rounding alone says what is allowed.
+    """
+    rounding = torch.finfo(actual.dtype).eps / 2
+    error, step_error = _errors(actual, true, time_dim)
+    plain_error, plain_step_error = (value if isfinite(value) else 0.0 for value in _errors(plain, true, time_dim))
+    allowed, step_allowed = ALLOWED * max(plain_error, rounding / 2), ALLOWED_STEP * max(plain_step_error, rounding)
+    return Error(name, error, allowed, step_error, step_allowed)
+
+
+def _errors(actual: Tensor, true: Tensor, time_dim: int | None) -> tuple[float, float]:
+    """Root mean square error over root mean square of the truth: of everything, and of the worst time step."""
+    squares = (actual.double() - true).square()
+    scale = true.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    error = float(squares.mean().sqrt() / scale)
+    if time_dim is None:
+        return error, error
+    others = [dim for dim in range(true.ndim) if dim != time_dim]
+    return error, float(squares.mean(others).sqrt().max() / scale)
+
+
+def _badness(error: Error) -> float:
+    return (
+        max(error.error / error.allowed, error.step_error / error.step_allowed) if error.error == error.error else 1e30
+    )
+
+
+def _run(
+    forward: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], output_grad: Tensor | None
+) -> dict[str, Tensor]:
+    """The output under "forward" and, with an output gradient, "d" + name for every input that has a gradient."""
+    if output_grad is None:
+        with torch.no_grad():
+            return {"forward": forward(inputs)}
+    with torch.enable_grad():
+        output = forward(inputs)
+        leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+        grads = torch.autograd.grad(output, list(leaves.values()), output_grad)
+    return {"forward": output.detach()} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def _oracle(
+    case: Case, cut: _Cut, where: tuple[int, int], steps: int, output_grad: Tensor | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    inputs = {
+        name: cut(tensor.detach(), *where, steps).to(dtype).requires_grad_(tensor.requires_grad)
+        for name, tensor in case.inputs.items()
+    }
+    return _run(case.oracle, inputs, None if output_grad is None else output_grad.to(dtype))
+
+
+def _affordable_steps(case: Case, cut: _Cut, output_grad: Tensor | None, budget_s: float) -> int:
+    """How many steps to compare: all, or as many as fit the budget if the oracle's cost grew with their square."""
+    steps = min(FIRST_STEPS, cut.seq_len)
+    while steps < cut.seq_len:
+        grad = None if output_grad is None else cut(output_grad, 0, 0, steps)
+        start = time.perf_counter()
+        result = _oracle(case, cut, (0, 0), steps, grad, torch.float64)
+        float(result["forward"].flatten()[-1])  # waits for the device
+        seconds = 4 * (time.perf_counter() - start)  # two slices, each in two precisions
+        if seconds * (cut.seq_len / steps) ** 2 <= budget_s:
+            return cut.seq_len
+        if seconds * 4 > budget_s:
+            return steps
+        steps = min(2 * steps, cut.seq_len)
+    return steps
+
+
+class _Cut:
+    """Cuts single (batch, head group) slices of the first steps out of a case's tensors.
+
+    A group is one head, or the heads that share one where some input has fewer.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.head_dim, self.time_dim = (1, 2) if case.layout == "bhtd" else (2, 1)
+        tensors = case.inputs.values()
+        self.groups = min(self._heads(tensor) for tensor in tensors)
+        whole = next(tensor for tensor in tensors if tensor.ndim == 4)
+        self.batch, self.seq_len = whole.shape[0], whole.shape[self.time_dim]
+
+    def __call__(self, tensor: Tensor, batch: int, group: int, steps: int) -> Tensor:
+        heads_a_group = self._heads(tensor) // self.groups
+        if tensor.ndim == 1:
+            return tensor.narrow(0, group * heads_a_group, heads_a_group)
+        tensor = tensor.narrow(0, batch, 1).narrow(self.head_dim, group * heads_a_group, heads_a_group)
+        return tensor.narrow(self.time_dim, 0, steps)
+
+    def time_of(self, tensor: Tensor) -> int | None:
+        return None if tensor.ndim == 1 else self.time_dim
+
+    def _heads(self, tensor: Tensor) -> int:
+        return tensor.shape[0] if tensor.ndim == 1 else tensor.shape[self.head_dim]
