@@ -1,0 +1,210 @@
+"""Forward and backward of the chunkwise algorithm, launched kernel by kernel; `kernels.api` wraps them for autograd.
+
+forward:  gates -> chunk states C, n (states) -> H (outputs)
+backward: gates, C again -> dC, and sum(C * dC) at every chunk's edge (states) -> dQ, dK, dV (grads) -> gate gradients
+
+The denominator and m are constants in backward (paper, B.3). Chunk states are stored in the dtype of q unless that or
+`state_dtype` says wider: the products that read them take operands of q's dtype, so wider states would change no bit.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import triton
+from torch import Tensor
+
+from ..gates import gate_gradients, log_gates
+from ..types import Gate, State
+from . import config as configs
+from .config import TileConfig
+from .grads import d_keys, d_queries, d_values
+from .outputs import hidden
+from .plan import Plan, float32_precision
+from .states import walk
+from .tiles import aligned
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def refuses(q: Tensor, v: Tensor, chunk_size: int) -> str | None:
+    """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), in one line, or None if they can."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if q.device.type != "cuda" and not interpreted:
+        return f"q is on {q.device}: Triton kernels need a CUDA device (or TRITON_INTERPRET=1)"
+    if q.device.type == "cuda" and configs.architecture(q.device) < 80:
+        return f"compute capability {configs.architecture(q.device) / 10}: it must be 8.0 or later"
+    if q.dtype not in DTYPES:
+        return f"dtype is {q.dtype}: it must be bfloat16, float16 or float32"
+    for name, d in (("d_qk", q.shape[-1]), ("d_hv", v.shape[-1])):
+        if d % 16 or not 16 <= d <= 1024:
+            return f"{name} is {d}: it must be a multiple of 16 from 16 to 1024"
+    if chunk_size < 16 or chunk_size % 16:
+        return f"chunk_size is {chunk_size}: it must be a multiple of 16, the smallest tile"
+    return None
+
+
+def default_chunk_size(batch: int, heads: int, T: int, d_qk: int, d_hv: int) -> int:
+    """The chunk size that measured best on the H200 (MEASURED.md): states cost bytes, d_qk * d_hv / L, long chunks FLOPs."""
+    del batch, heads
+    best = 128 if d_qk * d_hv <= 128 * 128 else 256
+    return min(best, max(16, triton.next_power_of_2(T)))
+
+
+def saved_shapes(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype, config: TileConfig | None) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Shape and dtype of each tensor that `forward` saves for `backward`: 1 / denominator, then chunk states if kept."""
+    batch, heads, T, d_qk = q.shape
+    saved: list[tuple[tuple[int, ...], torch.dtype]] = []
+    if gate.normalize:
+        saved.append(((batch, heads, T), torch.float32))
+    if config is not None and config.keep_states:
+        chunks = triton.cdiv(T, _fitting(chunk_size, T))
+        saved.append(((batch, heads, chunks, d_qk, v.shape[-1]), _stored(q.dtype, state_dtype)))
+        if gate.normalize:
+            saved.append(((batch, heads, chunks, d_qk), torch.float32))
+    return tuple(saved)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    initial: State | None,
+    *,
+    gate: Gate,
+    scale: float,
+    chunk_size: int,
+    state_dtype: torch.dtype = torch.float32,
+    config: TileConfig | None = None,
+) -> tuple[Tensor, State, tuple[Tensor, ...]]:
+    """H, the last state, and what `backward` needs besides the inputs.
+
+    Args:
+        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv); any strides of batch, head and time, one of DTYPES.
+        f, i: gates as `Gate` describes them.
+        initial: state before the first step (float32), None is zero.
+        chunk_size: L, a multiple of 16; how often a state is materialised.
+        state_dtype: of the chunk states, where it is narrower than what q's dtype calls for.
+    """
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
+    C, n = _matrices(initial)
+    states = walk(plan, config.forward_states, k, v, C, n, _stored(q.dtype, state_dtype))
+    h, inverse = hidden(plan, config.h, q, k, v, states.states, states.n_states, initial=initial is not None)
+    m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
+    kept = (states.states, states.n_states) if config.keep_states else ()
+    saved = tuple(x for x in (inverse, *kept) if x is not None)
+    return h, State(states.last, states.n_last, m_last), saved
+
+
+def backward(
+    dh: Tensor,
+    d_last: State | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    initial: State | None,
+    saved: tuple[Tensor, ...],
+    *,
+    gate: Gate,
+    scale: float,
+    chunk_size: int,
+    state_dtype: torch.dtype = torch.float32,
+    config: TileConfig | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
+
+    Args:
+        dh: gradient of H; d_last: of the last state's C and n (m is a constant), None or with None fields where there is none.
+        saved: as `forward` returned it; the other arguments as given to it.
+    """
+    q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
+    config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
+    C_0, n_0 = _matrices(initial)
+    dC, dn = _matrices(d_last)
+    dtype = _stored(q.dtype, state_dtype)
+    kept = list(saved)
+    query_weight = kept.pop(0) if gate.normalize else None
+    if gate.stabilized and not gate.normalize:
+        assert plan.gates.m is not None
+        query_weight = plan.gates.m.exp()
+
+    last = n_last = None
+    if config.keep_states and dC is None and dn is None:
+        states, n_states = kept[0], kept[1] if gate.normalize else None
+    else:
+        states, n_states, last, n_last, _ = walk(plan, config.forward_states, k, v, C_0, n_0, dtype)
+    back = walk(
+        plan, config.backward_states, q, dh, dC, None, dtype, reverse=True, inverse_denominator=query_weight, other=states
+    )  # fmt: skip
+    dq, qdq = d_queries(plan, config.dq, q, k, v, dh, states, query_weight, initial=initial is not None)
+    crossing = back.crossing
+    assert crossing is not None
+    if dC is not None:
+        crossing[:, :, -1] += (last * dC).sum((-2, -1))
+    dn_states = dn_0 = None
+    if dn is not None:
+        dn_states, dn_0 = _n_gradients(plan, dn)
+        following = torch.cat([n_states[:, :, 1:], n_last[:, :, None]], 2)
+        crossing = crossing + (following * dn_states).sum(-1)
+    del states, n_states
+    dk, kdk = d_keys(
+        plan, config.dk, q, k, v, dh, back.states, dn_states, query_weight, last=dC is not None or dn is not None
+    )  # fmt: skip
+    dv = d_values(plan, config.dv, q, k, dh, back.states, query_weight, last=dC is not None)
+    df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size)
+    if initial is None:
+        return dq, dk, dv, df, di, None, None
+    if gate.normalize and dn_0 is None:
+        dn_0 = torch.zeros_like(n_0)
+    return dq, dk, dv, df, di, back.last, dn_0
+
+
+def _prepare(q: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, gate: Gate, scale: float, chunk_size: int, config: TileConfig | None) -> tuple[TileConfig, Plan]:
+    batch, heads, T, d_qk = q.shape
+    chunk_size = _fitting(chunk_size, T)
+    architecture = configs.architecture(q.device)
+    if config is None:
+        config = TileConfig.for_shape(d_qk, v.shape[-1], q.dtype, chunk_size, architecture)
+    plan = Plan(
+        gate=gate,
+        gates=log_gates(f, i, gate, (batch, heads, T), None if initial is None else initial.m),
+        chunk_size=chunk_size,
+        scale=scale,
+        tma=architecture >= 90,
+        precision=float32_precision(q.dtype),
+        programs=config.programs * configs.multiprocessors(q.device) // 132,
+    )
+    return config, plan
+
+
+def _fitting(chunk_size: int, T: int) -> int:
+    """A chunk longer than the sequence is as good as the next power of two, and may have larger tiles."""
+    return min(chunk_size, max(16, triton.next_power_of_2(T))) if chunk_size > T else chunk_size
+
+
+def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype.itemsize <= state_dtype.itemsize else state_dtype
+
+
+def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
+    """C and n as the kernels take them."""
+    if state is None:
+        return None, None
+    return tuple(None if x is None else x.float().contiguous() for x in (state.C, state.n))  # type: ignore[return-value]
+
+
+def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor]:
+    """dn after every chunk (B, H, chunks, d_qk) and before the first: the last one, forgotten backward."""
+    tile = configs.largest_tile(plan.chunk_size, 64)
+    per_chunk = plan.chunk_size // tile
+    g = plan.tile_gates(tile).g
+    g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1])).unflatten(-1, (plan.chunks, per_chunk)).sum(-1)
+    reach = g.flip(-1).cumsum(-1).flip(-1)  # from before each chunk to the end
+    after = torch.nn.functional.pad(reach[..., 1:], (0, 1))
+    return after.exp()[..., None] * dn[:, :, None], reach[..., :1].exp() * dn

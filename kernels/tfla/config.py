@@ -1,0 +1,130 @@
+"""How the kernels are tiled: one frozen value, a heuristic for any shape and chip, and what was measured to be best on Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a program can use
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiling of the parallel kernel (see `outputs`), powers of two.
+
+    Attributes:
+        rows: steps of one program; divides the chunk size.
+        cols: steps of the loop over the other side; divides rows.
+        inner: block of the dimension summed in x . y.
+        outer: block of the dimension of the output.
+        warps, stages: warps a program, tiles in flight.
+    """
+
+    rows: int
+    cols: int
+    inner: int
+    outer: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class StateTiles:
+    """Tiling of the state walk (see `states`): steps at a time, and the tile (u, v) of the state (d_qk, d_hv)."""
+
+    rows: int
+    u: int
+    v: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Everything that can be tuned; any value that compiles gives the same result up to rounding.
+
+    Attributes:
+        h, dq, dk, dv: tiling of the four parallel kernels.
+        forward_states, backward_states: tiling of the state walks.
+        programs: the state walk is cut into segments of the sequence until it has about this many programs.
+        keep_states: keep the chunk states for backward instead of computing them again.
+    """
+
+    h: Tiles
+    dq: Tiles
+    dk: Tiles
+    dv: Tiles
+    forward_states: StateTiles
+    backward_states: StateTiles
+    programs: int = 264
+    keep_states: bool = False
+
+    @staticmethod
+    def for_shape(d_qk: int, d_hv: int, dtype: torch.dtype, chunk_size: int, architecture: int) -> TileConfig:
+        """The configuration for head dimensions, dtype, chunk size (a multiple of 16) and architecture (90: compute capability 9.0)."""
+        return _for_shape(d_qk, d_hv, dtype.itemsize, chunk_size, architecture)
+
+
+@cache
+def _for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: int) -> TileConfig:
+    narrow = _parallel_tiles(d_hv, d_qk, size, chunk_size, architecture)
+    wide = _parallel_tiles(d_qk, d_hv, size, chunk_size, architecture)
+    states = _state_tiles(d_qk, d_hv, size, chunk_size, architecture)
+    return TileConfig(h=wide, dq=narrow, dk=narrow, dv=wide, forward_states=states, backward_states=states)
+
+
+def architecture(device: torch.device) -> int:
+    """Compute capability as in sm_90; Triton's interpreter (no GPU) is taken for Hopper."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of this device; 132, Hopper's, where there is none."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architecture: int) -> Tiles:
+    rows = largest_tile(chunk_size, 128)
+    if size == 4:  # IEEE float32 has no tensor cores: operands live in registers
+        rows = min(rows, 32)
+        return Tiles(rows, rows, _block(d_in, 32), _block(d_out, 64), warps=4, stages=1)
+    hopper = architecture >= 90
+    rows = min(rows, 128 if hopper else 64)
+    outer = _block(d_out, 256 if hopper else 128)
+    limit = SHARED_MEMORY.get(architecture, 101_376)
+    for cols, stages, widest in ((64, 3, 512), (64, 2, 512), (32, 2, 512), (32, 2, 256), (32, 2, 128), (32, 2, 64), (32, 1, 64), (16, 1, 64)):
+        cols, inner = min(cols, rows), _block(d_in, widest)
+        loop = rows * inner + stages * cols * (inner + outer)
+        inter = (rows + outer) * inner
+        if size * max(loop, inter) + 4096 <= limit:
+            return Tiles(rows, cols, inner, outer, warps=8 if rows * outer >= 128 * 128 else 4, stages=stages)
+    raise AssertionError(f"no tiling of d_in={d_in}, d_out={d_out} fits {limit} bytes of shared memory")
+
+
+def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: int) -> StateTiles:
+    rows = largest_tile(chunk_size, 64)
+    if size == 4:
+        return StateTiles(min(rows, 32), _block(d_qk, 32), _block(d_hv, 64), warps=4, stages=1)
+    return StateTiles(rows, _block(d_qk, 64 if architecture < 90 else 128), _block(d_hv, 128), warps=8 if architecture >= 90 else 4, stages=3)
+
+
+def largest_tile(chunk_size: int, limit: int) -> int:
+    """The largest power of two up to `limit` that divides the chunk size."""
+    return min(chunk_size & -chunk_size, limit)
+
+
+def _block(d: int, limit: int) -> int:
+    """Block for a dimension d: all of it, padded, up to `limit`; then the largest that pads d by a third at most, or 64."""
+    whole = max(16, triton.next_power_of_2(d))
+    if whole <= limit:
+        return whole
+    block = limit
+    while block > 64 and triton.cdiv(d, block) * block * 3 > 4 * d:
+        block //= 2
+    return block

@@ -1,0 +1,44 @@
+"""dQ, dK and dV: the parallel kernel in its other three roles (paper, Table 1 and section B.3)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .config import Tiles
+from .outputs import launch
+from .plan import Plan
+
+
+def d_queries(
+    plan: Plan, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, dh: Tensor, states: Tensor | None, inverse: Tensor | None, *, initial: bool
+) -> tuple[Tensor, Tensor]:
+    """dQ like q, and q_t.dq_t (parts, B, H, T) float32, from the forward states."""
+    dq, row_dots = launch(plan, tiles, dh, v, k, states, None, inverse, reverse=False, first_state=initial, probe=q)
+    assert row_dots is not None
+    return dq, row_dots
+
+
+def d_keys(
+    plan: Plan,
+    tiles: Tiles,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dh: Tensor,
+    d_states: Tensor | None,
+    dn_states: Tensor | None,
+    inverse: Tensor | None,
+    *,
+    last: bool,
+) -> tuple[Tensor, Tensor]:
+    """dK like k, and k_t.dk_t (parts, B, H, T) float32, from the state gradients; dn_states only with a gradient of the last n."""
+    dk, row_dots = launch(plan, tiles, v, dh, q, d_states, dn_states, inverse, reverse=True, first_state=last, probe=k)
+    assert row_dots is not None
+    return dk, row_dots
+
+
+def d_values(
+    plan: Plan, tiles: Tiles, q: Tensor, k: Tensor, dh: Tensor, d_states: Tensor | None, inverse: Tensor | None, *, last: bool
+) -> Tensor:
+    """dV in the dtype and layout of dh, from the state gradients."""
+    return launch(plan, tiles, k, q, dh, d_states, None, inverse, reverse=True, first_state=last)[0]

@@ -1,0 +1,292 @@
+"""The parallel kernel: H, and with roles exchanged dQ, dK and dV (paper, Table 1).
+
+All four are, for a tile of rows r of one chunk, with c the steps that r attends to (or that attend to r) in that chunk,
+
+    out_r = sum_c W_rc (x_r . y_c) z_c + w_r x_r S
+
+      out | x   y   z   S      c
+      ----|---------------------------
+      H   | Q   K   V   C      c <= r
+      dQ  | dH  V   K   C^T    c <= r
+      dK  | V   dH  Q   dC^T   c >= r
+      dV  | K   Q   dH  dC     c >= r
+
+with W the gates' weights, scale and, on the query's side, 1 / denominator; S is the state at the chunk's near edge.
+Rows are parallel over tiles, columns of `out` over blocks; the loops run over c and over the dimension of x and y.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .config import Tiles
+from .plan import Plan
+from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
+
+
+@triton.jit
+def _scores(
+    x_tile, x_tiles, y_tiles, b, h, row, col, d_in,
+    ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """x_r . y_c for a tile of rows and a tile of columns, (ROWS, COLS) float32."""
+    if WHOLE:
+        y = y_tiles.load([b, h, col, 0]).reshape(COLS, IN)
+        s = tl.dot(x_tile, y.T, input_precision=PRECISION)
+    else:
+        s = tl.zeros([ROWS, COLS], tl.float32)
+        for d in range(0, d_in, IN):
+            x = x_tiles.load([b, h, row, d]).reshape(ROWS, IN)
+            y = y_tiles.load([b, h, col, d]).reshape(COLS, IN)
+            s = tl.dot(x, y.T, s, input_precision=PRECISION)
+    return s
+
+
+@triton.jit
+def parallel_outputs(
+    x, x_b, x_h, x_t, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
+    row_log, col_log, g, b_log, segment, log_i, m, inverse_denominator, probe, probe_b, probe_h, probe_t, row_dots,
+    scale, batch, heads, T, d_in, d_out, chunk_size,
+    REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr, RESCALE: tl.constexpr,
+    HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """One tile (ROWS, OUT) of `out`; see the module's table.
+
+    Args:
+        states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK; n_states: (B, H, chunks, d_qk).
+        row_log: prefix (H, dQ) or a (dK, dV) of tiles of ROWS steps; col_log: the other, of tiles of COLS steps, as g.
+        b_log, segment, log_i: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
+        probe, row_dots: dQ and dK also write probe_t . out_t, (d_out blocks, B, H, T), float32.
+        REVERSE: dK, dV.  STATES: there are states; FIRST_STATE: also for the first chunk met (an initial state).
+        NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  RESCALE: H of a stabilised gate
+        without normaliser.  N_GRADIENT: dK adds n_states, gradients of the normaliser.
+        WHOLE: IN covers d_in.
+    """
+    x_tiles = open_rows(x, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, IN, TMA)
+    y_tiles = open_rows(y, y_b, y_h, y_t, batch, heads, T, d_in, COLS, IN, TMA)
+    z_tiles = open_rows(z, z_b, z_h, z_t, batch, heads, T, d_out, COLS, OUT, TMA)
+    out_tiles = open_rows(out, out_b, out_h, out_t, batch, heads, T, d_out, ROWS, OUT, TMA)
+
+    row_tiles = tl.cdiv(T, ROWS)
+    col_tiles = tl.cdiv(T, COLS)
+    chunks = tl.cdiv(T, chunk_size)
+    out_blocks = tl.cdiv(d_out, OUT)
+    out_block = tl.program_id(0) % out_blocks  # neighbours share x and y through L2
+    row_tile = (tl.program_id(0) // out_blocks) % row_tiles
+    bh = tl.program_id(0) // out_blocks // row_tiles
+    b, h, bh64 = bh // heads, bh % heads, bh.to(tl.int64)
+    column = out_block * OUT
+    row = row_tile * ROWS
+    chunk = row // chunk_size
+    r = tl.arange(0, ROWS)
+    row_offset = bh64 * row_tiles * ROWS + row
+    inside = row + r < T
+    t_offset = bh64 * T + row
+
+    # The loop tiles of the chunk on the far side of the diagonal, from there outwards.
+    if REVERSE:
+        first_tile = (row + ROWS) // COLS
+        end = tl.cdiv(tl.minimum((chunk + 1) * chunk_size, T), COLS)
+        count = tl.maximum(end - first_tile, 0)
+        lowest_tile = first_tile
+        step = 1
+    else:
+        lowest_tile = chunk * chunk_size // COLS
+        count = row // COLS - lowest_tile
+        first_tile = row // COLS - 1
+        step = -1
+    g_offset = bh64 * col_tiles
+
+    x_tile = x_tiles.load([b, h, row, 0]).reshape(ROWS, IN)
+    acc = tl.zeros([ROWS, OUT], tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
+
+    if STATES:
+        edge = chunks - 1 if REVERSE else 0  # the chunk whose state is zero without an initial state
+        if FIRST_STATE:
+            edge = -1
+        if chunk != edge:
+            far = 0.0  # the log gate of all tiles between the state and these rows
+            for tile in range(0, count, 128):
+                between = tile + tl.arange(0, 128)
+                far += tl.sum(tl.load(g + g_offset + lowest_tile + between, mask=between < count, other=0.0), 0)
+            weight = tl.exp(far)
+            if not REVERSE:
+                weight *= scale  # dC has it already
+            state = bh * chunks + chunk
+            if ROW_DOTS:
+                state_tiles = open_matrices(states, batch * heads * chunks, d_out, d_in, OUT, IN, TMA)
+            else:
+                state_tiles = open_matrices(states, batch * heads * chunks, d_in, d_out, IN, OUT, TMA)
+            for d in tl.range(0, d_in, IN, num_stages=1):
+                if not WHOLE:
+                    x_tile = x_tiles.load([b, h, row, d]).reshape(ROWS, IN)
+                if ROW_DOTS:
+                    s = state_tiles.load([state, column, d]).reshape(OUT, IN).T
+                else:
+                    s = state_tiles.load([state, d, column]).reshape(IN, OUT)
+                acc = tl.dot(x_tile, s.to(x_tile.dtype), acc, input_precision=PRECISION)
+                if NORMALIZE:
+                    i = d + tl.arange(0, IN)
+                    n = tl.load(n_states + state.to(tl.int64) * d_in + i, mask=i < d_in, other=0.0)
+                    norm += tl.sum(x_tile.to(tl.float32) * n[None, :], 1)
+            if N_GRADIENT:
+                o = column + tl.arange(0, OUT)
+                acc += tl.load(n_states + state.to(tl.int64) * d_out + o, mask=o < d_out, other=0.0)[None, :]
+            acc *= weight
+            norm *= weight
+
+    # Away from the diagonal: the weight is a product of a row's and a column's; the row's waits until after the loop.
+    gap = 0.0
+    for j in range(count):
+        tile = first_tile + step * j
+        col = tile * COLS
+        c = tl.arange(0, COLS)
+        weight = tl.exp(tl.load(col_log + (g_offset + tile) * COLS + c) + gap) * scale
+        if HAS_DENOMINATOR and REVERSE:
+            weight *= tl.load(inverse_denominator + bh64 * T + col + c, mask=col + c < T, other=0.0)
+        gap += tl.load(g + g_offset + tile)
+        s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION) * weight[None, :]
+        if NORMALIZE:
+            norm += tl.sum(s, 1)
+        z_tile = z_tiles.load([b, h, col, column]).reshape(COLS, OUT)
+        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
+    row_weight = tl.exp(tl.load(row_log + row_offset + r))
+    acc *= row_weight[:, None]
+    norm *= row_weight
+
+    # The diagonal: within ROWS steps the weight is exp(b_i - b_j + log i_j), for keys j <= i with no boundary in between.
+    b_row = tl.load(b_log + row_offset + r)
+    segment_row = tl.load(segment + row_offset + r)
+    for j in range(ROWS // COLS):
+        c = j * COLS + tl.arange(0, COLS)
+        b_col = tl.load(b_log + row_offset + c)
+        together = segment_row[:, None] == tl.load(segment + row_offset + c)[None, :]
+        if REVERSE:
+            together &= c[None, :] >= r[:, None]
+            exponent = b_col[None, :] - b_row[:, None] + tl.load(log_i + row_offset + r)[:, None]
+        else:
+            together &= c[None, :] <= r[:, None]
+            exponent = b_row[:, None] - b_col[None, :] + tl.load(log_i + row_offset + c)[None, :]
+        weight = tl.exp(tl.where(together, exponent, float("-inf"))) * scale
+        if HAS_DENOMINATOR and REVERSE:
+            weight *= tl.load(inverse_denominator + t_offset + c, mask=row + c < T, other=0.0)[None, :]
+        col = row + j * COLS
+        s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION) * weight
+        if NORMALIZE:
+            norm += tl.sum(s, 1)
+        z_tile = z_tiles.load([b, h, col, column]).reshape(COLS, OUT)
+        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
+
+    if NORMALIZE:
+        bound = 1.0
+        if RESCALE:
+            bound = tl.exp(-tl.load(m + t_offset + r, mask=inside, other=0.0))
+        inverse = 1.0 / tl.maximum(tl.abs(norm), bound)
+        acc *= inverse[:, None]
+        if out_block == 0:
+            tl.store(inverse_denominator + t_offset + r, inverse, mask=inside)
+    elif RESCALE:
+        acc *= tl.exp(tl.load(m + t_offset + r, mask=inside, other=0.0))[:, None]
+    elif HAS_DENOMINATOR and not REVERSE:
+        acc *= tl.load(inverse_denominator + t_offset + r, mask=inside, other=0.0)[:, None]
+    if ROW_DOTS:
+        probe_tiles = open_rows(probe, probe_b, probe_h, probe_t, batch, heads, T, d_out, ROWS, OUT, TMA)
+        partner = probe_tiles.load([b, h, row, column]).reshape(ROWS, OUT).to(tl.float32)
+        part = out_block.to(tl.int64) * batch * heads * T
+        tl.store(row_dots + part + t_offset + r, tl.sum(partner * acc, 1), mask=inside)
+    out_tiles.store([b, h, row, column], acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
+
+
+def launch(
+    plan: Plan,
+    tiles: Tiles,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    states: Tensor | None,
+    n_states: Tensor | None,
+    inverse_denominator: Tensor | None,
+    *,
+    reverse: bool,
+    first_state: bool,
+    probe: Tensor | None = None,
+    normalize: bool = False,
+    rescale: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Runs `parallel_outputs` in one of its four roles; see the module's table and the kernel's docstring.
+
+    Returns:
+        out, laid out in memory like `probe` (dQ, dK) or z, and the row sums probe.out (parts, B, H, T) if there is a probe.
+    """
+    batch, heads, T, d_in = x.shape
+    d_out = z.shape[-1]
+    out = torch.empty_like(z if probe is None else probe)
+    row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
+    blocks = triton.cdiv(d_out, tiles.outer)
+    row_dots = None if probe is None else x.new_empty((blocks, batch, heads, T), dtype=torch.float32)
+
+    def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[object, ...]:
+        return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, plan.tma)
+
+    state_block = (tiles.inner, tiles.outer) if probe is None else (tiles.outer, tiles.inner)
+    parallel_outputs[(batch * heads * triton.cdiv(T, tiles.rows) * blocks,)](
+        *rows_of(x, tiles.rows, tiles.inner),
+        *rows_of(y, tiles.cols, tiles.inner),
+        *rows_of(z, tiles.cols, tiles.outer),
+        *rows_of(out, tiles.rows, tiles.outer),
+        None if states is None else matrices_argument(states, *state_block, plan.tma),
+        n_states,
+        row.a if reverse else row.prefix,
+        col.prefix if reverse else col.a,
+        col.g,
+        row.b,
+        row.segment,
+        row.log_i,
+        plan.gates.m,
+        inverse_denominator,
+        *rows_of(probe, tiles.rows, tiles.outer),
+        row_dots,
+        plan.scale,
+        batch,
+        heads,
+        T,
+        d_in,
+        d_out,
+        plan.chunk_size,
+        REVERSE=reverse,
+        STATES=states is not None,
+        FIRST_STATE=first_state,
+        NORMALIZE=normalize,
+        RESCALE=rescale,
+        HAS_DENOMINATOR=inverse_denominator is not None and not normalize,
+        ROW_DOTS=probe is not None,
+        N_GRADIENT=reverse and n_states is not None,
+        PRECISION=plan.precision,
+        TMA=plan.tma,
+        ROWS=tiles.rows,
+        COLS=tiles.cols,
+        IN=tiles.inner,
+        OUT=tiles.outer,
+        WHOLE=tiles.inner >= d_in,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out, row_dots
+
+
+def hidden(
+    plan: Plan, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, states: Tensor | None, n_states: Tensor | None, *, initial: bool
+) -> tuple[Tensor, Tensor | None]:
+    """H (B, H, T, d_hv) in the dtype and layout of v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
+    gate = plan.gate
+    inverse = q.new_empty(q.shape[:3], dtype=torch.float32) if gate.normalize else None
+    h, _ = launch(
+        plan, tiles, q, k, v, states, n_states, inverse,
+        reverse=False, first_state=initial, normalize=gate.normalize, rescale=gate.stabilized,
+    )  # fmt: skip
+    return h, inverse

@@ -1,0 +1,57 @@
+"""Tiles of (B, H, T, d) tensors with any batch, head and time strides, and of stacks of matrices, as tensor descriptors.
+
+From compute capability 9.0 on the host makes the descriptors and the copy engine (TMA) moves the tiles. Before it they are
+made in the kernel, where Triton turns them into plain pointers; one made on the host would lose what is known about
+strides there, and with it the 16-byte loads. Either way what lies outside the tensor reads as 0 and is not written.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@triton.jit
+def open_rows(x, x_b, x_h, x_t, batch, heads, T, d, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
+    """Descriptor of tiles (1, 1, ROWS, COLS) of x (B, H, T, d)."""
+    if TMA:
+        tiles = x
+    else:
+        tiles = tl.make_tensor_descriptor(x, [batch, heads, T, d], [x_b, x_h, x_t, 1], [1, 1, ROWS, COLS])
+    return tiles
+
+
+@triton.jit
+def open_matrices(x, count, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
+    """Descriptor of tiles (1, ROWS, COLS) of x (count, rows, cols), contiguous."""
+    if TMA:
+        tiles = x
+    else:
+        stride = tl.cast(rows, tl.int64) * cols
+        tiles = tl.make_tensor_descriptor(x, [count, rows, cols], [stride, cols, 1], [1, ROWS, COLS])
+    return tiles
+
+
+def rows_argument(x: Tensor, rows: int, cols: int, tma: bool) -> tuple[object, int, int, int]:
+    """What a kernel that calls `open_rows` takes for x: descriptor or tensor, then the strides of batch, head and time."""
+    # A dimension of size 1 may carry any stride; the copy engine wants multiples of 16 bytes.
+    strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)][:3]
+    if not tma:
+        return (x, *strides)
+    return (TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, cols]), *strides)
+
+
+def matrices_argument(x: Tensor, rows: int, cols: int, tma: bool) -> object:
+    """What a kernel that calls `open_matrices` takes for x (..., rows, cols), contiguous."""
+    x = x.view(-1, *x.shape[-2:])
+    return TensorDescriptor.from_tensor(x, [1, rows, cols]) if tma else x
+
+
+def aligned(x: Tensor) -> Tensor:
+    """x itself where a descriptor can describe it, else a contiguous copy."""
+    grain = 16 // x.element_size()
+    strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+    dense = x.stride(-1) == 1 and all(stride > 0 and stride % grain == 0 for stride in strides[:-1])
+    return x if dense and x.data_ptr() % 16 == 0 else x.contiguous()
