@@ -1,0 +1,370 @@
+"""The public operations: values, gradients, layouts and states, what torch's compilers see, what the user gets wrong.
+
+The operator is tried with kernels made of PyTorch ("probe"), which are quick and right.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tflabench.kernels import api, reference
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State, zero_state
+
+B, H, T, D_QK, D_HV = 2, 2, 40, 16, 32
+GATES = {"exp": MLSTM_EXP, "sig": MLSTM_SIG, "retention": Gate("fixed", "none"), "mamba2": Gate("log_decay", "step")}
+every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+every_implementation = pytest.mark.parametrize("implementation", ["reference", "probe"])
+
+
+def map_state(change: Callable[[Tensor], Tensor], state: State) -> State:
+    C, n, m = state
+    return State(change(C), None if n is None else change(n), None if m is None else change(m))
+
+
+class Probe:
+    """Kernels that keep to the contract of api.Kernels by way of the reference, and remember how they were called."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict] = []
+
+    def forward(self, q, k, v, f, i, initial, *, config, **options):
+        self.calls.append({"q": q, "v": v, "f": f, "config": config, **options})
+        h, last = reference.chunkwise(q, k, v, f, i, initial, **options)
+        return torch.empty_like(v).copy_(h), map_state(torch.clone, last), (v.new_ones(3),)
+
+    def backward(self, dh, d_last, *args, **options):
+        # Operators run below autograd; a thread of its own starts above it.
+        with ThreadPoolExecutor(1) as other:
+            return other.submit(self._backward, dh, d_last, *args, **options).result()
+
+    def _backward(self, dh, d_last, q, k, v, f, i, initial, saved, *, config, **options):
+        assert saved[0].equal(v.new_ones(3))
+        inputs = [q, k, v, f, i, *(initial[:2] if initial is not None else (None, None))]
+        leaves: list[Any] = [x if x is None else x.detach().requires_grad_() for x in inputs]
+        q, k, v, f, i, C, n = leaves
+        start = None if initial is None else State(C, n, initial.m)
+        h, last = reference.chunkwise(q, k, v, f, i, start, **options)
+        outputs = [(h, dh), *zip(last[:2], d_last[:2] if d_last is not None else (None, None), strict=True)]
+        ends, weights = zip(*((y, dy) for y, dy in outputs if y is not None and dy is not None), strict=True)
+        found = iter(torch.autograd.grad(ends, [x for x in leaves if x is not None], weights, materialize_grads=True))
+        return tuple(x if x is None else torch.empty_like(x).copy_(next(found)) for x in leaves)
+
+    def kernels(self) -> api.Kernels:
+        return api.Kernels(
+            forward=self.forward,
+            backward=self.backward,
+            empty_saved=lambda q, v, **options: (v.new_ones(3),),
+            refuses=lambda q, v, *, chunk_size, **_: "takes chunks up to 64" if chunk_size > 64 else None,
+            default_chunk_size=lambda q, v, *, gate: 32,
+        )
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    probe = Probe()
+    monkeypatch.setitem(api._KERNELS, "probe", probe.kernels)
+    api._kernels.cache_clear()
+    yield probe
+    api._kernels.cache_clear()
+    torch._dynamo.reset()
+
+
+def inputs(gate: Gate = MLSTM_EXP, dtype: torch.dtype = torch.float32) -> dict:
+    """q, k, v, f, i as leaves, for keywords of `chunkwise`."""
+    torch.manual_seed(0)
+    x = {"q": torch.randn(B, H, T, D_QK), "k": torch.randn(B, H, T, D_QK), "v": torch.randn(B, H, T, D_HV)}
+    x["f"] = {"sigmoid": torch.randn(B, H, T) + 3, "log_decay": -torch.rand(B, H, T), "fixed": -torch.rand(H)}[
+        gate.forget
+    ]
+    if gate.input != "none":
+        x["i"] = torch.rand(B, H, T) + 0.1 if gate.input == "step" else torch.randn(B, H, T)
+    return {name: t.to(dtype).requires_grad_() for name, t in x.items()}
+
+
+def start(gate: Gate) -> State:
+    n = torch.randn(B, H, D_QK).requires_grad_() if gate.normalize else None
+    return State(torch.randn(B, H, D_QK, D_HV).requires_grad_(), n, torch.randn(B, H) if gate.stabilized else None)
+
+
+def results(compute, x: dict, state: State | None, **options) -> dict[str, Tensor]:
+    """Outputs and gradients of a loss in h, the last C and the last n, by name."""
+    h, last = compute(**x, initial_state=state, return_last_state=True, **options)
+    found = {"h": h, "last.C": last.C} | ({} if last.n is None else {"last.n": last.n})
+    loss = torch.stack([(y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() for y in found.values()]).sum()
+    leaves = x | ({} if state is None else {n: t for n, t in zip("Cn", state, strict=False) if t is not None})
+    grads = torch.autograd.grad(loss, list(leaves.values()))
+    return found | {f"d{n}": g for n, g in zip(leaves, grads, strict=True)}
+
+
+def double(x: Tensor) -> Tensor:
+    return x.detach().double().requires_grad_(x.requires_grad)
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-4) -> None:
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        error = (found[name] - want).abs().max() / want.abs().max().clamp(min=1e-3)
+        assert error <= tolerance, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("with_state", [False, True], ids=["from_nothing", "from_state"])
+@every_gate
+@every_implementation
+def test_values_and_every_gradient(probe, implementation, gate, with_state):
+    x, state = inputs(gate), start(gate) if with_state else None
+    exact = None if state is None else map_state(double, state)
+    wanted = results(api.chunkwise, {n: double(t) for n, t in x.items()}, exact, gate=gate, implementation="reference")
+    assert_close(results(api.chunkwise, x, state, gate=gate, implementation=implementation), wanted)
+
+
+def test_named_gates_are_the_papers():
+    x = inputs()
+    args = [x[n] for n in ("q", "k", "v", "i", "f")]
+    for named, gate in ((api.mlstm_exp, MLSTM_EXP), (api.mlstm_sig, MLSTM_SIG)):
+        assert named(*args, chunk_size=16).equal(api.chunkwise(**x, gate=gate, chunk_size=16))
+
+
+@every_gate
+def test_layout_bthd_makes_no_copies(probe, gate):
+    x = inputs(gate)
+    swapped = {n: t if t.dim() == 1 else t.detach().transpose(1, 2).contiguous().requires_grad_() for n, t in x.items()}
+    h = api.chunkwise(**swapped, gate=gate, layout="bthd", implementation="probe")
+    seen = probe.calls[-1]
+    assert seen["q"].data_ptr() == swapped["q"].data_ptr()
+    assert seen["f"].data_ptr() == swapped["f"].data_ptr()
+    assert h.is_contiguous()
+    wanted = api.chunkwise(**x, gate=gate, implementation="probe")
+    assert h.transpose(1, 2).equal(wanted)
+    h.sum().backward()
+    wanted.sum().backward()
+    for name, t in swapped.items():
+        g = t.grad if t.dim() == 1 else t.grad.transpose(1, 2)
+        torch.testing.assert_close(g, x[name].grad, msg=name)
+
+
+@every_implementation
+def test_any_strides(probe, implementation):
+    x = inputs()
+    wanted = results(api.chunkwise, x, None, gate=MLSTM_EXP, implementation=implementation)
+    wide = {n: torch.stack([t.detach(), t.detach()], dim=-1)[..., 0].requires_grad_() for n, t in x.items()}
+    assert not wide["q"].is_contiguous()
+    assert_close(results(api.chunkwise, wide, None, gate=MLSTM_EXP, implementation=implementation), wanted, 1e-6)
+
+
+@every_implementation
+def test_gradient_of_the_last_state_alone(probe, implementation):
+    x = inputs()
+    _, last = api.chunkwise(**x, gate=MLSTM_EXP, return_last_state=True, implementation=implementation)
+    dk, dv = torch.autograd.grad(last.n.sum(), [x["k"], x["v"]], materialize_grads=True)
+    assert (dv == 0).all()
+    assert dk.abs().sum() > 0
+
+
+@every_implementation
+def test_continuing_from_the_last_state_is_one_sequence(probe, implementation):
+    x, cut = inputs(), 24
+    whole = api.chunkwise(**x, gate=MLSTM_EXP, implementation=implementation)
+    first = {n: t[:, :, :cut] for n, t in x.items()}
+    rest = {n: t[:, :, cut:] for n, t in x.items()}
+    h, state = api.chunkwise(**first, gate=MLSTM_EXP, return_last_state=True, implementation=implementation)
+    more = api.chunkwise(**rest, gate=MLSTM_EXP, initial_state=state, implementation=implementation)
+    torch.testing.assert_close(torch.cat([h, more], 2), whole, rtol=1e-4, atol=1e-4)
+
+
+@every_implementation
+def test_nan_is_passed_through(probe, implementation):
+    x = {n: t.detach() for n, t in inputs().items()}
+    x["v"][0, 0, 5, 3] = math.nan
+    h = api.chunkwise(**x, gate=MLSTM_EXP, implementation=implementation)
+    assert h[0, 0, 5:, 3].isnan().all()
+    assert h[1].isfinite().all()
+
+
+@pytest.mark.parametrize("gate", [MLSTM_EXP, MLSTM_SIG], ids=["exp", "sig"])
+def test_opcheck(probe, gate):
+    x, state = inputs(gate), start(gate)
+    key = api._setup_key("probe", gate, torch.float32, None)
+    op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
+    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 16, key))
+    transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
+    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 0, key))
+    dh, saved = torch.randn_like(transposed[2]), [torch.ones(3)]
+    torch.library.opcheck(backward, (dh, None, None, *transposed, None, None, None, saved, 0.25, 0, key))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "gate"),
+    [("reference", MLSTM_EXP), *(("probe", gate) for gate in GATES.values())],
+    ids=["reference-exp", *(f"probe-{name}" for name in GATES)],
+)
+def test_compiles_to_a_full_graph(probe, implementation, gate):
+    compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
+    options = {
+        "gate": gate,
+        "implementation": implementation,
+        "config": Expert() if implementation == "probe" else None,
+    }
+    x, state = inputs(gate), start(gate)
+    wanted = results(api.chunkwise, x, state, **options)
+    assert_close(results(compiled, x, state, **options), wanted, 1e-5)
+    assert implementation == "reference" or probe.calls[-1]["config"] == Expert()
+    shorter = {n: t if t.dim() == 1 else t[:, :, :24] for n, t in x.items()}
+    wanted = results(api.chunkwise, shorter, state, **options)
+    assert_close(results(compiled, shorter, state, **options), wanted, 1e-5)
+
+
+@every_implementation
+def test_autocast_casts_q_k_v_alone(probe, implementation):
+    x, state = inputs(), start(MLSTM_EXP)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h, last = api.chunkwise(
+            **x, gate=MLSTM_EXP, initial_state=state, return_last_state=True, implementation=implementation
+        )
+    assert h.dtype == torch.bfloat16
+    assert last.C.dtype == torch.float32
+    low = x | {n: x[n].bfloat16() for n in "qkv"}
+    assert h.equal(api.chunkwise(**low, gate=MLSTM_EXP, initial_state=state, implementation=implementation))
+    h.float().sum().backward()
+    assert x["q"].grad.dtype == torch.float32
+
+
+def test_double_backward_says_what_to_do(probe):
+    x = inputs()
+    (dq,) = torch.autograd.grad(
+        api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe").sum(), x["q"], create_graph=True
+    )
+    with pytest.raises(RuntimeError, match=r"no second derivatives: .*implementation='reference'"):
+        dq.sum().backward()
+
+
+@dataclass(frozen=True)
+class Expert:
+    warps: int = 4
+
+
+def test_options_reach_the_kernels(probe):
+    x = inputs()
+    options: dict[str, Any] = {"scale": 0.5, "chunk_size": 16, "state_dtype": torch.bfloat16, "config": Expert(8)}
+    api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe", **options)
+    assert {n: probe.calls[-1][n] for n in options} == options
+    api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe")
+    defaults = {"scale": D_QK**-0.5, "chunk_size": 32, "state_dtype": torch.float32, "config": None}
+    assert {n: probe.calls[-1][n] for n in options} == defaults
+
+
+def test_auto_is_the_reference_where_no_kernel_runs():
+    x = inputs()
+    assert api.choose(x["q"], x["v"], gate=MLSTM_EXP) == ("reference", T)
+    assert api.chunkwise(**x, gate=MLSTM_EXP).equal(api.chunkwise(**x, gate=MLSTM_EXP, implementation="reference"))
+    assert api.mlstm_exp(*(double(x[n]) for n in ("q", "k", "v", "i", "f"))).dtype == torch.float64
+
+
+STATE = zero_state(MLSTM_EXP, B, H, D_QK, D_HV)
+PROBE = {"implementation": "probe"}
+# what differs from a call that works, the error, and what its message says
+BAD_INPUTS = {
+    "q_not_a_tensor": ({"q": [1.0]}, TypeError, "q is a list: it must be a tensor"),
+    "k_integers": ({"k": torch.ones(B, H, T, D_QK).int()}, TypeError, "k is torch.int32: it must be bfloat16"),
+    "q_three_sizes": ({"q": torch.ones(B, H, T)}, ValueError, "q has the shape (2, 2, 40): it must be (B, H, T, d)"),
+    "no_steps": ({"q": torch.ones(B, H, 0, D_QK)}, ValueError, "every size at least 1"),
+    "k_unlike_q": ({"k": torch.ones(B, H, T, 32)}, ValueError, "k has the shape (2, 2, 40, 32): it must be that of q"),
+    "v_shorter": ({"v": torch.ones(B, H, 39, D_HV)}, ValueError, "v has the shape (2, 2, 39, 32)"),
+    "f_shorter": ({"f": torch.ones(B, H, 39)}, ValueError, "f has the shape (2, 2, 39): it must be (2, 2, 40)"),
+    "no_i": ({"i": None}, TypeError, "i is None: it must be a tensor"),
+    "i_not_wanted": ({"gate": Gate("sigmoid", "none")}, ValueError, "i is a Tensor: it must be None"),
+    "f_of_a_fixed_gate": ({"gate": Gate("fixed")}, ValueError, "f has the shape (2, 2, 40): it must be (2,)"),
+    "gate_a_name": ({"gate": "exp"}, TypeError, "gate is a str: it must be a kernels.types.Gate"),
+    "dtypes_differ": ({"v": torch.ones(B, H, T, D_HV).half()}, TypeError, "they must be of one dtype"),
+    "devices_differ": ({"f": torch.ones(B, H, T, device="meta")}, ValueError, "f is on meta: it must be where q is"),
+    "layout": ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be 'bhtd' or 'bthd'"),
+    "chunk_size_zero": ({"chunk_size": 0}, ValueError, "chunk_size is 0: it must be at least 1"),
+    "chunk_size_float": ({"chunk_size": 16.0}, TypeError, "chunk_size is a float: it must be an int or 'auto'"),
+    "chunk_size_small": (PROBE | {"chunk_size": 8}, ValueError, "chunk_size is 8: it must be a multiple of 16"),
+    "chunk_size_odd": (PROBE | {"chunk_size": 40}, ValueError, "chunk_size is 40: it must be a multiple of 16"),
+    "chunk_size_refused": (PROBE | {"chunk_size": 128}, ValueError, "probe takes chunks up to 64"),
+    "scale_text": ({"scale": "1"}, TypeError, "scale is a str: it must be a float or None"),
+    "scale_nan": ({"scale": math.nan}, ValueError, "scale is nan: it must be finite"),
+    "state_dtype": ({"state_dtype": torch.float16}, ValueError, "it must be torch.float32 or torch.bfloat16"),
+    "implementation": ({"implementation": "tfla"}, ValueError, "implementation is 'tfla': it must be one of auto, ref"),
+    "head_dimension": (PROBE | {"v": torch.ones(B, H, T, 24)}, ValueError, "v has the head dimension 24: it must be a"),
+    "float64": (
+        PROBE | {name: torch.ones(B, H, T, 16).double() for name in "qkv"},
+        TypeError,
+        "q is torch.float64: it must be bfloat16, float16 or float32",
+    ),
+    "state_a_tensor": (
+        {"initial_state": STATE.C},
+        TypeError,
+        "initial_state is a Tensor: it must be a kernels.types.St",
+    ),
+    "state_shape": (
+        {"initial_state": STATE._replace(C=torch.zeros(B, H, D_HV, D_QK))},
+        ValueError,
+        "initial_state.C has the shape (2, 2, 32, 16): it must be (2, 2, 16, 32)",
+    ),
+    "state_without_n": (
+        {"initial_state": STATE._replace(n=None)},
+        TypeError,
+        "initial_state.n is None: it must be a t",
+    ),
+    "state_with_n": (
+        {"gate": MLSTM_SIG, "initial_state": STATE},
+        ValueError,
+        "initial_state.n is a Tensor: it must be",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
+def test_bad_input_is_named(probe, changes, error, words):
+    with pytest.raises(error, match=re.escape(words)) as raised:
+        api.chunkwise(**{**inputs(), "gate": MLSTM_EXP, **changes})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gate_has_known_parts():
+    with pytest.raises(ValueError, match="forget is 'tanh': it must be one of sigmoid, log_decay, fixed"):
+        Gate(forget="tanh")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="input is 'tanh': it must be one of exp, sigmoid, step, none"):
+        Gate(input="tanh")  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gate", [MLSTM_EXP, MLSTM_SIG], ids=["exp", "sig"])
+def test_kernels_compile_and_are_captured_in_a_cuda_graph(gate):
+    x = {n: t.detach().cuda().requires_grad_() for n, t in inputs(gate, torch.bfloat16).items()}
+    wanted = api.chunkwise(**x, gate=gate)
+    compiled = torch.compile(api.chunkwise, fullgraph=True)
+    assert compiled(**x, gate=gate).equal(wanted)
+    wanted.float().sum().backward()
+    grads = {n: t.grad.clone() for n, t in x.items()}
+
+    def both():
+        for t in x.values():
+            t.grad = None
+        h = api.chunkwise(**x, gate=gate)
+        h.float().sum().backward()
+        return h
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        h = both()
+    h.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert h.equal(wanted)
+    for name, t in x.items():
+        assert t.grad.equal(grads[name]), name
