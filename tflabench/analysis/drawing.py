@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,13 +61,12 @@ def save(figure: Figure, path: Path) -> None:
 
 def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, memory_budget: float | None) -> Figure:
     """Theoretical runtime (from lower to upper, the 5% band shaded) and peak memory over L, one above the other."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     sizes = _chunk_sizes(tradeoff, 400)
     low, high = tradeoff.within()
     time = tradeoff.time(sizes)
-    with matplotlib.rc_context(STYLE):
+    with _style():
         figure = Figure(figsize=(4.2, 4.6), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         above.fill_between(
@@ -97,13 +97,12 @@ def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, me
 
 def roofline(gpus: Sequence[Gpu], costs: Mapping[int, Cost], title: str, measured: Sequence[Measured] = ()) -> Figure:
     """Rooflines of GPUs (eq. 119), the intensities of chunk sizes as columns that meet them, and measured points."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     marks = [gpu.ceilings.intensity for gpu in gpus] + [cost.intensity for cost in costs.values()]
     marks += [point.intensity for point in measured]
     intensity = np.geomspace(min(marks) / 2.5, max(marks) * 2.5, 400)
-    with matplotlib.rc_context(STYLE):
+    with _style():
         figure = Figure(figsize=(5.6, 3.9), layout="constrained")
         axes = figure.subplots()
         for gpu, colour in zip(gpus, _cycle(COLOURS, len(gpus)), strict=True):
@@ -180,6 +179,14 @@ def _chunk_sizes(tradeoff: Tradeoff, count: int) -> np.ndarray:
     """L from 16, the smallest that kernels take, to T, evenly spaced on a log scale."""
     last = float(tradeoff.problem.seq_len)
     return np.geomspace(min(16.0, last), last, count)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(rc=STYLE):  # type: ignore[arg-type]  # its keys are typed as literals
+        yield
 
 
 def _cycle(values: Sequence[str], count: int) -> list[str]:

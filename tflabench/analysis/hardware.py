@@ -38,15 +38,18 @@ class Ceilings:
     source: str
 
     def __post_init__(self) -> None:
-        for name in ("flops_per_s", "bytes_per_s"):
-            value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise InputError(f"{name} is {value}: it must be a positive number")
+        _require_positive(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
 
     @property
     def intensity(self) -> float:
         """I_acc = alpha / beta in FLOP/byte (eq. 117)."""
         return self.flops_per_s / self.bytes_per_s
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise InputError(f"{name} is {value}: it must be a positive number")
 
 
 @dataclass(frozen=True)
@@ -195,35 +198,8 @@ def from_device_name(device: str) -> Gpu | None:
 
 def custom(peak_tflops: float, bandwidth_tbs: float, name: str = "custom") -> Gpu:
     """A GPU known by its two ceilings only, in TFLOP/s and TB/s."""
+    _require_positive(peak_tflops=peak_tflops, bandwidth_tbs=bandwidth_tbs)
     return Gpu(name, Ceilings(peak_tflops * 1e12, bandwidth_tbs * 1e12, "given", "given by the user"))
-
-
-@dataclass(frozen=True)
-class Device:
-    """A GPU of this machine: name and memory as its driver reports them, and what is known of it."""
-
-    name: str
-    memory_bytes: int
-    gpu: Gpu | None
-
-
-def this_machine() -> tuple[Device, ...]:
-    """NVIDIA GPUs of this machine, asked through NVML; none without a driver or without nvidia-ml-py."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # not installed, or one of NVML's errors, which share no base class with a missing library
-        return ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(
-            Device(name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), from_device_name(name))
-            for handle in handles
-            for name in [str(pynvml.nvmlDeviceGetName(handle))]
-        )
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
@@ -232,7 +208,9 @@ def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
     stored = _stored()
     stored.setdefault(device, {})[dtype] = asdict(ceilings)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(stored, indent=1) + "\n")
+    half = path.with_suffix(".part")
+    half.write_text(json.dumps(stored, indent=1) + "\n")
+    half.replace(path)  # at once, so that no reader finds half a file
     return path
 
 

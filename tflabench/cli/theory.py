@@ -35,20 +35,16 @@ BandwidthTbs = Annotated[float | None, typer.Option(help="Memory bandwidth in TB
 @app.command()
 def gpus(as_json: Json = False) -> None:
     """Known GPUs with the source of each figure, and what this machine has."""
+    from tflabench import machine
     from tflabench.analysis import hardware
 
-    here = hardware.this_machine()
+    here = machine.detect("auto")
+    known = hardware.from_device_name(here.name)
+    measured = {dtype: found for dtype in DTYPE_BYTES if (found := hardware.measured_ceilings(here.name, dtype))}
     if as_json:
-        devices = [
-            {
-                "name": device.name,
-                "memory_bytes": device.memory_bytes,
-                "known_as": device.gpu and device.gpu.name,
-                "measured": (found := hardware.measured_ceilings(device.name)) and asdict(found),
-            }
-            for device in here
-        ]
-        _print_json({"known": [asdict(gpu) for gpu in hardware.KNOWN], "this_machine": devices})
+        rates = {dtype: asdict(ceilings) for dtype, ceilings in measured.items()}
+        device = asdict(here) | {"known_as": known and known.name, "measured": rates}
+        _print_json({"known": [asdict(gpu) for gpu in hardware.KNOWN], "this_machine": device})
         return
 
     from rich.console import Console
@@ -73,17 +69,13 @@ def gpus(as_json: Json = False) -> None:
         note = f". {gpu.note}" if gpu.note else ""
         console.print(f"{gpu.name}: {gpu.ceilings.source}; {gpu.source}{note}", highlight=False)
     console.print()
-    if not here:
-        console.print("This machine: no NVIDIA GPU that nvidia-ml-py can see.")
-    for device in here:
-        measured = hardware.measured_ceilings(device.name)
-        rates = (
-            f"measured {measured.flops_per_s / 1e12:.0f} TFLOP/s and {measured.bytes_per_s / 1e12:.2f} TB/s"
-            if measured
-            else "not measured yet: run tflabench calibrate"
-        )
-        known = f"known as {device.gpu.name}" if device.gpu else "not in the list above"
-        console.print(f"This machine: {device.name}, {device.memory_bytes / 2**30:.0f} GiB, {known}; {rates}.")
+    kind = "no NVIDIA GPU" if here.kind == "cpu" else f"known as {known.name}" if known else "not in the list above"
+    console.print(f"This machine: {here.name}, {here.memory_bytes / 2**30:.0f} GiB, {kind}.", highlight=False)
+    for dtype, ceilings in measured.items():
+        tflops, tbs = ceilings.flops_per_s / 1e12, ceilings.bytes_per_s / 1e12
+        console.print(f"Measured, {dtype}: {tflops:.4g} TFLOP/s, {tbs:.3g} TB/s ({ceilings.source})", highlight=False)
+    if not measured:
+        console.print("Its ceilings are not measured yet: run tflabench calibrate.")
 
 
 @app.command("optimal-chunk")
@@ -110,8 +102,8 @@ def optimal_chunk(
 ) -> None:
     """The chunk size L with the least theoretical runtime, and what it costs to leave it.
 
-    Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the model knows no pointwise work, launches or
-    tile sizes. The curve is flat, so take the smallest L of the 5% band that memory allows.
+    Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the model knows no pointwise units, launches
+    or tile shapes. The curve is flat, so measure at smaller L too: tflabench sweep --preset chunk.
     """
     from tflabench.analysis import chunk_size as chunks
 
@@ -204,7 +196,7 @@ def optimal_chunk(
     console.print(
         f"recommended                   L = {recommended}: {best['ms_lower']:.3g} to {best['ms_upper']:.3g} ms, "
         f"{best['memory_bytes'] / 2**30:.2f} GiB{fits}",
-        style="bold",
+        style="bold green",
     )
     console.print()
     for line in sketch(tradeoff, recommended, ascii_only=console.options.ascii_only):
@@ -302,7 +294,7 @@ _PASS_TITLES = {"fw": "forward", "fwbw": "forward and backward", "decode": "deco
 
 
 def _gpu(name: str | None, peak_tflops: float | None, bandwidth_tbs: float | None) -> Gpu:
-    """The GPU asked for: by name, by its ceilings, or by name with a ceiling replaced; else this machine's, else H100."""
+    """The GPU asked for: by name, by its ceilings, by name with a ceiling replaced; else this machine's, else H100."""
     from tflabench.analysis import hardware
 
     if name is None and (peak_tflops is None) != (bandwidth_tbs is None):
@@ -324,14 +316,16 @@ def _gpu(name: str | None, peak_tflops: float | None, bandwidth_tbs: float | Non
 
 
 def _own_gpu() -> Gpu | None:
-    """This machine's first GPU, with its measured ceilings where `tflabench calibrate` stored them."""
+    """This machine's GPU, with ceilings measured by `tflabench calibrate` or known; None without such a GPU."""
+    from tflabench import machine
     from tflabench.analysis import hardware
 
-    for device in hardware.this_machine():
-        if ceilings := hardware.ceilings_for(device.name):
-            gpu = device.gpu or hardware.Gpu(device.name, ceilings, float(device.memory_bytes))
-            return replace(gpu, ceilings=ceilings)
-    return None
+    here = machine.detect("auto")
+    ceilings = hardware.ceilings_for(here.name) if here.kind == "cuda" else None
+    if ceilings is None:
+        return None
+    gpu = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings, here.memory_bytes)
+    return replace(gpu, ceilings=ceilings)
 
 
 def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:
@@ -351,14 +345,14 @@ def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:
         raise InputError(f"cannot read {file}: {error}") from None
     if lacking := [column for column in needed if column not in rows]:
         raise InputError(f"{file} lacks the columns {', '.join(lacking)}: it was written by another version")
-    rows = rows[rows["status"] == "ok"].dropna(subset=needed)
+    rows = rows[(rows["status"] == "ok") & rows[needed].notna().all(axis="columns")]
     points = [
         Measured(str(name), float(flops) / float(moved), float(flops) / (float(ms) * 1e-3))
         for name, flops, moved, ms in zip(
             rows["implementation"], rows["model_flops"], rows["model_bytes"], rows["ms_median"], strict=True
         )
     ]
-    known = [hardware.from_device_name(str(device)) for device in rows["device"].unique()]
+    known = [hardware.from_device_name(str(device)) for device in dict.fromkeys(rows["device"])]
     return points, [gpu.name for gpu in known if gpu]
 
 

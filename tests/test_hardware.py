@@ -1,0 +1,164 @@
+"""The list of GPUs, how one is found, and the ceilings that a calibration leaves behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tflabench.analysis import hardware
+from tflabench.analysis.hardware import KNOWN, Ceilings
+from tflabench.problem import InputError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tflabench" / "ceilings.json"
+
+
+def test_the_gpus_are_listed_with_all_figures_and_their_sources():
+    ampere = "A100 SXM 40GB, A100 SXM 80GB, A100 PCIe 40GB, A100 PCIe 80GB"
+    hopper = "H100 SXM, H100 PCIe, H100 NVL, H200"
+    for name in f"V100, {ampere}, {hopper}, B200, GB200, L40S, RTX 4090, RTX 5090, MI300X".split(", "):
+        gpu = hardware.find(name)
+        assert gpu.ceilings.provenance == "datasheet"
+        assert gpu.ceilings.source
+        assert gpu.source
+        assert gpu.memory_bytes
+        assert gpu.multiprocessors
+
+
+def test_table_18_of_the_paper_is_reproduced():
+    rows = {gpu.name: (gpu.ceilings.flops_per_s, gpu.ceilings.bytes_per_s) for gpu in hardware.table_18()}
+    assert rows == {
+        "paper-V100": (120e12, 0.9e12),
+        "paper-A100": (312e12, 1.935e12),
+        "paper-H100": (989e12, 3.35e12),
+        "paper-B200": (2250e12, 7.7e12),
+    }
+    assert {gpu.ceilings.provenance for gpu in hardware.table_18()} == {"paper"}
+    assert hardware.find("paper-H100").ceilings.intensity == pytest.approx(295.2, abs=0.05)
+
+
+def test_the_papers_a100_is_the_pcie_card():
+    """Table 18 calls it A100 SXM; its bandwidth is the PCIe 80GB card's, and the SXM's is higher."""
+    paper = hardware.find("paper-A100").ceilings.bytes_per_s
+    assert paper == hardware.find("A100 PCIe 80GB").ceilings.bytes_per_s
+    assert paper < hardware.find("A100 SXM 80GB").ceilings.bytes_per_s
+
+
+def test_rates_are_dense_and_accumulate_in_float32():
+    """Against the sparse figures that datasheets print in larger type, and GeForce's float16 accumulation."""
+    sparse = {"A100": 624, "H100": 1979, "H100 PCIe": 1513, "H100 NVL": 1671, "H200": 1979, "B200": 4500, "GB200": 5000}
+    for name, tflops in sparse.items():
+        assert hardware.find(name).ceilings.flops_per_s / 1e12 == pytest.approx(tflops / 2, abs=0.6)
+    for name, float16 in {"RTX 4090": 330.3, "RTX 5090": 419}.items():
+        assert hardware.find(name).ceilings.flops_per_s / 1e12 == pytest.approx(float16 / 2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("H100", "H100 SXM"),
+        ("h100-sxm", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("rtx4090", "RTX 4090"),
+        ("GeForce RTX 5090", "RTX 5090"),
+        ("a100_40gb", "A100 SXM 40GB"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_names_are_found_whatever_their_spelling(asked, name):
+    assert hardware.find(asked).name == name
+
+
+def test_no_two_gpus_share_a_name():
+    names = [hardware._plain(name) for gpu in KNOWN for name in {gpu.name, *gpu.aliases}]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("asked", "suggested"), [("H10O", "H100 SXM"), ("B20", "B200"), ("RTX 409", "RTX 4090")])
+def test_an_unknown_gpu_suggests_the_nearest(asked, suggested):
+    with pytest.raises(InputError, match=rf"no GPU is called '{asked}'; did you mean .*{suggested}"):
+        hardware.find(asked)
+
+
+def test_nothing_near_lists_all():
+    with pytest.raises(InputError, match=r"known: V100 SXM2 32GB, .*MI300X"):
+        hardware.find("abacus")
+    with pytest.raises(InputError, match="did you mean paper-H100"):
+        hardware.find("paper-H10")
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("Tesla V100-SXM2-32GB", "V100 SXM2 32GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 SXM 40GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H200 NVL", None),
+        ("Intel Xeon Processor, 2 cores", None),
+    ],
+)
+def test_drivers_names_are_recognised(device, name):
+    gpu = hardware.from_device_name(device)
+    assert (gpu and gpu.name) == name
+
+
+def test_a_gpu_of_the_users_own():
+    gpu = hardware.custom(peak_tflops=100, bandwidth_tbs=0.5)
+    assert (gpu.ceilings.flops_per_s, gpu.ceilings.bytes_per_s, gpu.ceilings.provenance) == (100e12, 0.5e12, "given")
+    assert gpu.ceilings.intensity == 200
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_ceilings_must_be_positive(value):
+    with pytest.raises(InputError, match=r"peak_tflops is .*: it must be a positive number"):
+        hardware.custom(peak_tflops=value, bandwidth_tbs=1)
+    with pytest.raises(InputError, match=r"bandwidth_tbs is .*: it must be a positive number"):
+        hardware.custom(peak_tflops=1, bandwidth_tbs=value)
+    with pytest.raises(InputError, match=r"bytes_per_s is .*: it must be a positive number"):
+        Ceilings(1, value, "measured", "")
+
+
+def test_measured_ceilings_are_kept_by_device_and_dtype(own_cache):
+    assert hardware.measured_ceilings("NVIDIA H200") is None
+    bf16, fp32 = (Ceilings(rate, 4.26e12, "measured", "copy and matrix product") for rate in (782e12, 50e12))
+    assert hardware.store_ceilings("NVIDIA H200", "bfloat16", bf16) == own_cache
+    hardware.store_ceilings("NVIDIA H200", "float32", fp32)
+    assert hardware.measured_ceilings("NVIDIA H200") == bf16
+    assert hardware.measured_ceilings("NVIDIA H200", "float32") == fp32
+    assert hardware.measured_ceilings("NVIDIA H100") is None
+    assert [path.name for path in own_cache.parent.iterdir()] == ["ceilings.json"]
+
+
+def test_measured_ceilings_come_before_the_datasheets():
+    assert hardware.ceilings_for("NVIDIA H200") == hardware.find("H200").ceilings
+    measured = Ceilings(782e12, 4.26e12, "measured", "")
+    hardware.store_ceilings("NVIDIA H200", "bfloat16", measured)
+    assert hardware.ceilings_for("NVIDIA H200") == measured
+    assert hardware.ceilings_for("NVIDIA H200", "float16") == hardware.find("H200").ceilings
+
+
+def test_a_datasheet_says_nothing_of_float32_and_of_unknown_devices():
+    assert hardware.ceilings_for("NVIDIA H200", "float32") is None
+    assert hardware.ceilings_for("Intel Xeon Processor, 2 cores") is None
+
+
+def test_a_damaged_file_of_ceilings_is_named(own_cache):
+    own_cache.parent.mkdir()
+    own_cache.write_text('{"NVIDIA H200": {')
+    with pytest.raises(InputError, match=r"ceilings.json is not valid JSON: delete it"):
+        hardware.measured_ceilings("NVIDIA H200")
