@@ -9,7 +9,8 @@ The denominator and m are constants in backward (paper, B.3). Chunk states are s
 
 from __future__ import annotations
 
-import os
+import functools
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -25,45 +26,73 @@ from .plan import Plan, float32_precision
 from .states import walk
 from .tiles import aligned
 
+if TYPE_CHECKING:
+    from ..api import Kernels
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def refuses(q: Tensor, v: Tensor, chunk_size: int) -> str | None:
+def kernels(levels: int) -> Kernels:
+    """The paper's kernels as `kernels.api` calls them: xl_chunk (two levels) or limit_chunk (one: the chunk is the tile)."""
+    from ..api import Kernels
+
+    return Kernels(
+        forward=forward,
+        backward=backward,
+        empty_saved=empty_saved,
+        refuses=functools.partial(refuses, levels=levels),
+        default_chunk_size=functools.partial(default_chunk_size, levels=levels),
+    )
+
+
+def refuses(
+    q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: TileConfig | None = None, levels: int = 2
+) -> str | None:
     """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), in one line, or None if they can."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if q.device.type != "cuda" and not interpreted:
-        return f"q is on {q.device}: Triton kernels need a CUDA device (or TRITON_INTERPRET=1)"
-    if q.device.type == "cuda" and configs.architecture(q.device) < 80:
-        return f"compute capability {configs.architecture(q.device) / 10}: it must be 8.0 or later"
+    del gate  # all of them
+    if q.device.type == "cuda":
+        architecture = configs.architecture(q.device)
+        if architecture < 80:
+            return f"needs compute capability 8.0 or later, not {architecture / 10}"
+    elif not triton.knobs.runtime.interpret:
+        return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
     if q.dtype not in DTYPES:
-        return f"dtype is {q.dtype}: it must be bfloat16, float16 or float32"
+        return f"takes bfloat16, float16 and float32, not {q.dtype}"
     for name, d in (("d_qk", q.shape[-1]), ("d_hv", v.shape[-1])):
         if d % 16 or not 16 <= d <= 1024:
-            return f"{name} is {d}: it must be a multiple of 16 from 16 to 1024"
+            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
     if chunk_size < 16 or chunk_size % 16:
-        return f"chunk_size is {chunk_size}: it must be a multiple of 16, the smallest tile"
+        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
+    if levels == 1 and (chunk_size > 128 or chunk_size & (chunk_size - 1)):
+        return f"takes a chunk_size that is one tile, 16, 32, 64 or 128, not {chunk_size}"
+    if config is not None and not isinstance(config, TileConfig):
+        return f"takes a TileConfig as config, not a {type(config).__name__}"
     return None
 
 
-def default_chunk_size(batch: int, heads: int, T: int, d_qk: int, d_hv: int) -> int:
-    """The chunk size that measured best on the H200 (MEASURED.md): states cost bytes, d_qk * d_hv / L, long chunks FLOPs."""
-    del batch, heads
-    best = 128 if d_qk * d_hv <= 128 * 128 else 256
-    return min(best, max(16, triton.next_power_of_2(T)))
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, levels: int = 2) -> int:
+    """The chunk size that measured best on the H200 (MEASURED.md): states cost bytes, d_qk d_hv / L; long chunks FLOPs."""
+    del gate
+    if levels == 1:
+        return 64
+    best = 128 if q.shape[-1] * v.shape[-1] <= 128 * 128 else 256
+    return min(best, max(16, triton.next_power_of_2(q.shape[2])))
 
 
-def saved_shapes(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype, config: TileConfig | None) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-    """Shape and dtype of each tensor that `forward` saves for `backward`: 1 / denominator, then chunk states if kept."""
+def empty_saved(
+    q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype, config: TileConfig | None
+) -> tuple[Tensor, ...]:
+    """What `forward` saves for `backward`, uninitialised: 1 / denominator of a normalised gate, then chunk states if kept."""
     batch, heads, T, d_qk = q.shape
-    saved: list[tuple[tuple[int, ...], torch.dtype]] = []
+    shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
-        saved.append(((batch, heads, T), torch.float32))
+        shapes.append(((batch, heads, T), torch.float32))
     if config is not None and config.keep_states:
-        chunks = triton.cdiv(T, _fitting(chunk_size, T))
-        saved.append(((batch, heads, chunks, d_qk, v.shape[-1]), _stored(q.dtype, state_dtype)))
+        lead = (batch, heads, triton.cdiv(T, _fitting(chunk_size, T)), d_qk)
+        shapes.append(((*lead, v.shape[-1]), _stored(q.dtype, state_dtype)))
         if gate.normalize:
-            saved.append(((batch, heads, chunks, d_qk), torch.float32))
-    return tuple(saved)
+            shapes.append((lead, torch.float32))
+    return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
 
 
 def forward(
@@ -89,6 +118,7 @@ def forward(
         chunk_size: L, a multiple of 16; how often a state is materialised.
         state_dtype: of the chunk states, where it is narrower than what q's dtype calls for.
     """
+    v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
     C, n = _matrices(initial)
@@ -97,7 +127,7 @@ def forward(
     m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
-    return h, State(states.last, states.n_last, m_last), saved
+    return _made_like(h, v_given), State(states.last, states.n_last, m_last), saved
 
 
 def backward(
@@ -123,6 +153,7 @@ def backward(
         dh: gradient of H; d_last: of the last state's C and n (m is a constant), None or with None fields where there is none.
         saved: as `forward` returned it; the other arguments as given to it.
     """
+    given = (q, k, v, f, i)
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
     config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
     C_0, n_0 = _matrices(initial)
@@ -156,13 +187,20 @@ def backward(
     dk, kdk = d_keys(
         plan, config.dk, q, k, v, dh, back.states, dn_states, query_weight, last=dC is not None or dn is not None
     )  # fmt: skip
-    dv = d_values(plan, config.dv, q, k, dh, back.states, query_weight, last=dC is not None)
+    dv = d_values(plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None)
     df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size)
+    dq, dk, dv, df, di = (x if x is None else _made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given))
     if initial is None:
         return dq, dk, dv, df, di, None, None
     if gate.normalize and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
-    return dq, dk, dv, df, di, back.last, dn_0
+    return dq, dk, dv, df, di, _made_like(back.last, initial.C), dn_0 if dn_0 is None else _made_like(dn_0, initial.n)
+
+
+def _made_like(x: Tensor, like: Tensor) -> Tensor:
+    """x with the strides that torch.empty_like(like) would have, copied only if they differ."""
+    strides = torch.empty_like(like, device="meta").stride()
+    return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
 
 
 def _prepare(q: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, gate: Gate, scale: float, chunk_size: int, config: TileConfig | None) -> tuple[TileConfig, Plan]:

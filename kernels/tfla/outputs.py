@@ -212,6 +212,7 @@ def launch(
     n_states: Tensor | None,
     inverse_denominator: Tensor | None,
     *,
+    like: Tensor,
     reverse: bool,
     first_state: bool,
     probe: Tensor | None = None,
@@ -221,11 +222,11 @@ def launch(
     """Runs `parallel_outputs` in one of its four roles; see the module's table and the kernel's docstring.
 
     Returns:
-        out, laid out in memory like `probe` (dQ, dK) or z, and the row sums probe.out (parts, B, H, T) if there is a probe.
+        out, made as torch.empty_like(like), and the row sums probe.out (parts, B, H, T) if there is a probe.
     """
     batch, heads, T, d_in = x.shape
     d_out = z.shape[-1]
-    out = torch.empty_like(z if probe is None else probe)
+    out = torch.empty_like(like)
     row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
     blocks = triton.cdiv(d_out, tiles.outer)
     row_dots = None if probe is None else x.new_empty((blocks, batch, heads, T), dtype=torch.float32)
@@ -287,6 +288,6 @@ def hidden(
     inverse = q.new_empty(q.shape[:3], dtype=torch.float32) if gate.normalize else None
     h, _ = launch(
         plan, tiles, q, k, v, states, n_states, inverse,
-        reverse=False, first_state=initial, normalize=gate.normalize, rescale=gate.stabilized,
+        like=v, reverse=False, first_state=initial, normalize=gate.normalize, rescale=gate.stabilized,
     )  # fmt: skip
     return h, inverse
