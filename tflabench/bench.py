@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 from tflabench.adapter import Implementation
 from tflabench.analysis import cost, hardware, roofline
 from tflabench.analysis.hardware import Ceilings
 from tflabench.executor import Executor
-from tflabench.machine import Machine
+from tflabench.machine import Machine, environment
 from tflabench.problem import InputError, Problem
 from tflabench.protocol import Protocol
 from tflabench.store import Row, Store
@@ -24,50 +25,36 @@ SLOWDOWN = {"cuda": 3.0, "cpu": 10.0}
 CALIBRATED_DTYPES = {"cuda": ("bfloat16", "float16", "float32"), "cpu": ("bfloat16", "float32", "float64")}
 
 
-@dataclass(frozen=True)
-class Session:
-    """What every point of one run shares.
+class Bench:
+    """A machine, an executor on it, and the rules that every point is measured by."""
 
-    Attributes:
-        run_id: names the run in rows and in environment.json.
-        ceilings: by dtype.
-        timeout_s: for one point, from its build to its last sample.
-    """
+    def __init__(self, machine: Machine, executor: Executor, protocol: Protocol, timeout_s: float) -> None:
+        self.machine = machine
+        self.executor = executor
+        self.protocol = protocol
+        self.timeout_s = timeout_s
 
-    run_id: str
-    machine: Machine
-    executor: Executor
-    store: Store
-    ceilings: Mapping[str, Ceilings]
-    protocol: Protocol
-    timeout_s: float
-
-    def run(self, points: Iterable[Point], on_row: Callable[[Row], None]) -> None:
+    def sweep(self, points: Sequence[Point], store: Store, on_row: Callable[[Row], None]) -> None:
         """Measure the points in order; each row is on disk before `on_row` is called with it."""
+        run_id = uuid4().hex[:12]
+        facts = self.executor.facts()
+        ceilings = ceilings_of(self.machine, (point.problem.dtype for point in points), self.executor)
+        described = {"ceilings": {dtype: asdict(found) for dtype, found in ceilings.items()}}
+        store.describe_run(run_id, environment(self.machine, facts) | described)
         for point in points:
-            row = self.measure(point)
-            self.store.append(row)
+            row = self.measure(point, run_id, ceilings[point.problem.dtype])
+            store.append(row)
             on_row(row)
 
-    def measure(self, point: Point) -> Row:
+    def measure(self, point: Point, run_id: str, ceilings: Ceilings) -> Row:
+        """One point, whatever happens to it."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        impl, problem = point.implementation, point.problem
-        if reason := impl.refuses(problem, self.machine.kind):
-            result: dict[str, Any] = {"status": "unsupported", "reason": reason}
-        else:
-            result = self.executor.run(
-                {
-                    "kind": "measure",
-                    "implementation": impl.name,
-                    "problem": asdict(problem),
-                    "protocol": asdict(self.protocol),
-                },
-                self.timeout_s,
-            )
+        impl = point.implementation
+        result = self._do("measure", point, protocol=asdict(self.protocol))
         details = result.pop("details", {})
-        used = problem.with_(chunk_size=details.pop("chunk_size", problem.chunk_size))
+        used = point.problem.with_(chunk_size=details.pop("chunk_size", point.problem.chunk_size))
         return Row(
-            run_id=self.run_id,
+            run_id=run_id,
             point=point.id,
             implementation=impl.name,
             title=impl.title,
@@ -80,20 +67,27 @@ class Session:
             protocol=self.protocol.name,
             started_at=started_at,
             details=details,
-            **modelled(impl, used, self.ceilings[problem.dtype], result.get("ms_median")),
+            **modelled(impl, used, ceilings, result.get("ms_median")),
             **result,
         )
 
+    def verify(self, point: Point) -> dict[str, Any]:
+        """Errors of a point against float64, as `tflabench.worker.Worker.verify` gives them, with its identity."""
+        result = self._do("verify", point, budget_s=self.protocol.verify_s)
+        return {
+            "point": point.id,
+            "implementation": point.implementation.name,
+            **point.problem.columns(),
+            "errors": [],
+            **result,
+        }
 
-def verify(point: Point, machine: Machine, executor: Executor, budget_s: float, timeout_s: float) -> dict[str, Any]:
-    """Errors of a point against float64, as `tflabench.worker.Worker.verify` gives them, with its identity."""
-    impl, problem = point.implementation, point.problem
-    if reason := impl.refuses(problem, machine.kind):
-        result: dict[str, Any] = {"status": "unsupported", "reason": reason}
-    else:
-        job = {"kind": "verify", "implementation": impl.name, "problem": asdict(problem), "budget_s": budget_s}
-        result = executor.run(job, timeout_s)
-    return {"point": point.id, "implementation": impl.name, **asdict(problem), "errors": [], **result}
+    def _do(self, kind: str, point: Point, **arguments: Any) -> dict[str, Any]:
+        impl, problem = point.implementation, point.problem
+        if reason := impl.refuses(problem, self.machine.kind):
+            return {"status": "unsupported", "reason": reason}
+        job = {"kind": kind, "implementation": impl.name, "problem": asdict(problem), **arguments}
+        return self.executor.run(job, self.timeout_s)
 
 
 def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:

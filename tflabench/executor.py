@@ -17,6 +17,9 @@ from typing import IO, Any, Protocol
 from tflabench.problem import InputError
 
 START_TIMEOUT_S = 300.0
+# Threads that wait for each other sleep instead of spinning: where another program wants a core too, a spinning thread
+# keeps out the very one it waits for, and a millisecond of work takes a scheduler's slice of 8 (seen on 2 cores).
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class Executor(Protocol):
@@ -98,6 +101,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
+            env={**ENVIRONMENT, **os.environ},
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends this one
         )
         self._selector = selectors.DefaultSelector()

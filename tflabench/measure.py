@@ -1,4 +1,4 @@
-"""Time and memory of a callable on CUDA or the CPU; knows no kernel. Nothing but the callable falls into a timed window."""
+"""Time and memory of a callable on CUDA or the CPU; knows no kernel. Nothing else falls into a timed window."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -11,7 +11,7 @@ PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
 
 
 class InputError(ValueError):
-    """What the user asked for makes no sense or cannot be done; the message is one line that says what would be right."""
+    """What the user asked for makes no sense or cannot be done; one line that also says what would be right."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,10 @@ class Problem:
     @property
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+    def columns(self) -> dict[str, object]:
+        """The fields under the names that rows and the command line use: `pass`, not `pass_`."""
+        return {"pass" if name == "pass_" else name: value for name, value in asdict(self).items()}
 
     def with_(self, **changes: object) -> Problem:
         return replace(self, **changes)  # type: ignore[arg-type]

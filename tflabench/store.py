@@ -85,6 +85,10 @@ class Row(BaseModel):
     started_at: str
     details: dict[str, Any] = Field(default_factory=dict)
 
+    def columns(self) -> dict[str, Any]:
+        """The row under its column names: `pass`, not `pass_`."""
+        return self.model_dump(by_alias=True)
+
 
 def point_id(impl: Implementation, problem: Problem) -> str:
     """Identity of a point inside a results folder: the implementation and everything of the problem that was asked."""
@@ -139,9 +143,6 @@ class Store:
             os.replace(self.folder / f"{name}.part", self.folder / name)
         return [self.folder / name for name in ("journal.jsonl", "rows.parquet", "rows.csv", "environment.json")]
 
-    def close(self) -> None:
-        self._journal.close()
-
 
 def read_rows(folder: Path | str) -> pd.DataFrame:
     """The last row of every point of a results folder, columns as `Row` names them, `details` as dicts.
@@ -192,7 +193,7 @@ def _frame(rows: list[Row]) -> pd.DataFrame:
     import pandas as pd
 
     columns = [field.alias or name for name, field in Row.model_fields.items()]
-    frame = pd.DataFrame([row.model_dump(by_alias=True) for row in rows], columns=columns)
+    frame = pd.DataFrame([row.columns() for row in rows], columns=columns)
     for name, field in Row.model_fields.items():  # columns keep their type also where every value is missing
         dtype = {int | None: "Int64", float | None: "float64", bool | None: "boolean"}.get(field.annotation)  # type: ignore[call-overload]
         if dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from math import hypot
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -42,8 +43,8 @@ def milliseconds(row: Row) -> str:
 def contests(rows: Iterable[Row]) -> list[list[Row]]:
     """Measured rows that answer the same question, fastest first in each list, small problems first.
 
-    That is the same batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with 16 of 256),
-    unless an implementation ran with heads cut in several ways: then those are questions of their own.
+    That is the same batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with 16 of
+    256), unless an implementation ran with heads cut in several ways: then those are questions of their own.
     """
     by_embedding = defaultdict(list)
     for row in rows:
@@ -78,7 +79,7 @@ def best_table(rows: Iterable[Row]) -> Table:
         best = group[0]
         rivals = [row for row in group if row.implementation != best.implementation]
         table.add_row(
-            PASS_TITLES[best.pass_],
+            best.pass_,
             size(best),
             best.dtype,
             Text(label(best), "bold"),
@@ -134,7 +135,7 @@ def failures(rows: Iterable[Row]) -> list[str]:
     return lines
 
 
-def ending(rows: Iterable[Row], files: Iterable[str], redraw: str) -> RenderableType:
+def ending(rows: Iterable[Row], files: Iterable[Path], redraw: str) -> RenderableType:
     """Everything a sweep says at its end; `redraw` is the command that draws its figures again."""
     rows = list(rows)
     ok = sum(row.status == "ok" for row in rows)
@@ -142,7 +143,7 @@ def ending(rows: Iterable[Row], files: Iterable[str], redraw: str) -> Renderable
     for title, lines in (
         ("", verdicts(rows)),
         (f"{ok} of {len(rows)} points measured", failures(rows)),
-        ("written", list(files)),
+        ("written", [str(path) for path in files]),
         ("draw again with", [redraw]),
     ):
         if title:

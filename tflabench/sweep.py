@@ -186,7 +186,7 @@ def resolve(values: Mapping[str, Any]) -> Problem:
     """The problem that one value of each axis describes; `tokens`, `embedding` and `head_dim` set what they imply.
 
     Raises:
-        InputError: a size is missing or below 1, tokens are no multiple of seq_len, or heads do not divide the embedding.
+        InputError: a size is missing or below 1, or tokens or embedding are no multiple of seq_len or d_hv.
     """
     sizes = {axis: values[axis] for axis in ("seq_len", "chunk_size", "dtype") if axis in values}
     for axis in ("d_qk", "d_hv"):

@@ -1,7 +1,8 @@
 """The worker process: builds, verifies and measures one point at a time, so that a kernel can only kill this process.
 
-Speaks JSON lines over its original standard input and output. A job is {"kind": "measure" | "verify" | "calibrate", ...};
-the answers are {"stage": ...} while it works and then one {"result": ...}. What kernels print goes to standard error.
+Speaks JSON lines over its original standard input and output. A job is {"kind": "measure", ...} (or "verify", or
+"calibrate"); the answers are {"stage": ...} while it works and then one {"result": ...}. What kernels print goes to
+standard error.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -13,9 +13,10 @@ from tflabench.problem import InputError
 
 
 class _Group(TyperGroup):
-    """Turns what the user got wrong into one line on stderr and exit code 2."""
+    """Turns what the user got wrong into one line on stderr and exit code 2; a warning is one line too."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
+        warnings.formatwarning = lambda message, *_, **__: f"tflabench: warning: {message}\n"
         try:
             return super().invoke(ctx)
         except InputError as error:

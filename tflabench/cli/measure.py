@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,10 +15,11 @@ from tflabench.problem import parse_bytes
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
+    from tflabench.bench import Estimate
     from tflabench.machine import Machine
-    from tflabench.protocol import Protocol
-    from tflabench.store import Row, Store
+    from tflabench.store import Row
     from tflabench.sweep import Point
 
 Axes = Annotated[
@@ -51,104 +53,74 @@ def sweep(
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Results folder. [default: results/<device>/<preset>]")] = None,
     resume: Annotated[bool, typer.Option(help="Measure only what is missing or failed in the results folder.")] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and an estimate, measure nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
     timeout: Timeout = 300.0,
-    paper_protocol: Annotated[
-        bool, typer.Option("--paper-protocol", help="Exactly 10 warm-ups and 30 samples.")
-    ] = False,
+    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
     memory_limit: MemoryLimit = None,
     plots: Annotated[bool, typer.Option(help="Draw the figures at the end.")] = True,
     plugin: Plugin = None,
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
-    from tflabench import bench, machine, registry
+    from tflabench import bench, registry, summary
     from tflabench import sweep as sweeps
+    from tflabench.executor import LocalExecutor
+    from tflabench.machine import detect
     from tflabench.protocol import PAPER, PROTOCOLS
     from tflabench.store import Store
 
     for name in plugin or ():
         registry.plug_in(name)
-    here = machine.detect(device)
-    plan_of = sweeps.load_preset(preset)
+    machine = detect(device)
+    chosen = registry.select(",".join(impl)) if impl else None
     overrides = sweeps.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    points = sweeps.plan(plan_of, overrides, registry.select(",".join(impl)) if impl else None, here.kind)
-    bench.require_runnable(points, here.kind)
-    protocol = PAPER if paper_protocol else PROTOCOLS[plan_of.protocol.get(here.kind, "standard")]
-    folder = out or Path("results") / here.slug / preset
+    settings = sweeps.load_preset(preset)
+    points = sweeps.plan(settings, overrides, chosen, machine.kind)
+    bench.require_runnable(points, machine.kind)
+    protocol = PAPER if paper_protocol else PROTOCOLS[settings.protocol.get(machine.kind, "standard")]
+    limit = _memory_limit(memory_limit, machine)
+    folder = out or Path("results") / machine.slug / preset
 
     note = _stderr()
-    if here.kind == "cpu" and device == "auto":
-        note.print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({here.name}).")
-    _warn_too_big(note, points, here, protocol)
+    if machine.kind == "cpu" and device == "auto":
+        note.print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({machine.name}).")
+    estimates = {point.id: bench.estimate(point, machine, protocol) for point in points}
+    _warn_too_big(estimates, machine)
     if dry_run:
-        return _print_plan(points, here, protocol, folder, json_)
+        _print_plan(points, estimates, machine, folder, json_)
+        return
 
-    store = Store(folder, here.name)
-    todo = bench.pending(points, store, protocol, here.kind) if resume else points
-    note.print(f"{plan_of.title}\n{len(todo)} of {len(points)} points to measure -> {folder}", highlight=False)
+    store = Store(folder, machine.name)
+    todo = bench.pending(points, store, protocol, machine.kind) if resume else points
+    note.print(f"{settings.title}\n{len(todo)} of {len(points)} points to measure, into {folder}")
     interrupted = False
     try:
         if todo:
-            _measure(note, todo, here, protocol, store, timeout, memory_limit, plugin or [])
+            with LocalExecutor(machine.kind, plugin or (), limit) as executor, _progress(note) as bar:
+                task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in todo))
+
+                def on_row(row: Row) -> None:
+                    note.print(summary.line(row), style="" if row.status == "ok" else "yellow")
+                    bar.advance(task, 0.1 + estimates[row.point].seconds)
+
+                bench.Bench(machine, executor, protocol, timeout).sweep(todo, store, on_row)
     except KeyboardInterrupt:
         interrupted = True
     rows = [store.rows[point.id] for point in points if point.id in store.rows]
-    files = [str(path) for path in store.export()] if rows else []
-    store.close()
+    files = store.export() if rows else []
     if interrupted:
-        note.print(
-            f"Interrupted: {len(rows)} of {len(points)} points are safe in {folder}; the same command goes on from there."
-        )
+        note.print(f"Interrupted: {len(rows)} of {len(points)} points are safe; the same command measures the rest.")
         raise typer.Exit(130)
     if plots:
-        files += _draw(folder, note)
+        from tflabench import plots as figures
+
+        note.print("Drawing the figures ...")
+        files += figures.draw_all(folder)
     if json_:
-        print(json.dumps({"folder": str(folder), "files": files, "rows": [_plain(row) for row in rows]}, indent=2))
+        written = [str(path) for path in files]
+        print(json.dumps({"folder": str(folder), "files": written, "rows": [row.columns() for row in rows]}, indent=2))
     else:
-        from rich.console import Console
-
-        from tflabench import summary
-
-        Console().print(summary.ending(rows, files, f"tflabench plot {folder}"), highlight=False)
-
-
-def _measure(
-    note: Console,
-    points: list[Point],
-    machine: Machine,
-    protocol: Protocol,
-    store: Store,
-    timeout_s: float,
-    memory_limit: str | None,
-    plugins: list[str],
-) -> None:
-    """Run the points under a progress bar, a live line each."""
-    import uuid
-
-    from tflabench import bench, summary
-    from tflabench.executor import LocalExecutor
-    from tflabench.machine import environment
-
-    weights = {point.id: 0.1 + bench.estimate(point, machine, protocol).seconds for point in points}
-    with LocalExecutor(machine.kind, plugins, _memory_limit(memory_limit, machine)) as executor:
-        facts = executor.facts()
-        ceilings = bench.ceilings_of(machine, (point.problem.dtype for point in points), executor)
-        session = bench.Session(uuid.uuid4().hex[:12], machine, executor, store, ceilings, protocol, timeout_s)
-        described = environment(machine, facts) | {
-            "ceilings": {dtype: vars(found) for dtype, found in ceilings.items()}
-        }
-        store.describe_run(session.run_id, described)
-        with _progress(note) as bar:
-            task = bar.add_task("", total=sum(weights.values()))
-
-            def on_row(row: Row) -> None:
-                bar.console.print(summary.line(row), style="" if row.status == "ok" else "yellow", highlight=False)
-                bar.advance(task, weights[row.point])
-
-            session.run(points, on_row)
+        _stdout().print(summary.ending(rows, files, f"tflabench plot {folder}"))
 
 
 @app.command()
@@ -157,41 +129,40 @@ def verify(
     axis: Axes = None,
     impl: Impl = None,
     device: Device = "auto",
-    budget: Annotated[float, typer.Option(help="Seconds that the float64 oracle of one point may take.")] = 30.0,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds that the oracle of one point may take.")] = 30.0,
     timeout: Timeout = 600.0,
     memory_limit: MemoryLimit = None,
     plugin: Plugin = None,
     json_: Json = False,
 ) -> None:
-    """Compare forward and every gradient with float64; exit code 1 if any deviates more than plain PyTorch may."""
-    from tflabench import bench, machine, registry
+    """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
+    from dataclasses import replace
+
+    from tflabench import bench, registry, summary
     from tflabench import sweep as sweeps
     from tflabench.executor import LocalExecutor
+    from tflabench.machine import detect
+    from tflabench.protocol import STANDARD
 
     for name in plugin or ():
         registry.plug_in(name)
-    here = machine.detect(device)
-    overrides = {"pass": ("fwbw",)} | sweeps.parse_overrides(axis or ())
+    machine = detect(device)
     chosen = registry.select(",".join(impl)) if impl else None
-    points = sweeps.plan(sweeps.load_preset(preset), overrides, chosen, here.kind)
-    bench.require_runnable(points, here.kind)
+    overrides = {"pass": ("fwbw",)} | sweeps.parse_overrides(axis or ())
+    points = sweeps.plan(sweeps.load_preset(preset), overrides, chosen, machine.kind)
+    bench.require_runnable(points, machine.kind)
     note = _stderr()
     results = []
-    with LocalExecutor(here.kind, plugin or [], _memory_limit(memory_limit, here)) as executor, _progress(note) as bar:
-        task = bar.add_task("", total=len(points))
-        for point in points:
-            results.append(bench.verify(point, here, executor, budget, timeout))
-            bar.advance(task)
+    with LocalExecutor(machine.kind, plugin or (), _memory_limit(memory_limit, machine)) as executor:
+        checks = bench.Bench(machine, executor, replace(STANDARD, verify_s=budget), timeout)
+        with _progress(note) as bar:
+            results = [checks.verify(point) for point in bar.track(points)]
     failed = [result for result in results if result["status"] not in ("ok", "unsupported")]
     if json_:
         print(json.dumps(results, indent=2))
     else:
-        from rich.console import Console
-
-        from tflabench import summary
-
-        Console().print(summary.error_table(results), highlight=False)
-    note.print(f"{len(results) - len(failed)} of {len(results)} points agree with float64.", highlight=False)
+        _stdout().print(summary.error_table(results))
+    note.print(f"{len(results) - len(failed)} of {len(results)} points agree with float64 or were refused.")
     if failed:
         raise typer.Exit(1)
 
@@ -203,116 +174,98 @@ def calibrate(
     json_: Json = False,
 ) -> None:
     """Measure the copy bandwidth and the matrix rate of this machine; theory uses them from then on."""
-    from tflabench import bench, machine
+    from dataclasses import asdict
+
+    from tflabench import bench
     from tflabench.executor import LocalExecutor
+    from tflabench.machine import detect
 
-    here = machine.detect(device)
-    with LocalExecutor(here.kind) as executor:
-        measured = bench.calibrate(here, bench.CALIBRATED_DTYPES[here.kind], executor, seconds)
+    machine = detect(device)
+    with LocalExecutor(machine.kind) as executor:
+        measured = bench.calibrate(machine, bench.CALIBRATED_DTYPES[machine.kind], executor, seconds)
     if json_:
-        print(
-            json.dumps(
-                {"device": here.name, "ceilings": {dtype: vars(found) for dtype, found in measured.items()}}, indent=2
-            )
-        )
+        ceilings = {dtype: asdict(found) for dtype, found in measured.items()}
+        print(json.dumps({"device": machine.name, "ceilings": ceilings}, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("dtype", "matrix rate", "copy bandwidth", title=here.name, box=None, header_style="bold")
+    table = _table("dtype", "matrix rate", "copy bandwidth", title=machine.name)
     for dtype, found in measured.items():
         table.add_row(dtype, f"{found.flops_per_s / 1e12:.3g} TFLOP/s", f"{found.bytes_per_s / 1e9:.4g} GB/s")
-    Console().print(table)
+    _stdout().print(table)
 
 
-def _print_plan(points: list[Point], machine: Machine, protocol: Protocol, folder: Path, json_: bool) -> None:
-    from tflabench import bench
-
-    estimates = [bench.estimate(point, machine, protocol) for point in points]
+def _print_plan(
+    points: list[Point], estimates: dict[str, Estimate], machine: Machine, folder: Path, json_: bool
+) -> None:
     plan = [
         {
             "implementation": point.implementation.name,
-            **_named(point),
+            **point.problem.columns(),
+            "seconds": round(estimates[point.id].seconds, 1),
+            "bytes": estimates[point.id].bytes,
             "refused": point.implementation.refuses(point.problem, machine.kind),
-            "seconds": round(estimate.seconds, 1),
-            "bytes": estimate.bytes,
         }
-        for point, estimate in zip(points, estimates, strict=True)
+        for point in points
     ]
-    seconds, most = sum(estimate.seconds for estimate in estimates), max(estimate.bytes for estimate in estimates)
+    seconds = sum(estimate.seconds for estimate in estimates.values())
     if json_:
-        total = {"device": machine.name, "folder": str(folder), "seconds": round(seconds), "bytes": most}
-        print(json.dumps({**total, "points": plan}, indent=2))
+        print(
+            json.dumps(
+                {"device": machine.name, "folder": str(folder), "seconds": round(seconds), "points": plan}, indent=2
+            )
+        )
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        *(key for key in plan[0] if key not in ("refused", "bytes")), "GiB at least", "", box=None, header_style="bold"
-    )
+    table = _table(*plan[0])
     for row in plan:
-        refused, needed = row.pop("refused"), row.pop("bytes")
         cells = ["" if value is None else str(value) for value in row.values()]
-        table.add_row(*cells, f"{needed / 2**30:.2f}", refused, style="dim" if refused else "")
-    console = Console()
-    console.print(table, highlight=False)
-    runnable = sum(1 for row in estimates if row.seconds)
-    console.print(
-        f"{len(points)} points, {runnable} can run on {machine.name}: about {seconds / 60:.0f} min, "
-        f"at least {most / 2**30:.1f} GiB at a time; rows go to {folder}",
-        highlight=False,
+        table.add_row(*cells, style="dim" if row["refused"] else "")
+    runnable = sum(not row["refused"] for row in plan)
+    _stdout().print(table)
+    _stdout().print(
+        f"{len(plan)} points, {runnable} of them can run on {machine.name}: about {max(1, round(seconds / 60))} min; "
+        f"at least {max(row['bytes'] for row in plan) / 2**30:.2f} GiB of memory; rows go to {folder}"
     )
 
 
-def _warn_too_big(note: Console, points: list[Point], machine: Machine, protocol: Protocol) -> None:
-    from tflabench import bench
-
-    estimates = {point.id: bench.estimate(point, machine, protocol).bytes for point in points}
-    largest = max(estimates, key=lambda point: estimates[point])
-    if (count := sum(needed > machine.memory_bytes for needed in estimates.values())) > 0:
-        note.print(
-            f"tflabench: warning: {count} of {len(points)} points will not fit in memory and be recorded as oom: {largest} needs at "
-            f"least {estimates[largest] / 2**30:.1f} GiB, {machine.name} has {machine.memory_bytes / 2**30:.1f} GiB",
-            style="yellow",
-            highlight=False,
+def _warn_too_big(estimates: dict[str, Estimate], machine: Machine) -> None:
+    too_big = [point for point, estimate in estimates.items() if estimate.bytes > machine.memory_bytes]
+    if too_big:
+        largest = max(too_big, key=lambda point: estimates[point].bytes)
+        warnings.warn(
+            f"{len(too_big)} of {len(estimates)} points will not fit in memory and end as oom: {largest} needs "
+            f"at least {estimates[largest].bytes / 2**30:.1f} GiB, {machine.name} has {machine.memory_bytes / 2**30:.1f} GiB",
+            stacklevel=2,
         )
 
 
-def _draw(folder: Path, note: Console) -> list[str]:
-    """Draw every figure of a results folder, next to its rows."""
-    from tflabench import plots
-
-    note.print("Drawing the figures ...")
-    return [str(path) for path in plots.draw_all(folder)]
-
-
-def _named(point: Point) -> dict[str, Any]:
-    problem = vars(point.problem).copy()
-    return {
-        "pass": problem.pop("pass_"),
-        **{key: value for key, value in problem.items() if key not in ("inputs", "seed")},
-    }
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    return row.model_dump(by_alias=True)
-
-
 def _memory_limit(size: str | None, machine: Machine) -> int | None:
-    """Bytes of host memory a worker may allocate: as asked for, else what leaves a CPU machine alive."""
-    if size is None:
-        return int(0.8 * machine.memory_bytes) if machine.kind == "cpu" else None
-    return parse_bytes("--memory-limit", size)
+    """Bytes of host memory a point may allocate: as asked for, else what leaves a CPU machine alive."""
+    if size is not None:
+        return parse_bytes("--memory-limit", size)
+    return int(0.8 * machine.memory_bytes) if machine.kind == "cpu" else None
+
+
+def _stdout() -> Console:
+    """Tables keep their width where nobody's terminal limits it."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
 
 
 def _stderr() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, soft_wrap=True)
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    from rich.table import Table
+
+    return Table(*columns, title=title, box=None, header_style="bold", pad_edge=False)
 
 
 def _progress(note: Console) -> Progress:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("time left"), TimeRemainingColumn())
     return Progress(*columns, console=note, transient=True)
