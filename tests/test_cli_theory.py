@@ -101,6 +101,16 @@ class TestOptimalChunk:
         got = loads("optimal-chunk")["gpu"]
         assert (got["name"], got["ceilings"]["provenance"]) == ("H200 SXM", "measured")
 
+    def test_a_dtype_that_the_datasheet_says_nothing_of_is_noted(self):
+        assert "rate of H100 SXM is that of bfloat16" in run(*PAPER, "--dtype", "float32").stderr
+        assert run(*PAPER, "--dtype", "float32", "--peak-tflops", "67").stderr == ""
+        assert run(*PAPER, "--dtype", "float16").stderr == ""
+
+    def test_the_papers_equations_are_claimed_only_where_they_hold(self):
+        assert "(eq. 121)" in output(*PAPER)
+        for other in (["--gate", "exp"], ["--pass", "fwbw"], ["--counts", "exact"]):
+            assert "(as eq. 121)" in output(*PAPER, *other)
+
     def test_the_table_and_the_sketch_of_the_curve(self):
         text = output(*PAPER, "--chunk-size", "192")
         _, _, table = text.partition("bound by")

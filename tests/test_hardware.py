@@ -162,3 +162,9 @@ def test_a_damaged_file_of_ceilings_is_named(own_cache):
     own_cache.write_text('{"NVIDIA H200": {')
     with pytest.raises(InputError, match=r"ceilings.json is not valid JSON: delete it"):
         hardware.measured_ceilings("NVIDIA H200")
+
+
+def test_an_unwritable_cache_is_named(own_cache):
+    own_cache.parent.write_text("a file where the folder should be")
+    with pytest.raises(InputError, match=r"cannot write .*ceilings.json .*: set XDG_CACHE_HOME"):
+        hardware.store_ceilings("NVIDIA H200", "bfloat16", Ceilings(1, 1, "measured", ""))

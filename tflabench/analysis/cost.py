@@ -75,11 +75,11 @@ Terms = dict[str, Polynomial]
 class Cost:
     """What one call computes and moves, over batch and heads."""
 
-    flops: float
-    bytes: float
+    flops: Number
+    bytes: Number
 
     @property
-    def intensity(self) -> float:
+    def intensity(self) -> Number:
         """I_algo = FLOPs / bytes (eq. 117)."""
         return self.flops / self.bytes
 

@@ -78,7 +78,6 @@ def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, me
             tradeoff.runtime_optimal, color="black", lw=0.8, ls=":", label=f"best: {tradeoff.runtime_optimal:.0f}"
         )
         above.set(ylabel="runtime [ms]", yscale="log")
-        above.legend()
         _plain_log_ticks(above)
 
         below.plot(sizes, tradeoff.memory(np.ceil(sizes)) / 2**30, color=COLOURS[2], label="peak memory")
@@ -88,9 +87,9 @@ def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, me
         _plain_log_ticks(below)
         below.set_xscale("log", base=2)
         below.xaxis.set_major_formatter("{x:.0f}")
-        for axes in (above, below):
-            axes.axvline(recommended, color=COLOURS[1], lw=1, label=f"recommended: {recommended}")
-        below.legend()
+        above.axvline(recommended, color=COLOURS[1], lw=1)
+        below.axvline(recommended, color=COLOURS[1], lw=1, label=f"recommended: {recommended}")
+        figure.legend(loc="outside lower center", ncols=2)
         figure.suptitle(title, fontsize=7.5)
     return figure
 

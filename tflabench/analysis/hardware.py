@@ -19,6 +19,7 @@ from tflabench.problem import InputError
 
 Provenance = Literal["datasheet", "paper", "given", "measured"]
 MiB = 1024**2
+DATASHEET_DTYPES = ("bfloat16", "float16")  # that the datasheet rates below hold for
 
 
 @dataclass(frozen=True)
@@ -203,14 +204,21 @@ def custom(peak_tflops: float, bandwidth_tbs: float, name: str = "custom") -> Gp
 
 
 def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
-    """Keep measured ceilings of a device (by its driver's name, or the CPU's) for a dtype; returns the file written."""
+    """Keep measured ceilings of a device (by its driver's name, or the CPU's) for a dtype; returns the file written.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     path = _ceilings_file()
     stored = _stored()
     stored.setdefault(device, {})[dtype] = asdict(ceilings)
-    path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".part")
-    half.write_text(json.dumps(stored, indent=1) + "\n")
-    half.replace(path)  # at once, so that no reader finds half a file
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half.write_text(json.dumps(stored, indent=1) + "\n")
+        half.replace(path)  # at once, so that no reader finds half a file
+    except OSError as error:
+        raise InputError(f"cannot write {path} ({error.strerror}): set XDG_CACHE_HOME to a writable folder") from None
     return path
 
 
@@ -228,7 +236,7 @@ def ceilings_for(device: str, dtype: str = "bfloat16") -> Ceilings | None:
     if measured := measured_ceilings(device, dtype):
         return measured
     gpu = from_device_name(device)
-    return gpu.ceilings if gpu and dtype in ("bfloat16", "float16") else None
+    return gpu.ceilings if gpu and dtype in DATASHEET_DTYPES else None
 
 
 def _ceilings_file() -> Path:

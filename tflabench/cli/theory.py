@@ -108,7 +108,7 @@ def optimal_chunk(
     from tflabench.analysis import chunk_size as chunks
 
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
-    chip = _gpu(gpu, peak_tflops, bandwidth_tbs)
+    chip = _gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
     tradeoff = chunks.Tradeoff(
         problem=problem,
         gate=_one_of("gate", gate, ("exp", "sig")),  # type: ignore[arg-type]
@@ -189,8 +189,10 @@ def optimal_chunk(
         for row in rows
     ]
     console.print(_table(("L", "ms lower", "ms upper", "FLOP/B", "bound by", "GiB", ""), table))
-    console.print(f"fewest FLOPs (eq. 111)        L = {tradeoff.flop_optimal:.1f}")
-    console.print(f"least runtime (eq. 121)       L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}")
+    printed = (gate, pass_, counts) == ("sig", "fw", "published")  # what the paper's equations are for
+    eq_111, eq_121 = ("eq. 111", "eq. 121") if printed else ("as eq. 111", "as eq. 121")
+    console.print(f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}")
+    console.print(f"{f'least runtime ({eq_121})':30}L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}")
     console.print(f"least runtime, all overlapped L = {tradeoff.overlapped_optimal:.1f}")
     fits = "" if budget is None else f", fits {memory_budget}"
     console.print(
@@ -229,9 +231,9 @@ def roofline(
 
     measured, devices = _measured_points(overlay) if overlay else ([], [])
     if gpu or peak_tflops or bandwidth_tbs:
-        chips = [_gpu(name.strip() or None, peak_tflops, bandwidth_tbs) for name in (gpu or "").split(",")]
+        chips = [_gpu(name.strip() or None, dtype, peak_tflops, bandwidth_tbs) for name in (gpu or "").split(",")]
     else:
-        chips = [_gpu(name, None, None) for name in devices or ("V100", "A100", "H100")]
+        chips = [_gpu(name, dtype) for name in devices or ("V100", "A100", "H100")]
     sizes = [size for size in parse_values("chunk_size", chunk_size) if isinstance(size, int)]
     if not sizes:
         raise InputError(f"chunk_size is {chunk_size!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")
@@ -293,7 +295,7 @@ def roofline(
 _PASS_TITLES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}
 
 
-def _gpu(name: str | None, peak_tflops: float | None, bandwidth_tbs: float | None) -> Gpu:
+def _gpu(name: str | None, dtype: str, peak_tflops: float | None = None, bandwidth_tbs: float | None = None) -> Gpu:
     """The GPU asked for: by name, by its ceilings, by name with a ceiling replaced; else this machine's, else H100."""
     from tflabench.analysis import hardware
 
@@ -304,7 +306,9 @@ def _gpu(name: str | None, peak_tflops: float | None, bandwidth_tbs: float | Non
         raise InputError(f"{given} is given without {lacking}: give both, or a --gpu that has the other")
     if name is None and peak_tflops is not None and bandwidth_tbs is not None:
         return hardware.custom(peak_tflops, bandwidth_tbs)
-    chip = hardware.find(name) if name else _own_gpu() or hardware.find("H100")
+    chip = hardware.find(name) if name else _own_gpu(dtype) or hardware.find("H100")
+    if peak_tflops is None and chip.ceilings.provenance != "measured" and dtype not in hardware.DATASHEET_DTYPES:
+        print(f"note: the rate of {chip.name} is that of bfloat16; give --peak-tflops for {dtype}", file=sys.stderr)
     if peak_tflops is None and bandwidth_tbs is None:
         return chip
     own = chip.ceilings
@@ -315,13 +319,13 @@ def _gpu(name: str | None, peak_tflops: float | None, bandwidth_tbs: float | Non
     return replace(chip, ceilings=ceilings)
 
 
-def _own_gpu() -> Gpu | None:
+def _own_gpu(dtype: str) -> Gpu | None:
     """This machine's GPU, with ceilings measured by `tflabench calibrate` or known; None without such a GPU."""
     from tflabench import machine
     from tflabench.analysis import hardware
 
     here = machine.detect("auto")
-    ceilings = hardware.ceilings_for(here.name) if here.kind == "cuda" else None
+    ceilings = hardware.ceilings_for(here.name, dtype) if here.kind == "cuda" else None
     if ceilings is None:
         return None
     gpu = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings, here.memory_bytes)
