@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from tflabench.adapter import Case, Formulation, Implementation, draw
+from tflabench.adapter import Case, Formulation, Implementation, Unsupported, draw
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 from tflabench.problem import Problem
 
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-GATES: dict[Literal["exp", "sig"], Gate] = {"exp": MLSTM_EXP, "sig": MLSTM_SIG}
+GateName = Literal["exp", "sig"]
+
+GATES: dict[GateName, Gate] = {"exp": MLSTM_EXP, "sig": MLSTM_SIG}
 CPU_CHUNK_SIZE = (
     64  # of the reference where the problem leaves it open: the fastest on CPUs at head dimensions 64 to 512
 )
 ORACLE_CHUNK_SIZE = 64
+ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
 
 _INPUT_SHIFT = {"f": 3.0}  # forget gates mostly open, as trained models have them
 
@@ -55,11 +59,49 @@ def build_reference(form: str, gate: Gate, problem: Problem, device: torch.devic
     )
 
 
+def build_tfla(kernels: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
+    from tflabench.kernels import api
+
+    inputs = sequence_inputs(problem, device)
+    q, k, v, f, i = (inputs[name] for name in "qkvfi")
+    try:
+        choice = api.choose(q, v, gate=gate, implementation=kernels, chunk_size=problem.chunk_size or api.AUTO)
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
+    options = {"implementation": choice.implementation, "chunk_size": choice.chunk_size}
+    return Case(
+        inputs=inputs,
+        forward=lambda: api.chunkwise(q, k, v, f, i, gate=gate, **options),
+        oracle=partial(sequence_oracle, gate),
+        details={"kernel": choice.implementation, "chunk_size": choice.chunk_size},
+    )
+
+
 def refuse_decode(problem: Problem, device: str) -> str | None:
     return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
 
 
-def _reference(form: Formulation, gate: Literal["exp", "sig"]) -> Implementation:
+def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
+    L = problem.chunk_size
+    if problem.pass_ == "decode":
+        return refuse_decode(problem, device)
+    if find_spec("triton") is None:
+        return "needs the package triton"
+    if device != "cuda":
+        return "needs a CUDA device"
+    if problem.dtype == "float64":
+        return "takes bfloat16, float16 and float32, not float64"
+    for name, d in (("d_qk", problem.d_qk), ("d_hv", problem.d_hv)):
+        if d % 16 or d > 1024:
+            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
+    if L is not None and one_level and L not in ONE_LEVEL_CHUNK_SIZES:
+        return f"takes a chunk_size that is one tile, 16, 32, 64 or 128, not {L}"
+    if L is not None and L % 16:
+        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {L}"
+    return None
+
+
+def _reference(form: Formulation, gate: GateName) -> Implementation:
     chunkwise = form == "chunkwise"
     return Implementation(
         name=f"reference_{gate}" if chunkwise else f"reference_{form}_{gate}",
@@ -73,6 +115,22 @@ def _reference(form: Formulation, gate: Literal["exp", "sig"]) -> Implementation
     )
 
 
+def _tfla(kernels: str, gate: GateName) -> Implementation:
+    return Implementation(
+        name=f"tfla_{gate}_{kernels}",
+        family="mlstm",
+        title=f"mLSTM{gate} TFLA {kernels}_chunk",
+        build=partial(build_tfla, f"tfla_{kernels}", GATES[gate]),
+        refuses=partial(refuse_tfla, kernels == "limit"),
+        gate=gate,
+        chunked=True,
+        package="triton",
+    )
+
+
 _FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = tuple(_reference(form, gate) for form in _FORMS for gate in GATES)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    *(_tfla(kernels, gate) for gate in GATES for kernels in ("limit", "xl")),
+    *(_reference(form, gate) for form in _FORMS for gate in GATES),
+)
