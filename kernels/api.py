@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .checks import check_chunk_size, check_inputs, check_name, check_one_dtype, check_scale, check_state
 from .types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
 Layout = Literal["bhtd", "bthd"]
@@ -130,20 +130,22 @@ def chunkwise(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or value, or an implementation that
             cannot run here; the message names the argument, what it is and what it must be.
     """
-    if layout not in ("bhtd", "bthd"):
-        raise ValueError(f"layout is {layout!r}: it must be 'bhtd' or 'bthd'")
-    _check_inputs(q, k, v, f, i, gate, layout)
+    check_name("layout", layout, ("bhtd", "bthd"))
+    check_inputs(q, k, v, f, i, gate, "BHT" if layout == "bhtd" else "BTH")
     if layout == "bthd":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         f = f if f.dim() == 1 else f.transpose(1, 2)
         i = None if i is None else i.transpose(1, 2)
-    _check_state(initial_state, q, v, gate)
-    _check_options(chunk_size, scale, state_dtype, implementation)
+    if initial_state is not None:
+        check_state("initial_state", initial_state, gate, q, v)
+    check_chunk_size(chunk_size)
+    check_scale(scale)
+    check_name("state_dtype", state_dtype, (torch.float32, torch.bfloat16))
+    check_name("implementation", implementation, ("auto", "reference", *_KERNELS))
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-    if not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
+    check_one_dtype(q, k, v)
 
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     L = AUTO if chunk_size == "auto" else chunk_size
@@ -174,85 +176,6 @@ def _kernels_take(q: Tensor, v: Tensor) -> bool:
     return _TRITON and q.is_cuda and q.dtype in _KERNEL_DTYPES and dims_fit
 
 
-# --- What the user may get wrong
-
-
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, layout: str) -> None:
-    if not isinstance(gate, Gate):
-        raise TypeError(f"gate is {_what(gate)}: it must be a kernels.types.Gate")
-    sizes = "(B, H, T, d)" if layout == "bhtd" else "(B, T, H, d)"
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x, q)
-        if x.dim() != 4 or 0 in x.shape:
-            raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
-    if k.shape != q.shape:
-        raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {tuple(q.shape)}")
-    if v.shape[:3] != q.shape[:3]:
-        raise ValueError(
-            f"v has the shape {tuple(v.shape)}: all but its last size must be those of q, {tuple(q.shape)}"
-        )
-    if gate.input == "none" and i is not None:
-        raise ValueError(f"i is {_what(i)}: it must be None for a gate without input gate")
-    tokens = tuple(q.shape[:3])
-    heads = tokens[1] if layout == "bhtd" else tokens[2]
-    wanted = {"f": (heads,) if gate.forget == "fixed" else tokens, "i": tokens}
-    for name, x in (("f", f), ("i", i)):
-        if name == "i" and gate.input == "none":
-            continue
-        x = _check_tensor(name, x, q)
-        if tuple(x.shape) != wanted[name]:
-            raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {wanted[name]} for q {tuple(q.shape)}")
-
-
-def _check_state(state: State | None, q: Tensor, v: Tensor, gate: Gate) -> None:
-    """Of q and v as (B, H, T, d)."""
-    if state is None:
-        return
-    if not isinstance(state, State):
-        raise TypeError(f"initial_state is {_what(state)}: it must be a kernels.types.State or None")
-    B, H, _, d_qk = q.shape
-    for name, x, needed, shape in (
-        ("C", state.C, True, (B, H, d_qk, v.shape[-1])),
-        ("n", state.n, gate.normalize, (B, H, d_qk)),
-        ("m", state.m, gate.stabilized, (B, H)),
-    ):
-        if not needed:
-            if x is not None:
-                raise ValueError(f"initial_state.{name} is {_what(x)}: it must be None for {gate}")
-            continue
-        x = _check_tensor(f"initial_state.{name}", x, q)
-        if tuple(x.shape) != shape:
-            raise ValueError(f"initial_state.{name} has the shape {tuple(x.shape)}: it must be {shape}")
-
-
-def _check_tensor(name: str, x: Any, q: Tensor) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is {_what(x)}: it must be a tensor")
-    if not x.is_floating_point() or x.element_size() == 1:
-        raise TypeError(f"{name} is {x.dtype}: it must be bfloat16, float16, float32 or float64")
-    if x.device != q.device:
-        raise ValueError(f"{name} is on {x.device}: it must be where q is, on {q.device}")
-    return x
-
-
-def _check_options(chunk_size: Any, scale: Any, state_dtype: Any, implementation: Any) -> None:
-    if chunk_size != "auto":
-        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
-            raise TypeError(f"chunk_size is {_what(chunk_size)}: it must be an int or 'auto'")
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size is {chunk_size}: it must be at least 1")
-    if scale is not None:
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-            raise TypeError(f"scale is {_what(scale)}: it must be a float or None")
-        if not math.isfinite(scale):
-            raise ValueError(f"scale is {scale}: it must be finite")
-    if state_dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"state_dtype is {state_dtype}: it must be torch.float32 or torch.bfloat16")
-    known = ("auto", "reference", *_KERNELS)
-    if implementation not in known:
-        raise ValueError(f"implementation is {implementation!r}: it must be one of {', '.join(known)}")
-
-
 def _check_for_kernels(q: Tensor, v: Tensor, chunk_size: int, implementation: str) -> None:
     """What no kernel takes, though the reference does."""
     instead = f"for implementation {implementation!r} (the reference takes any)"
@@ -263,10 +186,6 @@ def _check_for_kernels(q: Tensor, v: Tensor, chunk_size: int, implementation: st
             raise ValueError(f"{name} has the head dimension {x.shape[-1]}: it must be a multiple of 16 {instead}")
     if chunk_size != AUTO and (chunk_size < 16 or chunk_size % 16 != 0):
         raise ValueError(f"chunk_size is {chunk_size}: it must be a multiple of 16 {instead}")
-
-
-def _what(x: Any) -> str:
-    return "None" if x is None else f"a {type(x).__name__}"
 
 
 # --- Which kernels run

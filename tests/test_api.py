@@ -285,7 +285,7 @@ BAD_INPUTS = {
     "gate_a_name": ({"gate": "exp"}, TypeError, "gate is a str: it must be a kernels.types.Gate"),
     "dtypes_differ": ({"v": torch.ones(B, H, T, D_HV).half()}, TypeError, "they must be of one dtype"),
     "devices_differ": ({"f": torch.ones(B, H, T, device="meta")}, ValueError, "f is on meta: it must be where q is"),
-    "layout": ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be 'bhtd' or 'bthd'"),
+    "layout": ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be one of bhtd, bthd"),
     "chunk_size_zero": ({"chunk_size": 0}, ValueError, "chunk_size is 0: it must be at least 1"),
     "chunk_size_float": ({"chunk_size": 16.0}, TypeError, "chunk_size is a float: it must be an int or 'auto'"),
     "chunk_size_small": (PROBE | {"chunk_size": 8}, ValueError, "chunk_size is 8: it must be a multiple of 16"),
@@ -293,7 +293,7 @@ BAD_INPUTS = {
     "chunk_size_refused": (PROBE | {"chunk_size": 128}, ValueError, "probe takes chunks up to 64"),
     "scale_text": ({"scale": "1"}, TypeError, "scale is a str: it must be a float or None"),
     "scale_nan": ({"scale": math.nan}, ValueError, "scale is nan: it must be finite"),
-    "state_dtype": ({"state_dtype": torch.float16}, ValueError, "it must be torch.float32 or torch.bfloat16"),
+    "state_dtype": ({"state_dtype": torch.float16}, ValueError, "it must be one of torch.float32, torch.bfloat16"),
     "implementation": ({"implementation": "tfla"}, ValueError, "implementation is 'tfla': it must be one of auto, ref"),
     "head_dimension": (PROBE | {"v": torch.ones(B, H, T, 24)}, ValueError, "v has the head dimension 24: it must be a"),
     "float64": (

@@ -1,0 +1,100 @@
+"""What the user may get wrong: one line that names the argument, says what it is and what it must be.
+
+Only shapes, dtypes and devices are looked at, never values: that would wait for the device, and break CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .types import Gate, State
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, axes: str) -> None:
+    """q, k, v alike but for the last size, and gates that fit; `axes` names the sizes before the last, "BHT" or alike."""
+    if not isinstance(gate, Gate):
+        raise TypeError(f"gate is {kind(gate)}: it must be a kernels.types.Gate")
+    sizes = f"({', '.join(axes)}, d)"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, x, q)
+        if x.dim() != len(axes) + 1 or 0 in x.shape:
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
+    if k.shape != q.shape:
+        raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {tuple(q.shape)}")
+    lead = tuple(q.shape[:-1])
+    if tuple(v.shape[:-1]) != lead:
+        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be {lead} and d_hv for q {tuple(q.shape)}")
+    check_shape("f", check_tensor("f", f, q), (lead[axes.index("H")],) if gate.forget == "fixed" else lead)
+    if gate.input != "none":
+        check_shape("i", check_tensor("i", i, q), lead)
+    elif i is not None:
+        raise ValueError(f"i is {kind(i)}: it must be None for a gate without input gate")
+
+
+def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
+
+
+def check_state(argument: str, state: State, gate: Gate, q: Tensor, v: Tensor) -> None:
+    """State of q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
+    if not isinstance(state, State):
+        raise TypeError(f"{argument} is {kind(state)}: it must be a kernels.types.State")
+    B, H, d_qk, d_hv = *q.shape[:2], q.shape[-1], v.shape[-1]
+    for name, x, needed, shape in (
+        ("C", state.C, True, (B, H, d_qk, d_hv)),
+        ("n", state.n, gate.normalize, (B, H, d_qk)),
+        ("m", state.m, gate.stabilized, (B, H)),
+    ):
+        if needed:
+            check_shape(f"{argument}.{name}", check_tensor(f"{argument}.{name}", x, q), shape)
+        elif x is not None:
+            raise ValueError(f"{argument}.{name} is {kind(x)}: it must be None for {gate}")
+
+
+def check_scale(scale: Any) -> None:
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale is {kind(scale)}: it must be a float or None")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale is {scale}: it must be finite")
+
+
+def check_chunk_size(chunk_size: Any) -> None:
+    if chunk_size == "auto":
+        return
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+        raise TypeError(f"chunk_size is {kind(chunk_size)}: it must be an int or 'auto'")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}: it must be at least 1")
+
+
+def check_name(argument: str, value: Any, known: Sequence[Any]) -> None:
+    if value not in known:
+        raise ValueError(f"{argument} is {value!r}: it must be one of {', '.join(map(str, known))}")
+
+
+def check_tensor(argument: str, x: Any, like: Tensor) -> Tensor:
+    """A tensor of a floating dtype that arithmetic is done in, on the device of `like`, which is q."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{argument} is {kind(x)}: it must be a tensor")
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        raise TypeError(f"{argument} is {x.dtype}: it must be bfloat16, float16, float32 or float64")
+    if x.device != like.device:
+        raise ValueError(f"{argument} is on {x.device}: it must be where q is, on {like.device}")
+    return x
+
+
+def check_shape(argument: str, x: Tensor, shape: Sequence[int]) -> None:
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{argument} has the shape {tuple(x.shape)}: it must be {tuple(shape)}")
+
+
+def kind(x: Any) -> str:
+    return "None" if x is None else f"a {type(x).__name__}"
