@@ -1,1 +1,30 @@
-"""Commands: see the functions."""
+"""The command that draws stored rows: plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tflabench.cli import app
+
+
+@app.command()
+def plot(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder written by `tflabench sweep`.")],
+    out: Annotated[Path | None, typer.Option(help="Where the files go. Default: DIR/figures.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
+    what: Annotated[
+        str, typer.Option(help="Any of runtime, memory, chunk, roofline, comma-separated.")
+    ] = "runtime,memory,chunk,roofline",
+) -> None:
+    """Draw runtime, memory, chunk-size trade-off and roofline of stored rows, theory overlaid; prints the files written."""
+    from tflabench import plots
+
+    for path in plots.draw_all(directory, out, _words(format_), _words(what)):
+        print(path)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
