@@ -26,8 +26,8 @@ Layout = Literal["bhtd", "bthd"]
 AUTO = 0  # as a chunk size, inside the operators
 
 _REFERENCE_CHUNK_SIZE = 64
-_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_TRITON = find_spec("triton") is not None
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HAS_TRITON = find_spec("triton") is not None
 
 
 class Kernels(NamedTuple):
@@ -142,16 +142,14 @@ def chunkwise(
     check_scale(scale)
     check_name("state_dtype", state_dtype, (torch.float32, torch.bfloat16))
     check_name("implementation", implementation, ("auto", "reference", *_KERNELS))
-    device = q.device.type
-    if torch.is_autocast_enabled(device):
-        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    q, k, v = autocast(q, k, v)
     check_one_dtype(q, k, v)
 
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     L = AUTO if chunk_size == "auto" else chunk_size
     if implementation == "auto" and not _kernels_take(q, v):
         implementation = "reference"
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(q.device.type, enabled=False):
         if implementation == "reference":
             h, last = reference.chunkwise(
                 *(q, k, v, f, i, initial_state),  # type: ignore[arg-type]
@@ -171,15 +169,23 @@ def chunkwise(
     return (h, last) if return_last_state else h
 
 
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """q, k, v in the dtype that autocast asks for, or as they are outside of it."""
+    device = q.device.type
+    if not torch.is_autocast_enabled(device):
+        return q, k, v
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+
+
 def _kernels_take(q: Tensor, v: Tensor) -> bool:
     dims_fit = q.shape[-1] % 16 == 0 and v.shape[-1] % 16 == 0
-    return _TRITON and q.is_cuda and q.dtype in _KERNEL_DTYPES and dims_fit
+    return HAS_TRITON and q.is_cuda and q.dtype in KERNEL_DTYPES and dims_fit
 
 
 def _check_for_kernels(q: Tensor, v: Tensor, chunk_size: int, implementation: str) -> None:
     """What no kernel takes, though the reference does."""
     instead = f"for implementation {implementation!r} (the reference takes any)"
-    if q.dtype not in _KERNEL_DTYPES:
+    if q.dtype not in KERNEL_DTYPES:
         raise TypeError(f"q is {q.dtype}: it must be bfloat16, float16 or float32 {instead}")
     for name, x in (("q", q), ("v", v)):
         if x.shape[-1] % 16 != 0:
@@ -221,7 +227,7 @@ def choose(
 
 @functools.cache
 def _kernels(name: str) -> Kernels:
-    if not _TRITON:
+    if not HAS_TRITON:
         raise ValueError(f"implementation is {name!r}: it needs the package triton, which is not installed")
     return _KERNELS[name]()
 

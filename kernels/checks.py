@@ -16,7 +16,7 @@ from .types import Gate, State
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, axes: str) -> None:
-    """q, k, v alike but for the last size, and gates that fit; `axes` names the sizes before the last, "BHT" or alike."""
+    """q, k, v alike but for the last size, and gates that fit; `axes` names the sizes before the last: "BHT", ..."""
     if not isinstance(gate, Gate):
         raise TypeError(f"gate is {kind(gate)}: it must be a kernels.types.Gate")
     sizes = f"({', '.join(axes)}, d)"

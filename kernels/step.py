@@ -1,0 +1,167 @@
+"""One decode step: the state is updated in place, and h_t read out of it (TFLA paper, eqs. 1-9; bytes: Table 13)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .api import HAS_TRITON, KERNEL_DTYPES, autocast
+from .checks import check_inputs, check_name, check_one_dtype, check_scale, check_state
+from .types import MLSTM_EXP, MLSTM_SIG, Gate, State
+
+
+def mlstm_exp_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Any) -> Tensor:
+    """One step of mLSTMexp; see `step`."""
+    return step(q, k, v, f, i, state, gate=MLSTM_EXP, **options)
+
+
+def mlstm_sig_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Any) -> Tensor:
+    """One step of mLSTMsig; see `step`."""
+    return step(q, k, v, f, i, state, gate=MLSTM_SIG, **options)
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    state: State,
+    *,
+    gate: Gate,
+    scale: float | None = None,
+    out: State | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """h_t of one step, equal to that of the sequence form; replaces the state by the one after the step.
+
+    It has no gradients: call it under `torch.no_grad()`.
+
+    Args:
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference).
+        v: (B, H, d_hv), dtype and device of q. Under autocast q, k, v are cast.
+        f, i: gate pre-activations (B, H) of any floating dtype, or what `gate` says instead.
+        state: contiguous; C float32 or bfloat16, n and m float32 (for float64 q: all float64).
+        gate: which gates, with a normaliser or without.
+        scale: of q; None is 1/sqrt(d_qk).
+        out: where to put the state after the step, `state` staying as it is; None replaces `state`.
+        implementation: "reference", "triton" (any CUDA device, any d_qk and d_hv), or "auto".
+
+    Returns:
+        h_t (B, H, d_hv) in the dtype of q.
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type, dtype, device, shape or value, or an implementation that
+            cannot run here; the message names the argument, what it is and what it must be.
+    """
+    check_inputs(q, k, v, f, i, gate, "BH")
+    after = state if out is None else out
+    for name, one in (("state", state), ("out", after)):
+        check_state(name, one, gate, q, v)
+        _check_in_place(name, one, q)
+    check_scale(scale)
+    check_name("implementation", implementation, ("auto", "reference", "triton"))
+    if torch.is_grad_enabled():
+        for name, x in (("q", q), ("k", k), ("v", v), ("f", f), ("i", i), ("state.C", state.C), ("state.n", state.n)):
+            if x is not None and x.requires_grad:
+                raise ValueError(f"{name} requires a gradient: it must not, or step be called under torch.no_grad()")
+    q, k, v = autocast(q, k, v)
+    check_one_dtype(q, k, v)
+    if implementation == "triton" or (implementation == "auto" and _triton_takes(q)):
+        _check_for_triton(q)
+        before = (None, None, None) if out is None else state
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+        return torch.ops.tflabench.step(
+            *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize
+        )
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        return _step_in_torch(q, k, v, f, i, state, after, gate, scale)
+
+
+def _step_in_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    before: State,
+    after: State,
+    gate: Gate,
+    scale: float | None,
+) -> Tensor:
+    log_f, log_i = reference.log_gates(gate, _with_time(f), _with_time(i), q[:, :, None])
+    q_t, k_t, v_t = (x.to(log_f.dtype) for x in (q, k, v))
+    h, new = reference.step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], before, gate=gate, scale=scale)
+    for old, value in zip(after, new, strict=True):
+        if old is not None and value is not None:
+            old.copy_(value)
+    return h.to(q.dtype)
+
+
+def _with_time(gate: Any) -> Any:
+    """(B, H) as (B, H, 1); the gate of a head (H,), or none, as it is."""
+    return gate if gate is None or gate.dim() == 1 else gate[..., None]
+
+
+def _check_in_place(argument: str, state: State, q: Tensor) -> None:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    for name, x in zip("Cnm", state, strict=True):
+        if x is None:
+            continue
+        if x.dtype != wide and (name, x.dtype) != ("C", torch.bfloat16):
+            raise TypeError(f"{argument}.{name} is {x.dtype}: it must be {wide}{' or bfloat16' if name == 'C' else ''}")
+        if not x.is_contiguous():
+            raise ValueError(f"{argument}.{name} has the strides {x.stride()}: it must be contiguous")
+
+
+def _triton_takes(q: Tensor) -> bool:
+    return HAS_TRITON and q.is_cuda and q.dtype in KERNEL_DTYPES
+
+
+def _check_for_triton(q: Tensor) -> None:
+    if not HAS_TRITON:
+        raise ValueError("implementation is 'triton': it needs the package triton, which is not installed")
+    from triton import knobs
+
+    if not q.is_cuda and not knobs.runtime.interpret:
+        raise ValueError(f"implementation is 'triton': it needs a CUDA device, and q is on {q.device}")
+    if q.dtype not in KERNEL_DTYPES:
+        raise TypeError(f"q is {q.dtype}: it must be bfloat16, float16 or float32 for implementation 'triton'")
+
+
+@torch.library.custom_op("tflabench::step", mutates_args=("C", "n", "m"))
+def _step_in_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor,
+    n: Tensor | None,
+    m: Tensor | None,
+    C_before: Tensor | None,
+    n_before: Tensor | None,
+    m_before: Tensor | None,
+    scale: float,
+    forget: str,
+    input: str,
+    normalize: bool,
+) -> Tensor:
+    """h_t; C, n, m become the state after the step. Before it, it is in the *_before, or in C, n, m where those are None."""
+    kernels = importlib.import_module(".tfla.step", __package__)
+    after = State(C, n, m)
+    before = after if C_before is None else State(C_before, n_before, m_before)
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    f = f.expand(q.shape[:2]).contiguous()
+    i = None if i is None else i.contiguous()
+    gate = Gate(forget, input, normalize)  # type: ignore[arg-type]
+    return kernels.step(q, k, v, f, i, before, after, gate=gate, scale=scale)
+
+
+@_step_in_triton.register_fake
+def _(q, k, v, *others):
+    return v.new_empty(v.shape)
