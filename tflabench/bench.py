@@ -133,7 +133,7 @@ def require_runnable(points: Sequence[Point], device: str) -> None:
         reason = point.implementation.refuses(point.problem, device)
         if reason is None:
             return
-        reasons.append(f"{point.implementation.name} {reason}")
+        reasons.append(f"{point.implementation.name}: {reason}")
     raise InputError(f"none of the {len(points)} points can run on {device}: {reasons[0]}")
 
 

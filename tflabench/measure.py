@@ -17,6 +17,7 @@ import torch
 
 from tflabench.protocol import Protocol
 
+SLOW_CALL = 2.0  # times the fastest: such a call compiled something, or allocated for the first time
 NOISY_SPREAD = 0.05  # relative interquartile range beyond which a row is flagged
 LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
 GPU_CYCLES_PER_S = 2e9  # upper estimate of an SM clock, to turn seconds into cycles of the lead
@@ -142,13 +143,9 @@ class _CudaSampler:
         self.lead_cycles = 0
 
     def warm_up(self, protocol: Protocol) -> int:
-        iterations, _ = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol)
-        start = time.perf_counter()
-        self.run()
-        enqueue_s = time.perf_counter() - start
-        torch.cuda.synchronize(self.device)
+        calls, enqueue_s = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol)
         self.lead_cycles = int(min(2 * enqueue_s, LEAD_LIMIT_S) * GPU_CYCLES_PER_S)
-        return iterations + 1
+        return calls
 
     def sample(self, count: int) -> list[float]:
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -166,17 +163,22 @@ class _CudaSampler:
 
 
 def _warm_up(run: Callable[[], object], synchronize: Callable[[], None], protocol: Protocol) -> tuple[int, float]:
-    """Calls made, and the seconds of the last: at least what the protocol asks for, and on until a call took no longer
-    than twice the fastest, which a compilation or a first allocation would."""
-    durations: list[float] = []
+    """Calls made, and the seconds the host spent in the last one before it waited for the device.
+
+    As many calls as the protocol asks for, and on until one took less than SLOW_CALL times the fastest.
+    """
+    calls, fastest, begin = 0, float("inf"), time.perf_counter()
     while True:
         start = time.perf_counter()
         run()
+        enqueued = time.perf_counter()
         synchronize()
-        durations.append(time.perf_counter() - start)
-        enough = len(durations) >= protocol.warmup_iterations and sum(durations) >= protocol.warmup_s
-        if enough and (durations[-1] < 2 * min(durations) or len(durations) >= 5 * protocol.warmup_iterations):
-            return len(durations), durations[-1]
+        end = time.perf_counter()
+        calls += 1
+        fastest = min(fastest, end - start)
+        enough = calls >= protocol.warmup_iterations and end - begin >= protocol.warmup_s
+        if enough and (end - start < SLOW_CALL * fastest or calls >= 5 * protocol.warmup_iterations):
+            return calls, enqueued - start
 
 
 @dataclass

@@ -31,6 +31,11 @@ def implementations() -> tuple[Implementation, ...]:
     return (*_bundled(), *_plugged)
 
 
+def plugged() -> tuple[Implementation, ...]:
+    """The implementations that came from outside, by `plug_in`."""
+    return tuple(_plugged)
+
+
 def get(name: str) -> Implementation:
     """The implementation of exactly this name; KeyError if there is none."""
     return {impl.name: impl for impl in implementations()}[name]

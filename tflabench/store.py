@@ -141,7 +141,8 @@ class Store:
         for name, write in {"rows.parquet": frame.to_parquet, "rows.csv": frame.to_csv}.items():
             write(self.folder / f"{name}.part", index=False)
             os.replace(self.folder / f"{name}.part", self.folder / name)
-        return [self.folder / name for name in ("journal.jsonl", "rows.parquet", "rows.csv", "environment.json")]
+        names = ("journal.jsonl", "rows.parquet", "rows.csv", "environment.json")
+        return [path for name in names if (path := self.folder / name).exists()]
 
 
 def read_rows(folder: Path | str) -> pd.DataFrame:
@@ -176,17 +177,15 @@ def _numbered(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _row(line: bytes, path: Path, number: int) -> Row:
     try:
         fields = json.loads(line)
-        version = fields.get("schema_version")
-    except (ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path} line {number} is no JSON row: mend or delete that line, or give another --out"
-        ) from error
-    if version != SCHEMA_VERSION:
-        raise InputError(
-            f"{path} was written with row schema {version} and this version reads {SCHEMA_VERSION}: "
-            "give another --out, or move the folder away and sweep again"
-        )
-    return Row.model_validate(fields)
+        version = fields["schema_version"]
+        if version == SCHEMA_VERSION:
+            return Row.model_validate(fields)
+    except (ValueError, TypeError, LookupError) as error:
+        raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out") from error
+    raise InputError(
+        f"{path} was written with row schema {version} and this version reads {SCHEMA_VERSION}: "
+        "give another --out, or move the folder away and sweep again"
+    )
 
 
 def _frame(rows: list[Row]) -> pd.DataFrame:

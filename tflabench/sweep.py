@@ -157,29 +157,37 @@ def plan(
 
     Args:
         overrides: axes that replace those of every group.
-        chosen: implementations to keep, or None for all.
+        chosen: implementations to run, or None for those that the preset names and those plugged in.
         device: "cuda" or "cpu": groups meant for the other are left out.
 
     Raises:
         InputError: nothing to run, or axes that no problem satisfies.
     """
+    groups = [group for group in preset.groups if group.device in (None, device)]
+    if not groups:
+        raise InputError(f"preset {preset.name} has nothing to run on {device}: choose another --preset")
     known = registry.implementations() if chosen is None else tuple(chosen)
+    asked_for = registry.plugged() if chosen is None else known
     points: dict[str, Point] = {}
-    for group in preset.groups:
-        if group.device not in (None, device):
-            continue
-        fitting = [impl for impl in known if group.fits(impl)]
-        axes = overlay(group.axes, overrides)
-        for values in product(*axes.values()) if fitting else ():
-            problem = resolve(dict(zip(axes, values, strict=True)))
-            for impl in fitting:
+    for impl in known:
+        for group in _groups_of(impl, groups, impl in asked_for):
+            axes = overlay(group.axes, overrides)
+            for values in product(*axes.values()):
+                problem = resolve(dict(zip(axes, values, strict=True)))
                 point = Point(impl, problem if impl.chunked else problem.with_(chunk_size=None))
                 points.setdefault(point.id, point)
     if not points:
-        names = ", ".join(impl.name for impl in known)
-        raise InputError(f"preset {preset.name} has nothing to run on {device} for {names}: choose another --preset")
+        raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
     rank = {impl.name: index for index, impl in enumerate(known)}
     return sorted(points.values(), key=lambda point: (_size(point.problem), rank[point.implementation.name]))
+
+
+def _groups_of(impl: Implementation, groups: Sequence[Group], asked_for: bool) -> list[Group]:
+    """The groups that claim an implementation; one that was asked for by name runs in any case, as its family does."""
+    claimed = [group for group in groups if group.fits(impl)]
+    if claimed or not asked_for:
+        return claimed
+    return [next((group for group in groups if impl.family in group.family), groups[0])]
 
 
 def resolve(values: Mapping[str, Any]) -> Problem:

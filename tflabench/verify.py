@@ -93,6 +93,8 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
         truth = _oracle(case, cut, where, steps, grad, torch.float64)
         plain = _oracle(case, cut, where, steps, grad, results["forward"].dtype)
         for name, true in truth.items():
+            if true.ndim == 1 and cut.batch > 1:
+                continue  # a parameter's gradient sums over the whole batch: one slice says nothing of it
             error = compare(name, cut(results[name], *where, steps), plain[name], true, cut.time_of(true))
             if name not in worst or _badness(error) > _badness(worst[name]):
                 worst[name] = error

@@ -1,0 +1,132 @@
+"""Axes, presets and plans."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tflabench import registry, sweep
+from tflabench.problem import InputError, Problem
+from tflabench.sweep import overlay, parse_overrides, parse_values, plan, resolve
+
+
+@pytest.mark.parametrize(
+    ("axis", "text", "values"),
+    [
+        ("seq_len", "512", (512,)),
+        ("seq_len", "512, 1024,512", (512, 1024)),
+        ("seq_len", "512:65536:x2", (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)),
+        ("d_hv", "64:256:+64", (64, 128, 192, 256)),
+        ("heads", "1:10:x3", (1, 3, 9)),
+        ("batch", "1,4:8:+2", (1, 4, 6, 8)),
+        ("chunk_size", "auto,64", (None, 64)),
+        ("dtype", "float32,bfloat16", ("float32", "bfloat16")),
+        ("pass", "both", ("fw", "fwbw")),
+    ],
+)
+def test_values(axis, text, values):
+    assert parse_values(axis, text) == values
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("seqlen=512", "unknown axis 'seqlen'; did you mean seq_len?"),
+        ("seq_len", "must be AXIS=VALUES"),
+        ("seq_len=", "must be values such as"),
+        ("seq_len=512,,1024", "must be values such as"),
+        ("seq_len=abc", "'abc': it must be an integer"),
+        ("seq_len=512:1024", "START:STOP:xFACTOR"),
+        ("seq_len=512:1024:2", "START:STOP:xFACTOR"),
+        ("seq_len=512:1024:x1", "START:STOP:xFACTOR"),
+        ("seq_len=512:1024:+0", "START:STOP:xFACTOR"),
+        ("seq_len=0:1024:x2", "START:STOP:xFACTOR"),
+        ("seq_len=1024:512:x2", "empty range '1024:512:x2'"),
+        ("seq_len=1:1000000000:+1", "at most 1000 values"),
+        ("d_qk=0", "d_qk is 0: it must be at least 1"),
+        ("heads=-2", "heads is -2: it must be at least 1"),
+        ("dtype=float8", "dtype is 'float8': it must be one of bfloat16"),
+        ("pass=backward", "pass is 'backward': it must be one of fw"),
+    ],
+)
+def test_bad_axes(option, message):
+    with pytest.raises(InputError) as error:
+        parse_overrides([option])
+    assert message in str(error.value)
+
+
+def test_derived_sizes():
+    sizes = {"seq_len": 512, "tokens": 4096, "embedding": 1024, "head_dim": 128, "d_qk": 64, "pass": "fwbw"}
+    assert resolve(sizes) == Problem(8, 8, 512, d_qk=64, d_hv=128, pass_="fwbw")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"seq_len": 512, "head_dim": 96, "embedding": 1024}, "embedding is 1024: it must be a multiple of d_hv"),
+        ({"seq_len": 512, "head_dim": 64, "tokens": 1000}, "tokens is 1000: it must be a multiple of seq_len"),
+        ({"seq_len": 1024, "head_dim": 64, "tokens": 512}, "tokens is 512: it must be a multiple of seq_len"),
+        ({"head_dim": 64}, "seq_len is not set"),
+        ({"seq_len": 64, "d_qk": 64}, "d_hv is not set"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes, message):
+    with pytest.raises(InputError) as error:
+        resolve(sizes)
+    assert message in str(error.value)
+
+
+def test_a_later_layer_replaces_what_it_contradicts():
+    base = {"tokens": (65536,), "embedding": (4096,), "d_qk": (128,), "d_hv": (256,)}
+    assert overlay(base, {"batch": (2,), "head_dim": (64,)}) == {"embedding": (4096,), "batch": (2,), "head_dim": (64,)}
+    assert overlay({"head_dim": (64,)}, {"d_qk": (32,)}) == {"head_dim": (64,), "d_qk": (32,)}
+    with pytest.raises(InputError, match="batch and tokens"):
+        overlay(base, {"batch": (2,), "tokens": (4096,)})
+
+
+@pytest.mark.parametrize("name", sweep.preset_names())
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_preset_plans_each_point_once(name, device):
+    points = plan(sweep.load_preset(name), {}, registry.select("reference_sig,sdpa"), device)
+    assert len({point.id for point in points}) == len(points) > 0
+    assert all(point.problem.chunk_size is None for point in points if not point.implementation.chunked)
+
+
+def test_paper_fig4_has_the_papers_settings():
+    points = plan(sweep.load_preset("paper-fig4"), {}, registry.select("sdpa"), "cuda")
+    problems = {point.problem for point in points}
+    assert Problem(128, 32, 512, 128, 128, pass_="fw") in problems
+    assert Problem(1, 32, 65536, 128, 128, pass_="fwbw") in problems
+    assert len(problems) == 8 * 2
+
+
+def test_points_of_one_size_stand_together():
+    points = plan(sweep.load_preset("quick"), {}, None, "cpu")
+    sizes = [(point.problem.seq_len, point.problem.d_hv, point.problem.pass_) for point in points]
+    assert len(set(sizes)) == 1 + sum(left != right for left, right in pairwise(sizes))
+
+
+def test_an_implementation_asked_for_runs_also_where_the_preset_does_not_name_it():
+    points = plan(sweep.load_preset("quick"), {}, registry.select("reference_parallel_exp"), "cpu")
+    assert {point.implementation.name for point in points} == {"reference_parallel_exp"}
+    named = plan(sweep.load_preset("quick"), {}, None, "cpu")
+    assert "reference_parallel_exp" not in {point.implementation.name for point in named}
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(InputError, match="unknown preset 'paper-fig'; did you mean paper-fig"):
+        sweep.load_preset("paper-fig")
+    with pytest.raises(InputError, match="no implementation matches 'reference_sgi'; did you mean reference_sig"):
+        registry.select("reference_sgi")
+
+
+def test_a_plugin_that_cannot_be_used_is_the_users_to_mend(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nowhere_to_be_found")
+    with pytest.raises(InputError, match="nowhere_to_be_found"):
+        registry.plug_in(str(broken))
+    taken = tmp_path / "taken.py"
+    taken.write_text("from tflabench.registry import get\nIMPLEMENTATIONS = (get('sdpa'),)")
+    with pytest.raises(InputError, match="'sdpa', which exists already"):
+        registry.plug_in(str(taken))
