@@ -175,7 +175,7 @@ def chunkwise(
     n_before = None
     if n is not None:
         n_before, n = _scan(n, keep[..., None], k_weighted.sum(-2))
-    last = State(C, n, m[..., -1] if gate.stabilized else None)
+    last = State(C, n, m[..., -1].contiguous() if gate.stabilized else None)
 
     # Within chunks, H = [ exp(b + m_{k-1} - m) q C_{k-1} + (Q K^T * exp(D - m)) V ] / denominator.
     state = b + m_before[..., None]

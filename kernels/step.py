@@ -125,12 +125,17 @@ def _triton_takes(q: Tensor) -> bool:
 def _check_for_triton(q: Tensor) -> None:
     if not HAS_TRITON:
         raise ValueError("implementation is 'triton': it needs the package triton, which is not installed")
-    from triton import knobs
-
-    if not q.is_cuda and not knobs.runtime.interpret:
+    if not q.is_cuda and not _interpreted():
         raise ValueError(f"implementation is 'triton': it needs a CUDA device, and q is on {q.device}")
     if q.dtype not in KERNEL_DTYPES:
         raise TypeError(f"q is {q.dtype}: it must be bfloat16, float16 or float32 for implementation 'triton'")
+
+
+@torch.compiler.assume_constant_result
+def _interpreted() -> bool:
+    from triton import knobs
+
+    return knobs.runtime.interpret
 
 
 @torch.library.custom_op("tflabench::step", mutates_args=("C", "n", "m"))
@@ -151,7 +156,7 @@ def _step_in_triton(
     input: str,
     normalize: bool,
 ) -> Tensor:
-    """h_t; C, n, m become the state after the step. Before it, it is in the *_before, or in C, n, m where those are None."""
+    """h_t; C, n, m become the state after the step. The state before it: *_before, or C, n, m where those are None."""
     kernels = importlib.import_module(".tfla.step", __package__)
     after = State(C, n, m)
     before = after if C_before is None else State(C_before, n_before, m_before)

@@ -222,6 +222,20 @@ def test_compiles_to_a_full_graph(probe, implementation, gate):
     assert_close(results(compiled, shorter, state, **options), wanted, 1e-5)
 
 
+@pytest.mark.parametrize("implementation", ["tfla_limit", "tfla_xl"])
+def test_triton_kernels_are_opaque_to_torch(implementation):
+    """As the probe, on a short sequence: interpreted kernels are slow."""
+    gate = MLSTM_EXP if implementation == "tfla_xl" else MLSTM_SIG
+    x = {n: t[:1, :, :20].detach().requires_grad_() for n, t in inputs(gate).items()}
+    key = api._setup_key(implementation, gate, torch.float32, None)
+    torch.library.opcheck(torch.ops.tflabench.chunkwise, (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key))
+    compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
+    options = {"gate": gate, "chunk_size": 16}
+    found = results(compiled, x, None, implementation=implementation, **options)
+    assert_close(found, results(api.chunkwise, x, None, implementation="reference", **options))
+    torch._dynamo.reset()
+
+
 @every_implementation
 def test_autocast_casts_q_k_v_alone(probe, implementation):
     x, state = inputs(), start(MLSTM_EXP)

@@ -1,0 +1,57 @@
+"""Compiles the kernels of a decode step for sm_80 and sm_90, without a GPU; prints what they use as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from tflabench.kernels.tfla import step
+
+TYPES = {**dict.fromkeys(["q", "k", "v", "f", "i", "h"], "*bf16"), "scale": "fp32", "d_qk": "i32", "d_hv": "i32"}
+
+
+def compiled(kernel: Any, constants: dict[str, Any], warps: int, sm: int) -> dict[str, Any]:
+    signature = {n: "constexpr" if n in constants else TYPES.get(n, "*fp32") for n in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    done: Any = triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": warps})
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
+        ptx.write(done.asm["ptx"])
+        ptx.flush()
+        command = [get_ptxas(sm).path, "-v", f"-arch=sm_{sm}{'a' if sm == 90 else ''}", ptx.name, "-o", "/dev/null"]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spills = re.findall(r"(\d+) bytes spill", log)
+    assert spills, log
+    return {
+        "kernel": kernel.__name__,
+        "sm": sm,
+        "constants": constants,
+        "spilled_bytes": sum(map(int, spills)),
+        "shared_bytes": done.metadata.shared,
+    }
+
+
+def every_kernel(sm: int) -> list[dict[str, Any]]:
+    found = []
+    for heads, d_qk, d_hv in ((16, 64, 64), (1024, 128, 256), (8, 512, 1024)):
+        tile = step.tile_of(heads, d_qk, d_hv)
+        warps = tile.pop("num_warps")
+        sig = {"FORGET": "sigmoid", "INPUT": "sigmoid"}
+        exp = {"FORGET": "sigmoid", "INPUT": "exp"}
+        found += [
+            compiled(step.advance_state, {**sig, "WEIGHED": False, **tile}, warps, sm),
+            compiled(step.advance_state, {**exp, "WEIGHED": True, **tile}, warps, sm),
+            compiled(step.head_weights, {**exp, "STABILIZED": True, "D_QK": d_qk}, 1, sm),
+        ]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"triton": triton.__version__, "kernels": [row for sm in (80, 90) for row in every_kernel(sm)]}))
