@@ -11,6 +11,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +35,7 @@ from tflabench.store import read_rows
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Rows = Any  # a pandas DataFrame, columns as store.Row: pandas infers the types of columns too loosely to check
 WHAT = ("runtime", "memory", "chunk", "roofline")
 FORMATS = ("png", "svg", "pdf")
 
@@ -78,10 +81,12 @@ STYLE = {
     "pdf.fonttype": 42,
 }
 UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-NOTE_SIZE = 5.8
+NOTE_SIZE, FOOTER_SIZE = 5.8, 5.0
 COLUMN_WIDTH, PAGE_WIDTH = 3.5, 7.0  # inches: one and two columns of a paper
 PANEL_HEIGHT = 2.0
-LEFT, RIGHT, GAP = 0.5, 0.1, 0.5
+MOST_IN_A_COLUMN = 10  # implementations whose legend fits under a panel of column width
+LEFT, RIGHT, GAP, EDGE = 0.58, 0.1, 0.5, 0.07
+X_LABEL_HEIGHT = 0.42  # of tick labels and label under a panel
 
 # Okabe-Ito: what is computed -> colour.
 COLOURS = {
@@ -93,7 +98,8 @@ COLOURS = {
     ("ssm", ""): "#CC79A7",
 }
 OTHER_COLOUR = "#E69F00"
-SHADES = (0.0, 0.45, -0.35)  # towards white, towards black
+ROOF_COLOUR = "0.25"
+SHADES = (0.0, -0.35, 0.4)  # none, towards black, towards white
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 DASHES = ("-", (0, (4, 1.2)), (0, (1.2, 1)), (0, (5, 1.2, 1.2, 1.2)))
 
@@ -118,7 +124,7 @@ class Look:
         }
 
 
-def looks(rows: pd.DataFrame) -> dict[str, Look]:
+def looks(rows: Rows) -> dict[str, Look]:
     """The look of every implementation in rows, by name, in the order legends use: the registry's, then by name.
 
     An implementation's place among all registered ones of its family and gate fixes its shade, marker and dashes, so
@@ -157,7 +163,7 @@ def _shade(colour: str, amount: float) -> tuple[float, float, float]:
 # --- which figures the rows make ---------------------------------------------------------------------------------
 
 
-def drawable(rows: pd.DataFrame) -> pd.DataFrame:
+def drawable(rows: Rows) -> Rows:
     """Rows with plain floats where integers can be missing, and `chunk_asked`: the chunk size asked for, or "auto".
 
     Two rows that differ only in whether L was asked for or chosen by the implementation belong to different curves.
@@ -179,7 +185,7 @@ class Slice:
 
     axis: str
     setting: dict[str, Any]
-    rows: pd.DataFrame
+    rows: Rows
 
     @property
     def tags(self) -> list[str]:
@@ -192,7 +198,7 @@ class Slice:
         return "-".join([self.axis, *self.tags])
 
 
-def swept_axes(rows: pd.DataFrame) -> list[str]:
+def swept_axes(rows: Rows) -> list[str]:
     """The axes that vary within an implementation, without those that only follow another (batch at fixed tokens)."""
 
     def most_values(axis: str, fixed: Sequence[str]) -> int:
@@ -206,15 +212,16 @@ def swept_axes(rows: pd.DataFrame) -> list[str]:
     return axes
 
 
-def slices(rows: pd.DataFrame, axis: str) -> list[Slice]:
-    """One Slice a setting of the columns that vary while `axis` stays; rows without such a column (no chunk size) join all.
+def slices(rows: Rows, axis: str) -> list[Slice]:
+    """One Slice a setting of the columns that vary while `axis` stays; rows without such a column join all of them.
 
     Settings with fewer than two values of `axis` make no figure, unless there is nothing else.
     """
-    others = [
-        *(column for column in AXES if column not in (axis, "chunk_size")),
-        *(["chunk_asked"] if axis != "chunk_size" else []),
-    ]
+    if axis == "chunk_size":  # an L that was asked for and also chosen is one point here
+        rows = rows.drop_duplicates(["implementation", "pass", *AXES], keep="last")
+        others = [column for column in AXES if column != axis]
+    else:
+        others = [*(column for column in AXES if column not in (axis, "chunk_size")), "chunk_asked"]
     spread = rows.groupby(["implementation", "pass", axis], dropna=False)[others].nunique().max()
     split = [column for column in others if spread[column] > 1]
     if not split:
@@ -272,8 +279,10 @@ def curves(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str)
     Open markers are rows flagged noisy or throttled, whiskers the 20th to 80th percentile; crosses at the top stand for
     points that were asked for and not measured, and the note below names their status.
     """
+    if part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1:
+        return ranking(part, quantity, looks, footer)
     passes = _passes(part.rows)
-    sheet = Sheet(len(passes))
+    sheet = Sheet(len(passes), wide=part.rows["implementation"].nunique() > MOST_IN_A_COLUMN)
     unit, size = _unit(part.rows, quantity)
     for ax, pass_ in zip(sheet.axes, passes, strict=True):
         rows = part.rows[part.rows["pass"] == pass_]
@@ -289,16 +298,53 @@ def curves(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str)
     handles = [
         Line2D([], [], label=_label(look, name, part.rows), **look.line()) for name, look in _measured(part.rows, looks)
     ]
-    notes = missing(part.rows, part.axis, looks)
-    if quantity.theory:
-        handles += _theory_handle(part.rows)
-    if _flagged(part.rows).any():
-        handles.append(Line2D([], [], color="0.4", marker="o", mfc="white", ls="", label="noisy or throttled"))
-    sheet.finish(caption(part.rows, part.axis), handles, notes, footer)
+    keys = _keys(part.rows) if quantity is RUNTIME else []
+    sheet.finish(caption(part.rows, part.axis), handles, keys, missing(part.rows, part.axis, looks), footer)
     return sheet.figure
 
 
-def _curve(ax: Axes, own: pd.DataFrame, axis: str, position: Any, quantity: Quantity, size: float, look: Look) -> None:
+def ranking(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -> Figure:
+    """`quantity` at a single point: a line an implementation, its value beside the mark, theory as a bar.
+
+    What was not measured has its status in place of the mark.
+    """
+    passes = _passes(part.rows)
+    asked = [name for name in looks if name in set(part.rows["implementation"])][::-1]
+    names = [_label(looks[name], name, part.rows) for name in asked]
+    left = max(_width(name, 6.5) for name in names) + 0.2
+    sheet = Sheet(len(passes), height=0.17 * len(asked) + 0.1, left=left, gap=0.15)
+    unit, size = _unit(part.rows, quantity)
+    done = part.rows[part.rows["status"] == "ok"]
+    most = max(
+        [*done[quantity.column].dropna(), *(done[quantity.theory[1]].dropna() if quantity.theory else ())] or [1]
+    )
+    for ax, pass_ in zip(sheet.axes, passes, strict=True):
+        rows = part.rows[part.rows["pass"] == pass_].set_index("implementation")
+        ax.set_title(PASS_TITLES[pass_])
+        ax.set(xlim=(0, 1.16 * most / size), ylim=(-0.6, len(asked) - 0.4), xlabel=f"{quantity.label} [{unit}]")
+        ax.set_yticks(range(len(asked)), names if ax is sheet.axes[0] else [""] * len(asked))
+        for y, name in enumerate(asked):
+            if name not in rows.index:
+                continue
+            row, look = rows.loc[name], looks[name]
+            if quantity.theory:
+                lower, upper = row[list(quantity.theory)].astype(float) / size
+                ax.barh(y, upper - lower, left=lower, height=0.6, color=_colour(look.kind), alpha=0.3, linewidth=0)
+            if row["status"] != "ok":
+                ax.text(
+                    0.01 * most / size, y, row["status"], va="center", fontsize=NOTE_SIZE, style="italic", color="0.4"
+                )
+                continue
+            value = row[quantity.column] / size
+            open_ = {"markerfacecolor": "white"} if quantity.spread and (row["noisy"] or row["throttled"]) else {}
+            ax.plot(value, y, **look.line(**open_))
+            ax.annotate(f"{value:.3g}", (value, y), (4, 0), textcoords="offset points", va="center", fontsize=NOTE_SIZE)
+    keys = _keys(part.rows) if quantity is RUNTIME else []
+    sheet.finish(f"T = {_plain(part.rows[part.axis].iloc[0])}, {caption(part.rows, part.axis)}", [], keys, [], footer)
+    return sheet.figure
+
+
+def _curve(ax: Axes, own: Rows, axis: str, position: Any, quantity: Quantity, size: float, look: Look) -> None:
     own = own.assign(y=own[quantity.column].where(own["status"] == "ok") / size)
     if not own["y"].notna().any():
         return
@@ -307,56 +353,65 @@ def _curve(ax: Axes, own: pd.DataFrame, axis: str, position: Any, quantity: Quan
         return
     own = own.dropna(subset=[axis]).sort_values(axis)
     x = position(own[axis])
-    ax.plot(x, own["y"], **look.line())  # NaN where it was not measured: the line breaks there
-    flagged = _flagged(own).to_numpy()
-    ax.plot(x[flagged], own["y"][flagged], **look.line(linestyle="", markerfacecolor="white"))
+    joined = {"linestyle": ""} if axis == "dtype" else {}  # nothing lies between two data types
+    ax.plot(x, own["y"], **look.line(**joined))  # NaN where it was not measured: the line breaks there
     if quantity.spread:
+        flagged = _flagged(own).to_numpy()
+        ax.plot(x[flagged], own["y"][flagged], **look.line(linestyle="", markerfacecolor="white", zorder=2.2))
         low, high = (own[column] / size for column in quantity.spread)
-        ax.vlines(x, low.where(own["y"].notna()), high, color=look.colour, linewidth=0.6)
+        ax.vlines(x, low.where(own["y"].notna()), high, color=look.colour, linewidth=0.6, zorder=1.9)
 
 
 def _theory(
     ax: Axes,
-    rows: pd.DataFrame,
+    rows: Rows,
     axis: str,
     position: Any,
     columns: tuple[str, str],
     size: float,
     looks: dict[str, Look],
 ) -> None:
-    """Lower to upper bound. Implementations of one cost model share a band, so it is drawn once."""
-    drawn = set()
+    """Lower to upper bound in the colour of what it is a bound of. Bounds that agree to 5% share a band, whose edges
+    then alternate between their colours."""
+    bands: list[tuple[np.ndarray, np.ndarray, list[str]]] = []
     for name, look in looks.items():
         own = rows[rows["implementation"] == name].dropna(subset=[axis, *columns]).sort_values(axis)
-        lower, upper = (own[column].to_numpy(float) / size for column in columns)
-        if not len(own) or (key := (look.kind, tuple(own[axis]), tuple(lower), tuple(upper))) in drawn:
+        if own.empty:
             continue
-        drawn.add(key)
-        x = position(own[axis])
-        colour = _colour(look.kind)
-        if len(own) == 1:
-            ax.vlines(x, lower, upper, color=colour, alpha=0.25, linewidth=6)
+        x, bounds, colour = position(own[axis]), own[list(columns)].to_numpy(float).T / size, _colour(look.kind)
+        for at, shared, colours in bands:
+            if np.array_equal(at, x) and np.allclose(shared, bounds, rtol=0.05, atol=0):
+                colours += [colour] * (colour not in colours)
+                break
         else:
-            ax.fill_between(x, lower, upper, color=colour, alpha=0.14, linewidth=0)
+            bands.append((x, bounds, [colour]))
+    for x, (lower, upper), colours in bands:
+        fill = np.mean([to_rgb(colour) for colour in colours], axis=0)
+        if len(x) == 1 or axis == "dtype":
+            ax.vlines(x, lower, upper, color=fill, alpha=0.25, linewidth=6)
+            continue
+        ax.fill_between(x, lower, upper, color=fill, alpha=0.13, linewidth=0)
+        for n, colour in enumerate(colours):
+            dashes = "-" if len(colours) == 1 else (6 * n, (6, 6 * (len(colours) - 1)))
             for bound in (lower, upper):
-                ax.plot(x, bound, color=colour, alpha=0.45, linewidth=0.4)
+                ax.plot(x, bound, color=colour, alpha=0.5, linewidth=0.5, linestyle=dashes)
 
 
-def _passes(rows: pd.DataFrame) -> list[str]:
+def _passes(rows: Rows) -> list[str]:
     present = set(rows["pass"])
     return [pass_ for pass_ in PASS_TITLES if pass_ in present]
 
 
-def _flagged(rows: pd.DataFrame) -> pd.Series:
+def _flagged(rows: Rows) -> pd.Series:
     return (rows["noisy"] | rows["throttled"]) & (rows["status"] == "ok")
 
 
-def _measured(rows: pd.DataFrame, looks: dict[str, Look]) -> list[tuple[str, Look]]:
+def _measured(rows: Rows, looks: dict[str, Look]) -> list[tuple[str, Look]]:
     done = set(rows.loc[rows["status"] == "ok", "implementation"])
     return [(name, look) for name, look in looks.items() if name in done]
 
 
-def _unit(rows: pd.DataFrame, quantity: Quantity) -> tuple[str, float]:
+def _unit(rows: Rows, quantity: Quantity) -> tuple[str, float]:
     """The largest unit in which the median point is at least 1."""
     middle = rows.loc[rows["status"] == "ok", quantity.column].median()
     fitting = [unit for unit in quantity.units if middle >= unit[1]]
@@ -403,20 +458,18 @@ def tradeoff(part: Slice, name: str, looks: dict[str, Look], footer: str) -> Fig
         right.tick_params(axis="y", colors=memory_look.colour)
     handles = [
         Line2D([], [], label="runtime", **look.line()),
-        Line2D([], [], label="least runtime", marker="o", ms=7, mfc="none", mew=0.7, ls="", color=look.colour),
         Line2D([], [], label="peak memory", **memory_look.line()),
-        *_theory_handle(part.rows),
+        Line2D([], [], label="least runtime", marker="o", ms=7, mfc="none", mew=0.7, ls="", color=look.colour),
     ]
-    sheet.finish(
-        f"{look.title}: {caption(part.rows, part.axis)}", handles, missing(part.rows, part.axis, looks), footer
-    )
+    title = f"{look.title}: {caption(part.rows, part.axis)}"
+    sheet.finish(title, handles, _keys(part.rows), missing(part.rows, part.axis, looks), footer)
     return sheet.figure
 
 
 # --- the roofline -------------------------------------------------------------------------------------------------
 
 
-def roofline(rows: pd.DataFrame, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: str) -> Figure:
+def roofline(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: str) -> Figure:
     """Every measured point at (modelled intensity, modelled FLOPs over measured time), under the roofs of the device.
 
     The regions left and right of the first roof's ridge I_acc = alpha / beta are named (eqs. 117-119).
@@ -444,11 +497,11 @@ def roofline(rows: pd.DataFrame, roofs: Sequence[Ceilings], looks: dict[str, Loo
     for ax, pass_ in zip(sheet.axes, passes, strict=True):
         ax.set_title(PASS_TITLES[pass_])
         ax.set(
-            xscale="log", yscale="log", xlim=(low, high), ylim=(min(heights) / size / 1.8, max(heights) / size * 2.6)
+            xscale="log", yscale="log", xlim=(low, high), ylim=(min(heights) / size / 1.8, max(heights) / size * 2.4)
         )
         ax.set_xlabel("arithmetic intensity, modelled [FLOP/byte]")
         for n, roof in enumerate(roofs):
-            _roof(ax, roof, size, "0.25", (0, (4, 1.5)) if roof.provenance == "measured" else "-", below=n > 0)
+            _roof(ax, roof, size, below=n > 0)
         if roofs:
             _regions(ax, ridges[0])
         for name, look in looks.items():
@@ -468,10 +521,10 @@ def roofline(rows: pd.DataFrame, roofs: Sequence[Ceilings], looks: dict[str, Loo
     handles = [
         Line2D([], [], label=look.title, **look.line(linestyle="", markersize=4)) for _, look in _measured(rows, looks)
     ]
+    keys = []
     for roof in roofs:
-        style = (0, (4, 1.5)) if roof.provenance == "measured" else "-"
         label = f"{roof.provenance}: {_rate(roof.flops_per_s)}, {roof.bytes_per_s / 1e9:,.4g} GB/s"
-        handles.append(Line2D([], [], color="0.25", linestyle=style, label=label))
+        keys.append(Line2D([], [], color=ROOF_COLOUR, linestyle=_roof_dashes(roof), label=label))
     notes = [] if roofs else ["No roof: the ceilings of this device are not known; tflabench calibrate measures them."]
     failed = rows[rows["status"] != "ok"]
     if len(failed):
@@ -479,26 +532,29 @@ def roofline(rows: pd.DataFrame, roofs: Sequence[Ceilings], looks: dict[str, Loo
             f"{count} {status}" for status, count in failed["status"].value_counts().sort_index().items()
         )
         notes.append(f"Not measured: {counts}")
-    sheet.finish(caption(rows), handles, notes, footer)
+    sheet.finish(caption(rows), handles, keys, notes, footer)
     return sheet.figure
 
 
-def _roof(ax: Axes, roof: Ceilings, size: float, colour: str, style: Any, *, below: bool) -> None:
+def _roof(ax: Axes, roof: Ceilings, size: float, *, below: bool) -> None:
     low, high = ax.get_xlim()
     corners = np.array([low, roof.intensity, high])
-    ax.plot(corners, attainable(roof, corners) / size, color=colour, linestyle=style, linewidth=0.9)
+    ax.plot(corners, attainable(roof, corners) / size, color=ROOF_COLOUR, linestyle=_roof_dashes(roof), linewidth=0.9)
     ax.annotate(
         _rate(roof.flops_per_s), (high, roof.flops_per_s / size), (-1, -2 if below else 2), textcoords="offset points",
-        ha="right", va="top" if below else "bottom", fontsize=5.5, color=colour,
+        ha="right", va="top" if below else "bottom", fontsize=5.5, color=ROOF_COLOUR,
     )  # fmt: skip
 
 
+def _roof_dashes(roof: Ceilings) -> Any:
+    return DASHES[1] if roof.provenance == "measured" else DASHES[0]
+
+
 def _regions(ax: Axes, ridge: float) -> None:
-    low, high = ax.get_xlim()
-    ax.axvspan(low, ridge, color="0.55", alpha=0.07, linewidth=0)
+    ax.axvspan(ax.get_xlim()[0], ridge, color="0.55", alpha=0.07, linewidth=0)
     for x, align, words in ((ridge / 1.12, "right", "memory-bound"), (ridge * 1.12, "left", "compute-bound")):
         ax.text(
-            x, 0.025, words, transform=ax.get_xaxis_transform(), ha=align, fontsize=5.8, style="italic", color="0.4"
+            x, 0.955, words, transform=ax.get_xaxis_transform(), ha=align, fontsize=5.8, style="italic", color="0.4"
         )
 
 
@@ -542,16 +598,19 @@ def _value_ticks(ax: Axes, values: list[int]) -> None:
         ends = [
             (place[i] * width - half, place[i] * width + half) for i in shown for half in [_width(labels[i], 6.5) / 2]
         ]
-        return all(left - right > 0.05 for (_, right), (left, _) in zip(ends, ends[1:], strict=False))
+        return all(left - right > 0.05 for (_, right), (left, _) in pairwise(ends))
 
     everyone = list(range(len(values)))
     for stride in (1, 2, 3, 4, 6, 8, 16):
         shown = everyone[::-1][::stride][::-1]
         for labels in ([str(value) for value in values], [compact(value) for value in values]):
             if fits(labels, shown) or stride == 16:
-                texts = {values[i]: labels[i] for i in shown}
-                ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: texts.get(round(value), "")))
+                ax.xaxis.set_major_formatter(FuncFormatter(partial(_named, {values[i]: labels[i] for i in shown})))
                 return
+
+
+def _named(names: dict[int, str], value: float, _: int) -> str:
+    return names.get(round(value), "")
 
 
 def _axis_label(part: Slice) -> str:
@@ -561,23 +620,23 @@ def _axis_label(part: Slice) -> str:
     return AXES[part.axis]
 
 
-def _theory_handle(rows: pd.DataFrame) -> list[Patch]:
-    """The legend's entry for the bands, with where their ceilings come from; none where no row has a model."""
-    modelled = rows[rows["model_ms_lower"].notna()]
-    if modelled.empty:
-        return []
-    origins = sorted({str(origin).partition(":")[0] for origin in modelled["ceilings"].dropna()})
-    label = (
-        f"theory, lower to upper bound ({' and '.join(origins)} ceilings)"
-        if origins
-        else "theory, lower to upper bound"
-    )
-    return [Patch(facecolor="0.85", edgecolor="0.6", linewidth=0.4, label=label)]
+def _keys(rows: Rows) -> list[Any]:
+    """Legend entries of a runtime besides its implementations: bands, with the origin of their ceilings, and flags."""
+    keys: list[Any] = []
+    if rows["model_ms_lower"].notna().any():
+        origins = sorted({str(origin).partition(":")[0] for origin in rows["ceilings"].dropna()})
+        label = "theory, lower to upper bound" + (f" ({' and '.join(origins)} ceilings)" if origins else "")
+        keys.append(Patch(facecolor="0.87", edgecolor="0.6", linewidth=0.5, label=label))
+    if _flagged(rows).any():
+        keys.append(Line2D([], [], color="0.4", marker="o", mfc="white", ls="", label="noisy or throttled"))
+    return keys
 
 
-def _y_axis(ax: Axes, rows: pd.DataFrame, axis: str, position: Any, looks: dict[str, Look]) -> None:
+def _y_axis(ax: Axes, rows: Rows, axis: str, position: Any, looks: dict[str, Look]) -> None:
     """Limits and ticks; crosses along the top, one below the other, for what was not measured."""
     crosses = _crosses(rows, axis, looks)
+    if not (rows["status"] == "ok").any():
+        ax.text(0.5, 0.5, "no point was measured", transform=ax.transAxes, ha="center", color="0.3")
     _limits(ax, room=0.04 + 0.035 * max((level for level, _, _ in crosses), default=0))
     for level, name, value in crosses:
         x, y = position(pd.Series([value])), [0.98 - 0.035 * level]
@@ -585,13 +644,12 @@ def _y_axis(ax: Axes, rows: pd.DataFrame, axis: str, position: Any, looks: dict[
 
 
 def _limits(ax: Axes, room: float = 0.0) -> None:
-    """Linear from zero where all values lie within a factor of eight, else logarithmic; `room`: part left free above."""
+    """Linear from zero where all values lie within a factor of eight, else logarithmic; `room`: part free above."""
     values = np.concatenate([[], *(_heights(artist) for artist in (*ax.lines, *ax.collections))])
     values = values[np.isfinite(values) & (values > 0)]
     margin = 0.05
     if not len(values):
         ax.set(ylim=(0, 1), yticks=[])
-        ax.text(0.5, 0.45, "no point was measured", transform=ax.transAxes, ha="center", color="0.4")
     elif values.max() > 8 * values.min():
         low, high = math.log10(values.min()), math.log10(values.max())
         span = (high - low) / (1 - 2 * margin - room)
@@ -613,7 +671,7 @@ def _heights(artist: Any) -> np.ndarray:
     return np.concatenate([[], *(path.vertices[:, 1] for path in artist.get_paths())])
 
 
-def _crosses(rows: pd.DataFrame, axis: str, looks: dict[str, Look]) -> list[tuple[int, str, Any]]:
+def _crosses(rows: Rows, axis: str, looks: dict[str, Look]) -> list[tuple[int, str, Any]]:
     """(level from the top, implementation, value of the axis) of every missing point of those that have others here."""
     levels: dict[Any, int] = {}
     found = []
@@ -638,29 +696,26 @@ def _plain(value: Any) -> str:
     return str(int(value)) if isinstance(value, (float, np.number)) and float(value).is_integer() else str(value)
 
 
-def missing(rows: pd.DataFrame, axis: str, looks: dict[str, Look]) -> list[str]:
+def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
     """One line a status other than ok: which implementations have it, and where on the axis."""
     lines = []
-    failed = rows[rows["status"] != "ok"]
-    for status, having in failed.groupby("status", sort=True):
-        parts = []
-        for name in (name for name in looks if name in set(having["implementation"])):
-            own = having[having["implementation"] == name]
-            for passes, values in _by_pass(rows, own, axis):
-                parts.append(f"{looks[name].title} {values}{passes}".strip())
-        lines.append(f"× {status}: {'; '.join(parts)}")
+    for status, having in rows[rows["status"] != "ok"].groupby("status"):
+        titles: dict[str, list[str]] = {}
+        for name, look in looks.items():
+            for where in _where(rows[rows["implementation"] == name], having[having["implementation"] == name], axis):
+                titles.setdefault(where, []).append(look.title)
+        lines.append(f"× {status}: " + "; ".join(f"{', '.join(group)} {where}" for where, group in titles.items()))
     return lines
 
 
-def _by_pass(rows: pd.DataFrame, own: pd.DataFrame, axis: str) -> Iterator[tuple[str, str]]:
-    """("" or " (pass)", which values) for one implementation and status; passes that agree are said once."""
-    asked = rows[rows["implementation"] == own["implementation"].iloc[0]]
-    said: dict[str, list[str]] = {}
-    for pass_, part in own.groupby("pass", sort=False):
+def _where(asked: Rows, failed: Rows, axis: str) -> Iterator[str]:
+    """Where on the axis an implementation failed; passes that agree are said once, and no pass where all do."""
+    passes: dict[str, list[str]] = {}
+    for pass_, part in failed.groupby("pass", sort=False):
         values = sorted(asked.loc[asked["pass"] == pass_, axis].dropna().unique())
-        said.setdefault(_ranges(sorted(part[axis].dropna().unique()), values), []).append(str(pass_))
-    for values, passes in said.items():
-        yield ("" if set(passes) == set(asked["pass"]) else f" ({', '.join(passes)})"), values
+        passes.setdefault(_ranges(sorted(part[axis].dropna().unique()), values), []).append(str(pass_))
+    for where, agreeing in passes.items():
+        yield where if set(agreeing) == set(asked["pass"]) else f"{where} ({', '.join(agreeing)})"
 
 
 def _ranges(values: list[Any], asked: list[Any]) -> str:
@@ -679,7 +734,7 @@ def _ranges(values: list[Any], asked: list[Any]) -> str:
     )
 
 
-def caption(rows: pd.DataFrame, axis: str | None = None) -> str:
+def caption(rows: Rows, axis: str | None = None) -> str:
     """What all rows of a figure have in common, units included: "batch 8 · 16 heads of 256 · ..."."""
     words = []
 
@@ -710,8 +765,8 @@ def caption(rows: pd.DataFrame, axis: str | None = None) -> str:
     return ", ".join(words)
 
 
-def _label(look: Look, name: str, rows: pd.DataFrame) -> str:
-    """The title, with heads, dimensions or chunk size where implementations differ in them and this one has just one."""
+def _label(look: Look, name: str, rows: Rows) -> str:
+    """The title, with heads, dimensions or chunk size where implementations differ in them and this has just one."""
     extra = []
     own = rows[rows["implementation"] == name]
     sizes = {
@@ -748,60 +803,74 @@ def _wrap(text: str, width: float, size: float) -> list[str]:
 class Sheet:
     """A figure of panels side by side: caption above; legend, notes and provenance below, never over the data."""
 
-    def __init__(self, panels: int, *, height: float = PANEL_HEIGHT, right: float = RIGHT, gap: float = GAP) -> None:
-        self.width = COLUMN_WIDTH if panels == 1 else PAGE_WIDTH * max(1.0, panels / 2)
-        self.panel_height, self.right, self.gap = height, right, gap
-        self.panel_width = (self.width - LEFT - right - gap * (panels - 1)) / panels
+    def __init__(
+        self,
+        panels: int,
+        *,
+        height: float = PANEL_HEIGHT,
+        left: float = LEFT,
+        right: float = RIGHT,
+        gap: float = GAP,
+        wide: bool = False,
+    ) -> None:
+        self.width = COLUMN_WIDTH if panels == 1 and not wide else PAGE_WIDTH * max(1.0, panels / 2)
+        self.panel_height = height
+        panel = (self.width - left - right - gap * (panels - 1)) / panels
         self.figure = Figure(figsize=(self.width, height), facecolor="white")
         self.axes = [
-            self.figure.add_axes(
-                ((LEFT + i * (self.panel_width + gap)) / self.width, 0, self.panel_width / self.width, 1)
-            )
-            for i in range(panels)
+            self.figure.add_axes(((left + n * (panel + gap)) / self.width, 0, panel / self.width, 1))
+            for n in range(panels)
         ]
 
-    def finish(self, title: str, handles: list[Any], notes: list[str], footer: str) -> None:
-        """Place everything and give the figure the height that this takes."""
-        room = self.width - 0.16
+    def finish(
+        self, title: str, handles: Sequence[Any], keys: Sequence[Any], notes: Sequence[str], footer: str
+    ) -> None:
+        """Place everything and give the figure the height it takes; `keys` are legend entries of their own row."""
+        room = self.width - 2 * EDGE
         titles = _wrap(title, room, 7)
         lines = [line for note in notes for line in _wrap(note, room, NOTE_SIZE)]
-        footers = _wrap(footer, room, 5)
-        column = max((_width(handle.get_label(), 6.5) for handle in handles), default=0) + 0.42
-        columns = max(1, min(len(handles), int(room / column)))
-        legend_rows = math.ceil(len(handles) / columns) if handles else 0
+        footers = _wrap(footer, room, FOOTER_SIZE)
+        legends = [(entries, *_grid(entries, room)) for entries in (handles, keys) if entries]
 
         top = 0.14 * len(titles) + 0.26
-        below = [0.36, 0.145 * legend_rows + (0.06 if handles else 0), 0.105 * len(lines) + (0.05 if lines else 0)]
-        bottom = sum(below) + 0.09 * len(footers) + 0.06
+        legend_height = 0.13 * sum(rows for _, rows, _ in legends) + 0.02 * len(legends)
+        note_height = 0.1 * len(lines) + 0.04 * bool(lines)
+        bottom = X_LABEL_HEIGHT + legend_height + note_height + 0.09 * len(footers) + EDGE
         height = top + self.panel_height + bottom
         self.figure.set_size_inches(self.width, height)
         for ax in self.figure.axes:
             box = ax.get_position()
             ax.set_position((box.x0, bottom / height, box.width, self.panel_height / height))
 
-        def put(text: str, y: float, size: float, colour: str) -> None:
-            self.figure.text(
-                0.08 / self.width, y / height, text, fontsize=size, color=colour, va="top", linespacing=1.2
-            )
+        def put(words: list[str], y: float, size: float, colour: str) -> None:
+            place = (EDGE / self.width, y / height)
+            self.figure.text(*place, "\n".join(words), fontsize=size, color=colour, va="top", linespacing=1.2)
 
-        put("\n".join(titles), height - 0.06, 7, "black")
-        y = bottom - below[0]
-        if handles:
+        put(titles, height - EDGE, 7, "black")
+        y = bottom - X_LABEL_HEIGHT
+        for entries, rows, columns in legends:
             self.figure.legend(
-                handles=handles,
+                handles=entries,
                 loc="upper left",
-                bbox_to_anchor=(0.03 / self.width, (y + 0.04) / height),
+                bbox_to_anchor=(EDGE / self.width, y / height),
                 ncols=columns,
                 handlelength=2.6,
                 columnspacing=1.2,
                 handletextpad=0.5,
                 labelspacing=0.35,
+                borderpad=0,
                 borderaxespad=0,
             )
-        y -= below[1]
-        put("\n".join(lines), y, NOTE_SIZE, "0.25")
-        y -= below[2]
-        put("\n".join(footers), y, 5, "0.5")
+            y -= 0.13 * rows + 0.02
+        put(lines, y, NOTE_SIZE, "0.25")
+        put(footers, y - note_height, FOOTER_SIZE, "0.5")
+
+
+def _grid(entries: Sequence[Any], room: float) -> tuple[int, int]:
+    """(rows, columns) of a legend that fits into `room` inches; no more columns than its rows need."""
+    widest = max(_width(entry.get_label(), 6.5) for entry in entries) + 0.42
+    rows = math.ceil(len(entries) / max(1, int(room / widest)))
+    return rows, math.ceil(len(entries) / rows)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -843,9 +912,7 @@ def draw_all(
     return written
 
 
-def figures(
-    rows: pd.DataFrame, runs: Mapping[str, Any], what: Sequence[str] = WHAT
-) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def figures(rows: Rows, runs: Mapping[str, Any], what: Sequence[str] = WHAT) -> Iterator[tuple[str, Figure, Rows]]:
     """(stem of the file names, figure, the rows it shows) of every figure that `drawable` rows make.
 
     `runs`: run_id -> what environment.json says of that run. Use inside `matplotlib.rc_context(STYLE)`.
@@ -867,8 +934,8 @@ def figures(
             yield f"roofline-{dtype}", roofline(own, roofs(own, runs), table, footer), own
 
 
-def roofs(rows: pd.DataFrame, runs: Mapping[str, Any]) -> list[Ceilings]:
-    """The ceilings to draw for rows of one dtype: the datasheet's where the device is known, then what runs measured."""
+def roofs(rows: Rows, runs: Mapping[str, Any]) -> list[Ceilings]:
+    """The ceilings to draw for rows of one dtype: the datasheet's where the device is known, then what was measured."""
     dtype = rows["dtype"].iloc[0]
     gpu = from_device_name(rows["device"].iloc[0])
     found = [gpu.ceilings] if gpu and dtype in ("bfloat16", "float16") else []
@@ -878,7 +945,7 @@ def roofs(rows: pd.DataFrame, runs: Mapping[str, Any]) -> list[Ceilings]:
     return list(dict.fromkeys(found))
 
 
-def provenance(rows: pd.DataFrame, runs: Mapping[str, Any]) -> str:
+def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
     """Device, days, and the versions behind the rows, in one line."""
     days = sorted({str(started)[:10] for started in rows["started_at"]})
     words = [*sorted(set(rows["device"])), " to ".join(dict.fromkeys((days[0], days[-1])))]
