@@ -21,8 +21,8 @@ def executor():
         yield executor
 
 
-def measure(executor: LocalExecutor, name: str, timeout_s: float = 60.0, pass_="fwbw") -> dict:
-    problem = Problem(2, 2, 64, 8, 8, dtype="float32", pass_=pass_)
+def measure(executor: LocalExecutor, name: str, timeout_s: float = 60.0) -> dict:
+    problem = Problem(2, 2, 64, 8, 8, dtype="float32", pass_="fwbw")
     job = {"kind": "measure", "implementation": name, "problem": asdict(problem), "protocol": asdict(SHORT)}
     return executor.run(job, timeout_s)
 

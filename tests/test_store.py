@@ -60,7 +60,7 @@ def test_the_last_row_of_a_point_counts(folder):
 def test_columns_keep_their_types_where_values_are_missing(folder):
     frame = read_rows(folder)
     assert frame["chunk_size"].dtype == "Int64"
-    assert frame["peak_bytes"].isna().all()
+    assert list(frame["peak_bytes"].dropna()) == []
     assert frame["gbps"].dtype == "float64"
     assert frame["noisy"].dtype == "boolean"
 
@@ -69,7 +69,7 @@ def test_exports_hold_what_the_journal_holds(folder):
     files = Store(folder, DEVICE).export()
     parquet = pd.read_parquet(folder / "rows.parquet")
     assert list(parquet["ms_median"]) == list(pd.read_csv(folder / "rows.csv")["ms_median"]) == [1.0, 2.0]
-    assert json.loads(parquet["details"][0]) == {"kernel": "x"}
+    assert list(parquet["details"]) == ['{"kernel": "x"}'] * 2
     assert all(path.exists() for path in files)
 
 

@@ -231,8 +231,8 @@ def _warn_too_big(estimates: dict[str, Estimate], machine: Machine) -> None:
     if too_big:
         largest = max(too_big, key=lambda point: estimates[point].bytes)
         warnings.warn(
-            f"{len(too_big)} of {len(estimates)} points will not fit in memory and end as oom: {largest} needs at least "
-            f"{estimates[largest].bytes / 2**30:.1f} GiB, and there are {machine.memory_bytes / 2**30:.1f}",
+            f"{len(too_big)} of {len(estimates)} points will not fit in memory and end as oom: {largest} needs "
+            f"at least {estimates[largest].bytes / 2**30:.1f} GiB, and there are {machine.memory_bytes / 2**30:.1f}",
             stacklevel=2,
         )
 
