@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from tflabench.adapter import Case, Formulation, Implementation, Unsupported, draw
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -77,6 +77,56 @@ def build_tfla(kernels: str, gate: Gate, problem: Problem, device: torch.device)
     )
 
 
+def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Inputs of a sequence of one step, and the float32 state before it with a time axis of size 1 like the others."""
+    step = (problem.batch, problem.heads, 1)
+    shapes = {"C": (*step, problem.d_qk, problem.d_hv)}
+    shapes |= {"n": (*step, problem.d_qk)} if gate.normalize else {}
+    shapes |= {"m": step} if gate.stabilized else {}
+    state = {name: x if problem.dtype == "float64" else x.float() for name, x in draw(problem, device, shapes).items()}
+    return sequence_inputs(problem, device) | state
+
+
+def step_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
+    """h (B, H, 1, d_hv) by the recurrent form in the dtype of q."""
+    from tflabench.kernels import reference
+
+    q, k, v, f, i = (inputs[name] for name in "qkvfi")
+    return reference.recurrent(q, k, v, f, i, _state_before(inputs), gate=gate)[0]
+
+
+def _state_before(inputs: Mapping[str, Tensor]) -> State:
+    C, n, m = (inputs[name][:, :, 0] if name in inputs else None for name in "Cnm")
+    assert C is not None
+    return State(C, n, m)
+
+
+def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
+    """The state after the step goes to a second buffer, so that all calls do the same; in place, bytes are as many."""
+    import torch
+
+    from tflabench.kernels.step import step
+    from tflabench.kernels.types import zero_state
+
+    inputs = step_inputs(gate, problem, device)
+    q, k, v, f, i = (inputs[name][:, :, 0] for name in "qkvfi")
+    before = _state_before(inputs)
+    sizes = (problem.batch, problem.heads, problem.d_qk, problem.d_hv)
+    after = zero_state(gate, *sizes, device=device, dtype=before.C.dtype)
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        return step(q, k, v, f, i, before, gate=gate, out=after)[:, :, None]
+
+    return Case(inputs=inputs, forward=forward, oracle=partial(step_oracle, gate), details={"kernel": "step"})
+
+
+def refuse_sequence(problem: Problem, device: str) -> str | None:
+    if problem.pass_ != "decode":
+        return "computes single steps: the pass must be decode"
+    return None if problem.seq_len == 1 else f"computes single steps: seq_len must be 1, not {problem.seq_len}"
+
+
 def refuse_decode(problem: Problem, device: str) -> str | None:
     return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
 
@@ -128,9 +178,22 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
     )
 
 
+def _step(gate: GateName) -> Implementation:
+    return Implementation(
+        name=f"step_{gate}",
+        family="mlstm",
+        title=f"mLSTM{gate} decode step",
+        build=partial(build_step, GATES[gate]),
+        refuses=refuse_sequence,
+        gate=gate,
+        formulation="recurrent",
+    )
+
+
 _FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_tfla(kernels, gate) for gate in GATES for kernels in ("limit", "xl")),
     *(_reference(form, gate) for form in _FORMS for gate in GATES),
+    *(_step(gate) for gate in GATES),
 )
