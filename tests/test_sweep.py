@@ -88,13 +88,13 @@ def test_a_later_layer_replaces_what_it_contradicts():
 @pytest.mark.parametrize("name", sweep.preset_names())
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_preset_plans_each_point_once(name, device):
-    points = plan(sweep.load_preset(name), {}, registry.select("reference_sig,sdpa"), device)
+    points = plan(sweep.load_preset(name), {}, ["reference_sig", "sdpa"], device)
     assert len({point.id for point in points}) == len(points) > 0
     assert all(point.problem.chunk_size is None for point in points if not point.implementation.chunked)
 
 
 def test_paper_fig4_has_the_papers_settings():
-    points = plan(sweep.load_preset("paper-fig4"), {}, registry.select("sdpa"), "cuda")
+    points = plan(sweep.load_preset("paper-fig4"), {}, ["sdpa"], "cuda")
     problems = {point.problem for point in points}
     assert Problem(128, 32, 512, 128, 128, pass_="fw") in problems
     assert Problem(1, 32, 65536, 128, 128, pass_="fwbw") in problems
@@ -107,11 +107,15 @@ def test_points_of_one_size_stand_together():
     assert len(set(sizes)) == 1 + sum(left != right for left, right in pairwise(sizes))
 
 
-def test_an_implementation_asked_for_runs_also_where_the_preset_does_not_name_it():
-    points = plan(sweep.load_preset("quick"), {}, registry.select("reference_parallel_exp"), "cpu")
-    assert {point.implementation.name for point in points} == {"reference_parallel_exp"}
-    named = plan(sweep.load_preset("quick"), {}, None, "cpu")
-    assert "reference_parallel_exp" not in {point.implementation.name for point in named}
+def test_which_implementations_run():
+    def names(*patterns: str) -> set[str]:
+        points = plan(sweep.load_preset("quick"), {}, patterns or None, "cpu")
+        return {point.implementation.name for point in points}
+
+    assert names() == {"reference_exp", "reference_sig", "sdpa"}
+    assert names("reference*") == {"reference_exp", "reference_sig"}  # the preset leaves the slow forms out
+    assert names("reference_parallel_exp") == {"reference_parallel_exp"}  # unless nothing else is asked for
+    assert names("*_recurrent_*", "sdpa") == {"reference_recurrent_exp", "reference_recurrent_sig", "sdpa"}
 
 
 def test_unknown_names_suggest_the_nearest():

@@ -43,24 +43,20 @@ def get(name: str) -> Implementation:
 
 def matches(impl: Implementation, patterns: str) -> bool:
     """Whether the name matches any of the comma-separated shell patterns."""
-    return any(fnmatchcase(impl.name, pattern) for pattern in _split(patterns))
+    return any(fnmatchcase(impl.name, pattern) for pattern in split(patterns))
 
 
-def select(patterns: str) -> tuple[Implementation, ...]:
-    """The implementations that match any of the comma-separated shell patterns, in registry order.
+def select(pattern: str) -> tuple[Implementation, ...]:
+    """The implementations whose names match a shell pattern, in registry order.
 
     Raises:
-        InputError: a pattern that matches nothing, with the nearest names.
+        InputError: none does, with the nearest names.
     """
     known = implementations()
-    if not _split(patterns):
-        raise InputError("--impl is empty: it must name an implementation, or a pattern such as 'sdpa*'")
-    for pattern in _split(patterns):
-        if not any(fnmatchcase(impl.name, pattern) for impl in known):
-            raise InputError(
-                f"no implementation matches {pattern!r}; {nearest(pattern, [impl.name for impl in known])}"
-            )
-    return tuple(impl for impl in known if matches(impl, patterns))
+    found = tuple(impl for impl in known if fnmatchcase(impl.name, pattern))
+    if not found:
+        raise InputError(f"no implementation matches {pattern!r}; {nearest(pattern, [impl.name for impl in known])}")
+    return found
 
 
 def plug_in(plugin: str) -> None:
@@ -88,7 +84,8 @@ def nearest(wanted: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
-def _split(patterns: str) -> list[str]:
+def split(patterns: str) -> list[str]:
+    """The parts of a comma-separated list."""
     return [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
 
 

@@ -150,27 +150,24 @@ def overlay(axes: Mapping[str, Values], changes: Mapping[str, Values]) -> dict[s
     return {axis: values for axis, values in axes.items() if axis not in replaced} | dict(changes)
 
 
-def plan(
-    preset: Preset, overrides: Mapping[str, Values], chosen: Sequence[Implementation] | None, device: str
-) -> list[Point]:
+def plan(preset: Preset, overrides: Mapping[str, Values], patterns: Sequence[str] | None, device: str) -> list[Point]:
     """The points to measure, each once. Those of one problem size stand together, so that drift hits all alike.
 
     Args:
         overrides: axes that replace those of every group.
-        chosen: implementations to run, or None for those that the preset names and those plugged in.
+        patterns: which implementations: those of the preset that match, or, where it names none of them, all that
+            match, over the axes of its first group for their family; None for the preset's own and those plugged in.
         device: "cuda" or "cpu": groups meant for the other are left out.
 
     Raises:
-        InputError: nothing to run, or axes that no problem satisfies.
+        InputError: nothing to run, a pattern that matches nothing, or axes that no problem satisfies.
     """
     groups = [group for group in preset.groups if group.device in (None, device)]
     if not groups:
         raise InputError(f"preset {preset.name} has nothing to run on {device}: choose another --preset")
-    known = registry.implementations() if chosen is None else tuple(chosen)
-    asked_for = registry.plugged() if chosen is None else known
     points: dict[str, Point] = {}
-    for impl in known:
-        for group in _groups_of(impl, groups, impl in asked_for):
+    for impl, claims in _chosen(groups, patterns).items():
+        for group in claims:
             axes = overlay(group.axes, overrides)
             for values in product(*axes.values()):
                 problem = resolve(dict(zip(axes, values, strict=True)))
@@ -178,16 +175,26 @@ def plan(
                 points.setdefault(point.id, point)
     if not points:
         raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
-    rank = {impl.name: index for index, impl in enumerate(known)}
+    rank = {impl.name: index for index, impl in enumerate(registry.implementations())}
     return sorted(points.values(), key=lambda point: (_size(point.problem), rank[point.implementation.name]))
 
 
-def _groups_of(impl: Implementation, groups: Sequence[Group], asked_for: bool) -> list[Group]:
-    """The groups that claim an implementation; one that was asked for by name runs in any case, as its family does."""
-    claimed = [group for group in groups if group.fits(impl)]
-    if claimed or not asked_for:
-        return claimed
-    return [next((group for group in groups if impl.family in group.family), groups[0])]
+def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Implementation, list[Group]]:
+    """Every implementation to run, with the groups whose axes it runs over."""
+    claims = {impl: [group for group in groups if group.fits(impl)] for impl in registry.implementations()}
+
+    def adopted(impl: Implementation) -> list[Group]:
+        return [next((group for group in groups if impl.family in group.family), groups[0])]
+
+    if patterns is None:
+        claims |= {impl: adopted(impl) for impl in registry.plugged() if not claims[impl]}
+        return {impl: claim for impl, claim in claims.items() if claim}
+    chosen = {}
+    for pattern in patterns:
+        matching = registry.select(pattern)
+        named = {impl: claims[impl] for impl in matching if claims[impl]}
+        chosen |= named or {impl: adopted(impl) for impl in matching}
+    return chosen
 
 
 def resolve(values: Mapping[str, Any]) -> Problem:

@@ -72,10 +72,10 @@ def sweep(
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)
-    chosen = registry.select(",".join(impl)) if impl else None
+    patterns = registry.split(",".join(impl)) if impl else None
     overrides = sweeps.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
     settings = sweeps.load_preset(preset)
-    points = sweeps.plan(settings, overrides, chosen, machine.kind)
+    points = sweeps.plan(settings, overrides, patterns, machine.kind)
     bench.require_runnable(points, machine.kind)
     protocol = PAPER if paper_protocol else PROTOCOLS[settings.protocol.get(machine.kind, "standard")]
     limit = _memory_limit(memory_limit, machine)
@@ -147,9 +147,9 @@ def verify(
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)
-    chosen = registry.select(",".join(impl)) if impl else None
+    patterns = registry.split(",".join(impl)) if impl else None
     overrides = {"pass": ("fwbw",)} | sweeps.parse_overrides(axis or ())
-    points = sweeps.plan(sweeps.load_preset(preset), overrides, chosen, machine.kind)
+    points = sweeps.plan(sweeps.load_preset(preset), overrides, patterns, machine.kind)
     bench.require_runnable(points, machine.kind)
     note = _stderr()
     results = []
