@@ -103,7 +103,7 @@ def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architect
         loop = rows * inner + stages * cols * (inner + outer)
         inter = (rows + outer) * inner
         if size * max(loop, inter) + 4096 <= limit:
-            return Tiles(rows, cols, inner, outer, warps=8 if rows * outer >= 128 * 128 else 4, stages=stages)
+            return Tiles(rows, cols, inner, outer, warps=8 if rows == 128 else 4, stages=stages)
     raise AssertionError(f"no tiling of d_in={d_in}, d_out={d_out} fits {limit} bytes of shared memory")
 
 
@@ -111,7 +111,8 @@ def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture:
     rows = largest_tile(chunk_size, 64)
     if size == 4:
         return StateTiles(min(rows, 32), _block(d_qk, 32), _block(d_hv, 64), warps=4, stages=1)
-    return StateTiles(rows, _block(d_qk, 64 if architecture < 90 else 128), _block(d_hv, 128), warps=8 if architecture >= 90 else 4, stages=3)
+    side = 128 if architecture >= 90 else 64
+    return StateTiles(rows, _block(d_qk, side), _block(d_hv, side), warps=8 if architecture >= 90 else 4, stages=3)
 
 
 def largest_tile(chunk_size: int, limit: int) -> int:

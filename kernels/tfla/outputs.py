@@ -26,6 +26,8 @@ from .config import Tiles
 from .plan import Plan
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
+NARROW = 64  # block of the dimension summed in x . S, whose weighted x passes through registers
+
 
 @triton.jit
 def _scores(
@@ -47,12 +49,13 @@ def _scores(
 
 @triton.jit
 def parallel_outputs(
-    x, x_b, x_h, x_t, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
+    x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
     row_log, col_log, g, b_log, segment, log_i, m, inverse_denominator, probe, probe_b, probe_h, probe_t, row_dots,
     scale, batch, heads, T, d_in, d_out, chunk_size,
     REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr, RESCALE: tl.constexpr,
     HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
+    TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One tile (ROWS, OUT) of `out`; see the module's table.
 
@@ -87,100 +90,88 @@ def parallel_outputs(
     inside = row + r < T
     t_offset = bh64 * T + row
 
-    # The loop tiles of the chunk on the far side of the diagonal, from there outwards.
+    # The tiles of columns of this chunk, from the diagonal outwards.
+    lowest = chunk * chunk_size // COLS
+    highest = tl.cdiv(tl.minimum((chunk + 1) * chunk_size, T), COLS)
     if REVERSE:
-        first_tile = (row + ROWS) // COLS
-        end = tl.cdiv(tl.minimum((chunk + 1) * chunk_size, T), COLS)
-        count = tl.maximum(end - first_tile, 0)
-        lowest_tile = first_tile
+        first_tile = row // COLS
+        count = highest - first_tile
         step = 1
     else:
-        lowest_tile = chunk * chunk_size // COLS
-        count = row // COLS - lowest_tile
-        first_tile = row // COLS - 1
+        first_tile = tl.minimum((row + ROWS) // COLS, highest) - 1
+        count = first_tile + 1 - lowest
         step = -1
-    g_offset = bh64 * col_tiles
+    tile_offset = bh64 * col_tiles
 
     x_tile = x_tiles.load([b, h, row, 0]).reshape(ROWS, IN)
+    b_row = tl.load(b_log + row_offset + r)
+    segment_row = tl.load(segment + row_offset + r)
+    row_weight = tl.exp(tl.load(row_log + row_offset + r))
     acc = tl.zeros([ROWS, OUT], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
+    far = 0.0  # log gate of the tiles passed since the diagonal
+    for j in range(count):
+        tile = first_tile + step * j
+        col = tile * COLS
+        c = tl.arange(0, COLS)
+        col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c) + far)
+        g_tile = tl.load(g + tile_offset + tile)
+        query_weight = tl.full([COLS], 1.0, tl.float32) * scale
+        if HAS_DENOMINATOR and REVERSE:
+            query_weight *= tl.load(inverse_denominator + bh64 * T + col + c, mask=col + c < T, other=0.0)
+        s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
+        s *= query_weight[None, :]  # here: Triton 3.6 cannot compile a product whose first use is in a branch
+        if (col >= row) & (col < row + ROWS):
+            # On the diagonal the weight is exp(b_i - b_j + log i_j), for keys j <= i with no boundary in between.
+            c_row = col - row + c
+            b_col = tl.load(b_log + row_offset + c_row)
+            together = segment_row[:, None] == tl.load(segment + row_offset + c_row)[None, :]
+            if REVERSE:
+                together &= c_row[None, :] >= r[:, None]
+                exponent = b_col[None, :] - b_row[:, None] + tl.load(log_i + row_offset + r)[:, None]
+            else:
+                together &= c_row[None, :] <= r[:, None]
+                exponent = b_row[:, None] - b_col[None, :] + tl.load(log_i + row_offset + c_row)[None, :]
+            s *= tl.exp(tl.where(together, exponent, float("-inf")))
+        else:
+            # Away from it, it is a product of a row's and a column's.
+            s *= row_weight[:, None] * col_weight[None, :]
+            far += g_tile
+        if NORMALIZE:
+            norm += tl.sum(s, 1)
+        z_tile = z_tiles.load([b, h, col, column]).reshape(COLS, OUT)
+        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
 
     if STATES:
         edge = chunks - 1 if REVERSE else 0  # the chunk whose state is zero without an initial state
         if FIRST_STATE:
             edge = -1
         if chunk != edge:
-            far = 0.0  # the log gate of all tiles between the state and these rows
-            for tile in range(0, count, 128):
-                between = tile + tl.arange(0, 128)
-                far += tl.sum(tl.load(g + g_offset + lowest_tile + between, mask=between < count, other=0.0), 0)
-            weight = tl.exp(far)
+            weight = row_weight * tl.exp(far)
             if not REVERSE:
                 weight *= scale  # dC has it already
             state = bh * chunks + chunk
             if ROW_DOTS:
-                state_tiles = open_matrices(states, batch * heads * chunks, d_out, d_in, OUT, IN, TMA)
+                state_tiles = open_matrices(states, batch * heads * chunks, d_out, d_in, OUT, NARROW, TMA)
             else:
-                state_tiles = open_matrices(states, batch * heads * chunks, d_in, d_out, IN, OUT, TMA)
-            for d in tl.range(0, d_in, IN, num_stages=1):
-                if not WHOLE:
-                    x_tile = x_tiles.load([b, h, row, d]).reshape(ROWS, IN)
+                state_tiles = open_matrices(states, batch * heads * chunks, d_in, d_out, NARROW, OUT, TMA)
+            x_parts = open_rows(x_narrow, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, NARROW, TMA)
+            for d in tl.range(0, d_in, NARROW, num_stages=1):
+                x_part = x_parts.load([b, h, row, d]).reshape(ROWS, NARROW)
+                x_weighted = x_part.to(tl.float32) * weight[:, None]
                 if ROW_DOTS:
-                    s = state_tiles.load([state, column, d]).reshape(OUT, IN).T
+                    s = state_tiles.load([state, column, d]).reshape(OUT, NARROW).T
                 else:
-                    s = state_tiles.load([state, d, column]).reshape(IN, OUT)
-                acc = tl.dot(x_tile, s.to(x_tile.dtype), acc, input_precision=PRECISION)
+                    s = state_tiles.load([state, d, column]).reshape(NARROW, OUT)
+                acc = tl.dot(x_weighted.to(x_part.dtype), s.to(x_part.dtype), acc, input_precision=PRECISION)
                 if NORMALIZE:
-                    i = d + tl.arange(0, IN)
+                    i = d + tl.arange(0, NARROW)
                     n = tl.load(n_states + state.to(tl.int64) * d_in + i, mask=i < d_in, other=0.0)
-                    norm += tl.sum(x_tile.to(tl.float32) * n[None, :], 1)
+                    norm += tl.sum(x_weighted * n[None, :], 1)
             if N_GRADIENT:
                 o = column + tl.arange(0, OUT)
-                acc += tl.load(n_states + state.to(tl.int64) * d_out + o, mask=o < d_out, other=0.0)[None, :]
-            acc *= weight
-            norm *= weight
-
-    # Away from the diagonal: the weight is a product of a row's and a column's; the row's waits until after the loop.
-    gap = 0.0
-    for j in range(count):
-        tile = first_tile + step * j
-        col = tile * COLS
-        c = tl.arange(0, COLS)
-        weight = tl.exp(tl.load(col_log + (g_offset + tile) * COLS + c) + gap) * scale
-        if HAS_DENOMINATOR and REVERSE:
-            weight *= tl.load(inverse_denominator + bh64 * T + col + c, mask=col + c < T, other=0.0)
-        gap += tl.load(g + g_offset + tile)
-        s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION) * weight[None, :]
-        if NORMALIZE:
-            norm += tl.sum(s, 1)
-        z_tile = z_tiles.load([b, h, col, column]).reshape(COLS, OUT)
-        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
-    row_weight = tl.exp(tl.load(row_log + row_offset + r))
-    acc *= row_weight[:, None]
-    norm *= row_weight
-
-    # The diagonal: within ROWS steps the weight is exp(b_i - b_j + log i_j), for keys j <= i with no boundary in between.
-    b_row = tl.load(b_log + row_offset + r)
-    segment_row = tl.load(segment + row_offset + r)
-    for j in range(ROWS // COLS):
-        c = j * COLS + tl.arange(0, COLS)
-        b_col = tl.load(b_log + row_offset + c)
-        together = segment_row[:, None] == tl.load(segment + row_offset + c)[None, :]
-        if REVERSE:
-            together &= c[None, :] >= r[:, None]
-            exponent = b_col[None, :] - b_row[:, None] + tl.load(log_i + row_offset + r)[:, None]
-        else:
-            together &= c[None, :] <= r[:, None]
-            exponent = b_row[:, None] - b_col[None, :] + tl.load(log_i + row_offset + c)[None, :]
-        weight = tl.exp(tl.where(together, exponent, float("-inf"))) * scale
-        if HAS_DENOMINATOR and REVERSE:
-            weight *= tl.load(inverse_denominator + t_offset + c, mask=row + c < T, other=0.0)[None, :]
-        col = row + j * COLS
-        s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION) * weight
-        if NORMALIZE:
-            norm += tl.sum(s, 1)
-        z_tile = z_tiles.load([b, h, col, column]).reshape(COLS, OUT)
-        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
+                n = tl.load(n_states + state.to(tl.int64) * d_out + o, mask=o < d_out, other=0.0)
+                acc += weight[:, None] * n[None, :]
 
     if NORMALIZE:
         bound = 1.0
@@ -234,9 +225,11 @@ def launch(
     def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[object, ...]:
         return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, plan.tma)
 
-    state_block = (tiles.inner, tiles.outer) if probe is None else (tiles.outer, tiles.inner)
+    narrow = min(tiles.inner, NARROW)
+    state_block = (narrow, tiles.outer) if probe is None else (tiles.outer, narrow)
     parallel_outputs[(batch * heads * triton.cdiv(T, tiles.rows) * blocks,)](
         *rows_of(x, tiles.rows, tiles.inner),
+        rows_of(x, tiles.rows, narrow)[0],
         *rows_of(y, tiles.cols, tiles.inner),
         *rows_of(z, tiles.cols, tiles.outer),
         *rows_of(out, tiles.rows, tiles.outer),
@@ -272,6 +265,7 @@ def launch(
         ROWS=tiles.rows,
         COLS=tiles.cols,
         IN=tiles.inner,
+        NARROW=narrow,
         OUT=tiles.outer,
         WHOLE=tiles.inner >= d_in,
         num_warps=tiles.warps,
