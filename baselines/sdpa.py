@@ -65,7 +65,7 @@ def build(backend: str | None, problem: Problem, device: torch.device) -> Case:
             details={"kernel": chosen},
         )
     _require_usable(backend, q, k, v)
-    only = SDPBackend[backend]
+    only = getattr(SDPBackend, backend)  # an enum of pybind11 in some versions: no subscript
 
     def forward() -> Tensor:
         with sdpa_kernel(only):
