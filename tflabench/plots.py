@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +30,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from tflabench.analysis.hardware import Ceilings, from_device_name
 from tflabench.analysis.roofline import attainable
 from tflabench.problem import InputError
+from tflabench.registry import implementations, nearest
 from tflabench.store import read_rows
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ AXES = {
 }
 PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode, one step"}
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 7,
     "axes.labelsize": 7,
@@ -130,8 +131,6 @@ def looks(rows: Rows) -> dict[str, Look]:
     An implementation's place among all registered ones of its family and gate fixes its shade, marker and dashes, so
     that it looks the same in every results folder.
     """
-    from tflabench.registry import implementations
-
     found = {}
     for row in rows.drop_duplicates("implementation").sort_values("implementation").to_dict("records"):
         found[row["implementation"]] = (str(row["title"]), (str(row["family"]), row["gate"] or ""))
@@ -294,6 +293,7 @@ def curves(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str)
             own = rows[rows["implementation"] == name]
             _curve(ax, own, part.axis, position, quantity, size, look)
         _y_axis(ax, rows, part.axis, position, looks)
+        _say_if_empty(ax, rows.loc[rows["status"] == "ok", quantity.column])
     sheet.axes[0].set_ylabel(f"{quantity.label} [{unit}]")
     handles = [
         Line2D([], [], label=_label(look, name, part.rows), **look.line()) for name, look in _measured(part.rows, looks)
@@ -511,6 +511,7 @@ def roofline(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], foot
                 own["rate"] / size,
                 **look.line(linestyle="", markersize=4, markeredgecolor="white", markeredgewidth=0.35),
             )
+        _say_if_empty(ax, done.loc[done["pass"] == pass_, "rate"])
         for direction in (ax.xaxis, ax.yaxis):
             direction.set_major_locator(LogLocator(numticks=12))
             direction.set_major_formatter(
@@ -632,11 +633,14 @@ def _keys(rows: Rows) -> list[Any]:
     return keys
 
 
+def _say_if_empty(ax: Axes, values: Rows) -> None:
+    if not values.notna().any():
+        ax.text(0.5, 0.5, "no point was measured", transform=ax.transAxes, ha="center", color="0.3")
+
+
 def _y_axis(ax: Axes, rows: Rows, axis: str, position: Any, looks: dict[str, Look]) -> None:
     """Limits and ticks; crosses along the top, one below the other, for what was not measured."""
     crosses = _crosses(rows, axis, looks)
-    if not (rows["status"] == "ok").any():
-        ax.text(0.5, 0.5, "no point was measured", transform=ax.transAxes, ha="center", color="0.3")
     _limits(ax, room=0.04 + 0.035 * max((level for level, _, _ in crosses), default=0))
     for level, name, value in crosses:
         x, y = position(pd.Series([value])), [0.98 - 0.035 * level]
@@ -782,6 +786,7 @@ def _label(look: Look, name: str, rows: Rows) -> str:
 # --- the sheet: sizes in inches, so that type and panels are the same size in every figure -------------------------
 
 
+@cache
 def _width(text: str, size: float) -> float:
     """Inches a text takes at a type size in points."""
     if not text.strip():
@@ -893,14 +898,14 @@ def draw_all(
     for kind, given, known in (("figure", what, WHAT), ("format", formats, FORMATS)):
         for word in given:
             if word not in known:
-                raise InputError(f"no {kind} is called {word!r}: it must be one of {', '.join(known)}")
+                raise InputError(f"no {kind} is called {word!r}; {nearest(word, known)}")
     rows = drawable(read_rows(directory))
     runs = _runs(directory)
     out = Path(out) if out else directory / "figures"
     written: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]  # its keys are typed as literals
+        with matplotlib.rc_context(STYLE):
             for stem, figure, shown in figures(rows, runs, what):
                 for format_ in formats:
                     written.append(out / f"{stem}.{format_}")

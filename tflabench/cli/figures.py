@@ -19,7 +19,7 @@ def plot(
         str, typer.Option(help="Any of runtime, memory, chunk, roofline, comma-separated.")
     ] = "runtime,memory,chunk,roofline",
 ) -> None:
-    """Draw runtime, memory, chunk-size trade-off and roofline of stored rows, theory overlaid; prints the files written."""
+    """Draw runtime, memory, chunk-size trade-off and roofline of stored rows over theory; print the files written."""
     from tflabench import plots
 
     for path in plots.draw_all(directory, out, _words(format_), _words(what)):

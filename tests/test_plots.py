@@ -1,0 +1,376 @@
+"""Figures say what the rows say: every point, band, missing point, unit and origin. Content is checked, not pixels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+
+from tflabench import plots
+from tflabench.problem import InputError
+from tflabench.store import Row, read_rows
+
+H200 = {"flops_per_s": 989e12, "bytes_per_s": 4.8e12}
+RUN = {
+    "tflabench": "0.1.0",
+    "commit": "0123456789ab",
+    "packages": {"torch": "2.13.0", "triton": "3.9.0"},
+    "ceilings": {
+        "bfloat16": {"flops_per_s": 807e12, "bytes_per_s": 4.2e12, "provenance": "measured", "source": "calibrate"}
+    },
+}
+# implementation -> family, gate, heads, d_qk, d_hv, its chunk size, how many times slower than the upper bound
+KINDS = {
+    "tfla_exp_limit": ("mlstm", "exp", 16, 128, 256, 64, 3.4),
+    "tfla_exp_xl": ("mlstm", "exp", 16, 128, 256, 128, 2.6),
+    "tfla_sig_xl": ("mlstm", "sig", 16, 128, 256, 128, 2.0),
+    "sdpa_flash": ("attention", None, 32, 128, 128, None, 1.7),
+    "sdpa_math": ("attention", None, 32, 128, 128, None, 9.0),
+    "mamba2": ("ssm", None, 64, 64, 64, 256, 2.4),
+    "simple_gla": ("linear_attention", None, 16, 128, 256, 64, 2.2),
+}
+
+
+def row(implementation: str = "tfla_sig_xl", asked: str | None = None, **changes) -> Row:
+    """A row as a sweep writes it; times follow from a simple cost model and the implementation's slowness."""
+    family, gate, heads, d_qk, d_hv, chunk_size, slowness = KINDS.get(implementation, KINDS["tfla_sig_xl"])
+    size = {"batch": 8, "heads": heads, "seq_len": 8192, "d_qk": d_qk, "d_hv": d_hv, "chunk_size": chunk_size}
+    size |= {name: changes.pop(name) for name in list(changes) if name in size}
+    pass_ = changes.pop("pass", "fw")
+    tokens, factor = size["batch"] * size["seq_len"] * size["heads"], 1 if pass_ == "fw" else 3
+    length = size["seq_len"] if family == "attention" else size["chunk_size"] or 64
+    flops = factor * tokens * (length * (size["d_qk"] + size["d_hv"]) + 4 * size["d_qk"] * size["d_hv"])
+    states = 0 if family == "attention" else 8 * size["d_qk"] * size["d_hv"] / length
+    moved = factor * tokens * (6 * (size["d_qk"] + size["d_hv"]) + states)
+    compute, move = flops / H200["flops_per_s"] * 1e3, moved / H200["bytes_per_s"] * 1e3
+    ms = slowness * (compute + move) + 0.05
+    asked = asked or str(size["chunk_size"] or "auto")
+    fields = {
+        "run_id": "run", "implementation": implementation, "title": implementation.replace("_", " "),
+        "point": f"{implementation}/{pass_}/{'/'.join(f'{k}{v}' for k, v in size.items())}/L{asked}/{changes}",
+        "family": family, "gate": gate, "formulation": "chunkwise", "package": "torch", "pass": pass_, **size,
+        "dtype": "bfloat16", "inputs": "normal", "seed": 0, "device": "NVIDIA H200", "status": "ok",
+        "ms_median": ms, "ms_min": 0.98 * ms, "ms_p20": 0.99 * ms, "ms_p80": 1.02 * ms, "samples": 30,
+        "peak_bytes": int(2 * moved / factor) + 2**28, "model_flops": flops, "model_bytes": moved,
+        "model_ms_lower": max(compute, move), "model_ms_upper": compute + move, "ceilings": "datasheet: NVIDIA",
+        "protocol": "short", "started_at": "2026-11-21T12:00:00+00:00",
+    }  # fmt: skip
+    if changes.get("status", "ok") != "ok":
+        fields |= dict.fromkeys(("ms_median", "ms_min", "ms_p20", "ms_p80", "samples", "peak_bytes"))
+    return Row.model_validate(fields | changes)
+
+
+def lengths(implementations=tuple(KINDS), passes=("fw", "fwbw")) -> list[Row]:
+    """As the paper's Fig. 4: 65,536 tokens, batch falls as the sequence grows; some points could not be measured."""
+    rows = []
+    for name in implementations:
+        for pass_ in passes:
+            for power in range(9, 17):
+                status = "ok"
+                if name == "sdpa_math" and power >= 14 - (pass_ == "fwbw"):
+                    status = "oom"
+                if name == "mamba2" and pass_ == "fwbw" and power == 12:
+                    status = "wrong"
+                point = {"seq_len": 2**power, "batch": 2 ** (16 - power), "pass": pass_, "status": status}
+                rows.append(row(name, noisy=name == "simple_gla" and power == 10, **point))
+    return rows
+
+
+def chunks(passes=("fw", "fwbw")) -> list[Row]:
+    return [
+        row(name, heads=8, d_qk=256, d_hv=512, chunk_size=2**power, **{"pass": pass_})
+        for name in ("tfla_exp_xl", "tfla_sig_xl")
+        for pass_ in passes
+        for power in range(6, 13)
+    ]
+
+
+def many() -> list[Row]:
+    """Thirty implementations of which none is registered, the last five without a single point."""
+    names = [(f"{list(KINDS)[n % 7]}_{n}", list(KINDS)[n % 7], n) for n in range(30)]
+    rows = []
+    for name, kind, n in names:
+        for power in range(9, 17):
+            point = row(kind, seq_len=2**power, batch=2 ** (16 - power))
+            times = {column: getattr(point, column) * (1 + n / 10) for column in ("ms_median", "ms_p20", "ms_p80")}
+            failed = {**dict.fromkeys(times), "peak_bytes": None, "status": "unsupported", "reason": "not installed"}
+            changed = failed if n >= 25 else times
+            named = {"implementation": name, "title": name, "point": f"{name}/{power}"}
+            rows.append(point.model_copy(update=named | changed))
+    return rows
+
+
+SWEEPS = {
+    "lengths": lengths(),
+    "one_pass": lengths(("tfla_exp_xl", "tfla_sig_xl", "sdpa_flash"), ("fwbw",)),
+    "chunks": chunks(),
+    "chunks_one_pass": chunks(("fwbw",))[7:],
+    "one_point": [row(name) for name in KINDS],
+    "single": [row()],
+    "failed": [row(name, status="unsupported", seq_len=2**n) for name in KINDS for n in (10, 11)],
+    "many": many(),
+    "dtypes": [row(name, dtype=d, seq_len=n) for name in KINDS for d in ("bfloat16", "float32") for n in (512, 2048)],
+    "linear": [row(name, d_qk=d, d_hv=d, heads=4096 // d) for name in list(KINDS)[:3] for d in range(64, 513, 64)],
+}  # fmt: skip
+
+
+def write(folder: Path, rows: list[Row], run: dict = RUN) -> Path:
+    """A results folder with these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "journal.jsonl").write_text("".join(r.model_dump_json(by_alias=True) + "\n" for r in rows))
+    (folder / "environment.json").write_text(json.dumps({"runs": {"run": run}}))
+    return folder
+
+
+def drawn(rows: list[Row], what=plots.WHAT, runs=None) -> dict[str, tuple]:
+    """stem -> (figure, rows shown)."""
+    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in rows]))
+    with matplotlib.rc_context(plots.STYLE):
+        found = plots.figures(frame, {"run": RUN} if runs is None else runs, what)
+        return {stem: (figure, shown) for stem, figure, shown in found}
+
+
+def words(figure) -> str:
+    return "\n".join(text.get_text() for text in figure.texts)
+
+
+def legend_words(figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def curves_of(ax, colour) -> list:
+    """Lines with markers of one colour that are placed in data coordinates."""
+    return [
+        line
+        for line in ax.lines
+        if line.get_transform() == ax.transData
+        and line.get_color() == colour
+        and line.get_marker() not in ("", "None", None)
+    ]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_makes_figures_with_units_whose_words_stay_on_the_page(name):
+    for stem, (figure, shown) in drawn(SWEEPS[name]).items():
+        assert len(shown), stem
+        assert figure.get_size_inches()[0] in (plots.COLUMN_WIDTH, plots.PAGE_WIDTH)
+        labels = [label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label) if label.get_text()]
+        assert all("[" in label.get_text() or label.get_text() == "data type" for label in labels), stem
+        assert len(labels) >= len(figure.axes), stem
+
+        renderer, page = FigureCanvasAgg(figure).get_renderer(), figure.bbox
+        figure.draw(renderer)
+        words = {
+            text.get_text(): text.get_window_extent(renderer) for text in [*figure.texts, *labels] if text.get_text()
+        }
+        legends = [legend.get_window_extent(renderer) for legend in figure.legends]
+        for box in [*words.values(), *legends]:
+            assert page.x0 <= box.x0 < box.x1 <= page.x1, (stem, words)
+            assert page.y0 <= box.y0 < box.y1 <= page.y1, (stem, words)
+        assert not any(box.overlaps(ax.bbox) for box in legends for ax in figure.axes), "a legend covers data"
+
+
+def test_runtime_draws_each_measured_point_once_where_the_rows_say():
+    figure, shown = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    assert [ax.get_title() for ax in figure.axes] == ["forward", "forward + backward"]
+    for ax, pass_ in zip(figure.axes, ("fw", "fwbw"), strict=True):
+        for name, look in plots.looks(shown).items():
+            own = shown[(shown["implementation"] == name) & (shown["pass"] == pass_)].sort_values("seq_len")
+            matches = [
+                line
+                for line in curves_of(ax, look.colour)
+                if len(line.get_xdata()) == 8 and line.get_marker() == look.marker
+                and pd.Series(line.get_ydata()).equals(own["ms_median"].reset_index(drop=True))
+            ]  # fmt: skip
+            assert len(matches) == 1, name
+            assert list(matches[0].get_xdata()) == list(own["seq_len"])
+
+
+def test_theory_is_a_band_from_lower_to_upper_and_says_whose_ceilings():
+    figure, shown = drawn(SWEEPS["one_pass"], ["runtime"])["runtime-seq_len"]
+    (ax,) = figure.axes
+    bands = [
+        path.vertices[:, 1]
+        for band in ax.collections
+        if "FillBetween" in type(band).__name__
+        for path in band.get_paths()
+    ]
+    assert len(bands) == 2, "exp and sig have the same counts here and share a band; attention has its own"
+    for name, band in (("tfla_exp_xl", bands[0]), ("sdpa_flash", bands[1])):
+        own = shown[shown["implementation"] == name]
+        assert band.min() == pytest.approx(own["model_ms_lower"].min())
+        assert band.max() == pytest.approx(own["model_ms_upper"].max())
+    assert "theory, lower to upper bound (datasheet ceilings)" in legend_words(figure)
+
+
+def test_bounds_that_differ_make_bands_of_their_own():
+    slower = [r.model_copy(update={"model_ms_lower": 7.0, "model_ms_upper": 8.0}) for r in lengths(("tfla_exp_xl",))]
+    figure, _ = drawn([*slower, *lengths(("tfla_sig_xl",))], ["runtime"])["runtime-seq_len"]
+    assert sum("FillBetween" in type(band).__name__ for band in figure.axes[0].collections) == 2
+
+
+def test_missing_points_are_marked_named_and_break_the_line():
+    figure, shown = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    forward, backward = figure.axes
+    crosses = [[line for line in ax.lines if line.get_marker() == "x"] for ax in (forward, backward)]
+    assert [sorted(float(line.get_xdata()[0]) for line in of) for of in crosses] == [
+        [2**14, 2**15, 2**16],
+        [2**12, 2**13, 2**14, 2**15, 2**16],
+    ]
+    assert "× oom: sdpa math at 16Ki–64Ki (fw); sdpa math at 8Ki–64Ki (fwbw)" in words(figure)
+    assert "× wrong: mamba2 at 4Ki (fwbw)" in words(figure)
+    look = plots.looks(shown)["mamba2"]
+    (line,) = [line for line in curves_of(backward, look.colour) if len(line.get_xdata()) == 8]
+    assert pd.isna(line.get_ydata()).tolist() == [False] * 3 + [True] + [False] * 4
+
+
+def test_noisy_points_are_open():
+    figure, _ = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    open_ = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in open_] == [[1024]]
+    assert "noisy or throttled" in legend_words(figure)
+
+
+def test_nothing_measured_is_said():
+    for stem, (figure, _) in drawn(SWEEPS["failed"]).items():
+        assert "no point was measured" in [text.get_text() for text in figure.axes[0].texts], stem
+        assert "unsupported" in words(figure), stem
+
+
+def test_a_single_point_is_ranked_with_its_values_and_statuses():
+    rows = [*SWEEPS["one_point"][:-1], row("simple_gla", status="timeout")]
+    figure, _ = drawn(rows, ["runtime"])["runtime-seq_len"]
+    (ax,) = figure.axes
+    texts = [text.get_text() for text in ax.texts]
+    assert texts[0] == "timeout" or "timeout" in texts
+    assert {f"{r.ms_median:.3g}" for r in rows if r.ms_median} <= set(texts)
+    assert len(ax.get_yticks()) == len(rows)
+
+
+def test_axes_that_follow_from_another_make_no_figures():
+    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in SWEEPS["lengths"]]))
+    assert plots.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"
+    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in SWEEPS["linear"]]))
+    assert plots.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
+
+
+def test_a_star_of_sweeps_makes_a_figure_an_axis():
+    """As the quick preset: lengths at the chosen L, and chunk sizes at one length, one of them what was chosen."""
+    rows = [row(seq_len=2**n, asked="auto") for n in range(10, 14)]
+    rows += [row(chunk_size=size) for size in (64, 128, 256)]
+    rows += [row("sdpa_flash", seq_len=2**n) for n in range(10, 14)]
+    found = drawn(rows, ["runtime", "chunk"])
+    assert set(found) == {"runtime-seq_len", "runtime-chunk_size", "chunk-tfla_sig_xl"}
+    assert sorted(found["runtime-seq_len"][1]["seq_len"]) == sorted([2**n for n in range(10, 14)] * 2)
+    assert sorted(found["chunk-tfla_sig_xl"][1]["chunk_size"]) == [64, 128, 256]
+    figure, _ = found["runtime-chunk_size"]
+    assert any(list(line.get_xdata()) == [0, 1] for line in figure.axes[0].lines), "attention has no L: a level line"
+
+
+def test_settings_become_files_of_their_own():
+    assert {"runtime-seq_len-dtype_bfloat16", "runtime-dtype-seq_len_512"} <= set(drawn(SWEEPS["dtypes"], ["runtime"]))
+
+
+def test_the_tradeoff_has_runtime_left_memory_right_and_rings_the_least_runtime():
+    figure, shown = drawn(SWEEPS["chunks"], ["chunk"])["chunk-tfla_sig_xl"]
+    left, right = figure.axes[0], figure.axes[2]
+    assert left.get_ylabel() == "median runtime [ms]"
+    assert right.get_ylabel() == "peak memory [GiB]"
+    forward = shown[shown["pass"] == "fw"].sort_values("chunk_size")
+    (memory,) = right.lines
+    assert list(memory.get_ydata()) == pytest.approx(list(forward["peak_bytes"] / 2**30))
+    (ring,) = [line for line in left.lines if line.get_markersize() == 8]
+    assert ring.get_ydata()[0] == forward["ms_median"].min()
+
+
+def test_the_roofline_has_both_roofs_every_point_and_names_its_regions():
+    figure, shown = drawn(SWEEPS["lengths"], ["roofline"])["roofline-bfloat16"]
+    ax = figure.axes[0]
+    points = {(float(x), float(y)) for line in ax.lines if line.get_linestyle() == "None" for x, y in line.get_xydata()}
+    done = shown[(shown["pass"] == "fw") & (shown["status"] == "ok")]
+    expected = {
+        (f / b, f / ms / 1e9)
+        for f, b, ms in zip(done["model_flops"], done["model_bytes"], done["ms_median"], strict=True)
+    }
+    assert sorted(points) == [pytest.approx(point) for point in sorted(expected)]
+    roofs = [line for line in ax.lines if line.get_color() == plots.ROOF_COLOUR]
+    assert [line.get_ydata()[1:] for line in roofs] == [pytest.approx([989, 989]), pytest.approx([807, 807])]
+    assert [line.get_xdata()[1] for line in roofs] == pytest.approx([989 / 4.8, 807 / 4.2]), "ridges alpha / beta"
+    texts = [text.get_text() for text in ax.texts]
+    assert "memory-bound" in texts
+    assert "compute-bound" in texts
+    assert legend_words(figure)[-2:] == ["datasheet: 989 TFLOP/s, 4,800 GB/s", "measured: 807 TFLOP/s, 4,200 GB/s"]
+
+
+def test_a_roofline_without_known_ceilings_says_how_to_get_them():
+    rows = [row(device="some CPU", seq_len=2**n) for n in (9, 10)]
+    figure, _ = drawn(rows, ["roofline"], runs={})["roofline-bfloat16"]
+    assert "tflabench calibrate" in words(figure)
+
+
+def test_an_implementation_looks_the_same_whatever_else_was_measured():
+    some = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in (row("sdpa"), row("reference_exp"))]))
+    more = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in (row("reference_exp"), row("mamba2"))]))
+    assert plots.looks(some)["reference_exp"] == plots.looks(more)["reference_exp"]
+
+
+def test_thirty_implementations_are_told_apart():
+    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in SWEEPS["many"]]))
+    table = plots.looks(frame)
+    assert len({(look.colour, look.marker, str(look.dashes)) for look in table.values()}) == len(table) == 30
+
+
+def test_colours_are_those_of_okabe_and_ito():
+    okabe_ito = "#000000 #E69F00 #56B4E9 #009E73 #F0E442 #0072B2 #D55E00 #CC79A7".split()
+    used = [*plots.COLOURS.values(), plots.OTHER_COLOUR]
+    assert {to_rgb(colour) for colour in used} <= {to_rgb(colour) for colour in okabe_ito}
+    assert len(set(used)) == len(used)
+
+
+@pytest.mark.parametrize(("value", "text"), [(512, "512"), (1024, "1Ki"), (65536, "64Ki"), (3000, "3000")])
+def test_counts_are_written_in_binary_thousands(value, text):
+    assert plots.compact(value) == text
+
+
+def test_draw_all_writes_figures_and_the_rows_of_each(tmp_path):
+    folder = write(tmp_path / "results", SWEEPS["chunks_one_pass"])
+    files = plots.draw_all(folder)
+    assert all(file.parent == folder / "figures" and file.stat().st_size for file in files)
+    stems = {"runtime-chunk_size", "memory-chunk_size", "chunk-tfla_sig_xl", "roofline-bfloat16"}
+    assert {file.name for file in files} == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "csv")}
+    data = pd.read_csv(folder / "figures" / "chunk-tfla_sig_xl.csv")
+    rows = read_rows(folder)
+    assert list(data.columns) == list(rows.columns)
+    for column in ("chunk_size", "ms_median", "peak_bytes", "model_ms_upper"):
+        assert list(data[column]) == list(rows[column])
+
+
+def test_the_same_rows_give_the_same_svg(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    first, second = (
+        plots.draw_all(folder, tmp_path / name, ["svg"], ["runtime"])[0].read_bytes() for name in ("one", "two")
+    )
+    assert first == second
+
+
+def test_the_footer_tells_device_day_and_versions():
+    figure, _ = drawn(SWEEPS["single"], ["runtime"])["runtime-seq_len"]
+    assert "NVIDIA H200 · 2026-11-21 · torch 2.13.0 · triton 3.9.0 · tflabench 0.1.0 (0123456789ab)" in words(figure)
+
+
+def test_rows_without_a_description_of_their_run_are_drawn(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    (folder / "environment.json").unlink()
+    assert plots.draw_all(folder, formats=["svg"], what=["runtime"])
+
+
+def test_a_damaged_description_is_the_users_to_mend(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    (folder / "environment.json").write_text("{")
+    with pytest.raises(InputError, match=r"environment\.json"):
+        plots.draw_all(folder)
