@@ -1,0 +1,107 @@
+"""Backward: with several segments their dC, then one walk each for dq, dk, dv, and gate gradients from row sums.
+
+The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
+belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.gates import LogGates, gate_gradients
+from tflabench.kernels.tfla.tiles import aligned
+from tflabench.kernels.types import Gate, State
+
+from .exponents import TILE, Exponents
+from .forward import initial_matrices, restored
+from .launch import Segments, launch_segments, launch_walk, sum_parts
+
+
+def backward(
+    dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None,
+    saved: tuple[Tensor, ...], *,
+    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
+
+    Args:
+        dh: gradient of h; d_last: of the last state's C and n, None or with None fields where there is none.
+        saved: as `forward` returned it; the other arguments as given to it.
+    """
+    del state_dtype, config
+    given = (q, k, v)
+    cut = Segments(q.shape[2], chunk_size)
+    gates, e, C = restored(saved)
+    q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
+    B, H, T, d_qk = q.shape
+    d_hv = v.shape[-1]
+    C_0, n_0 = initial_matrices(initial)
+    dC, dn = initial_matrices(d_last)
+    boundary = torch.zeros((B, H, 1), dtype=torch.float32, device=q.device)
+    if dC is not None:
+        boundary += (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))[..., None]
+    first = dC
+    dC_0 = None
+    if cut.count > 1:
+        (first, _), (dC_0, _) = launch_segments(q, dh, e, cut, reverse=True, start=(dC, None), norm=False)
+    elif C_0 is not None:
+        C = C_0
+        dC_0 = torch.empty_like(C_0)
+
+    dq, dk, dv = (_output(x) for x in (q, k, v))
+    qdq, kdk = (torch.empty((sum_parts(d_qk, d_hv), B, H, T), dtype=torch.float32, device=q.device) for _ in range(2))
+    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq)
+    last = dC_0 if cut.count == 1 else None
+    launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, x=k, sums=kdk)
+    launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first)
+
+    dn_0 = None
+    if dn is not None:
+        dn_0, dk, kdk, crossing = _through_last_n(dn, n_0, k, dk, kdk, gates)
+        boundary += crossing
+    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, boundary, T)
+    if scale < 0:
+        dq = -dq
+    dq, dk, dv = (_made_like(x, like) for x, like in zip((dq, dk, dv), given, strict=True))
+    if initial is None:
+        return dq, dk, dv, df, di, None, None
+    if gate.normalize and dn_0 is None:
+        dn_0 = torch.zeros_like(n_0)
+    return dq, dk, dv, df, di, dC_0, dn_0
+
+
+def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:
+    """C after the last step, once more: it is large and rarely needed, so forward does not save it."""
+    _, (C_last, _) = launch_segments(k, v, e, Segments(T, T + TILE), reverse=False, start=(C_0, None), norm=False)
+    assert C_last is not None
+    return C_last
+
+
+def _through_last_n(
+    dn: Tensor, n_0: Tensor | None, k: Tensor, dk: Tensor, kdk: Tensor, gates: LogGates
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: (dn_0, dk, kdk, sum(n_last * dn)). Plain PyTorch: it is rare."""
+    reach = gates.log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
+    weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + gates.log_i).exp()
+    dn_0 = reach[..., :1].exp() * dn
+    dots = weight * torch.einsum("bhtd,bhd->bht", k.float(), dn)
+    crossing = dots.sum(-1, keepdim=True)
+    if n_0 is not None:
+        crossing = crossing + (n_0 * dn_0).sum(-1, keepdim=True)
+    dk = (dk.float() + weight[..., None] * dn[:, :, None]).to(dk.dtype)
+    return dn_0, dk, torch.cat([kdk, dots[None]]), crossing
+
+
+def _output(like: Tensor) -> Tensor:
+    """An empty tensor with the strides of torch.empty_like(like), or contiguous where TMA cannot take these."""
+    out = torch.empty_like(like)
+    return out if aligned(out) is out else torch.empty(like.shape, dtype=like.dtype, device=like.device)
+
+
+def _made_like(x: Tensor, like: Tensor) -> Tensor:
+    """x with the strides that torch.empty_like(like) would have, copied only if they differ."""
+    out = torch.empty_like(like, device="meta")
+    return x if x.stride() == out.stride() else torch.empty_like(like).copy_(x)

@@ -1,0 +1,75 @@
+"""The fused kernels as `kernels.api` calls them: what they take, and how often they materialise a state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.types import Gate
+
+if TYPE_CHECKING:
+    from tflabench.kernels.api import Kernels
+
+D_QK = (64, 128, 192, 256)
+D_HV = (64, 128, 192, 256, 512)
+
+
+def kernels() -> Kernels:
+    """Imported only where it can run: Gluon is part of Triton from 3.6 on."""
+    from tflabench.kernels.api import Kernels
+
+    from .backward import backward
+    from .forward import empty_saved, forward
+
+    return Kernels(
+        forward=forward,
+        backward=backward,
+        empty_saved=empty_saved,
+        refuses=refuses,
+        default_chunk_size=default_chunk_size,
+    )
+
+
+def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = None) -> str | None:
+    """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), in one line, or None if they can."""
+    del gate  # all of them
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != (9, 0):
+        return f"needs a GPU of compute capability 9.0 (H100, H200), not {_name(q.device)}"
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return f"takes bfloat16 and float16, not {q.dtype}"
+    for name, d, known in (("d_qk", q.shape[-1], D_QK), ("d_hv", v.shape[-1], D_HV)):
+        if d not in known:
+            return f"takes a {name} of {', '.join(map(str, known))}, not {d}"
+    if chunk_size % 64:
+        return f"takes a chunk_size that is a multiple of 64, its tile, not {chunk_size}"
+    if config is not None:
+        return f"takes no config, not a {type(config).__name__}"
+    return None
+
+
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
+    """L that fills the chip: the whole sequence where batch * heads does, else chunks of which each is a program.
+
+    With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, and a state pass about half of that
+    on top; states cost little. A program a multiprocessor.
+    """
+    del gate
+    B, H, T, d_qk = q.shape
+    tiles = -(-T // 64)
+    multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    from .launch import WalkShape
+
+    pieces = -(-v.shape[-1] // (128 * WalkShape.of(d_qk, v.shape[-1], sums=False).ZB))
+
+    def cost(segments: int) -> float:
+        rounds = -(-B * H * pieces * segments // multiprocessors)
+        return rounds * -(-tiles // segments) * (1.0 if segments == 1 else 1.5) + 0.5 * segments
+
+    best = min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
+    return 64 * -(-tiles // best)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

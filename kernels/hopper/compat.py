@@ -1,0 +1,20 @@
+"""The names of Gluon that moved between Triton 3.6 and 3.9, under one name each. Everything else is the same in both."""
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
+if hasattr(tma, "async_atomic_add"):
+    tma_add = tma.async_atomic_add
+else:
+    from triton._C.libtriton import ir
+
+    @builtin
+    def tma_add(tensor_desc, coord, src, _semantic=None):
+        """global += shared, done by the L2 (`cp.reduce.async.bulk.tensor`); Triton 3.6 has the operation but no name for it."""
+        coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+        _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)

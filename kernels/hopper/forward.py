@@ -1,0 +1,85 @@
+"""Forward: gates, exponents, with several segments their states, then one walk for h."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.gates import LogGates, log_gates
+from tflabench.kernels.tfla.tiles import aligned
+from tflabench.kernels.types import Gate, State
+
+from .exponents import Exponents, exponents
+from .launch import Normaliser, Segments, launch_segments, launch_walk
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
+    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
+) -> tuple[Tensor, State, tuple[Tensor, ...]]:  # fmt: skip
+    """h, the last state, and what `backward` needs besides the inputs (see `empty_saved`).
+
+    Args:
+        q, k: (B, H, T, d_qk), v: (B, H, T, d_hv), bfloat16 or float16, any strides (copied where TMA cannot take them).
+        f, i: gates as `Gate` describes them; initial: state before the first step, float32.
+        chunk_size: L, a multiple of 64: steps between two states in memory; nothing below T materialises none at all.
+        state_dtype: without effect: states are float32, one every L steps.
+    """
+    del state_dtype, config
+    cut = Segments(q.shape[2], chunk_size)
+    gates = log_gates(f, i, gate, q.shape[:3], None if initial is None else initial.m)
+    e = exponents(gates, abs(scale), unstabilise=gate.stabilized and not gate.normalize)
+    q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
+    B, H, _, d_qk = q.shape
+    new = torch.empty((B, H, d_qk, v.shape[-1]), dtype=torch.float32, device=q.device)
+    C_0, n_0 = initial_matrices(initial)
+    states = ()
+    if cut.count > 1:
+        (C, n), (C_last, n_last) = launch_segments(k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize)
+        last, states = None, (C,)
+    else:
+        C, n = C_0, n_0
+        C_last = last = new
+        n_last = torch.empty_like(new[..., 0]) if gate.normalize else None
+    norm, back = None, e.x
+    if gate.normalize:
+        back = torch.empty_like(e.x)
+        m = torch.zeros_like(gates.log_f) if gates.m is None else gates.m
+        norm = Normaliser(m, n, back, n_last)
+    h = torch.empty_like(v)
+    out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    launch_walk(q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm)
+    if out is not h:
+        h.copy_(out)
+    m_last = None if gates.m is None else gates.m[:, :, -1].contiguous()
+    return h, State(C_last, n_last, m_last), (gates.log_f, gates.log_i, back, e.y, e.g, *states)
+
+
+def empty_saved(
+    q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None
+) -> tuple[Tensor, ...]:
+    """What `forward` saves, uninitialised: log gates, exponents of backward (x less log2 of the denominator, y, g), and
+    with several segments the state each starts from; all float32.
+    """
+    del gate, state_dtype, config
+    B, H, T, d_qk = q.shape
+    cut = Segments(T, chunk_size)
+    shapes = [(B, H, T)] * 2 + [(B, H, cut.tiles * 64)] * 2 + [(B, H, cut.tiles)]
+    if cut.count > 1:
+        shapes.append((B, H, cut.count, d_qk, v.shape[-1]))
+    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def initial_matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
+    """C and n as the kernels take them."""
+    if state is None:
+        return None, None
+    return state.C.float().contiguous(), None if state.n is None else state.n.float().contiguous()
+
+
+def restored(saved: tuple[Tensor, ...]) -> tuple[LogGates, Exponents, Tensor | None]:
+    """Log gates, the exponents of backward and the states of segments out of what `forward` saved."""
+    log_f, log_i, x, y, g, *states = saved
+    return LogGates(log_f, log_i, None), Exponents(x, y, g), states[0] if states else None

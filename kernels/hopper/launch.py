@@ -1,0 +1,169 @@
+"""Host side of the two Gluon kernels: descriptors, how a shape is cut into pieces, shared memory, launch options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from . import segments, walk
+from .exponents import TILE, Exponents
+
+BLOCK = [1, 1, 64, 64]
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+SHARED_MEMORY = 227 * 1024  # of one program on sm_90
+SMALL_BUFFERS = 4 * 1024  # barriers, factors, n, what reductions and captured arguments take
+
+
+@dataclass(frozen=True)
+class Segments:
+    """How sequences of `steps` steps are cut for programs that run side by side."""
+
+    steps: int
+    chunk_size: int
+
+    @property
+    def tiles(self) -> int:
+        return triton.cdiv(self.steps, TILE)
+
+    @property
+    def segment_tiles(self) -> int:
+        return min(self.tiles, self.chunk_size // TILE)
+
+    @property
+    def count(self) -> int:
+        return triton.cdiv(self.tiles, self.segment_tiles)
+
+
+@dataclass(frozen=True)
+class WalkShape:
+    """Compile-time shape of a walk: blocks of U and W (WB) and of Z a math role (ZB), and what shared memory then holds."""
+
+    WB: int
+    ZB: int
+    STAGES: int
+    SLOTS: int
+    OUTS: int
+    MATH_REGISTERS: int = 208
+
+    @classmethod
+    def of(cls, w: int, z: int, sums: bool) -> WalkShape:
+        """For a state of z rows and w <= 256 columns; with row sums one block of rows a math role, for registers.
+
+        A math role's accumulators are WB * ZB <= 4 blocks. Two output buffers a math role and two slots for P where
+        two stages still fit, then as many stages as do.
+        """
+        WB = w // 64
+        ZB = 1 if sums else max(1, min(4 // WB, z // 128))
+        slots = 1 if sums else 2
+        stage = 2 * WB + 2 * ZB * (1 + sums)
+        blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
+        outs = 2 if blocks >= 2 * stage + slots + 4 else 1
+        return cls(WB, ZB, min(4, (blocks - slots - 2 * outs) // stage), slots, outs)
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """What a forward walk with a normaliser takes: m (B, H, T) natural log, n0 of every segment or None, and its results."""
+
+    m: Tensor
+    first: Tensor | None
+    back: Tensor  # x - log2 denominator, padded as x: the exponents of backward
+    last: Tensor
+
+
+def descriptor(x: Tensor) -> TensorDescriptor:
+    """Of blocks of 64 x 64 of x (B, H, T, d). A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes."""
+    strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], BLOCK, LAYOUT)
+
+
+def launch_walk(
+    u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
+    reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
+    x: Tensor | None = None, sums: Tensor | None = None, norm: Normaliser | None = None,
+) -> None:  # fmt: skip
+    """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
+
+    Args:
+        u, w: (B, H, T, w), z, out: (B, H, T, z), bfloat16 or float16, as TMA takes them (tfla.tiles.aligned).
+        cut: where segments begin; with more than one, `first` holds the state each of them starts from.
+        reverse: walk backward in time (dk, dv).
+        transposed: states lie in memory as (w, z), not (z, w) (h, dv).
+        first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
+        x, sums: row sums of x * out, in float32 before out is rounded, are written to sums (sum_parts(z), B, H, T).
+        norm: divide by the normaliser's denominator, and keep it.
+    """
+    B, H, T, width = u.shape
+    rows = z.shape[-1]
+    launches = triton.cdiv(width, 256)
+    per_launch = width // launches
+    shape = WalkShape.of(per_launch, rows, sums is not None)
+    pieces = triton.cdiv(rows, 128 * shape.ZB)
+    a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
+    dummy = exponents.g
+    u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
+    x_desc = z_desc if x is None else descriptor(x)
+    for launch in range(launches):
+        column = launch * per_launch
+        walk.walk[(B * H * cut.count * pieces,)](
+            u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
+            dummy if first is None else first, dummy if last is None else last,
+            dummy if sums is None else sums[launch * 2 * pieces :],
+            *((dummy,) * 4 if norm is None else (norm.m, norm.back, dummy if norm.first is None else norm.first, norm.last)),
+            H, T, cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
+            1 if transposed else width, rows if transposed else 1, B * H * T,
+            STAGES=shape.STAGES, SLOTS=shape.SLOTS, OUTS=shape.OUTS, WB=shape.WB, ZB=shape.ZB,
+            MATH_REGISTERS=shape.MATH_REGISTERS, REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
+            FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
+            num_warps=4, maxnreg=128,
+        )  # fmt: skip
+
+
+def sum_parts(z: int, w: int) -> int:
+    """How many parts the row sums of a walk with a state of z rows and w columns come in: one a math role and launch."""
+    return 2 * triton.cdiv(z, 128) * triton.cdiv(w, 256)
+
+
+def launch_segments(
+    z: Tensor, w: Tensor, exponents: Exponents, cut: Segments, *,
+    reverse: bool, start: tuple[Tensor | None, Tensor | None], norm: bool,
+) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:  # fmt: skip
+    """States (C, n) or (dC, None) that each segment starts from, and those after the last segment walked.
+
+    Args:
+        z, w: (B, H, T, d_qk) and (B, H, T, d_hv): k, v or, backward, q, dh.
+        start: (B, H, d_qk, d_hv) and (B, H, d_qk), the states before the first segment walked; None is zero.
+        norm: with n.
+    """
+    B, H, _, d_qk = z.shape
+    d_hv = w.shape[-1]
+    WB = min(d_hv, 256) // 64
+    z_pieces, w_pieces = triton.cdiv(d_qk, 128), triton.cdiv(d_hv, 256)
+    states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
+    n_states = torch.empty((B, H, cut.count, d_qk), dtype=torch.float32, device=z.device) if norm else None
+    segments.accumulate[(B * H * cut.count * z_pieces * w_pieces,)](
+        descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
+        states, states if n_states is None else n_states,
+        H, cut.tiles, cut.segment_tiles, cut.count, z_pieces, w_pieces, d_qk, d_hv,
+        STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
+    )  # fmt: skip
+    ends = []
+    for state, begin in ((states, start[0]), (n_states, start[1])):
+        if state is None:
+            ends.append(None)
+            continue
+        elements = state[0, 0, 0].numel()
+        block = min(1024, triton.next_power_of_2(elements))
+        blocks = triton.cdiv(elements, block)
+        end = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device)
+        segments.carry[(B * H * blocks,)](
+            state, exponents.g, end if begin is None else begin, end, elements, cut.tiles, cut.segment_tiles, cut.count, blocks,
+            START=begin is not None, REVERSE=reverse, TILES=triton.next_power_of_2(cut.segment_tiles), BLOCK=block,
+        )  # fmt: skip
+        ends.append(end)
+    return (states, n_states), (ends[0], ends[1])

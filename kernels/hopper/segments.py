@@ -1,0 +1,159 @@
+"""States at the ends of segments: what lets walks over the segments of one sequence run at the same time.
+
+    accumulate   the state that each segment adds up from zero: S = sum over its steps of s_z Z_z W_z^T (Gluon, reads Z and W)
+    carry        turns these into the state each segment starts from, in place, and gives the one after the last (Triton)
+
+Forward Z = K, W = V give C and the normaliser n, going forward; Z = Q, W = dH give dC, going backward. Both lie as
+(B, H, segments, d_qk, d_hv) float32.
+
+Roles in a program of `accumulate` (4 + 4 + 1 warps): math 0 and math 1 hold 64 rows and up to 256 columns of S each as
+accumulators, produce fetches tiles of Z and W.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .compat import barrier
+from .walk import BLOCK_BYTES, block, fetch, nth_tile, state_pointers
+
+
+@gluon.jit
+def produce(
+    z_desc, w_desc, z_buf, w_buf, empty, ready, batch, head, first, n, z0, w0,
+    STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr,
+):  # fmt: skip
+    for i in range(n):
+        s = i % STAGES
+        mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+        arrived = ready.index(s)
+        tile = nth_tile(first, i, n, REVERSE)
+        mbarrier.expect(arrived, BLOCK_BYTES * (2 + WB))
+        fetch(z_desc, batch, head, tile, z0, 2, z_buf, s, arrived)
+        fetch(w_desc, batch, head, tile, w0, WB, w_buf, s, arrived)
+
+
+@gluon.jit
+def math(
+    az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0, w0, z_dim, w_dim,
+    HALF: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+):  # fmt: skip
+    s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
+    z_l: gl.constexpr = gl.SliceLayout(1, a_l)
+    dtype: gl.constexpr = z_buf.dtype
+    state = ()
+    for _ in gl.static_range(WB):
+        state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
+    norm = gl.zeros([64], gl.float32, layout=z_l)
+    for i in range(n):
+        s = i % STAGES
+        tile = nth_tile(first, i, n, REVERSE)
+        s_z = gl.load(az_ptr + (row * tiles + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, a_l)))
+        g = gl.load(g_ptr + row * tiles + tile)
+        if not REVERSE:
+            s_z += g
+        s_z = gl.exp2(s_z)
+        e = gl.exp2(g)
+        mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+        zs = block(z_buf, s * 2 + HALF).permute((1, 0)).load(a_l).to(gl.float32) * s_z[None, :]
+        if NORM:
+            norm = norm * e + gl.sum(zs, axis=1)
+        zs = zs.to(dtype)
+        scaled = ()
+        for wb in gl.static_range(WB):
+            scaled += (state[wb] * e,)
+        flight = ()
+        for wb in gl.static_range(WB):
+            flight += (warpgroup_mma(zs, block(w_buf, s * WB + wb), scaled[wb], is_async=True),)
+        flight += (zs,)  # kept until the products that read it are done
+        done = warpgroup_mma_wait(0, deps=flight)
+        state = ()
+        for wb in gl.static_range(WB):
+            state += (done[wb],)
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(empty.index(s), count=1)
+    for wb in gl.static_range(WB):
+        at, rows = state_pointers(state_ptr, z0, w0 + 64 * wb, w_dim, 1, s_l)
+        gl.store(at, state[wb], mask=rows < z_dim)
+    if NORM:  # noqa: SIM102: not one condition, the second is a value of the device
+        if w0 == 0:
+            z = z0 + gl.arange(0, 64, layout=z_l)
+            gl.store(n_ptr + z, norm, mask=z < z_dim)
+
+
+@gluon.jit
+def accumulate(
+    z_desc, w_desc, az_ptr, g_ptr, state_ptr, n_ptr,
+    heads, tiles, segment_tiles, segments, z_pieces, w_pieces, z_dim, w_dim,
+    STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+):  # fmt: skip
+    """One program: 128 rows and 64 * WB columns of the state of a segment of a (batch, head) row."""
+    pid = gl.program_id(0)
+    z0 = (pid % z_pieces) * 128
+    w0 = (pid // z_pieces) % w_pieces * (64 * WB)
+    segment = pid // (z_pieces * w_pieces) % segments
+    row = pid // (z_pieces * w_pieces * segments)
+    first = segment * segment_tiles
+    n = gl.minimum(segment_tiles, tiles - first)
+    index = (row * segments + segment).to(gl.int64)
+    state_ptr += index * z_dim * w_dim
+    n_ptr += index * z_dim
+    z_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * 2, 1, 1, 64, 64], z_desc.layout)
+    w_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * WB, 1, 1, 64, 64], z_desc.layout)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(ready.index(i), count=1)
+    gl.warp_specialize(
+        [
+            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0, w0, z_dim, w_dim,
+                    0, STAGES, WB, REVERSE, NORM)),
+            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0 + 64, w0, z_dim,
+                    w_dim, 1, STAGES, WB, REVERSE, NORM)),
+            (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready, row // heads, row % heads, first, n, z0, w0,
+                       STAGES, WB, REVERSE)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+@triton.jit
+def carry(
+    state, g, start, end, elements, tiles, segment_tiles, segments, blocks,
+    START: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """For the states (rows, segments, elements): replace what each segment adds by what it starts from (see `accumulate`).
+
+    start: (rows, elements) state before the first segment walked, read if START; end: state after the last.
+    TILES: power of two, at least segment_tiles.
+    """
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < elements
+    if START:
+        carried = tl.load(start + row * elements + at, mask=mask, other=0.0)
+    else:
+        carried = tl.zeros([BLOCK], tl.float32)
+    inside = tl.arange(0, TILES)
+    for k in range(segments):
+        segment = segments - 1 - k if REVERSE else k
+        tile = segment * segment_tiles + inside
+        log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < segment_tiles) & (tile < tiles), other=0.0), 0)
+        pointer = state + (row * segments + segment) * elements + at
+        added = tl.load(pointer, mask=mask, other=0.0)
+        tl.store(pointer, carried, mask=mask)
+        carried = carried * tl.exp2(log_e) + added
+    tl.store(end + row * elements + at, carried, mask=mask)

@@ -1,0 +1,341 @@
+"""The walk: one Gluon kernel for sm_90 that carries a state on chip over the tiles of a segment.
+
+Every output of a gated linear attention is the same walk, with the roles of the tensors exchanged:
+
+    out_u = sum_z P_uz Z_z + r_u S^T U_u        P_uz = (U_u . W_z) exp2(a_u + a_z), masked to j <= i
+    S    <- e S + sum_z s_z Z_z W_z^T           after every tile of 64 steps
+
+    out | U   W   Z  | i, j | walks     | state S, rows z, columns w | r              | s              | e
+    h   | Q   K   V  | u, z | forward   | C^T                        | exp2(a_u)      | exp2(a_z + g)  | exp2(g)
+    dq  | dH  V   K  | u, z | forward   | C                          | exp2(a_u)      | exp2(a_z + g)  | exp2(g)
+    dv  | K   Q   dH | z, u | backward  | dC^T                       | exp2(a_u + g)  | exp2(a_z)      | exp2(g)
+    dk  | V   dH  Q  | z, u | backward  | dC                         | exp2(a_u + g)  | exp2(a_z)      | exp2(g)
+
+The exponents a (one a step) and g (one a tile) come from exponents.py: every kind of gate, the stabiliser, the scale of q
+and, in backward, the denominator are in them, so nothing here knows which gate it runs.
+
+Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
+    math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
+                     wait for one another, so one computes while the other stores
+    score            computes P, r and s of a tile ahead of them; with a normaliser also carries n and divides P and r
+    produce          one warp that fetches tiles of U, W, Z (and X, for row sums X . out) by TMA into a ring of stages
+
+A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is a
+multiple of 64. The TMA descriptors (B, H, T, d) cut the ends: reads beyond T or d give zeros, writes there are dropped.
+A state wider or higher than a program's registers is cut into pieces: rows into programs that run side by side and read
+U and W through the L2, columns (`column`) into launches of which the second adds to the output of the first (ADD).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .compat import barrier, tma_add, tma_load, tma_store
+
+BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
+
+
+@gluon.jit
+def nth_tile(first, i, n, REVERSE: gl.constexpr):
+    """The i-th tile that a walk over tiles first .. first + n - 1 meets."""
+    if REVERSE:
+        return first + n - 1 - i
+    else:
+        return first + i
+
+
+@gluon.jit
+def fetch(desc, batch, head, tile, column, COUNT: gl.constexpr, buffer, slot, arrived):
+    """Start the copy of COUNT blocks side by side, from `column` on."""
+    for j in gl.static_range(COUNT):
+        tma_load(desc, [batch, head, tile * 64, column + 64 * j], arrived, buffer.index(slot * COUNT + j))
+
+
+@gluon.jit
+def block(buffer, i):
+    return buffer.index(i).reshape([64, 64])
+
+
+@gluon.jit
+def produce(
+    descs, buffers, empty, ready, place, column, z0,
+    STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    u_desc, w_desc, z_desc, x_desc = descs
+    u_buf, w_buf, z_buf, x_buf = buffers
+    batch, head, first, n = place
+    for i in range(n):
+        s = i % STAGES
+        mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+        arrived = ready.index(s)
+        tile = nth_tile(first, i, n, REVERSE)
+        mbarrier.expect(arrived, BLOCK_BYTES * (2 * WB + 2 * ZB * (1 + SUMS)))
+        fetch(u_desc, batch, head, tile, column, WB, u_buf, s, arrived)
+        fetch(w_desc, batch, head, tile, column, WB, w_buf, s, arrived)
+        fetch(z_desc, batch, head, tile, z0, 2 * ZB, z_buf, s, arrived)
+        if SUMS:
+            fetch(x_desc, batch, head, tile, z0, 2 * ZB, x_buf, s, arrived)
+
+
+@gluon.jit
+def score(
+    exponents, norm, u_buf, w_buf, n_buf, p_buf, factors, empty, ready, p_full, p_empty, place, row, tiles, steps, n0, piece,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+    FIRST: gl.constexpr, LAST: gl.constexpr,
+):  # fmt: skip
+    p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    u_l: gl.constexpr = gl.SliceLayout(1, p_l)
+    z_l: gl.constexpr = gl.SliceLayout(0, p_l)
+    across: gl.constexpr = gl.BlockedLayout([1, 32], [16, 2], [4, 1], [1, 0])  # half a row a thread, for q . n
+    down: gl.constexpr = gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0])  # two columns a thread, for the sum into n
+    au_ptr, az_ptr, g_ptr = exponents
+    m_ptr, back_ptr, n_first_ptr, n_last_ptr = norm
+    r_buf, s_buf = factors
+    _, _, first, n = place
+    t = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    u = gl.arange(0, 64, layout=u_l)
+    z = gl.arange(0, 64, layout=z_l)
+    w = gl.arange(0, 64, layout=gl.SliceLayout(0, down))
+    if NORM:
+        for j in gl.static_range(WB):
+            if FIRST:
+                n_buf.index(j).store(gl.load(n_first_ptr + n0 + 64 * j + w))
+            else:
+                n_buf.index(j).store(gl.zeros([64], gl.float32, layout=gl.SliceLayout(0, down)))
+        barrier()
+    for i in range(n):
+        s = i % STAGES
+        b = i % SLOTS
+        tile = nth_tile(first, i, n, REVERSE)
+        at = (row * tiles + tile) * 64
+        mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+        if NORM:
+            qn = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, across))
+            for c in range(WB):
+                q = block(u_buf, s * WB + c).load(across).to(gl.float32)
+                qn += gl.sum(q * n_buf.index(c).load(gl.SliceLayout(0, across))[None, :], axis=1)
+            qn = gl.convert_layout(qn, u_l)
+        p = gl.zeros([64, 64], gl.float32, layout=p_l)
+        for j in gl.static_range(WB):
+            wT = block(w_buf, s * WB + j).permute((1, 0))
+            p = warpgroup_mma(block(u_buf, s * WB + j), wT, p, use_acc=(j > 0), is_async=True)
+        p = warpgroup_mma_wait(0, deps=(p,))
+        a_u = gl.load(au_ptr + at + u)  # not before the product: the registers they take would serialise it (ptxas C7512)
+        a_z = gl.load(az_ptr + at + z)
+        g = gl.load(g_ptr + row * tiles + tile)
+        if REVERSE:
+            keep = z[None, :] >= u[:, None]
+        else:
+            keep = u[:, None] >= z[None, :]
+        p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
+        if NORM:
+            r = gl.exp2(a_u)
+            step = tile * 64 + u
+            m = gl.load(m_ptr + row * steps + step, mask=step < steps, other=0.0)
+            denominator = gl.maximum(gl.abs(r * qn + gl.sum(p, axis=1)), gl.exp2(-1.4426950408889634 * m))
+            a_u -= gl.log2(denominator)
+            if piece == 0:
+                gl.store(back_ptr + at + u, a_u)
+            p = p * (1.0 / denominator)[:, None]
+            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+            r_buf.index(b).store(gl.exp2(a_u))
+            p_buf.index(b).store(p.to(p_buf.dtype))
+        else:
+            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+            p_buf.index(b).store(p.to(p_buf.dtype))
+            a_out = gl.load(au_ptr + at + t)
+            if REVERSE:
+                a_out += g
+            r_buf.index(b).store(gl.exp2(a_out))
+        s_z = gl.load(az_ptr + at + t)  # again, in one register
+        if not REVERSE:
+            s_z += g
+        s_buf.index(b).store(gl.exp2(s_z))
+        if NORM:
+            barrier()  # s_z is in shared memory, n has been read
+            s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
+            for c in range(WB):
+                k = block(w_buf, s * WB + c).load(down).to(gl.float32)
+                n_old = n_buf.index(c).load(gl.SliceLayout(0, down))
+                n_buf.index(c).store(n_old * gl.exp2(g) + gl.sum(k * s_k[:, None], axis=0))
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(empty.index(s), count=1)
+        mbarrier.arrive(p_full.index(b), count=1)
+    if NORM and LAST:  # noqa: SIM102: not one condition, the second is a value of the device
+        if piece == 0:
+            for j in gl.static_range(WB):
+                gl.store(n_last_ptr + n0 + 64 * j + w, n_buf.index(j).load(gl.SliceLayout(0, down)))
+
+
+@gluon.jit
+def state_pointers(ptr, z, w, z_stride, w_stride, layout: gl.constexpr):
+    rows = z + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    columns = w + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    return ptr + rows[:, None] * z_stride + columns[None, :] * w_stride, rows[:, None]
+
+
+@gluon.jit
+def math(
+    o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, buffers, p_buf, o_buf, factors, empty, ready, p_full, p_empty, place, row,
+    tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
+    HALF: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, OUTS: gl.constexpr,
+    REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
+):  # fmt: skip
+    s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
+    u_l: gl.constexpr = gl.SliceLayout(0, s_l)
+    dtype: gl.constexpr = p_buf.dtype
+    u_buf, w_buf, z_buf, x_buf = buffers
+    r_buf, s_buf = factors
+    batch, head, first, n = place
+    state = ()  # ZB x WB blocks
+    for zb in gl.static_range(ZB):
+        for wb in gl.static_range(WB):
+            if FIRST:
+                at, rows = state_pointers(first_ptr, z0 + 64 * zb, column + 64 * wb, z_stride, w_stride, s_l)
+                state += (gl.load(at, mask=rows < z_dim, other=0.0),)
+            else:
+                state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
+    for i in range(n):
+        tile = nth_tile(first, i, n, REVERSE)
+        mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
+        new_state = ()
+        e = gl.exp2(gl.load(g_ptr + row * tiles + tile))
+        for zb in gl.static_range(ZB):
+            s = i % STAGES + (i >> (30 - zb))  # i >> 30 is 0: spelled anew for each zb, or addresses stay in registers
+            b = i % SLOTS + (i >> (30 - zb))
+            z_block = (s * 2 + HALF) * ZB + zb
+            zT = block(z_buf, z_block).permute((1, 0))
+            o = gl.zeros([64, 64], gl.float32, layout=s_l)  # out^T, [z, u]
+            for wb in gl.static_range(WB):
+                a = gl.convert_layout(state[zb * WB + wb].to(dtype), a_l)
+                uT = block(u_buf, s * WB + wb).permute((1, 0))
+                o = warpgroup_mma(a, uT, o, use_acc=(wb > 0), is_async=True)
+                o, a = warpgroup_mma_wait(0, deps=(o, a))
+            if zb == 0:
+                mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
+            o = o * r_buf.index(b).load(u_l)[None, :]
+            o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
+            zs = zT.load(a_l).to(gl.float32) * s_buf.index(b).load(gl.SliceLayout(0, a_l))[None, :]
+            zs = zs.to(dtype)
+            scaled = ()
+            for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
+                scaled += (state[zb * WB + wb] * e,)
+            flight = ()
+            for wb in gl.static_range(WB):
+                flight += (warpgroup_mma(zs, block(w_buf, s * WB + wb), scaled[wb], is_async=True),)
+            if ZB == 1:
+                o = warpgroup_mma_wait(WB, deps=(o,))  # the state is updated while out is written
+            else:
+                o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
+            if SUMS:
+                x = block(x_buf, z_block).permute((1, 0)).load(s_l)
+                step = tile * 64 + gl.arange(0, 64, layout=u_l)
+                dot = gl.sum(x.to(gl.float32) * o, axis=0)
+                gl.store(sums_ptr + zb * part_stride + row * steps + step, dot, mask=step < steps)
+            out = o_buf.index((i * ZB + zb) % OUTS)
+            tma.store_wait(pendings=OUTS - 1)
+            barrier()
+            out.reshape([64, 64]).permute((1, 0)).store(o.to(dtype))
+            fence_async_shared()
+            barrier()
+            if zb == ZB - 1:
+                mbarrier.arrive(p_empty.index(b), count=1)
+            at_out = [batch, head, tile * 64, z0 + 64 * zb]
+            if ADD:
+                tma_add(o_desc, at_out, out)
+            else:
+                tma_store(o_desc, at_out, out)
+            flight += (zs,)  # kept until the products that read it are done
+            done = warpgroup_mma_wait(0, deps=flight)
+            for wb in gl.static_range(WB):
+                new_state += (done[wb],)
+        state = new_state
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(empty.index(i % STAGES), count=1)
+    if LAST:
+        for zb in gl.static_range(ZB):
+            for wb in gl.static_range(WB):
+                at, rows = state_pointers(last_ptr, z0 + 64 * zb, column + 64 * wb, z_stride, w_stride, s_l)
+                gl.store(at, state[zb * WB + wb], mask=rows < z_dim)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def walk(
+    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr,
+    m_ptr, back_ptr, n_first_ptr, n_last_ptr,
+    heads, steps, tiles, segment_tiles, segments, pieces, column, z_dim, w_dim, z_stride, w_stride, part_stride,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
+    MATH_REGISTERS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
+    LAST: gl.constexpr, ADD: gl.constexpr,
+):  # fmt: skip
+    """One program: the piece `piece` of the state of a segment of a (batch, head) row. Launched by launch.py."""
+    pid = gl.program_id(0)
+    piece = pid % pieces
+    segment = (pid // pieces) % segments
+    row = pid // (pieces * segments)
+    first = segment * segment_tiles
+    place = (row // heads, row % heads, first, gl.minimum(segment_tiles, tiles - first))
+    z0 = piece * (128 * ZB)
+    z1 = z0 + 64 * ZB
+    index = (row * segments + segment).to(gl.int64)
+    first_ptr += index * z_dim * w_dim
+    last_ptr += index * z_dim * w_dim
+    n0 = index * w_dim
+    sums_0 = sums_ptr + (piece * 2 * ZB).to(gl.int64) * part_stride
+    sums_1 = sums_0 + ZB * part_stride
+
+    dtype: gl.constexpr = u_desc.dtype
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    u_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
+    w_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
+    z_buf = gl.allocate_shared_memory(dtype, [STAGES * 2 * ZB, 1, 1, 64, 64], u_desc.layout)
+    x_buf = z_buf
+    if SUMS:
+        x_buf = gl.allocate_shared_memory(dtype, [STAGES * 2 * ZB, 1, 1, 64, 64], u_desc.layout)
+    p_buf = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], dtype))
+    o_buf0 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
+    o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
+    r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
+    s_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
+    n_buf = r_buf
+    if NORM:
+        n_buf = gl.allocate_shared_memory(gl.float32, [WB, 64], flat)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    p_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    p_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(empty.index(i), count=3)  # released by score and by both math roles
+        mbarrier.init(ready.index(i), count=1)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(p_full.index(i), count=1)
+        mbarrier.init(p_empty.index(i), count=2)
+    buffers = (u_buf, w_buf, z_buf, x_buf)
+    factors = (r_buf, s_buf)
+    gl.warp_specialize(
+        [
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_0, buffers, p_buf, o_buf0, factors, empty, ready, p_full, p_empty,
+                    place, row, tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
+                    0, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_1, buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
+                    place, row, tiles, steps, part_stride, column, z1, z_dim, z_stride, w_stride,
+                    1, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
+            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr), u_buf, w_buf, n_buf, p_buf, factors,
+                     empty, ready, p_full, p_empty, place, row, tiles, steps, n0, piece,
+                     STAGES, SLOTS, WB, REVERSE, NORM, FIRST, LAST)),
+            (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, place, column, z0,
+                       STAGES, WB, ZB, REVERSE, SUMS)),
+        ],
+        [4, 4, 1],
+        [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24],
+    )  # fmt: skip
