@@ -100,7 +100,7 @@ COLOURS = {
 }
 OTHER_COLOUR = "#E69F00"
 ROOF_COLOUR = "0.25"
-SHADES = (0.0, -0.35, 0.4)  # none, towards black, towards white
+SHADES = (0.0, -0.35, 0.3)  # none, towards black, towards white
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 DASHES = ("-", (0, (4, 1.2)), (0, (1.2, 1)), (0, (5, 1.2, 1.2, 1.2)))
 
@@ -447,8 +447,8 @@ def tradeoff(part: Slice, name: str, looks: dict[str, Look], footer: str) -> Fig
             color=look.colour,
         )
         _y_axis(ax, rows, part.axis, position, looks)
-        ax.set_ylabel(f"median runtime [{unit}]", color=look.colour)
-        ax.tick_params(axis="y", colors=look.colour)
+        ax.set_ylabel(f"median runtime [{unit}]", color=_colour(look.kind))
+        ax.tick_params(axis="y", colors=_colour(look.kind))
         right = ax.twinx()
         right.grid(visible=False)
         right.spines["right"].set_visible(True)
