@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, pad
+from torch.nn.functional import logsigmoid, pad, threshold
 
 from .types import Gate, State, zero_state
 
@@ -170,7 +170,7 @@ def chunkwise(
     m = _running_maximum(g, a, m)
     m_before, m_after = m[..., :-1], m[..., 1:]
     keep = torch.exp(g + m_before - m_after)
-    k_weighted = torch.exp(a - m_after[..., None])[..., None] * k
+    k_weighted = _weight(a - m_after[..., None])[..., None] * k
     C_before, C = _scan(C, keep[..., None, None], _round(k_weighted, dtype).transpose(-1, -2) @ v)
     n_before = None
     if n is not None:
@@ -183,8 +183,8 @@ def chunkwise(
     if gate.stabilized:
         m = torch.maximum(state, D.amax(-1)).clamp(min=M_FLOOR).detach()
     scale = _scale(scale, q)
-    state_weight = scale * torch.exp(state - m)
-    P = (q @ k.transpose(-1, -2)) * (scale * torch.exp(D - m[..., None]))
+    state_weight = scale * _weight(state - m)
+    P = (q @ k.transpose(-1, -2)) * (scale * _weight(D - m[..., None]))
     C_read = C_before if state_dtype is None else _round(C_before, state_dtype)
     h = _round(P, dtype) @ v + state_weight[..., None] * (q @ _round(C_read, dtype))
     if n_before is not None:
@@ -214,6 +214,12 @@ def _scale(scale: float | None, q: Tensor) -> float:
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The values of x rounded to dtype, in the dtype of x."""
     return x.to(dtype).to(x.dtype)
+
+
+def _weight(log_weight: Tensor) -> Tensor:
+    """exp, and 0 where it is next to subnormal: CPUs multiply subnormal numbers many times slower."""
+    smallest = math.log(2.0**20 * torch.finfo(log_weight.dtype).tiny)
+    return torch.exp(threshold(log_weight, smallest, -math.inf))
 
 
 def _log_weights(log_f: Tensor, log_i: Tensor) -> Tensor:
