@@ -26,6 +26,9 @@ from .types import Gate
 
 BLOCK = 1024  # steps of one program
 CUT = tl.constexpr(-104.0)  # exp of anything less is 0 in float32: a forget gate below it separates two documents
+FORGOTTEN = tl.constexpr(
+    -16.0
+)  # a gradient through less than exp(-16) is lost in the rounding of its summands: it is 0
 M_FLOOR = tl.constexpr(-1e30)  # m where nothing was ever written: finite, as the reference has it
 
 
@@ -236,7 +239,7 @@ def tile_gates(gates: LogGates, tile: int) -> TileGates:
 
 @triton.jit
 def _add_unless_cut(cut_right, sum_right, cut_left, sum_left):
-    """Sums running backward in time (right to left), started anew where the left part ends before a document boundary."""
+    """Sums running backward in time (right to left), started anew where the left part ends before a cut."""
     return cut_right | cut_left, tl.where(cut_left != 0, sum_left, sum_left + sum_right)
 
 
@@ -249,13 +252,11 @@ def _load_row_dots(x, row, rows, t, mask, PARTS: tl.constexpr, T):
 
 
 @triton.jit
-def _scan_backward(
-    qdq, kdk, log_f, row, rows, t, mask, T, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr
-):
-    """Sums of q.dq - k.dk from each step to the block's end or the next boundary; whether there was one; and k.dk itself."""
+def _scan_backward(qdq, kdk, log_f, row, rows, t, mask, T, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr):
+    """Sums of q.dq - k.dk from each step to the block's end or the next cut; whether there was one; and k.dk itself."""
     kdk_t = _load_row_dots(kdk, row, rows, t, mask, K_PARTS, T)
     net = _load_row_dots(qdq, row, rows, t, mask, Q_PARTS, T) - kdk_t
-    cut = tl.load(log_f + row * T + t + 1, mask=mask & (t + 1 < T), other=0.0) < CUT
+    cut = tl.load(log_f + row * T + t + 1, mask=mask & (t + 1 < T), other=0.0) < FORGOTTEN
     cut, net = tl.associative_scan((cut.to(tl.int32), net), 0, _add_unless_cut, reverse=True)
     return cut, net, kdk_t
 
@@ -301,7 +302,7 @@ def _gate_gradients(
     mask = (inside < chunk_size) & (t < T)
     cut, net, kdk_t = _scan_backward(qdq, kdk, log_f, row, rows, t, mask, T, Q_PARTS, K_PARTS)
     dlog_f = net + tl.where(cut == 0, carry, 0.0)
-    dlog_f = tl.where(tl.load(log_f + row * T + t, mask=mask, other=0.0) < CUT, 0.0, dlog_f)
+    dlog_f = tl.where(tl.load(log_f + row * T + t, mask=mask, other=0.0) < FORGOTTEN, 0.0, dlog_f)
     t = t.to(tl.int64)
     if FORGET == "sigmoid":
         x = tl.load(f + b * f_b + h * f_h + t * f_t, mask=mask, other=0.0).to(tl.float32)
@@ -330,7 +331,7 @@ def gate_gradients(
 
     The sum runs to the end of t's chunk and there adds what crosses it, sum(C * dC) + sum(n * dn) of the state
     at that point, so that rounding errors of far steps do not pile up; with one chunk of T steps it is the paper's sum over the sequence.
-    Where a forget gate is 0 (a document boundary) sums stop, and its own gradient is 0.
+    Where next to nothing passes a forget gate (a document boundary) sums stop, and its own gradient is 0.
 
     Args:
         f, i, gate: as given to `log_gates`, whose result is `gates`.

@@ -203,7 +203,17 @@ def _made_like(x: Tensor, like: Tensor) -> Tensor:
     return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
 
 
-def _prepare(q: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, gate: Gate, scale: float, chunk_size: int, config: TileConfig | None) -> tuple[TileConfig, Plan]:
+def _prepare(
+    q: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    initial: State | None,
+    gate: Gate,
+    scale: float,
+    chunk_size: int,
+    config: TileConfig | None,
+) -> tuple[TileConfig, Plan]:
     batch, heads, T, d_qk = q.shape
     chunk_size = _fitting(chunk_size, T)
     architecture = configs.architecture(q.device)
@@ -242,7 +252,11 @@ def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor]:
     tile = configs.largest_tile(plan.chunk_size, 64)
     per_chunk = plan.chunk_size // tile
     g = plan.tile_gates(tile).g
-    g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1])).unflatten(-1, (plan.chunks, per_chunk)).sum(-1)
+    g = (
+        torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
+        .unflatten(-1, (plan.chunks, per_chunk))
+        .sum(-1)
+    )
     reach = g.flip(-1).cumsum(-1).flip(-1)  # from before each chunk to the end
     after = torch.nn.functional.pad(reach[..., 1:], (0, 1))
     return after.exp()[..., None] * dn[:, :, None], reach[..., :1].exp() * dn

@@ -8,7 +8,14 @@ from functools import cache
 import torch
 import triton
 
-SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a program can use
+SHARED_MEMORY = {
+    80: 166_912,
+    86: 101_376,
+    89: 101_376,
+    90: 232_448,
+    100: 232_448,
+    120: 101_376,
+}  # bytes a program can use
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,16 @@ def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architect
     rows = min(rows, 128 if hopper else 64)
     outer = _block(d_out, 256 if hopper else 128)
     limit = SHARED_MEMORY.get(architecture, 101_376)
-    for cols, stages, widest in ((64, 3, 512), (64, 2, 512), (32, 2, 512), (32, 2, 256), (32, 2, 128), (32, 2, 64), (32, 1, 64), (16, 1, 64)):
+    for cols, stages, widest in (
+        (64, 3, 512),
+        (64, 2, 512),
+        (32, 2, 512),
+        (32, 2, 256),
+        (32, 2, 128),
+        (32, 2, 64),
+        (32, 1, 64),
+        (16, 1, 64),
+    ):
         cols, inner = min(cols, rows), _block(d_in, widest)
         loop = rows * inner + stages * cols * (inner + outer)
         inter = (rows + outer) * inner

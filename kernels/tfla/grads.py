@@ -10,10 +10,21 @@ from .plan import Plan
 
 
 def d_queries(
-    plan: Plan, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, dh: Tensor, states: Tensor | None, inverse: Tensor | None, *, initial: bool
+    plan: Plan,
+    tiles: Tiles,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dh: Tensor,
+    states: Tensor | None,
+    inverse: Tensor | None,
+    *,
+    initial: bool,
 ) -> tuple[Tensor, Tensor]:
     """dQ like q, and q_t.dq_t (parts, B, H, T) float32, from the forward states."""
-    dq, row_dots = launch(plan, tiles, dh, v, k, states, None, inverse, like=q, reverse=False, first_state=initial, probe=q)
+    dq, row_dots = launch(
+        plan, tiles, dh, v, k, states, None, inverse, like=q, reverse=False, first_state=initial, probe=q
+    )
     assert row_dots is not None
     return dq, row_dots
 
@@ -32,13 +43,24 @@ def d_keys(
     last: bool,
 ) -> tuple[Tensor, Tensor]:
     """dK like k, and k_t.dk_t (parts, B, H, T) float32, from the state gradients; dn_states only with a gradient of the last n."""
-    dk, row_dots = launch(plan, tiles, v, dh, q, d_states, dn_states, inverse, like=k, reverse=True, first_state=last, probe=k)
+    dk, row_dots = launch(
+        plan, tiles, v, dh, q, d_states, dn_states, inverse, like=k, reverse=True, first_state=last, probe=k
+    )
     assert row_dots is not None
     return dk, row_dots
 
 
 def d_values(
-    plan: Plan, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, dh: Tensor, d_states: Tensor | None, inverse: Tensor | None, *, last: bool
+    plan: Plan,
+    tiles: Tiles,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dh: Tensor,
+    d_states: Tensor | None,
+    inverse: Tensor | None,
+    *,
+    last: bool,
 ) -> Tensor:
     """dV like v, from the state gradients."""
     return launch(plan, tiles, k, q, dh, d_states, None, inverse, like=v, reverse=True, first_state=last)[0]

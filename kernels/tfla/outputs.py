@@ -275,7 +275,15 @@ def launch(
 
 
 def hidden(
-    plan: Plan, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, states: Tensor | None, n_states: Tensor | None, *, initial: bool
+    plan: Plan,
+    tiles: Tiles,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    states: Tensor | None,
+    n_states: Tensor | None,
+    *,
+    initial: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """H (B, H, T, d_hv) in the dtype and layout of v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
     gate = plan.gate

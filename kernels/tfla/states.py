@@ -72,7 +72,9 @@ def chunk_states(
         tile = first + count - 1 - j if REVERSE else first + j
         if STORE_STATES:
             chunk = tile // tiles_per_chunk
-            entering = tile == tl.minimum((chunk + 1) * tiles_per_chunk, tiles) - 1 if REVERSE else tile % tiles_per_chunk == 0
+            entering = (
+                tile == tl.minimum((chunk + 1) * tiles_per_chunk, tiles) - 1 if REVERSE else tile % tiles_per_chunk == 0
+            )
             if entering:
                 matrix = bh * chunks + chunk
                 if CROSSING:
@@ -185,7 +187,9 @@ def walk(
         return u.new_empty((*shape, d_v), dtype=torch.float32), n
 
     states = None if dtype is None else u.new_empty((batch, heads, chunks, d_u, d_v), dtype=dtype)
-    n_states = u.new_empty((batch, heads, chunks, d_u), dtype=torch.float32) if normalize and dtype is not None else None
+    n_states = (
+        u.new_empty((batch, heads, chunks, d_u), dtype=torch.float32) if normalize and dtype is not None else None
+    )
     parts = None if other is None else u.new_zeros((batch, heads, chunks, blocks), dtype=torch.float32)
 
     def run(segment_tiles: int, before: Tensor | None, n_before: Tensor | None, store: bool, keep_ends: bool):

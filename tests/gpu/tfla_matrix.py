@@ -1,0 +1,222 @@
+"""What the TFLA kernels are held against on a GPU: shapes, gates, layouts and dtypes, and how one of them is checked.
+
+`python tests/gpu/tfla_matrix.py [SHARD OF]` prints one line a case and exits with 1 if any fails; pytest runs the same cases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels import reference
+from tflabench.kernels.tfla import chunkwise
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
+
+GATES = {
+    "exp": MLSTM_EXP,
+    "sig": MLSTM_SIG,
+    "retention": Gate("fixed", "none"),
+    "mamba2": Gate("log_decay", "step"),
+    "exp_bare": Gate("sigmoid", "exp"),
+    "sig_normalized": Gate("sigmoid", "sigmoid", normalize=True),
+}
+SLACK = {
+    torch.float32: 3e-5,
+    torch.bfloat16: 5e-4,
+    torch.float16: 1e-4,
+}  # where plain PyTorch happens to be exact; sums of 64 gates of -30 round at 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One computation: sizes, gate by name, and what is unusual about its inputs.
+
+    Attributes:
+        gates: "normal", or "extreme" (+-30), or "documents" (forget gates of -inf here and there).
+        states: an initial state in, and a gradient of the last state back.
+    """
+
+    gate: str = "exp"
+    T: int = 300
+    batch: int = 2
+    heads: int = 3
+    d_qk: int = 64
+    d_hv: int = 128
+    L: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    layout: str = "bhtd"
+    gates: str = "normal"
+    states: bool = False
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        sizes = f"{self.batch}x{self.heads}x{self.T}-{self.d_qk}-{self.d_hv}-L{self.L}"
+        return f"{self.gate}-{dtype}-{sizes}-{self.layout}-{self.gates}{'-states' * self.states}"
+
+
+def cases() -> list[Case]:
+    """Every value of every axis at least once, exp and sig throughout."""
+    both = ("exp", "sig")
+    found = [Case(gate=gate, states=states) for gate in GATES for states in (False, True)]
+    for gate, dtype in itertools.product(both, SLACK):
+        found += [
+            Case(gate=gate, dtype=dtype, d_qk=d_qk, d_hv=d_hv, states=True)
+            for d_qk, d_hv in ((16, 16), (48, 96), (128, 256), (256, 512), (192, 320), (320, 64), (512, 256))
+        ]
+        found += [
+            Case(gate=gate, dtype=dtype, T=T, L=L) for T, L in ((1, 16), (5, 64), (100, 16), (257, 48), (1000, 1024))
+        ]
+        found += [Case(gate=gate, dtype=dtype, gates=gates, L=128, T=515) for gates in ("extreme", "documents")]
+    for gate in both:
+        found += [
+            Case(gate=gate, L=L, T=2048 + 40, d_qk=128, d_hv=256, batch=1) for L in (32, 128, 192, 256, 512, 2048)
+        ]
+        found += [
+            Case(gate=gate, layout="bthd", states=True),
+            Case(gate=gate, batch=1, heads=1, T=5000, L=128, states=True),
+            Case(gate=gate, batch=1, heads=1, T=64, d_qk=1024, d_hv=1024),
+            Case(gate=gate, batch=1, heads=2, T=16384, L=256, d_qk=128, d_hv=256, gates="documents", states=True),
+        ]
+    return found
+
+
+def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+    """Inputs by name in the case's dtype and layout (gates and states float32), and output gradients."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    gate = GATES[case.gate]
+    B, H, T = case.batch, case.heads, case.T
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g, device="cuda")
+
+    def rows(d: int) -> Tensor:
+        x = normal(B, T, H, d).transpose(1, 2) if case.layout == "bthd" else normal(B, H, T, d)
+        return x.to(case.dtype)
+
+    f = 2 * normal(B, H, T) + 2
+    if case.gates == "extreme":
+        f = torch.where(normal(B, H, T) > 0, 30.0, -30.0)
+    if gate.forget == "log_decay":
+        f = -f.abs() / 4
+    if gate.forget == "fixed":
+        f = -torch.rand(H, generator=g, device="cuda") / 8
+    if case.gates == "documents":
+        f = torch.where(torch.rand(B, H, T, generator=g, device="cuda") < 0.02, float("-inf"), f)
+    i: Tensor | None = normal(B, H, T) * (10 if case.gates == "extreme" else 1)
+    if gate.input == "step":
+        i = i.abs() + 0.1
+    if gate.input == "none":
+        i = None
+    inputs: dict[str, Tensor | None] = {
+        "q": rows(case.d_qk),
+        "k": rows(case.d_qk),
+        "v": rows(case.d_hv),
+        "f": f,
+        "i": i,
+    }
+    grads = {"h": rows(case.d_hv)}
+    if case.states:
+        inputs["C"] = normal(B, H, case.d_qk, case.d_hv)
+        inputs["n"] = normal(B, H, case.d_qk) if gate.normalize else None
+        inputs["m"] = normal(B, H) if gate.stabilized else None
+        grads["C"] = normal(B, H, case.d_qk, case.d_hv) / 4
+        if gate.normalize:
+            grads["n"] = normal(B, H, case.d_qk) / 4
+    return inputs, grads
+
+
+def expected(
+    case: Case, inputs: dict[str, Tensor | None], grads: dict[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Outputs and gradients by autograd through the plain PyTorch chunkwise form, in float64 or in the working dtype."""
+    gate = GATES[case.gate]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x = {
+        name: None if value is None else value.detach().to(dtype if name in "qkv" else wide).requires_grad_(name != "m")
+        for name, value in inputs.items()
+    }
+    initial = State(x["C"], x["n"], x["m"]) if case.states else None  # type: ignore[arg-type]
+    h, last = reference.chunkwise(x["q"], x["k"], x["v"], x["f"], x["i"], initial, gate=gate, chunk_size=64)  # type: ignore[arg-type]
+    outputs = {"h": h, "C": last.C, "n": last.n}
+    torch.autograd.backward(
+        [outputs[name] for name in grads], [grad.to(outputs[name].dtype) for name, grad in grads.items()]
+    )  # type: ignore[misc]
+    found = {"h": h, **_true_state(last)}
+    for name, leaf in x.items():
+        if leaf is not None and name != "m":
+            found["d" + name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    return {name: value.detach() for name, value in found.items()}
+
+
+def computed(case: Case, inputs: dict[str, Tensor | None], grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same from the kernels, their outputs poisoned by what the allocator holds."""
+    gate = GATES[case.gate]
+    initial = State(inputs["C"], inputs["n"], inputs["m"]) if case.states else None  # type: ignore[arg-type]
+    arguments = (*(inputs[name] for name in ("q", "k", "v", "f", "i")), initial)
+    options = {"gate": gate, "scale": case.d_qk**-0.5, "chunk_size": case.L}
+    h, last, saved = chunkwise.forward(*arguments, **options)  # type: ignore[arg-type]
+    d_last = State(grads["C"], grads.get("n")) if case.states else None
+    gradients = chunkwise.backward(grads["h"], d_last, *arguments, saved, **options)  # type: ignore[arg-type]
+    found = {"h": h, **_true_state(last)}
+    names = ("q", "k", "v", "f", "i", "C", "n")
+    return found | {"d" + name: x for name, x in zip(names, gradients, strict=True) if x is not None}
+
+
+def errors(case: Case, seed: int = 0) -> dict[str, tuple[float, float]]:
+    """By name, the relative error of the kernels and of plain PyTorch in the same dtype; the kernels' is inf if not finite."""
+    inputs, grads = draw(case, seed)
+    truth = expected(case, inputs, grads, torch.float64)
+    plain = expected(case, inputs, grads, case.dtype)
+    ours = computed(case, inputs, grads)
+
+    def distance(x: Tensor, y: Tensor) -> float:
+        error = (x.double() - y).norm() / y.norm().clamp(min=1e-30)
+        return error.item() if torch.isfinite(x).all() else float("inf")
+
+    found = {name: (distance(ours[name], y), distance(plain[name], y)) for name, y in truth.items()}
+    if GATES[case.gate].forget == "sigmoid":
+        # The kernels' df is a sum of q.dq - k.dk (paper, B.3), which cancels digits that autograd keeps: plain PyTorch by that sum.
+        rows = (inputs["q"].double() * plain["dq"] - inputs["k"].double() * plain["dk"]).sum(-1)  # type: ignore[union-attr]
+        if case.states:
+            rows[..., -1] += (plain["C"] * grads["C"]).sum((-2, -1))
+        df = rows.flip(-1).cumsum(-1).flip(-1) * torch.sigmoid(-inputs["f"].double())  # type: ignore[union-attr]
+        found["df"] = (found["df"][0], max(found["df"][1], distance(df, truth["df"])))
+    return found
+
+
+def failures(case: Case, seed: int = 0) -> list[str]:
+    """What is more than twice as wrong as plain PyTorch in the same dtype."""
+    slack = SLACK[case.dtype]
+    return [
+        f"{name}: error {ours:.2e}, plain PyTorch {plain:.2e}"
+        for name, (ours, plain) in errors(case, seed).items()
+        if not ours <= 2 * plain + slack
+    ]
+
+
+def _true_state(state: State) -> dict[str, Tensor]:
+    """C and n as they are, not relative to m."""
+    scale = 1.0 if state.m is None else state.m.exp()[..., None]
+    found = {"C": state.C * (scale if state.m is None else scale[..., None])}  # type: ignore[index]
+    return found if state.n is None else found | {"n": state.n * scale}
+
+
+def main() -> int:
+    shard, of = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (0, 1)
+    bad = 0
+    for case in cases()[shard::of]:
+        try:
+            wrong = failures(case)
+        except Exception as error:
+            wrong = [f"{type(error).__name__}: {str(error)[:300]}"]
+        bad += bool(wrong)
+        print("FAIL" if wrong else "ok  ", case, *wrong, sep="  ", flush=True)
+    return min(bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
