@@ -88,7 +88,7 @@ def draw(
     `problem.seed` and the name. The distributions, `problem.inputs`:
 
     - "normal": every value from N(shift, 1), shift being 0 where none is given;
-    - "extreme": the same, but the gates "i" and "f" are -30 or 30 with equal chance: wide open or shut.
+    - "extreme": the same, but two in three of the gates "i" and "f" are shut, -30, or wide open, 30.
 
     Raises:
         InputError: `problem.inputs` is neither.
@@ -100,10 +100,9 @@ def draw(
     leaves = {}
     for name, shape in shapes.items():
         generator = torch.Generator(device).manual_seed(problem.seed * 2**32 + zlib.crc32(name.encode()))
-        values = torch.randn(tuple(shape), generator=generator, device=device)
+        values = torch.randn(tuple(shape), generator=generator, device=device) + (shift or {}).get(name, 0.0)
         if problem.inputs == "extreme" and name in ("i", "f"):
-            values = 30 * values.sign()
-        else:
-            values += (shift or {}).get(name, 0.0)
+            kinds = torch.randint(-1, 2, tuple(shape), generator=generator, device=device)
+            values = torch.where(kinds == 0, values, 30.0 * kinds)
         leaves[name] = values.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
     return leaves

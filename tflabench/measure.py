@@ -93,7 +93,7 @@ def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) 
     """Peak memory of one call, in a pass of its own.
 
     On CUDA the allocator's peak; on Linux CPUs the growth of the process's peak resident size, on top of `held_bytes`
-    (inputs and output gradient), which makes both count the same things.
+    (inputs and output gradient), so that both count the same things.
     """
     gc.collect()
     if device.type == "cuda":
@@ -217,8 +217,12 @@ class Clocks:
         if self._nvml is None:
             return
         nvml = self._nvml
-        self.sm_mhz.append(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM))
-        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+        try:
+            self.sm_mhz.append(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM))
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+        except nvml.NVMLError:  # this GPU does not tell
+            self._nvml = None
+            return
         self.reasons |= {name for name, bit in _throttle_bits(nvml).items() if bits & bit}
 
 

@@ -135,6 +135,17 @@ def failures(rows: Iterable[Row]) -> list[str]:
     return lines
 
 
+def grouped(files: Iterable[Path]) -> list[str]:
+    """Paths with those that differ in their ending only on one line: figures/memory-seq_len.{png,svg}."""
+    endings = defaultdict(list)
+    for path in files:
+        endings[path.with_suffix("")].append(path.suffix)
+    return [
+        f"{stem}{found[0]}" if len(found) == 1 else f"{stem}.{{{','.join(end.removeprefix('.') for end in found)}}}"
+        for stem, found in endings.items()
+    ]
+
+
 def ending(rows: Iterable[Row], files: Iterable[Path], redraw: str) -> RenderableType:
     """Everything a sweep says at its end; `redraw` is the command that draws its figures again."""
     rows = list(rows)
@@ -143,7 +154,7 @@ def ending(rows: Iterable[Row], files: Iterable[Path], redraw: str) -> Renderabl
     for title, lines in (
         ("", verdicts(rows)),
         (f"{ok} of {len(rows)} points measured", failures(rows)),
-        ("written", [str(path) for path in files]),
+        ("written", grouped(files)),
         ("draw again with", [redraw]),
     ):
         if title:

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -46,6 +46,22 @@ def main() -> None:
         worker.do(json.loads(line))
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A point that is built, has run once, and has been verified; `step` is what is timed."""
+
+    case: Case
+    output_grad: Tensor | None
+    step: Callable[[], object]
+    first_call_s: float
+    verdict: Verdict
+
+    @property
+    def held_bytes(self) -> int:
+        held = (*self.case.inputs.values(), *(() if self.output_grad is None else (self.output_grad,)))
+        return sum(tensor.nbytes for tensor in held)
+
+
 class Worker:
     """Runs jobs on one device and answers each through `answer`."""
 
@@ -56,6 +72,7 @@ class Worker:
     def start(self, plugins: list[str], memory_limit: int | None) -> None:
         """Import torch, register plugins, say what machine this is, cap the memory."""
         import torch
+    from torch import Tensor
 
         from tflabench import machine, registry
 
@@ -91,28 +108,28 @@ class Worker:
 
         rules = Protocol(**protocol)
         impl = registry.get(implementation)
-        case, step, first_call_s, verdict = self._prepare(impl, Problem(**problem), rules.verify_s)
+        ready = self._prepare(impl, Problem(**problem), rules.verify_s)
         row = {
             "package_version": package_version(impl.package),
-            "rel_error": verdict.rel_error,
-            "verified_steps": verdict.steps,
-            "details": case.details | {"errors": {error.name: error.error for error in verdict.errors}},
+            "rel_error": ready.verdict.rel_error,
+            "verified_steps": ready.verdict.steps,
+            "details": ready.case.details | {"errors": {error.name: error.error for error in ready.verdict.errors}},
         }
-        if verdict.reason:
-            return row | {"status": "wrong", "reason": verdict.reason}
+        if ready.verdict.reason:
+            return row | {"status": "wrong", "reason": ready.verdict.reason}
         clocks = Clocks(self.device)
-        with torch.set_grad_enabled(problem["pass_"] == "fwbw"):
+        with torch.set_grad_enabled(ready.output_grad is not None):
             self.answer({"stage": "timing"})
-            timing = time_calls(step, self.device, rules, clocks)
+            timing = time_calls(ready.step, self.device, rules, clocks)
             self.answer({"stage": "measuring memory"})
-            memory = memory_of(step, self.device, sum(tensor.nbytes for tensor in case.inputs.values()))
+            memory = memory_of(ready.step, self.device, ready.held_bytes)
         if clocks.reasons:
             row["details"]["throttle_reasons"] = sorted(clocks.reasons)
         return row | {
             "status": "ok",
             **asdict(timing),
             **asdict(memory),
-            "compile_s": max(0.0, first_call_s - timing.ms_median / 1e3),
+            "compile_s": max(0.0, ready.first_call_s - timing.ms_median / 1e3),
             "sm_clock_mhz": clocks.median_mhz,
             "throttled": clocks.throttled,
         }
@@ -121,7 +138,7 @@ class Worker:
         """The error table of a point: `status` "ok" or "wrong", and every error as `tflabench.verify.Error` has it."""
         from tflabench import registry
 
-        *_, verdict = self._prepare(registry.get(implementation), Problem(**problem), budget_s)
+        verdict = self._prepare(registry.get(implementation), Problem(**problem), budget_s).verdict
         return {
             "status": "wrong" if verdict.reason else "ok",
             "reason": verdict.reason,
@@ -136,9 +153,7 @@ class Worker:
         self.answer({"stage": "calibrating"})
         return {"status": "ok", "ceilings": measure_ceilings(self.device, dtypes, seconds)}
 
-    def _prepare(
-        self, impl: Implementation, problem: Problem, verify_s: float
-    ) -> tuple[Case, Callable[[], object], float, Verdict]:
+    def _prepare(self, impl: Implementation, problem: Problem, verify_s: float) -> _Ready:
         """Build the case, run it once (which compiles), and verify it."""
         import torch
 
@@ -167,7 +182,7 @@ class Worker:
                 torch.autograd.grad(output, leaves, output_grad)
 
         self.answer({"stage": "verifying"})
-        return case, step, first_call_s, verify(case, output_grad, verify_s)
+        return _Ready(case, output_grad, step, first_call_s, verify(case, output_grad, verify_s))
 
     def _synchronize(self) -> None:
         import torch
