@@ -178,8 +178,16 @@ def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 def _kernels_take(q: Tensor, v: Tensor) -> bool:
-    dims_fit = q.shape[-1] % 16 == 0 and v.shape[-1] % 16 == 0
-    return HAS_TRITON and q.is_cuda and q.dtype in KERNEL_DTYPES and dims_fit
+    """Whether "auto" looks for kernels: what all of them ask of tensors and device."""
+    if not (HAS_TRITON and q.is_cuda and q.dtype in KERNEL_DTYPES and _has_tensor_cores(q.device)):
+        return False
+    return all(d % 16 == 0 and d <= 1024 for d in (q.shape[-1], v.shape[-1]))
+
+
+@torch.compiler.assume_constant_result
+def _has_tensor_cores(device: torch.device) -> bool:
+    """Whether they multiply bfloat16: compute capability 8.0 and later."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _check_for_kernels(q: Tensor, v: Tensor, chunk_size: int, implementation: str) -> None:

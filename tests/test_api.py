@@ -99,7 +99,9 @@ def results(compute, x: dict, state: State | None, **options) -> dict[str, Tenso
     """Outputs and gradients of a loss in h, the last C and the last n, by name."""
     h, last = compute(**x, initial_state=state, return_last_state=True, **options)
     found = {"h": h, "last.C": last.C} | ({} if last.n is None else {"last.n": last.n})
-    loss = torch.stack([(y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() for y in found.values()]).sum()
+    loss = torch.stack(
+        [(y * torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)).sum() for y in found.values()]
+    ).sum()
     leaves = x | ({} if state is None else {n: t for n, t in zip("Cn", state, strict=False) if t is not None})
     grads = torch.autograd.grad(loss, list(leaves.values()))
     return found | {f"d{n}": g for n, g in zip(leaves, grads, strict=True)}
@@ -226,7 +228,8 @@ def test_compiles_to_a_full_graph(probe, implementation, gate):
 def test_triton_kernels_are_opaque_to_torch(implementation):
     """As the probe, on a short sequence: interpreted kernels are slow."""
     gate = MLSTM_EXP if implementation == "tfla_xl" else MLSTM_SIG
-    x = {n: t[:1, :, :20].detach().requires_grad_() for n, t in inputs(gate).items()}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
     key = api._setup_key(implementation, gate, torch.float32, None)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key))
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
