@@ -156,13 +156,19 @@ def _oracle(
 
 def _affordable_steps(case: Case, cut: _Cut, output_grad: Tensor | None, budget_s: float) -> int:
     """How many steps to compare: all, or as many as fit the budget if the oracle's cost grew with their square."""
-    steps = min(FIRST_STEPS, cut.seq_len)
-    while steps < cut.seq_len:
+
+    def seconds_for(steps: int) -> float:
         grad = None if output_grad is None else cut(output_grad, 0, 0, steps)
         start = time.perf_counter()
-        result = _oracle(case, cut, (0, 0), steps, grad, torch.float64)
-        float(result["forward"].flatten()[-1])  # waits for the device
-        seconds = 4 * (time.perf_counter() - start)  # two slices, each in two precisions
+        for result in _oracle(case, cut, (0, 0), steps, grad, torch.float64).values():
+            result.sum().item()  # waits for the device
+        return 4 * (time.perf_counter() - start)  # two slices, each in two precisions
+
+    steps = min(FIRST_STEPS, cut.seq_len)
+    if steps < cut.seq_len:
+        seconds_for(steps)  # the first call loads libraries
+    while steps < cut.seq_len:
+        seconds = seconds_for(steps)
         if seconds * (cut.seq_len / steps) ** 2 <= budget_s:
             return cut.seq_len
         if seconds * 4 > budget_s:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tflabench.adapter import Case, Implementation
     from tflabench.verify import Verdict
 
@@ -72,7 +74,6 @@ class Worker:
     def start(self, plugins: list[str], memory_limit: int | None) -> None:
         """Import torch, register plugins, say what machine this is, cap the memory."""
         import torch
-    from torch import Tensor
 
         from tflabench import machine, registry
 
