@@ -102,7 +102,7 @@ def chunkwise(
     implementation: str = "auto",
     config: Any = None,
 ) -> Any:
-    """h_t = scale C_t^T q_t of C_t = F_t C_{t-1} + I_t k_t v_t^T, normalised if the gate says so (TFLA paper, eqs. 1-9)
+    """h_t = scale C_t^T q_t of C_t = F_t C_{t-1} + I_t k_t v_t^T, normalised if the gate says so (paper, eqs. 1-9).
 
     Gradients flow from h and the last C and n to q, k, v, f, i and the initial C and n; the denominator of h and
     the stabiliser m count as constants (TFLA paper, B.3). NaN in an input reaches every output that depends on it.
@@ -121,7 +121,7 @@ def chunkwise(
         state_dtype: float32 or bfloat16: how the states between chunks lie in memory.
         implementation: "auto", "reference", "tfla_xl" or "tfla_limit". "auto" is the fastest kernel that takes these
             inputs, and the reference where there is none (CPU, float64, head dimensions that are no multiple of 16).
-        config: for experts, the tuning parameters of the implementation, as one frozen object (kernels/types.py).
+        config: for experts, the tuning parameters of the implementation, one frozen object (`tfla.config.TileConfig`).
 
     Returns:
         h of the shape of v and the dtype of q, or (h, State) with `return_last_state`.
@@ -152,7 +152,7 @@ def chunkwise(
     with torch.autocast(q.device.type, enabled=False):
         if implementation == "reference":
             h, last = reference.chunkwise(
-                *(q, k, v, f, i, initial_state),  # type: ignore[arg-type]
+                *(q, k, v, f, i, initial_state),
                 gate=gate,
                 scale=scale,
                 chunk_size=L or _REFERENCE_CHUNK_SIZE,

@@ -14,6 +14,7 @@ BY_NAME = {impl.name: impl for impl in IMPLEMENTATIONS}
 SEQUENCE = Problem(batch=2, heads=2, seq_len=40, d_qk=16, d_hv=32, dtype="float32", pass_="fwbw")
 STEP = SEQUENCE.with_(seq_len=1, pass_="decode")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 
 
 def test_names_follow_one_pattern():

@@ -20,6 +20,7 @@ from tflabench.kernels.step import mlstm_exp_step, mlstm_sig_step, step
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State, zero_state
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 B, H, T, D_QK, D_HV = 2, 2, 5, 24, 40
 GATES = {
