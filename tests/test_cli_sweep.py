@@ -151,6 +151,18 @@ def test_json_goes_to_stdout_alone_and_no_resume_measures_again():
     assert (row["pass"], row["protocol"], row["warmup"] >= 10, row["samples"]) == ("fw", "paper", True, 30)
 
 
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
+def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
+    done = run("sweep", "--impl", "sdpa,reference_sig", *TINY, "-a", "chunk_size=16")
+    first, *_ = done.stderr.splitlines()
+    assert first.startswith("No NVIDIA GPU here: running preset quick on the CPU")
+    (folder,) = Path("results").glob("*/quick")
+    assert set(read_rows(folder)["status"]) == {"ok"}
+    assert list((folder / "figures").glob("roofline*.png"))
+    assert "times faster than" in done.stdout
+    assert f"tflabench plot {folder}" in done.stdout
+
+
 def test_dry_run_measures_nothing(invoke):
     code, out, err = invoke(*SWEEP, "--dry-run", "--impl", "fine,sdpa_flash,sdpa", "-a", "seq_len=64,128")
     assert (code, err) == (0, "")

@@ -88,9 +88,16 @@ def test_a_later_layer_replaces_what_it_contradicts():
 @pytest.mark.parametrize("name", sweep.preset_names())
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_preset_plans_each_point_once(name, device):
-    points = plan(sweep.load_preset(name), {}, ["reference_sig", "sdpa"], device)
+    points = plan(sweep.load_preset(name), {}, ["step_sig"] if name == "decode" else ["reference_sig", "sdpa"], device)
     assert len({point.id for point in points}) == len(points) > 0
     assert all(point.problem.chunk_size is None for point in points if not point.implementation.chunked)
+
+
+@pytest.mark.parametrize("name", sweep.preset_names())
+def test_no_preset_asks_an_implementation_for_the_wrong_pass(name):
+    """A point may be refused for its size or a missing package, but sequences and single steps do not mix."""
+    points = plan(sweep.load_preset(name), {}, None, "cuda")
+    assert {point.implementation.name.startswith("step_") for point in points} == {name == "decode"}
 
 
 def test_paper_fig4_has_the_papers_settings():
