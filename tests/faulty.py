@@ -42,6 +42,12 @@ def hoard(inputs: Mapping[str, Tensor]) -> Tensor:
         kept.append(torch.ones(1 << 24))
 
 
+def break_the_device(inputs: Mapping[str, Tensor]) -> Tensor:
+    """On CUDA an assertion in a kernel: the context is unusable from then on. (On the CPU an IndexError.)"""
+    beyond = torch.full((1,), 1 << 20, device=inputs["v"].device)
+    return running_sum(inputs) + inputs["v"].flatten()[beyond]
+
+
 def leave_last_step_unwritten(inputs: Mapping[str, Tensor]) -> Tensor:
     right = running_sum(inputs)
     output = torch.empty_like(right)
@@ -85,6 +91,7 @@ IMPLEMENTATIONS = (
     _implementation("raises", fail),
     _implementation("returns_nan", not_a_number),
     _implementation("hoards", hoard),
+    _implementation("breaks_device", break_the_device),
     _implementation("unwritten", leave_last_step_unwritten),
     _implementation("one_bad_step", spoil_one_step),
     _implementation("bad_gradient", spoil_gradient),

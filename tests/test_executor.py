@@ -32,6 +32,7 @@ def measure(executor: LocalExecutor, name: str, timeout_s: float = 60.0) -> dict
     [
         ("fine", "ok", None),
         ("aborts", "crashed", "SIGABRT) while compiling and running for the first time: LLVM ERROR: no registers left"),
+        ("breaks_device", "error", "IndexError"),
         ("raises", "error", "ValueError: this size is not for me"),
         ("returns_nan", "wrong", "forward is off by nan"),
         ("bad_gradient", "wrong", "dv is off by 0.1"),
@@ -53,6 +54,18 @@ def test_a_hang_ends_with_the_timeout_and_the_next_job_runs(executor):
     assert result["status"] == "timeout"
     assert "within 2 s, while compiling and running for the first time" in result["reason"]
     assert measure(executor, "fine")["status"] == "ok"
+
+
+@pytest.mark.gpu
+def test_a_broken_cuda_context_costs_one_result():
+    with LocalExecutor("cuda", [PLUGIN]) as executor:
+        assert measure(executor, "fine")["timer"] == "cuda_events"
+        broken = measure(executor, "breaks_device")
+        assert broken["status"] == "error"
+        assert "device-side assert" in broken["reason"]
+        assert measure(executor, "aborts")["status"] == "crashed"
+        assert measure(executor, "hangs", timeout_s=5.0)["status"] == "timeout"
+        assert measure(executor, "fine")["status"] == "ok"
 
 
 def test_a_result_has_everything_that_is_measured(executor):

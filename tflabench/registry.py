@@ -21,9 +21,9 @@ _plugged: list[Implementation] = []
 @cache
 def _bundled() -> tuple[Implementation, ...]:
     from tflabench import bundled
-    from tflabench.baselines import sdpa
+    from tflabench.baselines import nxai, sdpa
 
-    return (*bundled.IMPLEMENTATIONS, *sdpa.IMPLEMENTATIONS)
+    return (*bundled.IMPLEMENTATIONS, *nxai.IMPLEMENTATIONS, *sdpa.IMPLEMENTATIONS)
 
 
 def implementations() -> tuple[Implementation, ...]:
