@@ -8,14 +8,8 @@ from functools import cache
 import torch
 import triton
 
-SHARED_MEMORY = {
-    80: 166_912,
-    86: 101_376,
-    89: 101_376,
-    90: 232_448,
-    100: 232_448,
-    120: 101_376,
-}  # bytes a program can use
+SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes a program can use, by architecture
+SMALLEST_SHARED_MEMORY = 101_376
 
 
 @dataclass(frozen=True)
@@ -28,6 +22,7 @@ class Tiles:
         inner: block of the dimension summed in x . y.
         outer: block of the dimension of the output.
         warps, stages: warps a program, tiles in flight.
+        narrow: block of the inner dimension in the product with the state, whose weighted x passes through registers.
     """
 
     rows: int
@@ -36,6 +31,7 @@ class Tiles:
     outer: int
     warps: int
     stages: int
+    narrow: int = 64
 
 
 @dataclass(frozen=True)
@@ -97,28 +93,38 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architecture: int) -> Tiles:
-    rows = largest_tile(chunk_size, 128)
+    """The first of the tilings below, the best first (MEASURED.md), that fits the chunk and the shared memory."""
+    tile = largest_tile(chunk_size, 128)
+    whole = max(16, triton.next_power_of_2(d_in))
+    limit = SHARED_MEMORY.get(architecture, SMALLEST_SHARED_MEMORY)
     if size == 4:  # IEEE float32 has no tensor cores: operands live in registers
-        rows = min(rows, 32)
+        rows = min(tile, 32)
         return Tiles(rows, rows, _block(d_in, 32), _block(d_out, 64), warps=4, stages=1)
-    hopper = architecture >= 90
-    rows = min(rows, 128 if hopper else 64)
-    outer = _block(d_out, 256 if hopper else 128)
-    limit = SHARED_MEMORY.get(architecture, 101_376)
-    for cols, stages, widest in (
-        (64, 3, 512),
-        (64, 2, 512),
-        (32, 2, 512),
-        (32, 2, 256),
-        (32, 2, 128),
-        (32, 2, 64),
-        (32, 1, 64),
-        (16, 1, 64),
-    ):
-        cols, inner = min(cols, rows), _block(d_in, widest)
+    if architecture >= 90:
+        outer = _block(d_out, 256)
+        options = [  # rows, cols, inner, stages, bytes
+            (64, 64, whole, 2, limit // 2 - 1024),  # two programs a multiprocessor hide each other's latencies
+            (64, 32, whole, 3, limit // 2 - 1024),
+            (128, 64, whole, 2, limit),
+            *([(128, 32, whole, 2, limit)] if chunk_size >= 1024 else []),
+            (128, 64, _block(d_in, 128), 3, limit),
+            (64, 32, _block(d_in, 64), 2, limit),
+        ]
+    else:
+        outer = _block(d_out, 128)
+        options = [
+            (64, 64, whole, 3, limit // 2 - 1024),
+            (64, 64, whole, 2, limit),
+            (64, 32, whole, 2, limit),
+            (64, 32, _block(d_in, 128), 2, limit),
+            (64, 32, _block(d_in, 64), 1, limit),
+        ]
+    for rows, cols, inner, stages, most in options:
+        rows = min(rows, tile)
+        cols = min(cols, rows)
         loop = rows * inner + stages * cols * (inner + outer)
-        inter = (rows + outer) * inner
-        if size * max(loop, inter) + 4096 <= limit:
+        state = (rows + outer) * min(inner, 64)
+        if size * max(loop, state) <= most:
             return Tiles(rows, cols, inner, outer, warps=8 if rows == 128 else 4, stages=stages)
     raise AssertionError(f"no tiling of d_in={d_in}, d_out={d_out} fits {limit} bytes of shared memory")
 
@@ -127,8 +133,9 @@ def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture:
     rows = largest_tile(chunk_size, 64)
     if size == 4:
         return StateTiles(min(rows, 32), _block(d_qk, 32), _block(d_hv, 64), warps=4, stages=1)
-    side = 128 if architecture >= 90 else 64
-    return StateTiles(rows, _block(d_qk, side), _block(d_hv, side), warps=8 if architecture >= 90 else 4, stages=3)
+    if architecture < 90:
+        return StateTiles(rows, _block(d_qk, 64), _block(d_hv, 64), warps=4, stages=2)
+    return StateTiles(rows, _block(d_qk, 64), _block(d_hv, 128), warps=4, stages=3)
 
 
 def largest_tile(chunk_size: int, limit: int) -> int:

@@ -26,9 +26,6 @@ from .config import Tiles
 from .plan import Plan
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
-NARROW = 64  # block of the dimension summed in x . S, whose weighted x passes through registers
-
-
 @triton.jit
 def _scores(
     x_tile, x_tiles, y_tiles, b, h, row, col, d_in,
@@ -109,6 +106,9 @@ def parallel_outputs(
     row_weight = tl.exp(tl.load(row_log + row_offset + r))
     acc = tl.zeros([ROWS, OUT], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
+    query_weight = tl.full([ROWS], 1.0, tl.float32) * scale
+    if HAS_DENOMINATOR and not REVERSE:
+        query_weight *= tl.load(inverse_denominator + t_offset + r, mask=inside, other=0.0)
     far = 0.0  # log gate of the tiles passed since the diagonal
     for j in range(count):
         tile = first_tile + step * j
@@ -116,11 +116,16 @@ def parallel_outputs(
         c = tl.arange(0, COLS)
         col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c) + far)
         g_tile = tl.load(g + tile_offset + tile)
-        query_weight = tl.full([COLS], 1.0, tl.float32) * scale
-        if HAS_DENOMINATOR and REVERSE:
-            query_weight *= tl.load(inverse_denominator + bh64 * T + col + c, mask=col + c < T, other=0.0)
         s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
-        s *= query_weight[None, :]  # here: Triton 3.6 cannot compile a product whose first use is in a branch
+        # The query's factor comes first, so that dQ and dK round the same numbers and q.dq - k.dk cancels what it should
+        # (and Triton 3.6 cannot compile a product whose first use is in a branch).
+        if REVERSE:
+            col_query_weight = tl.full([COLS], 1.0, tl.float32) * scale
+            if HAS_DENOMINATOR:
+                col_query_weight *= tl.load(inverse_denominator + bh64 * T + col + c, mask=col + c < T, other=0.0)
+            s *= col_query_weight[None, :]
+        else:
+            s *= query_weight[:, None]
         if (col >= row) & (col < row + ROWS):
             # On the diagonal the weight is exp(b_i - b_j + log i_j), for keys j <= i with no boundary in between.
             c_row = col - row + c
@@ -149,7 +154,7 @@ def parallel_outputs(
         if chunk != edge:
             weight = row_weight * tl.exp(far)
             if not REVERSE:
-                weight *= scale  # dC has it already
+                weight *= query_weight  # dC has it already
             state = bh * chunks + chunk
             if ROW_DOTS:
                 state_tiles = open_matrices(states, batch * heads * chunks, d_out, d_in, OUT, NARROW, TMA)
@@ -183,8 +188,6 @@ def parallel_outputs(
             tl.store(inverse_denominator + t_offset + r, inverse, mask=inside)
     elif RESCALE:
         acc *= tl.exp(tl.load(m + t_offset + r, mask=inside, other=0.0))[:, None]
-    elif HAS_DENOMINATOR and not REVERSE:
-        acc *= tl.load(inverse_denominator + t_offset + r, mask=inside, other=0.0)[:, None]
     if ROW_DOTS:
         probe_tiles = open_rows(probe, probe_b, probe_h, probe_t, batch, heads, T, d_out, ROWS, OUT, TMA)
         partner = probe_tiles.load([b, h, row, column]).reshape(ROWS, OUT).to(tl.float32)
@@ -225,7 +228,7 @@ def launch(
     def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[object, ...]:
         return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, plan.tma)
 
-    narrow = min(tiles.inner, NARROW)
+    narrow = min(tiles.inner, tiles.narrow)
     state_block = (narrow, tiles.outer) if probe is None else (tiles.outer, narrow)
     parallel_outputs[(batch * heads * triton.cdiv(T, tiles.rows) * blocks,)](
         *rows_of(x, tiles.rows, tiles.inner),

@@ -61,12 +61,13 @@ def chunk_states(
     if CROSSING:
         other_tiles = open_matrices(other, batch * heads * chunks, d_u, d_v, U, V, TMA)
     acc = tl.zeros([U, V], tl.float32)
-    n = tl.zeros([U], tl.float32)
+    n_rows = tl.zeros([ROWS, U], tl.float32)  # n before it is summed over the rows of tiles, which can wait
     if HAS_INITIAL:
         initial_tiles = open_matrices(initial, batch * heads * segments, d_u, d_v, U, V, TMA)
         acc = initial_tiles.load([segment_row, u_start, v_start]).reshape(U, V)
         if NORMALIZE:
             n = tl.load(n_initial + segment_row.to(tl.int64) * d_u + u_offset, mask=u_offset < d_u, other=0.0)
+            n_rows = tl.where((row == 0)[:, None], n[None, :], 0.0)
     total = 0.0
     for j in range(count):
         tile = first + count - 1 - j if REVERSE else first + j
@@ -85,7 +86,7 @@ def chunk_states(
                 state_tiles.store([matrix, u_start, v_start], acc.to(state_tiles.dtype).reshape(1, U, V))
                 if NORMALIZE:
                     if v_start == 0:
-                        tl.store(n_states + matrix.to(tl.int64) * d_u + u_offset, n, mask=u_offset < d_u)
+                        tl.store(n_states + matrix.to(tl.int64) * d_u + u_offset, tl.sum(n_rows, 0), mask=u_offset < d_u)
         t = tile * ROWS
         weight = tl.exp(tl.load(row_log + (bh64 * tiles + tile) * ROWS + row))
         if REVERSE:
@@ -99,7 +100,7 @@ def chunk_states(
         v_tile = v_tiles.load([b, h, t, v_start]).reshape(ROWS, V)
         weighted = u_tile.to(tl.float32) * weight[:, None]
         if NORMALIZE:
-            n = n * keep + tl.sum(weighted, 0)
+            n_rows = n_rows * keep + weighted
         acc = tl.dot(weighted.to(u_tile.dtype).T, v_tile, acc * keep, input_precision=PRECISION)
 
     if STORE_ENDS:
@@ -109,7 +110,7 @@ def chunk_states(
             tl.store(segment_g + segment_row, total)
         if NORMALIZE:
             if v_start == 0:
-                tl.store(n_ends + segment_row.to(tl.int64) * d_u + u_offset, n, mask=u_offset < d_u)
+                tl.store(n_ends + segment_row.to(tl.int64) * d_u + u_offset, tl.sum(n_rows, 0), mask=u_offset < d_u)
 
 
 @triton.jit

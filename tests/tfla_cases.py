@@ -1,6 +1,7 @@
-"""What the TFLA kernels are held against on a GPU: shapes, gates, layouts and dtypes, and how one of them is checked.
+"""What the TFLA kernels are held against: shapes, gates, layouts and dtypes, and how one of them is checked.
 
-`python tests/gpu/tfla_matrix.py [SHARD OF]` prints one line a case and exits with 1 if any fails; pytest runs the same cases.
+`python tests/tfla_cases.py [SHARD OF]` runs the GPU's cases, one line each, and exits with 1 if any fails; pytest runs
+the same on a GPU (gpu/test_tfla_gpu.py), and smaller ones in Triton's interpreter (test_tfla.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from tflabench.kernels import reference
 from tflabench.kernels.tfla import chunkwise
+from tflabench.kernels.tfla.config import TileConfig
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
 GATES = {
@@ -24,11 +26,14 @@ GATES = {
     "exp_bare": Gate("sigmoid", "exp"),
     "sig_normalized": Gate("sigmoid", "sigmoid", normalize=True),
 }
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLACK = {
     torch.float32: 3e-5,
     torch.bfloat16: 5e-4,
     torch.float16: 1e-4,
 }  # where plain PyTorch happens to be exact; sums of 64 gates of -30 round at 1e-5
+
+FLOOR = 1e-3  # of a norm: the gradient of a forget gate that nothing passes is 0
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,12 @@ def cases() -> list[Case]:
 
 def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
     """Inputs by name in the case's dtype and layout (gates and states float32), and output gradients."""
-    g = torch.Generator("cuda").manual_seed(seed)
+    g = torch.Generator(DEVICE).manual_seed(seed)
     gate = GATES[case.gate]
     B, H, T = case.batch, case.heads, case.T
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=g, device="cuda")
+        return torch.randn(shape, generator=g, device=DEVICE)
 
     def rows(d: int) -> Tensor:
         x = normal(B, T, H, d).transpose(1, 2) if case.layout == "bthd" else normal(B, H, T, d)
@@ -103,9 +108,9 @@ def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str,
     if gate.forget == "log_decay":
         f = -f.abs() / 4
     if gate.forget == "fixed":
-        f = -torch.rand(H, generator=g, device="cuda") / 8
+        f = -torch.rand(H, generator=g, device=DEVICE) / 8
     if case.gates == "documents":
-        f = torch.where(torch.rand(B, H, T, generator=g, device="cuda") < 0.02, float("-inf"), f)
+        f = torch.where(torch.rand(B, H, T, generator=g, device=DEVICE) < 0.02, float("-inf"), f)
     i: Tensor | None = normal(B, H, T) * (10 if case.gates == "extreme" else 1)
     if gate.input == "step":
         i = i.abs() + 0.1
@@ -152,12 +157,14 @@ def expected(
     return {name: value.detach() for name, value in found.items()}
 
 
-def computed(case: Case, inputs: dict[str, Tensor | None], grads: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same from the kernels, their outputs poisoned by what the allocator holds."""
+def computed(
+    case: Case, inputs: dict[str, Tensor | None], grads: dict[str, Tensor], config: TileConfig | None = None
+) -> dict[str, Tensor]:
+    """The same from the kernels."""
     gate = GATES[case.gate]
     initial = State(inputs["C"], inputs["n"], inputs["m"]) if case.states else None  # type: ignore[arg-type]
     arguments = (*(inputs[name] for name in ("q", "k", "v", "f", "i")), initial)
-    options = {"gate": gate, "scale": case.d_qk**-0.5, "chunk_size": case.L}
+    options = {"gate": gate, "scale": case.d_qk**-0.5, "chunk_size": case.L, "config": config}
     h, last, saved = chunkwise.forward(*arguments, **options)  # type: ignore[arg-type]
     d_last = State(grads["C"], grads.get("n")) if case.states else None
     gradients = chunkwise.backward(grads["h"], d_last, *arguments, saved, **options)  # type: ignore[arg-type]
@@ -174,17 +181,19 @@ def errors(case: Case, seed: int = 0) -> dict[str, tuple[float, float]]:
     ours = computed(case, inputs, grads)
 
     def distance(x: Tensor, y: Tensor) -> float:
-        error = (x.double() - y).norm() / y.norm().clamp(min=1e-30)
+        error = (x.double() - y).norm() / y.norm().clamp(min=FLOOR)
         return error.item() if torch.isfinite(x).all() else float("inf")
 
     found = {name: (distance(ours[name], y), distance(plain[name], y)) for name, y in truth.items()}
-    if GATES[case.gate].forget == "sigmoid":
-        # The kernels' df is a sum of q.dq - k.dk (paper, B.3), which cancels digits that autograd keeps: plain PyTorch by that sum.
-        rows = (inputs["q"].double() * plain["dq"] - inputs["k"].double() * plain["dk"]).sum(-1)  # type: ignore[union-attr]
-        if case.states:
-            rows[..., -1] += (plain["C"] * grads["C"]).sum((-2, -1))
-        df = rows.flip(-1).cumsum(-1).flip(-1) * torch.sigmoid(-inputs["f"].double())  # type: ignore[union-attr]
-        found["df"] = (found["df"][0], max(found["df"][1], distance(df, truth["df"])))
+    # The kernels' df is a sum of q.dq - k.dk (paper, B.3), which cancels digits that autograd keeps: plain PyTorch by that sum.
+    q, k, f = (inputs[name].double() for name in "qkf")  # type: ignore[union-attr]
+    df = (q * plain["dq"] - k * plain["dk"]).sum(-1)
+    if case.states:
+        df[..., -1] += (plain["C"] * grads["C"]).sum((-2, -1))
+    df = df.flip(-1).cumsum(-1).flip(-1)
+    forget = GATES[case.gate].forget
+    df = df.sum((0, 2)) if forget == "fixed" else df * torch.sigmoid(-f) if forget == "sigmoid" else df
+    found["df"] = (found["df"][0], max(found["df"][1], distance(df, truth["df"])))
     return found
 
 

@@ -1,0 +1,126 @@
+"""Compiles what the TFLA launchers would launch on sm_80 and sm_90, without a GPU; prints what the kernels use as JSON.
+
+The launchers run on tensors without memory, each launch is caught and its arguments are typed as Triton's own
+binder types them: so it is the heuristic's configurations that are compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tflabench.kernels.tfla import chunkwise, config
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
+
+ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
+CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype
+    (80, 128, 256, 64, MLSTM_EXP, torch.bfloat16),
+    (90, 128, 256, 256, MLSTM_SIG, torch.bfloat16),
+    (90, 256, 512, 256, MLSTM_EXP, torch.float16),
+    (90, 48, 64, 128, MLSTM_SIG, torch.float32),
+]
+
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: int) -> list[Launch]:
+    """Every launch of forward and backward, with an initial state and a gradient of the last."""
+    caught: list[Launch] = []
+    run, architecture = JITFunction.run, config.architecture
+    JITFunction.run = lambda self, *args, grid, warmup, **named: caught.append((self, args, named))  # type: ignore[method-assign]
+    config.architecture = lambda device: sm
+    try:
+        B, H, T = 2, 16, 4096
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        q, k, v = (empty(B, H, T, d, dtype=dtype) for d in (d_qk, d_qk, d_hv))
+        n = empty(B, H, d_qk) if gate.normalize else None
+        initial = State(empty(B, H, d_qk, d_hv), n, empty(B, H) if gate.stabilized else None)
+        inputs = (q, k, v, empty(B, H, T), empty(B, H, T), initial)
+        options: dict[str, Any] = {"gate": gate, "scale": 0.1, "chunk_size": L}
+        h, last, saved = chunkwise.forward(*inputs, **options)
+        chunkwise.backward(h, last, *inputs, saved, **options)
+    finally:
+        JITFunction.run, config.architecture = run, architecture  # type: ignore[method-assign]
+    return caught
+
+
+def source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
+    """What Triton would compile for a launch, and its options."""
+    kernel, args, named = launch
+    values = dict(zip(kernel.arg_names, args, strict=False))
+    values |= {name: value for name, value in named.items() if name in kernel.arg_names}
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[Any, Any] = {}
+    for position, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, TensorDescriptor):
+            block = ", ".join(map(str, value.block_shape))
+            signature[parameter.name] = f"tensordesc<{ELEMENTS[value.base.dtype]}[{block}]>"
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            tensor = isinstance(value, torch.Tensor)
+            wide = "i32" if tensor or abs(value) < 2**31 else "i64"
+            signature[parameter.name] = f"*{ELEMENTS[value.dtype]}" if tensor else wide
+            if tensor or value % 16 == 0:
+                attributes[(position,)] = [["tt.divisibility", 16]]
+    options = {name: value for name, value in named.items() if name not in kernel.arg_names}
+    return ASTSource(kernel, signature, constants, attributes), options
+
+
+def compiled(launch: Launch, sm: int) -> dict[str, Any]:
+    """Registers, spills, shared memory and the assembler's warnings about serialised wgmma."""
+    code, options = source(launch)
+    done: Any = triton.compile(code, target=GPUTarget("cuda", sm, 32), options=options)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
+        ptx.write(done.asm["ptx"])
+        ptx.flush()
+        command = [get_ptxas(sm).path, "-v", f"-arch=sm_{sm}{'a' if sm == 90 else ''}", ptx.name, "-o", "/dev/null"]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "kernel": launch[0].__name__,
+        "sm": sm,
+        "tiles": {name: value for name, value in launch[2].items() if name in ("ROWS", "COLS", "IN", "OUT", "U", "V")},
+        "registers": max(map(int, re.findall(r"Used (\d+) registers", log))),
+        "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
+        "shared_bytes": done.metadata.shared,
+        "warnings": re.findall(r"C75\d\d", log),
+        "wgmma": "wgmma.mma_async" in done.asm["ptx"],
+        "tma": "cp.async.bulk.tensor" in done.asm["ptx"],
+        "wide_loads": bool(re.search(r"cp\.async\.cg\.shared|ld\.global\.v4", done.asm["ptx"])),
+    }
+
+
+def main() -> None:
+    """Every distinct kernel of every case, for sm_80 and sm_90."""
+    rows: dict[str, dict[str, Any]] = {}
+    for sm, *case in CASES:
+        for launch in launches(*case, sm=sm):
+            code, options = source(launch)
+            key = hashlib.sha256(f"{code.hash()}{sorted(options.items())}{sm}".encode()).hexdigest()
+            if key not in rows:
+                rows[key] = compiled(launch, sm) | {"dtype": str(case[-1]).removeprefix("torch.")}
+    json.dump({"triton": triton.__version__, "kernels": list(rows.values())}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The TFLA kernels compile for Ampere and Hopper, on the newest and the oldest Triton supported, within the chips' means."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
+SHARED_BYTES = {80: 166_912, 90: 232_448}
+SPILLED_BYTES = {80: 256, 90: 128}  # stores and loads; a tile row or two, outside the loop
+
+
+@pytest.fixture(scope="module", params=["installed", "oldest"])
+def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each kernel uses, compiled in a process of its own (this one interprets)."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if request.param == "oldest":
+        old = ROOT / OLD_TRITON
+        if not (old / "triton").is_dir():
+            pytest.skip(f"no Triton in {old}: `make test` puts the oldest supported there")
+        environment["PYTHONPATH"] = str(old)
+    command = [sys.executable, "-P", str(ROOT / "tests" / "compile_tfla.py")]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert (request.param == "oldest") == (found["triton"] == "3.6.0")
+    return found["kernels"]
+
+
+def test_kernels_fit_the_chip(kernels: list[dict[str, Any]]) -> None:
+    names = {kernel["kernel"] for kernel in kernels}
+    assert {"parallel_outputs", "chunk_states", "join_segments"} <= names
+    for kernel in kernels:
+        assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["sm"]], kernel
+        assert kernel["spilled_bytes"] <= SPILLED_BYTES[kernel["sm"]], kernel
+
+
+def test_hopper_uses_its_own_instructions(kernels: list[dict[str, Any]]) -> None:
+    """TMA everywhere, and asynchronous wgmma (no C75xx: the assembler serialises them then) but in true float32, which has no tensor cores."""
+    tiled = [k for k in kernels if k["sm"] == 90 and k["kernel"] in ("parallel_outputs", "chunk_states")]
+    assert tiled
+    for kernel in tiled:
+        assert kernel["tma"], kernel
+        assert kernel["wgmma"] == (kernel["dtype"] != "float32"), kernel
+        assert not kernel["warnings"], kernel
+
+
+def test_ampere_loads_sixteen_bytes(kernels: list[dict[str, Any]]) -> None:
+    tiled = [k for k in kernels if k["sm"] == 80 and k["kernel"] in ("parallel_outputs", "chunk_states")]
+    assert tiled
+    for kernel in tiled:
+        assert not kernel["tma"], kernel
+        assert kernel["wide_loads"], kernel

@@ -1,0 +1,153 @@
+"""The TFLA kernels in Triton's interpreter against float64, every output and gradient by name, at small ragged shapes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tflabench.kernels.gates import log_gates, tile_gates
+from tflabench.kernels.tfla import chunkwise
+from tflabench.kernels.tfla.config import TileConfig
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, State
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tfla_cases import DEVICE, GATES, SLACK, Case, computed, draw, errors, failures
+
+SMALL = Case(T=43, batch=1, heads=2, d_qk=16, d_hv=32, L=16, dtype=torch.float32)
+
+
+def small(**changes: object) -> Case:
+    return Case(**{**SMALL.__dict__, **changes})  # type: ignore[arg-type]
+
+
+CASES = [
+    *(small(gate=gate, states=True) for gate in GATES),
+    small(gate="exp", layout="bthd"),
+    *(small(gate=gate, T=T, L=L) for gate in ("exp", "sig") for T, L in ((1, 16), (5, 64), (50, 48), (70, 64))),
+    *(small(gate=gate, d_qk=d_qk, d_hv=d_hv) for gate, d_qk, d_hv in (("exp", 48, 16), ("sig", 16, 80), ("exp", 96, 96))),
+    *(small(gate=gate, gates=gates) for gate in ("exp", "sig") for gates in ("extreme", "documents")),
+    small(gate="exp", dtype=torch.bfloat16, L=32, T=70, states=True),
+    small(gate="sig", dtype=torch.float16, L=32, T=70),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_every_gradient(case: Case) -> None:
+    assert failures(case) == []
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+def test_values_are_right_and_not_only_as_wrong_as_plain_pytorch(gate: str) -> None:
+    found = errors(small(gate=gate, states=True))
+    assert {"h", "C", "dq", "dk", "dv", "df", "di", "dC"} <= found.keys()
+    for name, (ours, _) in found.items():
+        assert ours < 1e-5, name
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+def test_a_sequence_in_segments_is_the_sequence(gate: str) -> None:
+    """Where programs are few the state walk is cut into segments: forward and backward, with states in and out."""
+    case = small(gate=gate, T=90, states=True)
+    inputs, grads = draw(case)
+    whole = computed(case, inputs, grads)
+    config = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
+    for programs in (1, 10_000):
+        cut = TileConfig(**{**config.__dict__, "programs": programs})
+        for name, x in computed(case, inputs, grads, config=cut).items():
+            torch.testing.assert_close(x, whole[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+def test_kept_states_change_nothing(gate: str) -> None:
+    case = small(gate=gate)
+    inputs, grads = draw(case)
+    config = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
+    keeping = TileConfig(**{**config.__dict__, "keep_states": True})
+    for name, x in computed(case, inputs, grads, config=keeping).items():
+        assert torch.equal(x, computed(case, inputs, grads)[name]), name
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+def test_nothing_leaks_across_a_document_boundary(gate: str) -> None:
+    """What follows a forget gate of -inf depends on nothing before it, bit for bit, and gradients do not cross it either."""
+    case, cut = small(gate=gate, T=40), 21
+    inputs, grads = draw(case)
+    inputs["f"][:, :, cut] = float("-inf")  # type: ignore[index]
+    one = computed(case, inputs, grads)
+    changed = {name: None if x is None else x.clone() for name, x in inputs.items()}
+    for name in ("q", "k", "v"):
+        changed[name][:, :, :cut] = 100 * changed[name][:, :, :cut].flip(2)  # type: ignore[index]
+    other = computed(case, changed, grads)
+    for name in ("h", "dq", "dk", "dv", "df", "di"):
+        assert torch.equal(one[name][:, :, cut:], other[name][:, :, cut:]), name
+        assert not torch.equal(one[name][:, :, :cut], other[name][:, :, :cut]), name
+    assert not one["df"][:, :, cut].any()
+
+
+@pytest.mark.parametrize("T", [1, 70, 1500])
+def test_the_stabiliser_scan_is_the_recurrence(T: int) -> None:
+    """m_t = max(log f_t + m_{t-1}, log i_t) over several blocks, and both stabilised gates at most 0."""
+    torch.manual_seed(0)
+    f, i = torch.randn(1, 2, T, device=DEVICE) * 4, torch.randn(1, 2, T, device=DEVICE) * 10
+    m_0 = torch.randn(1, 2, device=DEVICE)
+    gates = log_gates(f, i, MLSTM_EXP, (1, 2, T), m_0)
+    m = m_0.double()
+    for t in range(T):
+        m = torch.maximum(torch.nn.functional.logsigmoid(f[..., t].double()) + m, i[..., t].double())
+        assert gates.m is not None
+        torch.testing.assert_close(gates.m[..., t].double(), m, rtol=1e-5, atol=1e-5)
+    assert gates.log_f.max() <= 0
+    assert gates.log_i.max() <= 0
+
+
+def test_tile_sums_add_only_what_is_not_positive() -> None:
+    torch.manual_seed(0)
+    f, i = torch.randn(1, 1, 50, device=DEVICE), torch.randn(1, 1, 50, device=DEVICE)
+    f[..., 20] = float("-inf")
+    gates = log_gates(f, i, MLSTM_SIG, (1, 1, 50), None)
+    tiles = tile_gates(gates, 16)
+    log_f = torch.nn.functional.pad(gates.log_f, (0, 14)).view(4, 16)
+    torch.testing.assert_close(tiles.prefix.view(4, 16), log_f.cumsum(-1))
+    torch.testing.assert_close(tiles.g.view(4), log_f.sum(-1))
+    after = torch.stack([log_f[:, j + 1 :].sum(-1) for j in range(16)], -1)
+    log_i = torch.nn.functional.pad(gates.log_i, (0, 14), value=float("-inf")).view(4, 16)
+    torch.testing.assert_close(tiles.a.view(4, 16), after + log_i)
+    assert torch.isfinite(tiles.b).all()
+    assert tiles.segment.view(4, 16)[1].tolist() == [0] * 4 + [1] * 12
+
+
+def test_what_cannot_run_says_why() -> None:
+    q, v = torch.zeros(1, 1, 8, 16, device=DEVICE), torch.zeros(1, 1, 8, 24, device=DEVICE)
+
+    def reason(q: torch.Tensor, v: torch.Tensor, L: int, levels: int = 2, config: object = None) -> str | None:
+        return chunkwise.refuses(q, v, gate=MLSTM_SIG, chunk_size=L, config=config, levels=levels)  # type: ignore[arg-type]
+
+    assert "d_hv" in str(reason(q, v, 64))
+    assert "float64" in str(reason(q.double(), q.double(), 64))
+    assert "multiple of 16" in str(reason(q, q, 24))
+    assert "one tile" in str(reason(q, q, 256, levels=1))
+    assert "TileConfig" in str(reason(q, q, 64, config=64))
+    assert reason(q, q, 256) is None
+    assert reason(q, q, 64, levels=1) is None
+
+
+def test_saved_tensors_are_as_announced() -> None:
+    case = small(gate="exp")
+    inputs, _ = draw(case)
+    config = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
+    for keep in (False, True):
+        options = {"gate": MLSTM_EXP, "chunk_size": case.L, "config": TileConfig(**{**config.__dict__, "keep_states": keep})}
+        arguments = [inputs[name] for name in ("q", "k", "v", "f", "i")]
+        _, last, saved = chunkwise.forward(*arguments, None, scale=0.5, **options)  # type: ignore[arg-type]
+        empty = chunkwise.empty_saved(inputs["q"], inputs["v"], state_dtype=torch.float32, **options)  # type: ignore[arg-type]
+        assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in empty]
+        assert isinstance(last, State)
+
+
+def test_slack_is_small() -> None:
+    """The bound is relative to plain PyTorch; what is added to it stays below one rounding of the dtype."""
+    for dtype, slack in SLACK.items():
+        assert slack <= max(torch.finfo(dtype).eps, 3e-5)
