@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from tflabench.adapter import Case, Implementation
-from tflabench.bundled import GATES, sequence_inputs, sequence_oracle
+from tflabench.bundled import GATES, forget_gate_as_kernels_do, sequence_inputs, sequence_oracle
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def build(variant: str, gate: Literal["exp", "sig"], problem: Problem, device: t
         inputs=inputs,
         forward=lambda: kernel(q, k, v, i, f, **options),
         oracle=partial(sequence_oracle, GATES[gate]),
+        as_kernels_do=forget_gate_as_kernels_do,
         details={"kernel": kernel.__name__, "chunk_size": options["chunk_size"]},
     )
 

@@ -70,6 +70,14 @@ def test_one_wrong_step_shows_in_a_long_sequence():
     assert "in its worst step" in str(error)
 
 
+def test_what_kernels_form_from_rounded_results_is_measured_as_such():
+    """A tenth off is allowed where plain PyTorch, going the same way, is a tenth off; but not however much."""
+    case = plugin("bad_gradient").build(PROBLEM, torch.device("cpu"))
+    assert check(replace(case, as_kernels_do=lambda inputs, results: {"dv": 0.9 * results["dv"]})).reason is None
+    case.forward, right = lambda: 0.5 * right(), case.forward
+    assert check(replace(case, as_kernels_do=lambda inputs, results: {"dv": 0.1 * results["dv"]})).reason is not None
+
+
 def test_only_the_slices_compared_need_the_oracle():
     """First and last head of first and last batch, each alone: the oracle never sees the whole problem."""
     case = plugin("fine").build(PROBLEM, torch.device("cpu"))

@@ -38,6 +38,9 @@ class Case:
             The correctness gate compares single (batch, head) slices, so that the oracle stays cheap. An input with
             fewer heads than the others shares each of its heads among a group of consecutive ones (the slice is then a
             whole group). Every function is causal: the gate may compare only the first steps of a long sequence.
+        as_kernels_do: (inputs, results) -> those results that kernels of this kind form from rounded ones, formed so in
+            plain PyTorch from the `results` of the oracle in the working dtype ("forward", "d" + name by input). The
+            error of these is then the measure of what is allowed.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -45,6 +48,7 @@ class Case:
     forward: Callable[[], Tensor]
     oracle: Callable[[Mapping[str, Tensor]], Tensor]
     layout: Literal["bhtd", "bthd"] = "bhtd"
+    as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     details: dict[str, object] = field(default_factory=dict)
 
 
@@ -106,3 +110,19 @@ def draw(
             values = torch.where(kinds == 0, values, 30.0 * kinds)
         leaves[name] = values.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
     return leaves
+
+
+def differentiate(
+    forward: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], output_grad: Tensor | None
+) -> dict[str, Tensor]:
+    """The output under "forward" and, with an output gradient, "d" + name for every input that has a gradient."""
+    import torch
+
+    if output_grad is None:
+        with torch.no_grad():
+            return {"forward": forward(inputs)}
+    with torch.enable_grad():
+        output = forward(inputs)
+        leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+        grads = torch.autograd.grad(output, list(leaves.values()), output_grad)
+    return {"forward": output.detach()} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
