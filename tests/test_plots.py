@@ -12,6 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from tflabench import plots
+from tflabench.plots import sheet, slices, style
+from tflabench.plots.rows import drawable
+from tflabench.plots.style import looks
+from tflabench.plots.words import compact
 from tflabench.problem import InputError
 from tflabench.store import Row, read_rows
 
@@ -127,11 +131,14 @@ def write(folder: Path, rows: list[Row], run: dict = RUN) -> Path:
     return folder
 
 
+def framed(rows: list[Row]) -> pd.DataFrame:
+    return drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in rows]))
+
+
 def drawn(rows: list[Row], what=plots.WHAT, runs=None) -> dict[str, tuple]:
     """stem -> (figure, rows shown)."""
-    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in rows]))
-    with matplotlib.rc_context(plots.STYLE):
-        found = plots.figures(frame, {"run": RUN} if runs is None else runs, what)
+    with matplotlib.rc_context(style.STYLE):
+        found = plots.figures(framed(rows), {"run": RUN} if runs is None else runs, what)
         return {stem: (figure, shown) for stem, figure, shown in found}
 
 
@@ -158,7 +165,7 @@ def curves_of(ax, colour) -> list:
 def test_every_sweep_makes_figures_with_units_whose_words_stay_on_the_page(name):
     for stem, (figure, shown) in drawn(SWEEPS[name]).items():
         assert len(shown), stem
-        assert figure.get_size_inches()[0] in (plots.COLUMN_WIDTH, plots.PAGE_WIDTH)
+        assert figure.get_size_inches()[0] in (sheet.COLUMN_WIDTH, sheet.PAGE_WIDTH)
         labels = [label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label) if label.get_text()]
         assert all("[" in label.get_text() or label.get_text() == "data type" for label in labels), stem
         assert len(labels) >= len(figure.axes), stem
@@ -179,7 +186,7 @@ def test_runtime_draws_each_measured_point_once_where_the_rows_say():
     figure, shown = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
     assert [ax.get_title() for ax in figure.axes] == ["forward", "forward + backward"]
     for ax, pass_ in zip(figure.axes, ("fw", "fwbw"), strict=True):
-        for name, look in plots.looks(shown).items():
+        for name, look in looks(shown).items():
             own = shown[(shown["implementation"] == name) & (shown["pass"] == pass_)].sort_values("seq_len")
             matches = [
                 line
@@ -224,7 +231,7 @@ def test_missing_points_are_marked_named_and_break_the_line():
     ]
     assert "× oom: sdpa math at 16Ki–64Ki (fw); sdpa math at 8Ki–64Ki (fwbw)" in words(figure)
     assert "× wrong: mamba2 at 4Ki (fwbw)" in words(figure)
-    look = plots.looks(shown)["mamba2"]
+    look = looks(shown)["mamba2"]
     (line,) = [line for line in curves_of(backward, look.colour) if len(line.get_xdata()) == 8]
     assert pd.isna(line.get_ydata()).tolist() == [False] * 3 + [True] + [False] * 4
 
@@ -253,10 +260,10 @@ def test_a_single_point_is_ranked_with_its_values_and_statuses():
 
 
 def test_axes_that_follow_from_another_make_no_figures():
-    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in SWEEPS["lengths"]]))
-    assert plots.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"
-    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in SWEEPS["linear"]]))
-    assert plots.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
+    frame = framed(SWEEPS["lengths"])
+    assert slices.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"
+    frame = framed(SWEEPS["linear"])
+    assert slices.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
 
 
 def test_a_star_of_sweeps_makes_a_figure_an_axis():
@@ -298,7 +305,7 @@ def test_the_roofline_has_both_roofs_every_point_and_names_its_regions():
         for f, b, ms in zip(done["model_flops"], done["model_bytes"], done["ms_median"], strict=True)
     }
     assert sorted(points) == [pytest.approx(point) for point in sorted(expected)]
-    roofs = [line for line in ax.lines if line.get_color() == plots.ROOF_COLOUR]
+    roofs = [line for line in ax.lines if line.get_color() == style.ROOF_COLOUR]
     assert [line.get_ydata()[1:] for line in roofs] == [pytest.approx([989, 989]), pytest.approx([807, 807])]
     assert [line.get_xdata()[1] for line in roofs] == pytest.approx([989 / 4.8, 807 / 4.2]), "ridges alpha / beta"
     texts = [text.get_text() for text in ax.texts]
@@ -314,27 +321,27 @@ def test_a_roofline_without_known_ceilings_says_how_to_get_them():
 
 
 def test_an_implementation_looks_the_same_whatever_else_was_measured():
-    some = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in (row("sdpa"), row("reference_exp"))]))
-    more = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in (row("reference_exp"), row("mamba2"))]))
-    assert plots.looks(some)["reference_exp"] == plots.looks(more)["reference_exp"]
+    some = framed([row("sdpa"), row("reference_exp")])
+    more = framed([row("reference_exp"), row("mamba2")])
+    assert looks(some)["reference_exp"] == looks(more)["reference_exp"]
 
 
 def test_thirty_implementations_are_told_apart():
-    frame = plots.drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in SWEEPS["many"]]))
-    table = plots.looks(frame)
+    frame = framed(SWEEPS["many"])
+    table = looks(frame)
     assert len({(look.colour, look.marker, str(look.dashes)) for look in table.values()}) == len(table) == 30
 
 
 def test_colours_are_those_of_okabe_and_ito():
     okabe_ito = "#000000 #E69F00 #56B4E9 #009E73 #F0E442 #0072B2 #D55E00 #CC79A7".split()
-    used = [*plots.COLOURS.values(), plots.OTHER_COLOUR]
+    used = [*style.COLOURS.values(), style.OTHER_COLOUR]
     assert {to_rgb(colour) for colour in used} <= {to_rgb(colour) for colour in okabe_ito}
     assert len(set(used)) == len(used)
 
 
 @pytest.mark.parametrize(("value", "text"), [(512, "512"), (1024, "1Ki"), (65536, "64Ki"), (3000, "3000")])
 def test_counts_are_written_in_binary_thousands(value, text):
-    assert plots.compact(value) == text
+    assert compact(value) == text
 
 
 def test_draw_all_writes_figures_and_the_rows_of_each(tmp_path):

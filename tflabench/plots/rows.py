@@ -1,0 +1,81 @@
+"""Rows as figures use them: plain columns, the axes they can vary along, and the quantities drawn over these."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+Rows = Any  # a pandas DataFrame, columns as store.Row: pandas infers the types of columns too loosely to check
+
+# Column of a row -> axis label. In this order axes are drawn; one that follows from those before it is not.
+AXES = {
+    "seq_len": "sequence length T [tokens]",
+    "d_hv": "head dimension $d_{hv}$ [channels]",
+    "d_qk": "head dimension $d_{qk}$ [channels]",
+    "chunk_size": "chunk size L [tokens]",
+    "heads": "number of heads",
+    "batch": "batch size [sequences]",
+    "dtype": "data type",
+}
+# Pass -> title of its panel, in the order of panels.
+PASSES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode, one step"}
+
+
+def drawable(rows: Rows) -> Rows:
+    """Rows with plain floats where integers can be missing, and `chunk_asked`: the chunk size asked for, or "auto".
+
+    Two rows that differ only in whether L was asked for or chosen by the implementation belong to different curves.
+    """
+    rows = rows.reset_index(drop=True)
+    numbers = {
+        name: float for name in rows.columns if pd.api.types.is_numeric_dtype(rows[name]) and rows[name].dtype != bool
+    }
+    rows = rows.astype({name: kind for name, kind in numbers.items() if rows[name].dtype != "boolean"})
+    flags = {name: rows[name].astype("boolean").fillna(False).astype(bool) for name in ("noisy", "throttled")}
+    auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
+    asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
+    return rows.assign(**flags, gate=rows["gate"].astype(object).where(rows["gate"].notna(), None), chunk_asked=asked)
+
+
+class Quantity(NamedTuple):
+    """A measured column as figures show it, with the columns of its spread and of its theory where it has them."""
+
+    column: str
+    label: str
+    units: tuple[tuple[str, float], ...]  # (unit, size), smallest first
+    spread: tuple[str, str] | None = None
+    theory: tuple[str, str] | None = None
+
+    def unit(self, rows: Rows) -> tuple[str, float]:
+        """The largest unit in which the median point is at least 1."""
+        middle = rows.loc[rows["status"] == "ok", self.column].median()
+        fitting = [unit for unit in self.units if middle >= unit[1]]
+        return fitting[-1] if fitting else self.units[1 if math.isnan(middle) else 0]
+
+
+RUNTIME = Quantity(
+    "ms_median",
+    "median runtime",
+    (("µs", 1e-3), ("ms", 1.0), ("s", 1e3)),
+    spread=("ms_p20", "ms_p80"),
+    theory=("model_ms_lower", "model_ms_upper"),
+)
+MEMORY = Quantity("peak_bytes", "peak memory", (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)))
+
+
+def by_pass(rows: Rows) -> dict[str, Rows]:
+    """The rows of each pass they have, in the order of panels."""
+    return {pass_: part for pass_ in PASSES if len(part := rows[rows["pass"] == pass_])}
+
+
+def flagged(rows: Rows) -> pd.Series:
+    """Which rows have a time to be wary of."""
+    return (rows["noisy"] | rows["throttled"]) & (rows["status"] == "ok")
+
+
+def plain(value: Any) -> str:
+    """A value as words and file names have it: whole numbers without a point."""
+    return str(int(value)) if isinstance(value, (float, np.number)) and float(value).is_integer() else str(value)
