@@ -16,7 +16,7 @@ import tflabench
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tflabench"
 
-OUTER = [f"tflabench.{name}" for name in "cli executor plots registry store summary sweep verify worker".split()]
+OUTER = [f"tflabench.{name}" for name in "bench cli executor plots registry store summary sweep verify worker".split()]
 BENCH = [*OUTER, *(f"tflabench.{name}" for name in "adapter bundled machine measure problem".split())]
 HEAVY = ["torch", "triton"]
 # module prefix -> prefixes it must never import, at any depth of the file
