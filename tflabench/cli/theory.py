@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli import app
-from tflabench.problem import DTYPE_BYTES, InputError, Problem
+from tflabench.problem import DTYPE_BYTES, InputError, Problem, parse_bytes
 
 if TYPE_CHECKING:
     from tflabench.analysis.chunk_size import Tradeoff
-    from tflabench.analysis.drawing import Measured
     from tflabench.analysis.hardware import Gpu
+    from tflabench.plots.theory import Measured
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of tables.")]
 Gate = Annotated[str, typer.Option(help="exp or sig.")]
@@ -122,7 +122,7 @@ def optimal_chunk(
     chunks.check_tile(tile, seq_len)
     if chunk_size is not None:
         chunks.check_chunk_size(chunk_size, tile)
-    budget = None if memory_budget is None else _parse_bytes("memory_budget", memory_budget)
+    budget = None if memory_budget is None else parse_bytes("memory_budget", memory_budget)
     recommended = tradeoff.recommend(tile, float("inf") if budget is None else budget)
 
     title = (
@@ -130,10 +130,9 @@ def optimal_chunk(
         f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
     if plot:
-        from tflabench.analysis import drawing
+        from tflabench.plots import theory
 
-        wrapped = title.replace(": ", "\n", 1).replace(f", {dtype}", f",\n{dtype}", 1)
-        drawing.save(drawing.runtime_over_chunk_size(tradeoff, recommended, wrapped, budget), plot)
+        theory.save(theory.runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
         print(f"wrote {plot}", file=sys.stderr)
 
     sizes = {2**n for n in range(4, seq_len.bit_length())} | {recommended} | ({chunk_size} if chunk_size else set())
@@ -165,7 +164,7 @@ def optimal_chunk(
 
     from rich.console import Console
 
-    from tflabench.analysis.drawing import sketch
+    from tflabench.cli.sketch import sketch
 
     console = Console(highlight=False)
     low, high = tradeoff.within()
@@ -224,9 +223,9 @@ def roofline(
     as_json: Json = False,
 ) -> None:
     """Arithmetic intensity of chunk sizes against the rooflines of GPUs, with measured points laid over."""
-    from tflabench.analysis import drawing
     from tflabench.analysis.chunk_size import Tradeoff
     from tflabench.analysis.roofline import attainable, compute_bound
+    from tflabench.plots import theory
     from tflabench.sweep import parse_values
 
     measured, devices = _measured_points(overlay) if overlay else ([], [])
@@ -251,7 +250,7 @@ def roofline(
         f"mLSTM{gate} {_PASS_TITLES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
         f"F_causal {causal_factor:g}"
     )
-    drawing.save(drawing.roofline(chips, costs, title, measured), out)
+    theory.save(theory.roofline(chips, costs, title, measured), out)
     points = [
         {
             "gpu": chip.name,
@@ -340,7 +339,7 @@ def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:
     import pandas as pd
 
     from tflabench.analysis import hardware
-    from tflabench.analysis.drawing import Measured
+    from tflabench.plots.theory import Measured
 
     needed = ["implementation", "device", "status", "ms_median", "model_flops", "model_bytes"]
     try:
@@ -387,18 +386,6 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
 
 def _dtype_bytes(name: str, dtype: str) -> int:
     return DTYPE_BYTES[_one_of(name, dtype, tuple(DTYPE_BYTES))]
-
-
-def _parse_bytes(name: str, text: str) -> int:
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except (ValidationError, OverflowError):
-        raise InputError(f"{name} is {text!r}: it must be a size such as 8GiB or 500MB") from None
-    if size < 1:
-        raise InputError(f"{name} is {text!r}: it must be more than nothing")
-    return size
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
