@@ -50,8 +50,8 @@ class Machine:
 
     @property
     def slug(self) -> str:
-        """The name as a folder name: "nvidia-h200"."""
-        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        """The name as a folder name: "h200" of "NVIDIA H200"."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower().removeprefix("nvidia ")).strip("-")
 
 
 def detect(device: str) -> Machine:
