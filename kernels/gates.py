@@ -1,12 +1,12 @@
 """The scalar gates of a linear RNN, before and after the kernels that read q, k and v. Shared by every implementation.
 
-Before: `log_gates` turns any `Gate` into two log gates a step. Where the input gate is unbounded it takes them relative to
-the running maximum m_t = max(log f_t + m_{t-1}, log i_t), a (max, +) scan over gates alone, so no later kernel needs an
-online maximum: all its log gates are <= 0 and every weight exp(...) is finite. `tile_gates` then sums them within tiles.
+Before: `log_gates` turns any `Gate` into two log gates a step. Where the input gate is unbounded it takes them relative
+to the running maximum m_t = max(log f_t + m_{t-1}, log i_t), a (max, +) scan over gates alone, so no later kernel needs
+an online maximum: all its log gates are <= 0 and every weight exp(...) is finite. `tile_gates` sums them within tiles.
 
 The weight of step j in step i > j is exp(log f_{j+1} + ... + log f_i + log i_j). Across tiles it is the product of
-three factors, exp(prefix within i's tile), exp(sums of whole tiles between) and exp(suffix within j's tile, with log i_j):
-only non-positive numbers are ever added, so nothing cancels and -inf is safe. Only inside a tile is it exp(b_i - b_j + log i_j).
+three factors, exp(prefix within i's tile), exp(sums of whole tiles between) and exp(suffix within j's tile + log i_j):
+only non-positive numbers are ever added: nothing cancels, and -inf is safe. In a tile it is exp(b_i - b_j + log i_j).
 
 After: `gate_gradients` turns row sums q.dq and k.dk into gradients of the pre-activations (formulas: TFLA paper, B.3).
 
@@ -93,7 +93,7 @@ def _load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask, FORGET: t
 
 @triton.jit
 def _row_and_part(parts):
-    """Which (batch, head) row, as int64, and which of its parts this program is; one grid axis, as the others end at 65,535."""
+    """Which (batch, head), as int64, and which part of it this program is; on one grid axis, others end at 65,535."""
     return (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
 
 
@@ -137,18 +137,22 @@ def _summarise(
 @triton.jit
 def _stabilise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, m_0, block_g, block_m, log_f, log_i, m, heads, T, blocks,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, HAS_M_0: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, block = _row_and_part(blocks)
     b, h = row // heads, row % heads
-    # m before this block: the maps of all blocks before it, applied to m_0.
-    before = tl.arange(0, BLOCKS)
-    mask = before < block
-    g = tl.load(block_g + row * blocks + before + 1, mask=before + 1 < block, other=0.0)
-    later_g = tl.cumsum(g, 0, reverse=True)
-    carried = tl.max(later_g + tl.load(block_m + row * blocks + before, mask=mask, other=float("-inf")), 0)
-    all_g = tl.sum(tl.load(block_g + row * blocks + before, mask=mask, other=0.0), 0)
-    m_before = tl.maximum(tl.load(m_0 + row) + all_g, carried)
+    m_before = 0.0
+    if HAS_M_0:
+        m_before = tl.load(m_0 + row)
+    if BLOCKS > 1:
+        # The maps of all blocks before this one, applied to m_0.
+        before = tl.arange(0, BLOCKS)
+        mask = before < block
+        g = tl.load(block_g + row * blocks + before + 1, mask=before + 1 < block, other=0.0)
+        later_g = tl.cumsum(g, 0, reverse=True)
+        carried = tl.max(later_g + tl.load(block_m + row * blocks + before, mask=mask, other=float("-inf")), 0)
+        all_g = tl.sum(tl.load(block_g + row * blocks + before, mask=mask, other=0.0), 0)
+        m_before = tl.maximum(m_before + all_g, carried)
 
     start = block * BLOCK
     t = start + tl.arange(0, BLOCK).to(tl.int64)
@@ -210,13 +214,15 @@ def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, in
         _activate[grid](*inputs, log_f, log_i, heads, T, blocks, **branch)
         return LogGates(log_f, log_i, None)
     m = torch.empty_like(log_f)
-    block_g, block_m = torch.empty((2, batch * heads * blocks), dtype=torch.float32, device=f.device)
-    if m_0 is None:
-        m_0 = torch.zeros((batch, heads), dtype=torch.float32, device=f.device)
-    _summarise[grid](*inputs, block_g, block_m, heads, T, blocks, **branch)
+    block_g = block_m = None
+    if blocks > 1:
+        block_g, block_m = torch.empty((2, batch * heads * blocks), dtype=torch.float32, device=f.device)
+        _summarise[grid](*inputs, block_g, block_m, heads, T, blocks, **branch)
+    if m_0 is not None:
+        m_0 = m_0.float().contiguous()
     _stabilise[grid](
-        *inputs, m_0.float().contiguous(), block_g, block_m, log_f, log_i, m, heads, T, blocks, **branch,
-        BLOCKS=triton.next_power_of_2(blocks),
+        *inputs, m_0, block_g, block_m, log_f, log_i, m, heads, T, blocks, **branch,
+        HAS_M_0=m_0 is not None, BLOCKS=triton.next_power_of_2(blocks),
     )  # fmt: skip
     return LogGates(log_f, log_i, m)
 
@@ -280,9 +286,9 @@ def _sum_backward(
 
 @triton.jit
 def _gate_gradients(
-    f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, kdk, log_f, boundary, block_cut, block_sum, df, di, rows, heads, T, chunk_size,
-    chunks, blocks, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, FORGET: tl.constexpr, INPUT: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, kdk, log_f, boundary, block_cut, block_sum, df, di,
+    rows, heads, T, chunk_size, chunks, blocks, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, part = _row_and_part(chunks * blocks)
     b, h = row // heads, row % heads
@@ -330,13 +336,13 @@ def gate_gradients(
     """Gradients of the pre-activations from row sums: d log f_t = sum of (q.dq - k.dk) from t on, d log i_t = k_t.dk_t.
 
     The sum runs to the end of t's chunk and there adds what crosses it, sum(C * dC) + sum(n * dn) of the state
-    at that point, so that rounding errors of far steps do not pile up; with one chunk of T steps it is the paper's sum over the sequence.
+    at that point, so that rounding errors of far steps do not pile up; one chunk of T steps is the paper's sum.
     Where next to nothing passes a forget gate (a document boundary) sums stop, and its own gradient is 0.
 
     Args:
         f, i, gate: as given to `log_gates`, whose result is `gates`.
         qdq, kdk: (parts, B, H, T) float32 row sums q_t.dq_t and k_t.dk_t, before rounding; parts are added up.
-        boundary: (B, H, chunks) float32, what crosses the end of each chunk; the last holds that of the last state's gradient.
+        boundary: (B, H, chunks) float32, what crosses the end of each chunk; at last: the state times its gradient.
 
     Returns:
         df like f (a fixed gate's (H,) gradient is summed over batch and time), di like i or None.

@@ -1,4 +1,4 @@
-"""The TFLA kernels compile for Ampere and Hopper, on the newest and the oldest Triton supported, within the chips' means."""
+"""The TFLA kernels compile for Ampere and Hopper, on the newest and the oldest Triton, within the chips' means."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_kernels_fit_the_chip(kernels: list[dict[str, Any]]) -> None:
 
 
 def test_hopper_uses_its_own_instructions(kernels: list[dict[str, Any]]) -> None:
-    """TMA everywhere, and asynchronous wgmma (no C75xx: the assembler serialises them then) but in true float32, which has no tensor cores."""
+    """TMA, and asynchronous wgmma (C75xx: ptxas serialises them), except in true float32: it has no tensor cores."""
     tiled = [k for k in kernels if k["sm"] == 90 and k["kernel"] in ("parallel_outputs", "chunk_states")]
     assert tiled
     for kernel in tiled:

@@ -30,10 +30,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLACK = {
     torch.float32: 3e-5,
     torch.bfloat16: 5e-4,
-    torch.float16: 1e-4,
+    torch.float16: 5e-4,
 }  # where plain PyTorch happens to be exact; sums of 64 gates of -30 round at 1e-5
 
-FLOOR = 1e-3  # of a norm: the gradient of a forget gate that nothing passes is 0
+FLOOR = 1e-2  # of a norm: the gradient of a forget gate that nothing passes is 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str,
 def expected(
     case: Case, inputs: dict[str, Tensor | None], grads: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Outputs and gradients by autograd through the plain PyTorch chunkwise form, in float64 or in the working dtype."""
+    """Outputs and gradients by autograd through the chunkwise form in plain PyTorch, in float64 or any dtype."""
     gate = GATES[case.gate]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     x = {
@@ -145,7 +145,8 @@ def expected(
         for name, value in inputs.items()
     }
     initial = State(x["C"], x["n"], x["m"]) if case.states else None  # type: ignore[arg-type]
-    h, last = reference.chunkwise(x["q"], x["k"], x["v"], x["f"], x["i"], initial, gate=gate, chunk_size=64)  # type: ignore[arg-type]
+    arguments = (*(x[name] for name in "qkvfi"), initial)
+    h, last = reference.chunkwise(*arguments, gate=gate, chunk_size=64)  # type: ignore[arg-type]
     outputs = {"h": h, "C": last.C, "n": last.n}
     torch.autograd.backward(
         [outputs[name] for name in grads], [grad.to(outputs[name].dtype) for name, grad in grads.items()]
@@ -174,7 +175,7 @@ def computed(
 
 
 def errors(case: Case, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """By name, the relative error of the kernels and of plain PyTorch in the same dtype; the kernels' is inf if not finite."""
+    """By name, the relative error of the kernels (inf if not finite) and of plain PyTorch in the same dtype."""
     inputs, grads = draw(case, seed)
     truth = expected(case, inputs, grads, torch.float64)
     plain = expected(case, inputs, grads, case.dtype)
@@ -185,7 +186,7 @@ def errors(case: Case, seed: int = 0) -> dict[str, tuple[float, float]]:
         return error.item() if torch.isfinite(x).all() else float("inf")
 
     found = {name: (distance(ours[name], y), distance(plain[name], y)) for name, y in truth.items()}
-    # The kernels' df is a sum of q.dq - k.dk (paper, B.3), which cancels digits that autograd keeps: plain PyTorch by that sum.
+    # The kernels' df is a sum of q.dq - k.dk, which cancels digits that autograd keeps: plain PyTorch by that sum.
     q, k, f = (inputs[name].double() for name in "qkf")  # type: ignore[union-attr]
     df = (q * plain["dq"] - k * plain["dk"]).sum(-1)
     if case.states:
@@ -205,6 +206,17 @@ def failures(case: Case, seed: int = 0) -> list[str]:
         for name, (ours, plain) in errors(case, seed).items()
         if not ours <= 2 * plain + slack
     ]
+
+
+def mean_absolute_error(L: int, dtype: torch.dtype) -> float:
+    """Of mLSTMexp's h at the setting of the paper's review answers: T = 8192, 128/256, all inputs N(0, 1)."""
+    g = torch.Generator(DEVICE).manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 8192, d, generator=g, device=DEVICE).to(dtype) for d in (128, 128, 256))
+    f, i = (torch.randn(1, 4, 8192, generator=g, device=DEVICE) for _ in range(2))
+    wide = (x.double() for x in (q, k, v, f, i))
+    exact, _ = reference.chunkwise(*wide, gate=MLSTM_EXP, chunk_size=64)
+    h, _, _ = chunkwise.forward(q, k, v, f, i, None, gate=MLSTM_EXP, scale=128**-0.5, chunk_size=L)
+    return (h.double() - exact).abs().mean().item()
 
 
 def _true_state(state: State) -> dict[str, Tensor]:

@@ -16,8 +16,9 @@ import torch
 import triton
 from torch import Tensor
 
-from ..gates import gate_gradients, log_gates
-from ..types import Gate, State
+from tflabench.kernels.gates import gate_gradients, log_gates
+from tflabench.kernels.types import Gate, State
+
 from . import config as configs
 from .config import TileConfig
 from .grads import d_keys, d_queries, d_values
@@ -27,14 +28,14 @@ from .states import walk
 from .tiles import aligned
 
 if TYPE_CHECKING:
-    from ..api import Kernels
+    from tflabench.kernels.api import Kernels
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def kernels(levels: int) -> Kernels:
-    """The paper's kernels as `kernels.api` calls them: xl_chunk (two levels) or limit_chunk (one: the chunk is the tile)."""
-    from ..api import Kernels
+    """The kernels as `kernels.api` calls them: xl_chunk (two levels) or limit_chunk (the chunk is a tile)."""
+    from tflabench.kernels.api import Kernels
 
     return Kernels(
         forward=forward,
@@ -48,7 +49,7 @@ def kernels(levels: int) -> Kernels:
 def refuses(
     q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: TileConfig | None = None, levels: int = 2
 ) -> str | None:
-    """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), in one line, or None if they can."""
+    """Why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), in one line, or None if they can."""
     del gate  # all of them
     if q.device.type == "cuda":
         architecture = configs.architecture(q.device)
@@ -56,6 +57,8 @@ def refuses(
             return f"needs compute capability 8.0 or later, not {architecture / 10}"
     elif not triton.knobs.runtime.interpret:
         return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
+    elif q.dtype == torch.bfloat16:
+        return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
     if q.dtype not in DTYPES:
         return f"takes bfloat16, float16 and float32, not {q.dtype}"
     for name, d in (("d_qk", q.shape[-1]), ("d_hv", v.shape[-1])):
@@ -71,7 +74,7 @@ def refuses(
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, levels: int = 2) -> int:
-    """The chunk size that measured best on the H200 (MEASURED.md): states cost bytes, d_qk d_hv / L; long chunks FLOPs."""
+    """The chunk size that measured best (MEASURED.md): states cost bytes, long chunks cost FLOPs."""
     del gate
     if levels == 1:
         return 64
@@ -82,7 +85,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, levels: int = 2) -> 
 def empty_saved(
     q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype, config: TileConfig | None
 ) -> tuple[Tensor, ...]:
-    """What `forward` saves for `backward`, uninitialised: 1 / denominator of a normalised gate, then chunk states if kept."""
+    """What `forward` saves, uninitialised: 1 / denominator of a normalised gate, then chunk states if they are kept."""
     batch, heads, T, d_qk = q.shape
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
@@ -150,7 +153,7 @@ def backward(
     """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
 
     Args:
-        dh: gradient of H; d_last: of the last state's C and n (m is a constant), None or with None fields where there is none.
+        dh: gradient of H; d_last: of the last state's C and n (m is a constant), itself or its fields None without one.
         saved: as `forward` returned it; the other arguments as given to it.
     """
     given = (q, k, v, f, i)
@@ -171,7 +174,8 @@ def backward(
     else:
         states, n_states, last, n_last, _ = walk(plan, config.forward_states, k, v, C_0, n_0, dtype)
     back = walk(
-        plan, config.backward_states, q, dh, dC, None, dtype, reverse=True, inverse_denominator=query_weight, other=states
+        plan, config.backward_states, q, dh, dC, None, dtype,
+        reverse=True, inverse_denominator=query_weight, other=states,
     )  # fmt: skip
     dq, qdq = d_queries(plan, config.dq, q, k, v, dh, states, query_weight, initial=initial is not None)
     crossing = back.crossing
@@ -189,7 +193,9 @@ def backward(
     )  # fmt: skip
     dv = d_values(plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None)
     df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size)
-    dq, dk, dv, df, di = (x if x is None else _made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given))
+    dq, dk, dv, df, di = (
+        x if x is None else _made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)
+    )
     if initial is None:
         return dq, dk, dv, df, di, None, None
     if gate.normalize and dn_0 is None:
@@ -244,7 +250,8 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     """C and n as the kernels take them."""
     if state is None:
         return None, None
-    return tuple(None if x is None else x.float().contiguous() for x in (state.C, state.n))  # type: ignore[return-value]
+    C, n = (None if x is None else x.float().contiguous() for x in (state.C, state.n))
+    return C, n
 
 
 def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""How the kernels are tiled: one frozen value, a heuristic for any shape and chip, and what was measured to be best on Hopper."""
+"""How the kernels are tiled: one frozen value, and a heuristic for any shape and chip, measured on Hopper."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TileConfig:
 
     @staticmethod
     def for_shape(d_qk: int, d_hv: int, dtype: torch.dtype, chunk_size: int, architecture: int) -> TileConfig:
-        """The configuration for head dimensions, dtype, chunk size (a multiple of 16) and architecture (90: compute capability 9.0)."""
+        """What measured best, or nearest; chunk_size: a multiple of 16; architecture: 90 is compute capability 9.0."""
         return _for_shape(d_qk, d_hv, dtype.itemsize, chunk_size, architecture)
 
 
@@ -144,7 +144,7 @@ def largest_tile(chunk_size: int, limit: int) -> int:
 
 
 def _block(d: int, limit: int) -> int:
-    """Block for a dimension d: all of it, padded, up to `limit`; then the largest that pads d by a third at most, or 64."""
+    """Block for a dimension d: all of it, padded, up to `limit`; else the largest that pads d by at most a third."""
     whole = max(16, triton.next_power_of_2(d))
     if whole <= limit:
         return whole

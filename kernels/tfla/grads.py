@@ -42,7 +42,7 @@ def d_keys(
     *,
     last: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dK like k, and k_t.dk_t (parts, B, H, T) float32, from the state gradients; dn_states only with a gradient of the last n."""
+    """dK like k, and k_t.dk_t (parts, B, H, T) float32, from state gradients; dn_states: if last n has a gradient."""
     dk, row_dots = launch(
         plan, tiles, v, dh, q, d_states, dn_states, inverse, like=k, reverse=True, first_state=last, probe=k
     )

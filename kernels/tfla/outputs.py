@@ -26,6 +26,7 @@ from .config import Tiles
 from .plan import Plan
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
+
 @triton.jit
 def _scores(
     x_tile, x_tiles, y_tiles, b, h, row, col, d_in,
@@ -49,10 +50,10 @@ def parallel_outputs(
     x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
     row_log, col_log, g, b_log, segment, log_i, m, inverse_denominator, probe, probe_b, probe_h, probe_t, row_dots,
     scale, batch, heads, T, d_in, d_out, chunk_size,
-    REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr, RESCALE: tl.constexpr,
-    HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr,
-    WHOLE: tl.constexpr,
+    REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
+    RESCALE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr,
+    NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One tile (ROWS, OUT) of `out`; see the module's table.
 
@@ -117,7 +118,7 @@ def parallel_outputs(
         col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c) + far)
         g_tile = tl.load(g + tile_offset + tile)
         s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
-        # The query's factor comes first, so that dQ and dK round the same numbers and q.dq - k.dk cancels what it should
+        # The query's factor comes first, so that dQ and dK round the same numbers and q.dq - k.dk cancels as it should
         # (and Triton 3.6 cannot compile a product whose first use is in a branch).
         if REVERSE:
             col_query_weight = tl.full([COLS], 1.0, tl.float32) * scale

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 import triton
 
-from ..gates import LogGates, TileGates, tile_gates
-from ..types import Gate
+from tflabench.kernels.gates import LogGates, TileGates, tile_gates
+from tflabench.kernels.types import Gate
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     forward    C <- exp(g) C + (exp(a) K)^T V                          n likewise with V = 1
     backward  dC <- exp(g) dC + (scale / denominator exp(prefix) Q)^T dH
 
-tile by tile of the sequence, one program for each tile of the matrix. Where batch and heads are too few to fill the chip, the
-sequence is cut into segments: their own contributions first, from zero; then `join_segments`; then the chunk states.
+tile by tile of the sequence, one program for each tile of the matrix. Where batch and heads are too few to fill the
+chip, the sequence is cut into segments: what each contributes, from zero; `join_segments`; then the chunk states.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 def chunk_states(
     u, u_b, u_h, u_t, v, v_b, v_h, v_t, initial, n_initial, states, n_states, ends, n_ends, segment_g, other, crossing,
     row_log, g, inverse_denominator, scale, batch, heads, T, d_u, d_v, tiles_per_chunk, tiles_per_segment,
-    REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, STORE_STATES: tl.constexpr, STORE_ENDS: tl.constexpr, NORMALIZE: tl.constexpr,
-    HAS_DENOMINATOR: tl.constexpr, CROSSING: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    ROWS: tl.constexpr, U: tl.constexpr, V: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, STORE_STATES: tl.constexpr, STORE_ENDS: tl.constexpr,
+    NORMALIZE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, CROSSING: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, ROWS: tl.constexpr, U: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """Walks one segment with one tile (U, V) of the state on chip.
 
     Args:
         u, v: k and v, or q and dH.  row_log: a, or prefix, of tiles of ROWS steps; as g.
         initial (B * H * segments, d_u, d_v), n_initial (.., d_u): the state before each segment, float32.
-        states (B * H * chunks, d_u, d_v), n_states (.., d_u): the state before each chunk, in the direction of the walk.
+        states (B * H * chunks, d_u, d_v), n_states (.., d_u): before each chunk, in the direction of the walk.
         ends, n_ends, segment_g: the state after each segment, and the segment's log gate, float32.
         other, crossing: the backward walk also reads the forward states and writes, for each chunk's end and each tile
             of the state, sum(C * dC): (B * H * chunks, tiles of the state).
@@ -78,15 +78,17 @@ def chunk_states(
             )
             if entering:
                 matrix = bh * chunks + chunk
-                if CROSSING:
+                if CROSSING:  # noqa: SIM102  a constant decides alone
                     if chunk + 1 < chunks:
                         c = other_tiles.load([matrix + 1, u_start, v_start]).reshape(U, V)
                         part = matrix.to(tl.int64) * u_blocks * v_blocks + block
                         tl.store(crossing + part, tl.sum(tl.sum(c.to(tl.float32) * acc, 1), 0))
                 state_tiles.store([matrix, u_start, v_start], acc.to(state_tiles.dtype).reshape(1, U, V))
-                if NORMALIZE:
+                if NORMALIZE:  # noqa: SIM102
                     if v_start == 0:
-                        tl.store(n_states + matrix.to(tl.int64) * d_u + u_offset, tl.sum(n_rows, 0), mask=u_offset < d_u)
+                        tl.store(
+                            n_states + matrix.to(tl.int64) * d_u + u_offset, tl.sum(n_rows, 0), mask=u_offset < d_u
+                        )
         t = tile * ROWS
         weight = tl.exp(tl.load(row_log + (bh64 * tiles + tile) * ROWS + row))
         if REVERSE:
@@ -108,7 +110,7 @@ def chunk_states(
         end_tiles.store([segment_row, u_start, v_start], acc.reshape(1, U, V))
         if block == 0:
             tl.store(segment_g + segment_row, total)
-        if NORMALIZE:
+        if NORMALIZE:  # noqa: SIM102
             if v_start == 0:
                 tl.store(n_ends + segment_row.to(tl.int64) * d_u + u_offset, tl.sum(n_rows, 0), mask=u_offset < d_u)
 
@@ -118,7 +120,7 @@ def join_segments(
     ends, before, last, initial, segment_g, segments, size,
     REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The state before each segment and after the last from what each contributes: before, ends (B * H, segments, size)."""
+    """The state before each segment, and after the last, from what each adds: before, ends (B * H, segments, size)."""
     blocks = tl.cdiv(size, BLOCK)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     i = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -137,7 +139,7 @@ class Walk(NamedTuple):
     """What a walk over all chunks leaves behind.
 
     Attributes:
-        states: (B, H, chunks, d_qk, d_hv), the state before each chunk in the direction of the walk; None if not asked for.
+        states: (B, H, chunks, d_qk, d_hv), before each chunk in the direction of the walk; None if not asked for.
         n_states: (B, H, chunks, d_qk) float32 where the gate normalises and the walk is forward.
         last, n_last: the state after the last chunk met, (B, H, d_qk, d_hv) and (B, H, d_qk) float32.
         crossing: (B, H, chunks) sum(C * dC) at the end of each chunk but the last, of a backward walk; there 0.

@@ -1,7 +1,7 @@
-"""Tiles of (B, H, T, d) tensors with any batch, head and time strides, and of stacks of matrices, as tensor descriptors.
+"""Tiles of (B, H, T, d) tensors with any batch, head and time strides, and of stacked matrices, as tensor descriptors.
 
-From compute capability 9.0 on the host makes the descriptors and the copy engine (TMA) moves the tiles. Before it they are
-made in the kernel, where Triton turns them into plain pointers; one made on the host would lose what is known about
+From compute capability 9.0 on the host makes the descriptors and the copy engine (TMA) moves the tiles. Before it they
+are made in the kernel, where Triton turns them into plain pointers; one made on the host would lose what is known about
 strides there, and with it the 16-byte loads. Either way what lies outside the tensor reads as 0 and is not written.
 """
 
@@ -35,7 +35,7 @@ def open_matrices(x, count, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, 
 
 
 def rows_argument(x: Tensor, rows: int, cols: int, tma: bool) -> tuple[object, int, int, int]:
-    """What a kernel that calls `open_rows` takes for x: descriptor or tensor, then the strides of batch, head and time."""
+    """What a kernel that calls `open_rows` takes for x: descriptor or tensor, then strides of batch, head and time."""
     # A dimension of size 1 may carry any stride; the copy engine wants multiples of 16 bytes.
     strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)][:3]
     if not tma:

@@ -2,8 +2,8 @@
 
     python -m tflabench.kernels.tfla.tune ROWS.jsonl [--seconds N]
 
-First worker processes compile all candidates into Triton's cache, then one process times them: CUDA events, the median of
-20 after 5, on inputs several times the L2. Each line of ROWS is one (shape, chunk size, kernel, tiling) with ms, or an error.
+First worker processes compile all candidates into Triton's cache, then one process times them: CUDA events, the median
+of 20 after 3, on inputs several times the L2. A line of ROWS is one (shape, chunk size, kernel, tiling): ms or error.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-from ..gates import log_gates
-from ..types import MLSTM_SIG
+from tflabench.kernels.gates import log_gates
+from tflabench.kernels.types import MLSTM_SIG
+
 from .config import StateTiles, TileConfig, Tiles
 from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
 from .plan import Plan
 from .states import walk
 
-PROGRAMS = 264
+PROGRAMS = (264, 512, 1024, 2048)  # for the state walk, where batch and heads are few
 
 
 @dataclass(frozen=True)
@@ -44,53 +45,59 @@ class Shape:
 
 
 SHAPES = {
-    Shape(16, 16, 4096, 128, 256): (128, 256, 512),
+    Shape(16, 16, 4096, 128, 256): (256,),
     Shape(1, 16, 65536, 128, 256): (256,),
-    Shape(8, 8, 8192, 256, 512): (128, 256, 512, 4096),
+    Shape(8, 8, 8192, 256, 512): (256, 4096),
 }
 
 # (rows, cols, inner, outer, warps, stages) by (d_in, d_out)
 TILES = {
     (128, 256): (
-        (128, 64, 128, 256, 8, 3), (128, 64, 128, 256, 8, 2), (128, 64, 128, 128, 8, 3), (128, 64, 128, 128, 8, 2),
-        (64, 64, 128, 256, 4, 2), (64, 64, 128, 128, 4, 2), (64, 64, 128, 128, 4, 3), (64, 32, 128, 256, 4, 3),
-        (128, 128, 128, 128, 8, 2), (64, 64, 128, 256, 8, 2), (64, 64, 128, 256, 8, 3),
+        (64, 64, 128, 256, 4, 2), (64, 64, 128, 256, 4, 2, 128), (64, 32, 128, 256, 4, 3),
+        (64, 32, 128, 256, 4, 3, 128), (64, 32, 128, 256, 4, 2, 128), (128, 64, 128, 256, 8, 3, 128),
+        (128, 64, 128, 128, 8, 2, 128), (64, 64, 128, 128, 4, 2, 128),
     ),
     (256, 128): (
-        (128, 64, 256, 128, 8, 3), (128, 64, 256, 128, 8, 2), (64, 64, 256, 128, 4, 2), (64, 64, 256, 128, 4, 1),
-        (64, 32, 256, 128, 4, 2), (64, 32, 256, 128, 4, 3), (128, 32, 256, 128, 8, 3), (64, 64, 256, 128, 8, 2),
-        (128, 64, 256, 64, 8, 2), (64, 64, 256, 64, 4, 2), (128, 128, 256, 128, 8, 1),
+        (64, 32, 256, 128, 4, 3), (64, 32, 256, 128, 4, 3, 128), (64, 32, 256, 128, 4, 3, 256),
+        (64, 32, 256, 128, 4, 2), (64, 64, 128, 128, 4, 3), (64, 64, 128, 128, 4, 2),
+        (128, 64, 256, 128, 8, 2, 128), (64, 64, 256, 128, 4, 1, 128),
+        (64, 64, 256, 64, 4, 1),
     ),
     (256, 512): (
-        (128, 64, 256, 256, 8, 2), (128, 64, 256, 128, 8, 3), (128, 64, 256, 128, 8, 2), (64, 64, 256, 256, 4, 2),
-        (64, 32, 256, 256, 4, 3), (64, 64, 256, 128, 4, 2), (64, 32, 256, 128, 4, 3), (128, 128, 256, 128, 8, 1),
-        (64, 64, 256, 256, 8, 2), (128, 32, 256, 256, 8, 3),
+        (128, 64, 256, 256, 8, 2), (128, 64, 256, 256, 8, 2, 128), (128, 32, 256, 256, 8, 3),
+        (128, 32, 256, 256, 8, 3, 128),
+        (64, 32, 256, 256, 4, 2), (64, 32, 256, 256, 4, 2, 128), (64, 64, 128, 256, 4, 2),
     ),
     (512, 256): (
-        (128, 32, 512, 256, 8, 2), (128, 32, 256, 256, 8, 2), (64, 32, 512, 256, 4, 2), (64, 32, 512, 256, 8, 2),
-        (64, 64, 512, 128, 4, 1), (64, 64, 512, 256, 8, 1), (64, 32, 512, 128, 4, 3), (64, 32, 512, 256, 8, 3),
-        (128, 32, 512, 128, 8, 2), (128, 64, 128, 256, 8, 3), (128, 64, 256, 256, 8, 2),
+        (128, 64, 128, 256, 8, 3), (128, 64, 128, 256, 8, 3, 128), (128, 64, 256, 256, 8, 2), (128, 32, 512, 256, 8, 2),
+        (64, 64, 128, 256, 4, 2), (64, 64, 128, 256, 4, 2, 128), (128, 64, 128, 256, 8, 4), (128, 128, 128, 256, 8, 2),
     ),
 }  # fmt: skip
 
 # (rows, u, v, warps, stages)
 STATE_TILES = (
-    (64, 128, 128, 8, 3), (64, 128, 128, 4, 3), (64, 64, 128, 4, 3), (64, 128, 256, 8, 2), (64, 128, 256, 8, 3),
-    (64, 64, 256, 4, 3), (64, 128, 64, 4, 3), (128, 128, 128, 8, 2), (32, 128, 128, 8, 4), (64, 64, 256, 8, 3),
+    (64, 64, 128, 4, 3), (64, 64, 128, 4, 2), (64, 64, 128, 4, 4), (32, 64, 128, 4, 4), (64, 64, 64, 4, 3),
+    (128, 64, 128, 4, 2), (64, 64, 256, 8, 3), (64, 128, 128, 8, 3), (64, 64, 128, 8, 3),
 )  # fmt: skip
 
 
-def candidates(shape: Shape, chunk_size: int) -> Iterator[tuple[str, Tiles | StateTiles]]:
-    for kernel in ("forward_states", "backward_states"):
-        yield from ((kernel, StateTiles(*tiles)) for tiles in STATE_TILES)
-    for kernel, dims in (("h", (shape.d_qk, shape.d_hv)), ("dq", (shape.d_hv, shape.d_qk))):
-        for tiles in TILES[dims]:
-            yield kernel, Tiles(*tiles)
-            yield {"h": "dv", "dq": "dk"}[kernel], Tiles(*tiles)
-    del chunk_size
+Candidate = tuple[str, Tiles | StateTiles, int]  # kernel, tiling, programs (see TileConfig)
+Launcher = Callable[[str, Tiles | StateTiles, int], Callable[[], object]]
 
 
-def bench(shape: Shape, chunk_size: int) -> Callable[[str, Tiles | StateTiles], Callable[[], object]]:
+def candidates(shape: Shape) -> Iterator[Candidate]:
+    few = shape.batch * shape.heads < 64
+    for kernel, tiles in itertools.product(("forward_states", "backward_states"), STATE_TILES):
+        for programs in PROGRAMS if few else PROGRAMS[:1]:
+            yield kernel, StateTiles(*tiles), programs
+    if few:
+        return  # the parallel kernels see no difference
+    for kernels, dims in ((("h", "dv"), (shape.d_qk, shape.d_hv)), (("dq", "dk"), (shape.d_hv, shape.d_qk))):
+        for kernel, tiles in itertools.product(kernels, TILES[dims]):
+            yield kernel, Tiles(*tiles), PROGRAMS[0]
+
+
+def bench(shape: Shape, chunk_size: int) -> Launcher:
     """Inputs and states of a shape; returns what makes a launch of one kernel."""
     torch.manual_seed(0)
     B, H, T = shape.batch, shape.heads, shape.T
@@ -100,17 +107,19 @@ def bench(shape: Shape, chunk_size: int) -> Callable[[str, Tiles | StateTiles], 
     )
     f, i = torch.randn(B, H, T, device="cuda") + 3, torch.randn(B, H, T, device="cuda")
     plan = Plan(
-        MLSTM_SIG, log_gates(f, i, MLSTM_SIG, (B, H, T), None), chunk_size, shape.d_qk**-0.5, tma=True, precision="ieee", programs=PROGRAMS
+        MLSTM_SIG, log_gates(f, i, MLSTM_SIG, (B, H, T), None), chunk_size, shape.d_qk**-0.5,
+        tma=True, precision="ieee", programs=PROGRAMS[0],
     )  # fmt: skip
     config = TileConfig.for_shape(shape.d_qk, shape.d_hv, q.dtype, chunk_size, 90)
     states = walk(plan, config.forward_states, k, v, None, None, q.dtype).states
     d_states = walk(plan, config.backward_states, q, dh, None, None, q.dtype, reverse=True, other=states).states
 
-    def launch(kernel: str, tiles: Tiles | StateTiles) -> Callable[[], object]:
+    def launch(kernel: str, tiles: Tiles | StateTiles, programs: int) -> Callable[[], object]:
         if isinstance(tiles, StateTiles):
+            cut = replace(plan, programs=programs)
             if kernel == "forward_states":
-                return lambda: walk(plan, tiles, k, v, None, None, q.dtype)
-            return lambda: walk(plan, tiles, q, dh, None, None, q.dtype, reverse=True, other=states)
+                return lambda: walk(cut, tiles, k, v, None, None, q.dtype)
+            return lambda: walk(cut, tiles, q, dh, None, None, q.dtype, reverse=True, other=states)
         return {
             "h": lambda: hidden(plan, tiles, q, k, v, states, None, initial=False),
             "dq": lambda: d_queries(plan, tiles, q, k, v, dh, states, None, initial=False),
@@ -136,13 +145,13 @@ def milliseconds(run: Callable[[], object], samples: int = 20) -> float:
 
 
 def warm(job: tuple[Shape, int, int, int]) -> None:
-    """Compiles one worker's share of a shape's candidates, on a short sequence of the same divisibility."""
+    """Compiles one worker's share of a shape's candidates, on a short sequence."""
     shape, chunk_size, worker, workers = job
-    launch = bench(Shape(2, shape.heads, 2 * max(chunk_size, 512), shape.d_qk, shape.d_hv), chunk_size)
-    for kernel, tiles in itertools.islice(candidates(shape, chunk_size), worker, None, workers):
+    launch = bench(replace(shape, T=1024), chunk_size)
+    for candidate in itertools.islice(candidates(shape), worker, None, workers):
         try:
-            launch(kernel, tiles)()
-        except Exception:  # noqa: BLE001, S112  the timing pass records it
+            launch(*candidate)()
+        except Exception:
             continue
     torch.cuda.synchronize()
 
@@ -154,11 +163,7 @@ def main() -> None:
     args = parser.parse_args()
     end = time.monotonic() + args.seconds
     workers = min(12, os.cpu_count() or 1)
-    jobs = [
-        (shape, 512, worker, workers)
-        for shape in {(s.d_qk, s.d_hv): s for s in SHAPES}.values()
-        for worker in range(workers)
-    ]
+    jobs = [(shape, 256, worker, workers) for shape in SHAPES for worker in range(workers)]
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         list(pool.map(warm, jobs))
     print(f"compiled, {end - time.monotonic():.0f} s left", file=sys.stderr)
@@ -167,14 +172,15 @@ def main() -> None:
         for shape, chunk_sizes in SHAPES.items():
             for chunk_size in chunk_sizes:
                 launch = bench(shape, chunk_size)
-                for kernel, tiles in candidates(shape, chunk_size):
+                for kernel, tiles, programs in candidates(shape):
                     if time.monotonic() > end:
                         break
-                    row = {"shape": astuple(shape), "chunk_size": chunk_size, "kernel": kernel, "tiles": astuple(tiles)}
+                    tiling = (*astuple(tiles), programs)
+                    row = {"shape": astuple(shape), "chunk_size": chunk_size, "kernel": kernel, "tiles": tiling}
                     try:
-                        row["ms"] = milliseconds(launch(kernel, tiles))
-                        best.setdefault((shape, chunk_size, kernel), []).append((row["ms"], astuple(tiles)))
-                    except Exception as error:  # noqa: BLE001  too large for this chip, say: a row, not the end
+                        row["ms"] = milliseconds(launch(kernel, tiles, programs))
+                        best.setdefault((shape, chunk_size, kernel), []).append((row["ms"], tiling))
+                    except Exception as error:
                         row["error"] = str(error)[:200]
                     rows.write(json.dumps(row) + "\n")
                     rows.flush()

@@ -57,22 +57,22 @@ def measure(shape: tuple[int, int, int, int, int], L: int, gate_name: str) -> di
     del flush
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    h, _, saved = fw()
+    _, _, saved = fw()
     chunkwise.backward(dh, None, q, k, v, f, i, None, saved, **options)
     row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
     return row
 
 
 def main() -> None:
-    rows = Path(sys.argv[1]).open("a") if len(sys.argv) > 1 else None
+    rows = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     for shape, Ls in SHAPES:
         for L in Ls:
             for gate in ("sig", "exp"):
                 row = measure(shape, L, gate)
                 print(*row.values(), flush=True)
                 if rows:
-                    rows.write(json.dumps(row) + "\n")
-                    rows.flush()
+                    with rows.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":
