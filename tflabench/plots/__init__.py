@@ -11,20 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from tflabench.plots import curves, roofline, slices, tradeoff
 from tflabench.plots.rows import MEMORY, RUNTIME, Rows, drawable
-from tflabench.plots.style import STYLE, looks
+from tflabench.plots.sheet import FORMATS, write
+from tflabench.plots.style import looks
 from tflabench.plots.words import provenance
 from tflabench.problem import InputError
 from tflabench.registry import nearest
 from tflabench.store import read_rows
 
 WHAT = ("runtime", "memory", "chunk", "roofline")
-FORMATS = ("png", "svg", "pdf")
-UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 def draw_all(
@@ -51,13 +49,12 @@ def draw_all(
     written: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(STYLE):
-            for stem, figure, shown in figures(rows, runs, what):
-                for format_ in formats:
-                    written.append(out / f"{stem}.{format_}")
-                    figure.savefig(written[-1], metadata=UNDATED.get(format_))
-                written.append(out / f"{stem}.csv")
-                shown.drop(columns="chunk_asked").to_csv(written[-1], index=False)
+        for stem, figure, shown in figures(rows, runs, what):
+            for format_ in formats:
+                written.append(out / f"{stem}.{format_}")
+                write(figure, written[-1])
+            written.append(out / f"{stem}.csv")
+            shown.drop(columns="chunk_asked").to_csv(written[-1], index=False)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from None
     return written
@@ -66,7 +63,7 @@ def draw_all(
 def figures(rows: Rows, runs: Mapping[str, Any], what: Sequence[str] = WHAT) -> Iterator[tuple[str, Figure, Rows]]:
     """(stem of the file names, figure, the rows it shows) of every figure that `drawable` rows make.
 
-    `runs`: run_id -> what environment.json says of that run. Use inside `matplotlib.rc_context(STYLE)`.
+    `runs`: run_id -> what environment.json says of that run.
     """
     table, footer = looks(rows), provenance(rows, runs)
     axes = slices.swept_axes(rows) or ["seq_len"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
@@ -87,14 +88,19 @@ def limits(ax: Axes, room: float = 0.0) -> None:
         low, high = math.log10(values.min()), math.log10(values.max())
         span = (high - low) / (1 - 2 * margin - room)
         ax.set(yscale="log", ylim=(10 ** (low - margin * span), 10 ** (high + (margin + room) * span)))
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if span > 3 else (1.0, 3.0) if span > 2 else (1.0, 2.0, 5.0)))
-        ax.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 1e5 else f"{value:.0e}")
-        )
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        log_ticks(ax.yaxis)
     else:
         ax.set_ylim(0, values.max() / (1 - margin - room))
         ax.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+
+
+def log_ticks(direction: Axis) -> None:
+    """Plain numbers: powers of ten over many decades; 1, 3 or 1, 2, 5 times these over few."""
+    low, high = direction.get_view_interval()
+    span = math.log10(high / low)
+    direction.set_major_locator(LogLocator(subs=(1.0,) if span > 3 else (1.0, 3.0) if span > 2 else (1.0, 2.0, 5.0)))
+    direction.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 1e5 else f"{value:.0e}"))
+    direction.set_minor_formatter(NullFormatter())
 
 
 def _heights(artist: Any) -> np.ndarray:

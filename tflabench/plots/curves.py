@@ -10,12 +10,13 @@ from tflabench.plots.panel import Panel, legend_keys, say_if_empty
 from tflabench.plots.rows import PASSES, Quantity, by_pass, plain
 from tflabench.plots.sheet import Sheet, text_width
 from tflabench.plots.slices import Slice
-from tflabench.plots.style import NOTE_SIZE, TICK_SIZE, Look, kind_colour, measured
+from tflabench.plots.style import NOTE_SIZE, TICK_SIZE, Look, kind_colour, measured, styled
 from tflabench.plots.words import caption, legend_name, missing
 
 MOST_IN_A_COLUMN = 10  # implementations whose legend fits under a panel of column width
 
 
+@styled
 def draw(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -> Figure:
     """`quantity` over the axis of a slice: a panel a pass, a line an implementation, theory as a band in its colour.
 

@@ -9,14 +9,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from tflabench.analysis.hardware import DATASHEET_DTYPES, Ceilings, from_device_name
 from tflabench.analysis.roofline import attainable
+from tflabench.plots.axes import log_ticks
 from tflabench.plots.panel import say_if_empty
 from tflabench.plots.rows import PASSES, Rows, by_pass
 from tflabench.plots.sheet import Sheet
-from tflabench.plots.style import DASHES, ROOF_COLOUR, Look, measured
+from tflabench.plots.style import DASHES, NOTE_SIZE, ROOF_COLOUR, Look, measured, styled
 from tflabench.plots.words import caption
 
 
@@ -31,6 +31,7 @@ def roofs(rows: Rows, runs: Mapping[str, Any]) -> list[Ceilings]:
     return list(dict.fromkeys(found))
 
 
+@styled
 def draw(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: str) -> Figure:
     """Every measured point at (modelled intensity, modelled FLOPs over measured time), under the roofs of the device.
 
@@ -42,28 +43,26 @@ def draw(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: 
     done = done.assign(
         intensity=done["model_flops"] / done["model_bytes"], rate=done["model_flops"] / done["ms_median"] * 1e3
     )
-    top = max([*(roof.flops_per_s for roof in roofs), *done["rate"], 1.0])
+    top = max([*(ceilings.flops_per_s for ceilings in roofs), *done["rate"], 1.0])
     unit, size = next(
         (unit, size)
         for unit, size in (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
         if top >= size or size == 1e6
     )
-    ridges = [roof.intensity for roof in roofs]
+    ridges = [ceilings.intensity for ceilings in roofs]
     marks = [*done["intensity"], *ridges] or [1.0]
     low, high = min(marks) / 3, max(marks) * 3
     heights = [
         *done["rate"],
-        *(float(attainable(roof, low)) for roof in roofs),
-        *(roof.flops_per_s for roof in roofs),
+        *(float(attainable(ceilings, low)) for ceilings in roofs),
+        *(ceilings.flops_per_s for ceilings in roofs),
     ] or [1e6]
     for ax, pass_ in zip(sheet.axes, panels, strict=True):
         ax.set_title(PASSES[pass_])
-        ax.set(
-            xscale="log", yscale="log", xlim=(low, high), ylim=(min(heights) / size / 1.8, max(heights) / size * 2.4)
-        )
+        ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(heights) / size / 1.8, max(heights) / size * 2))
         ax.set_xlabel("arithmetic intensity, modelled [FLOP/byte]")
-        for n, roof in enumerate(roofs):
-            _roof(ax, roof, size, below=n > 0)
+        for ceilings in roofs:
+            roof(ax, ceilings, size, color=ROOF_COLOUR, linestyle=_dashes(ceilings), linewidth=0.9)
         if roofs:
             _regions(ax, ridges[0])
         for name, look in looks.items():
@@ -74,20 +73,16 @@ def draw(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: 
                 **look.line(linestyle="", markersize=4, markeredgecolor="white", markeredgewidth=0.35),
             )
         say_if_empty(ax, done.loc[done["pass"] == pass_, "rate"])
-        for direction in (ax.xaxis, ax.yaxis):
-            direction.set_major_locator(LogLocator(numticks=12))
-            direction.set_major_formatter(
-                FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 1e5 else f"{value:.0e}")
-            )
-            direction.set_minor_formatter(NullFormatter())
+        log_ticks(ax.xaxis)
+        log_ticks(ax.yaxis)
     sheet.axes[0].set_ylabel(f"achieved rate [{unit}]")
     handles = [
         Line2D([], [], label=look.title, **look.line(linestyle="", markersize=4)) for _, look in measured(rows, looks)
     ]
     keys = []
-    for roof in roofs:
-        label = f"{roof.provenance}: {_rate(roof.flops_per_s)}, {roof.bytes_per_s / 1e9:,.4g} GB/s"
-        keys.append(Line2D([], [], color=ROOF_COLOUR, linestyle=_roof_dashes(roof), label=label))
+    for ceilings in roofs:
+        label = f"{ceilings.provenance}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e9:,.4g} GB/s"
+        keys.append(Line2D([], [], color=ROOF_COLOUR, linestyle=_dashes(ceilings), label=label))
     notes = [] if roofs else ["No roof: the ceilings of this device are not known; tflabench calibrate measures them."]
     failed = rows[rows["status"] != "ok"]
     if len(failed):
@@ -99,27 +94,24 @@ def draw(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: 
     return sheet.figure
 
 
-def _roof(ax: Axes, roof: Ceilings, size: float, *, below: bool) -> None:
+def roof(ax: Axes, ceilings: Ceilings, size: float, **line: Any) -> Line2D:
+    """min(beta I, alpha) in units of `size` FLOP/s, from one end of the axes to the other (eq. 119)."""
     low, high = ax.get_xlim()
-    corners = np.array([low, roof.intensity, high])
-    ax.plot(corners, attainable(roof, corners) / size, color=ROOF_COLOUR, linestyle=_roof_dashes(roof), linewidth=0.9)
-    ax.annotate(
-        _rate(roof.flops_per_s), (high, roof.flops_per_s / size), (-1, -2 if below else 2), textcoords="offset points",
-        ha="right", va="top" if below else "bottom", fontsize=5.5, color=ROOF_COLOUR,
-    )  # fmt: skip
+    corners = np.array([low, ceilings.intensity, high])
+    return ax.plot(corners, attainable(ceilings, corners) / size, **line)[0]
 
 
-def _roof_dashes(roof: Ceilings) -> Any:
-    return DASHES[1] if roof.provenance == "measured" else DASHES[0]
+def rate(flops_per_s: float) -> str:
+    """A rate with its unit."""
+    return f"{flops_per_s / 1e12:,.4g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:,.4g} GFLOP/s"
+
+
+def _dashes(ceilings: Ceilings) -> Any:
+    return DASHES[1] if ceilings.provenance == "measured" else DASHES[0]
 
 
 def _regions(ax: Axes, ridge: float) -> None:
     ax.axvspan(ax.get_xlim()[0], ridge, color="0.55", alpha=0.07, linewidth=0)
     for x, align, words in ((ridge / 1.12, "right", "memory-bound"), (ridge * 1.12, "left", "compute-bound")):
-        ax.text(
-            x, 0.955, words, transform=ax.get_xaxis_transform(), ha=align, fontsize=5.8, style="italic", color="0.4"
-        )
-
-
-def _rate(flops_per_s: float) -> str:
-    return f"{flops_per_s / 1e12:,.4g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:,.4g} GFLOP/s"
+        place = ax.get_xaxis_transform()
+        ax.text(x, 0.955, words, transform=place, ha=align, fontsize=NOTE_SIZE, style="italic", color="0.4")

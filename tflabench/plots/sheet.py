@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
-from tflabench.plots.style import FOOTER_SIZE, NOTE_SIZE, TICK_SIZE, TITLE_SIZE
+from tflabench.plots.style import FOOTER_SIZE, NOTE_SIZE, TICK_SIZE, TITLE_SIZE, styled
 
 COLUMN_WIDTH, PAGE_WIDTH = 3.5, 7.0  # inches: one and two columns of a paper
 PANEL_HEIGHT = 2.0
 LEFT, RIGHT, GAP, EDGE = 0.58, 0.1, 0.5, 0.07
+HANDLE_GAP, COLUMN_GAP = 0.5, 1.2  # in a legend, in units of its type
 X_LABEL_HEIGHT = 0.42  # of tick labels and label under a panel
+
+
+FORMATS = ("png", "svg", "pdf")
+UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 class Sheet:
@@ -49,7 +57,8 @@ class Sheet:
         titles = _wrap(title, room, TITLE_SIZE)
         lines = [line for note in notes for line in _wrap(note, room, NOTE_SIZE)]
         footers = _wrap(footer, room, FOOTER_SIZE)
-        legends = [(entries, *_grid(entries, room)) for entries in (handles, keys) if entries]
+        groups = [[*handles, *keys]] if _grid([*handles, *keys], room)[0] == 1 else [handles, keys]
+        legends = [(entries, *_grid(entries, room)) for entries in groups if entries]
 
         top = 0.14 * len(titles) + 0.26
         legend_height = 0.13 * sum(rows for _, rows, _ in legends) + 0.02 * len(legends)
@@ -73,9 +82,9 @@ class Sheet:
                 loc="upper left",
                 bbox_to_anchor=(EDGE / self.width, y / height),
                 ncols=columns,
-                handlelength=2.6,
-                columnspacing=1.2,
-                handletextpad=0.5,
+                handlelength=_handle_length(entries),
+                columnspacing=COLUMN_GAP,
+                handletextpad=HANDLE_GAP,
                 labelspacing=0.35,
                 borderpad=0,
                 borderaxespad=0,
@@ -85,11 +94,28 @@ class Sheet:
         put(footers, y - note_height, FOOTER_SIZE, "0.5")
 
 
+def _handle_length(entries: Sequence[Any]) -> float:
+    """Lines and patches need some length; markers alone do not."""
+    alone = all(isinstance(entry, Line2D) and entry.get_linestyle() == "None" for entry in entries)
+    return 1.0 if alone else 2.6
+
+
 def _grid(entries: Sequence[Any], room: float) -> tuple[int, int]:
-    """(rows, columns) of a legend that fits into `room` inches; no more columns than its rows need."""
-    widest = max(text_width(entry.get_label(), TICK_SIZE) for entry in entries) + 0.42
-    rows = math.ceil(len(entries) / max(1, int(room / widest)))
-    return rows, math.ceil(len(entries) / rows)
+    """(rows, columns) of the legend of fewest rows that fits into `room` inches; it fills column by column."""
+    handle = (_handle_length(entries) + HANDLE_GAP + COLUMN_GAP) * TICK_SIZE / 72
+    for rows in range(1, len(entries) + 1):
+        columns = math.ceil(len(entries) / rows)
+        parts = np.array_split(np.arange(len(entries)), columns)
+        widths = [max(text_width(entries[i].get_label(), TICK_SIZE) for i in part) + handle for part in parts]
+        if sum(widths) <= room:
+            return rows, columns
+    return len(entries), 1
+
+
+@styled
+def write(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that its suffix names, one of FORMATS; the same figure gives the same file."""
+    figure.savefig(path, metadata=UNDATED.get(path.suffix.lstrip(".")))
 
 
 @cache

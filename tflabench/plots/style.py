@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib
 from matplotlib.colors import to_rgb
 
 from tflabench.plots.rows import Rows
@@ -45,16 +46,21 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 
-# Okabe-Ito: what is computed -> colour.
-COLOURS = {
-    ("mlstm", "sig"): "#D55E00",
-    ("mlstm", "exp"): "#0072B2",
-    ("mlstm", ""): "#56B4E9",
-    ("attention", ""): "#000000",
-    ("linear_attention", ""): "#009E73",
-    ("ssm", ""): "#CC79A7",
+styled = matplotlib.rc_context(STYLE)  # decorates what draws or writes a figure
+
+# Okabe-Ito.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
+PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+COLOURS = {  # of what is computed
+    ("mlstm", "sig"): VERMILION,
+    ("mlstm", "exp"): BLUE,
+    ("mlstm", ""): SKY,
+    ("attention", ""): BLACK,
+    ("linear_attention", ""): GREEN,
+    ("ssm", ""): PURPLE,
 }
-OTHER_COLOUR = "#E69F00"
+OTHER_COLOUR = ORANGE
 ROOF_COLOUR = "0.25"
 SHADES = (0.0, -0.35, 0.3)  # none, towards black, towards white
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")

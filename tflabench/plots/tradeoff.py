@@ -12,10 +12,11 @@ from tflabench.plots.panel import Panel, legend_keys
 from tflabench.plots.rows import MEMORY, PASSES, RUNTIME, by_pass
 from tflabench.plots.sheet import Sheet
 from tflabench.plots.slices import Slice
-from tflabench.plots.style import DASHES, Look, kind_colour
+from tflabench.plots.style import DASHES, Look, kind_colour, styled
 from tflabench.plots.words import caption, missing
 
 
+@styled
 def draw(part: Slice, name: str, looks: dict[str, Look], footer: str) -> Figure:
     """Runtime (left) and peak memory (right) of one implementation over its chunk size, as the paper's Fig. 5."""
     part = replace(part, rows=part.rows[part.rows["implementation"] == name])
