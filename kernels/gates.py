@@ -13,6 +13,10 @@ After: `gate_gradients` turns row sums q.dq and k.dk into gradients of the pre-a
 Everything here is float32, except that gradients come back in the dtype of the gates.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -118,7 +118,7 @@ def main() -> None:
     """Every distinct kernel of every case, for sm_80 and sm_90."""
     rows: dict[str, dict[str, Any]] = {}
     for sm, *case in CASES:
-        for launch in launches(*case, sm=sm):
+        for launch in launches(*case, sm=sm):  # type: ignore[arg-type]
             code, options = source(launch)
             key = hashlib.sha256(f"{code.hash()}{sorted(options.items())}{sm}".encode()).hexdigest()
             if key not in rows:

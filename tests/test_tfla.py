@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tflabench.kernels.gates import log_gates, tile_gates
+from tflabench.kernels.gates import gate_gradients, log_gates, tile_gates
 from tflabench.kernels.tfla import chunkwise
 from tflabench.kernels.tfla.config import TileConfig
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, State
@@ -121,6 +121,31 @@ def test_tile_sums_add_only_what_is_not_positive() -> None:
     torch.testing.assert_close(tiles.a.view(4, 16), after + log_i)
     assert torch.isfinite(tiles.b).all()
     assert tiles.segment.view(4, 16)[1].tolist() == [0] * 4 + [1] * 12
+
+
+@pytest.mark.parametrize("L", [512, 2048])
+def test_gate_gradients_sum_backward_within_a_chunk_and_stop_at_documents(L: int) -> None:
+    """df = sigmoid(-f) times the sum of q.dq - k.dk up to the chunk's end, plus what crosses it; over several blocks."""
+    torch.manual_seed(0)
+    T = 1300
+    f, i = torch.randn(1, 1, T, device=DEVICE), torch.randn(1, 1, T, device=DEVICE)
+    f[..., [100, 1100]] = float("-inf")
+    qdq, kdk = torch.randn(2, 1, 1, 1, T, device=DEVICE)
+    boundary = torch.randn(1, 1, -(-T // L), device=DEVICE)
+    gates = log_gates(f, i, MLSTM_SIG, (1, 1, T), None)
+    df, di = gate_gradients(f, i, MLSTM_SIG, gates, qdq, kdk, boundary, L)
+    wanted = torch.zeros(T)
+    carry = 0.0
+    for t in reversed(range(T)):
+        if t % L == L - 1 or t == T - 1:
+            carry = boundary[0, 0, t // L].item() if t + 1 == T or t + 1 not in (100, 1100) else 0.0
+        carry += (qdq - kdk)[0, 0, 0, t].item()
+        if t in (100, 1100):
+            carry = 0.0
+        wanted[t] = carry
+    torch.testing.assert_close(df[0, 0].cpu(), wanted * torch.sigmoid(-f[0, 0].cpu()), rtol=1e-4, atol=1e-4)
+    assert di is not None
+    torch.testing.assert_close(di, kdk[0] * torch.sigmoid(-i))
 
 
 def test_what_cannot_run_says_why() -> None:

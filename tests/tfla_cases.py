@@ -214,7 +214,7 @@ def mean_absolute_error(L: int, dtype: torch.dtype) -> float:
     q, k, v = (torch.randn(1, 4, 8192, d, generator=g, device=DEVICE).to(dtype) for d in (128, 128, 256))
     f, i = (torch.randn(1, 4, 8192, generator=g, device=DEVICE) for _ in range(2))
     wide = (x.double() for x in (q, k, v, f, i))
-    exact, _ = reference.chunkwise(*wide, gate=MLSTM_EXP, chunk_size=64)
+    exact, _ = reference.chunkwise(*wide, gate=MLSTM_EXP, chunk_size=64)  # type: ignore[arg-type]
     h, _, _ = chunkwise.forward(q, k, v, f, i, None, gate=MLSTM_EXP, scale=128**-0.5, chunk_size=L)
     return (h.double() - exact).abs().mean().item()
 

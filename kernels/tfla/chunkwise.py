@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 
 from tflabench.kernels.gates import gate_gradients, log_gates
 from tflabench.kernels.types import Gate, State
@@ -55,7 +56,7 @@ def refuses(
         architecture = configs.architecture(q.device)
         if architecture < 80:
             return f"needs compute capability 8.0 or later, not {architecture / 10}"
-    elif not triton.knobs.runtime.interpret:
+    elif not knobs.runtime.interpret:
         return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
     elif q.dtype == torch.bfloat16:
         return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
@@ -130,7 +131,9 @@ def forward(
     m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
-    return _made_like(h, v_given), State(states.last, states.n_last, m_last), saved
+    h = _made_like(h, v_given)
+    assert h is not None
+    return h, State(states.last, states.n_last, m_last), saved
 
 
 def backward(
@@ -149,7 +152,7 @@ def backward(
     chunk_size: int,
     state_dtype: torch.dtype = torch.float32,
     config: TileConfig | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
 
     Args:
@@ -181,9 +184,12 @@ def backward(
     crossing = back.crossing
     assert crossing is not None
     if dC is not None:
+        assert last is not None
         crossing[:, :, -1] += (last * dC).sum((-2, -1))
     dn_states = dn_0 = None
     if dn is not None:
+        assert n_states is not None
+        assert n_last is not None
         dn_states, dn_0 = _n_gradients(plan, dn)
         following = torch.cat([n_states[:, :, 1:], n_last[:, :, None]], 2)
         crossing = crossing + (following * dn_states).sum(-1)
@@ -193,18 +199,18 @@ def backward(
     )  # fmt: skip
     dv = d_values(plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None)
     df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size)
-    dq, dk, dv, df, di = (
-        x if x is None else _made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)
-    )
+    found = [_made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     if initial is None:
-        return dq, dk, dv, df, di, None, None
-    if gate.normalize and dn_0 is None:
+        return (*found, None, None)
+    if n_0 is not None and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
-    return dq, dk, dv, df, di, _made_like(back.last, initial.C), dn_0 if dn_0 is None else _made_like(dn_0, initial.n)
+    return (*found, _made_like(back.last, initial.C), _made_like(dn_0, initial.n))
 
 
-def _made_like(x: Tensor, like: Tensor) -> Tensor:
-    """x with the strides that torch.empty_like(like) would have, copied only if they differ."""
+def _made_like(x: Tensor | None, like: Tensor | None) -> Tensor | None:
+    """x with the strides that torch.empty_like(like) would have, copied only if they differ; None where x is."""
+    if x is None or like is None:
+        return None
     strides = torch.empty_like(like, device="meta").stride()
     return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
 

@@ -15,6 +15,10 @@ with W the gates' weights, scale and, on the query's side, 1 / denominator; S is
 Rows are parallel over tiles, columns of `out` over blocks; the loops run over c and over the dimension of x and y.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
 from __future__ import annotations
 
 import torch

@@ -7,6 +7,10 @@ tile by tile of the sequence, one program for each tile of the matrix. Where bat
 chip, the sequence is cut into segments: what each contributes, from zero; `join_segments`; then the chunk states.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -252,13 +256,17 @@ def walk(
         n_before, n_last = _join(n_ends, segment_g, n_initial, reverse) if normalize else (None, None)
         if dtype is not None:
             run(per_segment, before, n_before, True, False)
+    assert last is not None
     crossing = None if parts is None else parts.sum(-1)
     shape = (batch, heads, d_u)
     return Walk(states, n_states, last.view(*shape, d_v), None if n_last is None else n_last.view(shape), crossing)
 
 
-def _join(ends: Tensor, segment_g: Tensor, initial: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
+def _join(
+    ends: Tensor | None, segment_g: Tensor | None, initial: Tensor | None, reverse: bool
+) -> tuple[Tensor, Tensor]:
     """The state before each segment, like `ends` (B, H, segments, ...), and after the last (B, H, ...)."""
+    assert ends is not None
     batch, heads, segments = ends.shape[:3]
     before, last = torch.empty_like(ends), torch.empty_like(ends[:, :, 0])
     size = last[0, 0].numel()

@@ -5,6 +5,10 @@ are made in the kernel, where Triton turns them into plain pointers; one made on
 strides there, and with it the 16-byte loads. Either way what lies outside the tensor reads as 0 and is not written.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
 from __future__ import annotations
 
 import triton
@@ -34,7 +38,7 @@ def open_matrices(x, count, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, 
     return tiles
 
 
-def rows_argument(x: Tensor, rows: int, cols: int, tma: bool) -> tuple[object, int, int, int]:
+def rows_argument(x: Tensor, rows: int, cols: int, tma: bool) -> tuple[object, ...]:
     """What a kernel that calls `open_rows` takes for x: descriptor or tensor, then strides of batch, head and time."""
     # A dimension of size 1 may carry any stride; the copy engine wants multiples of 16 bytes.
     strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)][:3]

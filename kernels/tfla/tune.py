@@ -92,8 +92,9 @@ def candidates(shape: Shape) -> Iterator[Candidate]:
             yield kernel, StateTiles(*tiles), programs
     if few:
         return  # the parallel kernels see no difference
-    for kernels, dims in ((("h", "dv"), (shape.d_qk, shape.d_hv)), (("dq", "dk"), (shape.d_hv, shape.d_qk))):
-        for kernel, tiles in itertools.product(kernels, TILES[dims]):
+    for kernel in ("h", "dv", "dq", "dk"):
+        wide = kernel in ("h", "dv")
+        for tiles in TILES[(shape.d_qk, shape.d_hv) if wide else (shape.d_hv, shape.d_qk)]:
             yield kernel, Tiles(*tiles), PROGRAMS[0]
 
 
