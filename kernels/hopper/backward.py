@@ -17,12 +17,13 @@ from tflabench.kernels.types import Gate, State
 
 from .exponents import TILE, Exponents
 from .forward import initial_matrices, restored
-from .launch import Segments, launch_segments, launch_walk, sum_parts
+from .launch import Checkpoints, Segments, launch_segments, launch_walk, sum_parts
+from .walk import WINDOW
 
 
 def backward(
-    dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None,
-    saved: tuple[Tensor, ...], *,
+    dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
+    initial: State | None, saved: tuple[Tensor, ...], *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
@@ -40,9 +41,6 @@ def backward(
     d_hv = v.shape[-1]
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
-    boundary = torch.zeros((B, H, 1), dtype=torch.float32, device=q.device)
-    if dC is not None:
-        boundary += (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))[..., None]
     first = dC
     dC_0 = None
     if cut.count > 1:
@@ -51,18 +49,24 @@ def backward(
         C = C_0
         dC_0 = torch.empty_like(C_0)
 
+    checkpoints = Checkpoints.of(q, d_hv)
     dq, dk, dv = (_output(x) for x in (q, k, v))
     qdq, kdk = (torch.empty((sum_parts(d_qk, d_hv), B, H, T), dtype=torch.float32, device=q.device) for _ in range(2))
-    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq)
+    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq, checkpoints=checkpoints)
     last = dC_0 if cut.count == 1 else None
-    launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, x=k, sums=kdk)
+    launch_walk(
+        v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, x=k, sums=kdk, checkpoints=checkpoints
+    )
     launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first)
 
+    boundary = torch.nn.functional.pad(checkpoints.dots.sum(0), (0, 1))
+    if dC is not None:
+        boundary[..., -1] += (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
     dn_0 = None
     if dn is not None:
         dn_0, dk, kdk, crossing = _through_last_n(dn, n_0, k, dk, kdk, gates)
         boundary += crossing
-    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, boundary, T)
+    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, boundary, TILE * WINDOW.value)
     if scale < 0:
         dq = -dq
     dq, dk, dv = (_made_like(x, like) for x, like in zip((dq, dk, dv), given, strict=True))
@@ -83,12 +87,17 @@ def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) 
 def _through_last_n(
     dn: Tensor, n_0: Tensor | None, k: Tensor, dk: Tensor, kdk: Tensor, gates: LogGates
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: (dn_0, dk, kdk, sum(n_last * dn)). Plain PyTorch: it is rare."""
+    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: dn_0, dk, kdk and sum(n * dn) after every window.
+
+    Plain PyTorch, for it is rare.
+    """
+    T = k.shape[2]
     reach = gates.log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
     weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + gates.log_i).exp()
     dn_0 = reach[..., :1].exp() * dn
     dots = weight * torch.einsum("bhtd,bhd->bht", k.float(), dn)
-    crossing = dots.sum(-1, keepdim=True)
+    ends = torch.arange(TILE * WINDOW.value, T + TILE * WINDOW.value, TILE * WINDOW.value, device=k.device).clamp(max=T)
+    crossing = dots.cumsum(-1)[..., ends - 1]
     if n_0 is not None:
         crossing = crossing + (n_0 * dn_0).sum(-1, keepdim=True)
     dk = (dk.float() + weight[..., None] * dn[:, :, None]).to(dk.dtype)

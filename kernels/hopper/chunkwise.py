@@ -33,7 +33,7 @@ def kernels() -> Kernels:
 
 
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = None) -> str | None:
-    """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), in one line, or None if they can."""
+    """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != (9, 0):
         return f"needs a GPU of compute capability 9.0 (H100, H200), not {_name(q.device)}"
@@ -52,8 +52,8 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     """L that fills the chip: the whole sequence where batch * heads does, else chunks of which each is a program.
 
-    With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, and a state pass about half of that
-    on top; states cost little. A program a multiprocessor.
+    With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor,
+    and a state pass about half of that on top; states cost little.
     """
     del gate
     B, H, T, d_qk = q.shape
@@ -61,7 +61,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
     from .launch import WalkShape
 
-    pieces = -(-v.shape[-1] // (128 * WalkShape.of(d_qk, v.shape[-1], sums=False).ZB))
+    pieces = -(-v.shape[-1] // (128 * WalkShape.of(d_qk, v.shape[-1], sums=False, norm=False).ZB))
 
     def cost(segments: int) -> float:
         rounds = -(-B * H * pieces * segments // multiprocessors)

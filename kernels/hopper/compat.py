@@ -1,4 +1,4 @@
-"""The names of Gluon that moved between Triton 3.6 and 3.9, under one name each. Everything else is the same in both."""
+"""The names of Gluon that moved between Triton 3.6 and 3.9, under one name each; all else is the same in both."""
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
@@ -15,6 +15,6 @@ else:
 
     @builtin
     def tma_add(tensor_desc, coord, src, _semantic=None):
-        """global += shared, done by the L2 (`cp.reduce.async.bulk.tensor`); Triton 3.6 has the operation but no name for it."""
+        """global += shared, done by the L2 (`cp.reduce.async.bulk.tensor`), which Triton 3.6 has but does not name."""
         coord = _semantic._convert_to_ir_values(coord, require_i64=False)
         _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)

@@ -5,10 +5,10 @@ exp(b_i - b_j + log i_j), so with
 
     x_i = b_i + log scale      y_j = log i_j - b_j      g = b of the tile's last step
 
-it is exp2(x_i + y_j); the state before the tile enters step i with exp2(x_i), step j enters the state after the tile with
-exp2(y_j + g), and that state keeps exp2(g) of the one before. The log gates come from `kernels.gates.log_gates`, relative
-to the stabiliser and never positive; hence a forget gate below 2**-160, -inf too, may count as 2**-160: every weight it
-is part of is 0 in float32, while b stays finite.
+it is exp2(x_i + y_j); the state before the tile enters step i with exp2(x_i), step j enters the state after the tile
+with exp2(y_j + g), and that state keeps exp2(g) of the one before. The log gates come from `kernels.gates.log_gates`,
+relative to the stabiliser and never positive; hence a forget gate below 2**-160, -inf too, may count as 2**-160: every
+weight it is part of is 0 in float32, while b stays finite.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Exponents(NamedTuple):
 
 @triton.jit
 def _sum_tiles(
-    log_f, log_i, m, x, y, g, log2_scale, T, tiles, groups, WITH_M: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr
-):
+    log_f, log_i, m, x, y, g, log2_scale, T, tiles, groups,
+    WITH_M: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) // groups).to(tl.int64)
     tile = (tl.program_id(0) % groups) * TILES + tl.arange(0, TILES)
     t = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]

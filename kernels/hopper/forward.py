@@ -37,7 +37,9 @@ def forward(
     C_0, n_0 = initial_matrices(initial)
     states = ()
     if cut.count > 1:
-        (C, n), (C_last, n_last) = launch_segments(k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize)
+        (C, n), (C_last, n_last) = launch_segments(
+            k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize
+        )
         last, states = None, (C,)
     else:
         C, n = C_0, n_0

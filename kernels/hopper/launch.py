@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -41,43 +42,68 @@ class Segments:
 
 @dataclass(frozen=True)
 class WalkShape:
-    """Compile-time shape of a walk: blocks of U and W (WB) and of Z a math role (ZB), and what shared memory then holds."""
+    """Compile-time shape of a walk: blocks of U and W (WB), of Z a math role (ZB), and what shared memory then holds."""
 
     WB: int
     ZB: int
     STAGES: int
     SLOTS: int
     OUTS: int
-    MATH_REGISTERS: int = 208
+    MATH_REGISTERS: int
 
     @classmethod
-    def of(cls, w: int, z: int, sums: bool) -> WalkShape:
-        """For a state of z rows and w <= 256 columns; with row sums one block of rows a math role, for registers.
+    def of(cls, w: int, z: int, *, sums: bool, norm: bool) -> WalkShape:
+        """For a state of z rows and w <= 256 columns; what measured best on the H200.
 
-        A math role's accumulators are WB * ZB <= 4 blocks. Two output buffers a math role and two slots for P where
-        two stages still fit, then as many stages as do.
+        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Where `score` has much to do,
+        it gets two slots, to run ahead of the math roles, else a third stage is worth more. What registers the math roles
+        do not need are its, for it has few.
         """
         WB = w // 64
         ZB = 1 if sums else max(1, min(4 // WB, z // 128))
-        slots = 1 if sums else 2
+        slots = 2 if not sums and (norm or WB == 4) else 1
         stage = 2 * WB + 2 * ZB * (1 + sums)
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
-        outs = 2 if blocks >= 2 * stage + slots + 4 else 1
-        return cls(WB, ZB, min(4, (blocks - slots - 2 * outs) // stage), slots, outs)
+        stages = min(4, (blocks - 3 * slots) // stage)
+        return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=168 if WB * ZB <= 2 else 208)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """C every WINDOW tiles, left by the walk for dq and met by the walk for dk, which has dC there: gate gradients are
+    sums over a window plus sum(C * dC) at its end, so rounding errors of far steps do not pile up in them.
+
+    Attributes:
+        states: (launches, parts of a launch, ...) float32, in the order of a math role's registers.
+        dots: (parts, B, H, windows) float32, sum(C * dC) after each window but the last.
+    """
+
+    states: Tensor
+    dots: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, d_hv: int) -> Checkpoints:
+        B, H, T, d_qk = q.shape
+        windows = (triton.cdiv(T, TILE) - 1) // walk.WINDOW.value
+        launches = triton.cdiv(d_hv, 256)
+        parts = sum_parts(d_qk, d_hv)
+        blocks = d_hv // launches // 64 * TILE * TILE
+        new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
+        return cls(new((launches, parts // launches, B, H, windows, blocks)), new((parts, B, H, windows)))
 
 
 @dataclass(frozen=True)
 class Normaliser:
-    """What a forward walk with a normaliser takes: m (B, H, T) natural log, n0 of every segment or None, and its results."""
+    """What a forward walk with a normaliser takes: m (B, H, T), n before every segment or None, and its results."""
 
     m: Tensor
     first: Tensor | None
     back: Tensor  # x - log2 denominator, padded as x: the exponents of backward
-    last: Tensor
+    last: Tensor | None
 
 
 def descriptor(x: Tensor) -> TensorDescriptor:
-    """Of blocks of 64 x 64 of x (B, H, T, d). A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes."""
+    """Of blocks of x (B, H, T, d). A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes."""
     strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], BLOCK, LAYOUT)
 
@@ -85,7 +111,8 @@ def descriptor(x: Tensor) -> TensorDescriptor:
 def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
-    x: Tensor | None = None, sums: Tensor | None = None, norm: Normaliser | None = None,
+    x: Tensor | None = None, sums: Tensor | None = None, checkpoints: Checkpoints | None = None,
+    norm: Normaliser | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -96,13 +123,14 @@ def launch_walk(
         transposed: states lie in memory as (w, z), not (z, w) (h, dv).
         first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
         x, sums: row sums of x * out, in float32 before out is rounded, are written to sums (sum_parts(z), B, H, T).
+        checkpoints: with sums; written going forward, read going backward.
         norm: divide by the normaliser's denominator, and keep it.
     """
     B, H, T, width = u.shape
     rows = z.shape[-1]
     launches = triton.cdiv(width, 256)
     per_launch = width // launches
-    shape = WalkShape.of(per_launch, rows, sums is not None)
+    shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
     pieces = triton.cdiv(rows, 128 * shape.ZB)
     a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
     dummy = exponents.g
@@ -113,19 +141,22 @@ def launch_walk(
         walk.walk[(B * H * cut.count * pieces,)](
             u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
             dummy if first is None else first, dummy if last is None else last,
-            dummy if sums is None else sums[launch * 2 * pieces :],
-            *((dummy,) * 4 if norm is None else (norm.m, norm.back, dummy if norm.first is None else norm.first, norm.last)),
+            *(dummy,) * 3 if sums is None or checkpoints is None else (
+                sums[launch * 2 * pieces :], checkpoints.states[launch], checkpoints.dots[launch * 2 * pieces :],
+            ),
+            *(dummy,) * 4 if norm is None else (
+                norm.m, norm.back, dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
+            ),
             H, T, cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
             1 if transposed else width, rows if transposed else 1, B * H * T,
-            STAGES=shape.STAGES, SLOTS=shape.SLOTS, OUTS=shape.OUTS, WB=shape.WB, ZB=shape.ZB,
-            MATH_REGISTERS=shape.MATH_REGISTERS, REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
+            **vars(shape), REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             num_warps=4, maxnreg=128,
         )  # fmt: skip
 
 
 def sum_parts(z: int, w: int) -> int:
-    """How many parts the row sums of a walk with a state of z rows and w columns come in: one a math role and launch."""
+    """How many parts the row sums of a walk with a state of z rows and w columns come in, one a math role and launch."""
     return 2 * triton.cdiv(z, 128) * triton.cdiv(w, 256)
 
 
@@ -162,7 +193,8 @@ def launch_segments(
         blocks = triton.cdiv(elements, block)
         end = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device)
         segments.carry[(B * H * blocks,)](
-            state, exponents.g, end if begin is None else begin, end, elements, cut.tiles, cut.segment_tiles, cut.count, blocks,
+            state, exponents.g, end if begin is None else begin, end,
+            elements, cut.tiles, cut.segment_tiles, cut.count, blocks,
             START=begin is not None, REVERSE=reverse, TILES=triton.next_power_of_2(cut.segment_tiles), BLOCK=block,
         )  # fmt: skip
         ends.append(end)

@@ -1,7 +1,7 @@
 """States at the ends of segments: what lets walks over the segments of one sequence run at the same time.
 
-    accumulate   the state that each segment adds up from zero: S = sum over its steps of s_z Z_z W_z^T (Gluon, reads Z and W)
-    carry        turns these into the state each segment starts from, in place, and gives the one after the last (Triton)
+    accumulate   the state that each segment adds up from zero, sum over its steps of s_z Z_z W_z^T (Gluon)
+    carry        turns these into the state each segment starts from, in place, and the one after the last (Triton)
 
 Forward Z = K, W = V give C and the normaliser n, going forward; Z = Q, W = dH give dC, going backward. Both lie as
 (B, H, segments, d_qk, d_hv) float32.
@@ -86,7 +86,7 @@ def math(
     for wb in gl.static_range(WB):
         at, rows = state_pointers(state_ptr, z0, w0 + 64 * wb, w_dim, 1, s_l)
         gl.store(at, state[wb], mask=rows < z_dim)
-    if NORM:  # noqa: SIM102: not one condition, the second is a value of the device
+    if NORM:  # noqa: SIM102
         if w0 == 0:
             z = z0 + gl.arange(0, 64, layout=z_l)
             gl.store(n_ptr + z, norm, mask=z < z_dim)
@@ -118,10 +118,10 @@ def accumulate(
         mbarrier.init(ready.index(i), count=1)
     gl.warp_specialize(
         [
-            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0, w0, z_dim, w_dim,
-                    0, STAGES, WB, REVERSE, NORM)),
-            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0 + 64, w0, z_dim,
-                    w_dim, 1, STAGES, WB, REVERSE, NORM)),
+            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
+                    z0, w0, z_dim, w_dim, 0, STAGES, WB, REVERSE, NORM)),
+            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
+                    z0 + 64, w0, z_dim, w_dim, 1, STAGES, WB, REVERSE, NORM)),
             (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready, row // heads, row % heads, first, n, z0, w0,
                        STAGES, WB, REVERSE)),
         ],
@@ -135,7 +135,7 @@ def carry(
     state, g, start, end, elements, tiles, segment_tiles, segments, blocks,
     START: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """For the states (rows, segments, elements): replace what each segment adds by what it starts from (see `accumulate`).
+    """For states (rows, segments, elements): replace what each segment adds (`accumulate`) by what it starts from.
 
     start: (rows, elements) state before the first segment walked, read if START; end: state after the last.
     TILES: power of two, at least segment_tiles.

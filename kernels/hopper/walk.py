@@ -39,6 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .compat import barrier, tma_add, tma_load, tma_store
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
+WINDOW = gl.constexpr(16)  # tiles between two checkpoints
 
 
 @gluon.jit
@@ -84,30 +85,58 @@ def produce(
 
 
 @gluon.jit
+def split(x, dtype: gl.constexpr):
+    """x as the sum of two numbers of 16 bits."""
+    high = x.to(dtype)
+    return high, (x - high.to(gl.float32)).to(dtype)
+
+
+@gluon.jit
+def put_pair(x, high_buf, low_buf):
+    """x [64, 8] into a pair of operands for the tensor cores, [8, 64]."""
+    high, low = split(x, high_buf.dtype)
+    high_buf.permute((1, 0)).store(high)
+    low_buf.permute((1, 0)).store(low)
+
+
+@gluon.jit
+def get_pair(high_buf, low_buf, layout: gl.constexpr):
+    high = high_buf.permute((1, 0)).load(layout).to(gl.float32)
+    return high + low_buf.permute((1, 0)).load(layout).to(gl.float32)
+
+
+@gluon.jit
 def score(
-    exponents, norm, u_buf, w_buf, n_buf, p_buf, factors, empty, ready, p_full, p_empty, place, row, tiles, steps, n0, piece,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
-    FIRST: gl.constexpr, LAST: gl.constexpr,
+    exponents, norm, u_buf, w_buf, n_buf, sn_buf, p_buf, factors, empty, ready, p_full, p_empty, place, row, tiles, steps, n0, piece,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr,
+    NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    # Few registers are left to this role: with a normaliser P is computed in two parts of its columns.
+    PARTS: gl.constexpr = 2 if NORM else 1
+    WIDTH: gl.constexpr = 64 // PARTS
+    p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
-    across: gl.constexpr = gl.BlockedLayout([1, 32], [16, 2], [4, 1], [1, 0])  # half a row a thread, for q . n
-    down: gl.constexpr = gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0])  # two columns a thread, for the sum into n
+    n_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16])
+    s_l: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     au_ptr, az_ptr, g_ptr = exponents
     m_ptr, back_ptr, n_first_ptr, n_last_ptr = norm
     r_buf, s_buf = factors
     _, _, first, n = place
     t = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
     u = gl.arange(0, 64, layout=u_l)
-    z = gl.arange(0, 64, layout=z_l)
-    w = gl.arange(0, 64, layout=gl.SliceLayout(0, down))
+    z = gl.arange(0, WIDTH, layout=z_l)
+    w = gl.arange(0, 64, layout=gl.SliceLayout(1, n_l))
+    # The tensor cores carry n too: as 8 columns, the narrowest product, that count as their sum. The weights s enter column 0
+    # rounded to 16 bits and column 1 with what rounding lost; n itself lies in shared memory as two such numbers.
     if NORM:
+        column = gl.arange(0, 8, layout=gl.SliceLayout(0, n_l))[None, :]
         for j in gl.static_range(WB):
+            n_j = gl.zeros([64, 8], gl.float32, layout=n_l)
             if FIRST:
-                n_buf.index(j).store(gl.load(n_first_ptr + n0 + 64 * j + w))
-            else:
-                n_buf.index(j).store(gl.zeros([64], gl.float32, layout=gl.SliceLayout(0, down)))
+                n_j += gl.where(column == 0, gl.load(n_first_ptr + n0 + 64 * j + w)[:, None], 0.0)
+            put_pair(n_j, n_buf.index(2 * j), n_buf.index(2 * j + 1))
+        fence_async_shared()
         barrier()
     for i in range(n):
         s = i % STAGES
@@ -116,62 +145,77 @@ def score(
         at = (row * tiles + tile) * 64
         mbarrier.wait(ready.index(s), (i // STAGES) & 1)
         if NORM:
-            qn = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, across))
+            qn = gl.zeros([64, 8], gl.float32, layout=n_l)
             for c in range(WB):
-                q = block(u_buf, s * WB + c).load(across).to(gl.float32)
-                qn += gl.sum(q * n_buf.index(c).load(gl.SliceLayout(0, across))[None, :], axis=1)
-            qn = gl.convert_layout(qn, u_l)
-        p = gl.zeros([64, 64], gl.float32, layout=p_l)
-        for j in gl.static_range(WB):
-            wT = block(w_buf, s * WB + j).permute((1, 0))
-            p = warpgroup_mma(block(u_buf, s * WB + j), wT, p, use_acc=(j > 0), is_async=True)
-        p = warpgroup_mma_wait(0, deps=(p,))
-        a_u = gl.load(au_ptr + at + u)  # not before the product: the registers they take would serialise it (ptxas C7512)
-        a_z = gl.load(az_ptr + at + z)
+                q = block(u_buf, s * WB + c)
+                qn = warpgroup_mma(q, n_buf.index(2 * c).permute((1, 0)), qn, is_async=True)
+                qn = warpgroup_mma(q, n_buf.index(2 * c + 1).permute((1, 0)), qn, is_async=True)
+                qn = warpgroup_mma_wait(0, deps=(qn,))
+            qn = gl.convert_layout(gl.sum(qn, axis=1), u_l)
+        parts = ()
+        total = gl.zeros([64], gl.float32, layout=u_l)
+        for h in gl.static_range(PARTS):
+            p = gl.zeros([64, WIDTH], gl.float32, layout=p_l)
+            for j in gl.static_range(WB):
+                w_block = block(w_buf, (s + (i >> (30 - h))) * WB + j)
+                wT = w_block.slice(WIDTH * h, WIDTH, dim=0).permute((1, 0))
+                u_block = block(u_buf, (s + (i >> (30 - h))) * WB + j)
+                p = warpgroup_mma(u_block, wT, p, use_acc=(j > 0), is_async=True)
+            p = warpgroup_mma_wait(0, deps=(p,))
+            a_u = gl.load(au_ptr + at + u)  # not before the product: exponents in registers would serialise it (C7512)
+            a_z = gl.load(az_ptr + at + WIDTH * h + z)
+            if REVERSE:
+                keep = WIDTH * h + z[None, :] >= u[:, None]
+            else:
+                keep = u[:, None] >= WIDTH * h + z[None, :]
+            p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
+            if NORM:
+                total += gl.sum(p, axis=1)
+            parts += (p,)
         g = gl.load(g_ptr + row * tiles + tile)
-        if REVERSE:
-            keep = z[None, :] >= u[:, None]
-        else:
-            keep = u[:, None] >= z[None, :]
-        p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
+        inverse = 1.0
+        a_u = gl.load(au_ptr + at + u)
         if NORM:
-            r = gl.exp2(a_u)
             step = tile * 64 + u
             m = gl.load(m_ptr + row * steps + step, mask=step < steps, other=0.0)
-            denominator = gl.maximum(gl.abs(r * qn + gl.sum(p, axis=1)), gl.exp2(-1.4426950408889634 * m))
+            denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + total), gl.exp2(-1.4426950408889634 * m))
             a_u -= gl.log2(denominator)
             if piece == 0:
                 gl.store(back_ptr + at + u, a_u)
-            p = p * (1.0 / denominator)[:, None]
-            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-            r_buf.index(b).store(gl.exp2(a_u))
-            p_buf.index(b).store(p.to(p_buf.dtype))
-        else:
-            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-            p_buf.index(b).store(p.to(p_buf.dtype))
-            a_out = gl.load(au_ptr + at + t)
-            if REVERSE:
-                a_out += g
-            r_buf.index(b).store(gl.exp2(a_out))
+            inverse = (1.0 / denominator)[:, None]
+        elif REVERSE:
+            a_u += g
+        mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+        for h in gl.static_range(PARTS):
+            p_buf.index(b).slice(WIDTH * h, WIDTH, dim=1).store((parts[h] * inverse).to(p_buf.dtype))
+        r_buf.index(b).store(gl.exp2(a_u))
         s_z = gl.load(az_ptr + at + t)  # again, in one register
         if not REVERSE:
             s_z += g
         s_buf.index(b).store(gl.exp2(s_z))
-        if NORM:
-            barrier()  # s_z is in shared memory, n has been read
-            s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
-            for c in range(WB):
-                k = block(w_buf, s * WB + c).load(down).to(gl.float32)
-                n_old = n_buf.index(c).load(gl.SliceLayout(0, down))
-                n_buf.index(c).store(n_old * gl.exp2(g) + gl.sum(k * s_k[:, None], axis=0))
         fence_async_shared()
         barrier()
-        mbarrier.arrive(empty.index(s), count=1)
         mbarrier.arrive(p_full.index(b), count=1)
-    if NORM and LAST:  # noqa: SIM102: not one condition, the second is a value of the device
+        if NORM:
+            s_z = gl.load(az_ptr + at + gl.arange(0, 64, layout=gl.SliceLayout(0, s_l)))
+            high, low = split(gl.exp2(s_z + g), p_buf.dtype)
+            r8 = gl.arange(0, 8, layout=gl.SliceLayout(1, s_l))[:, None]
+            sn_buf.store(gl.where(r8 == 0, high[None, :], gl.where(r8 == 1, low[None, :], 0.0)))
+            fence_async_shared()
+            barrier()
+            for c in range(WB):
+                kT = block(w_buf, s * WB + c).permute((1, 0))
+                n_c = get_pair(n_buf.index(2 * c), n_buf.index(2 * c + 1), n_l) * gl.exp2(g)
+                n_c = warpgroup_mma_wait(0, deps=(warpgroup_mma(kT, sn_buf.permute((1, 0)), n_c, is_async=True),))
+                put_pair(n_c, n_buf.index(2 * c), n_buf.index(2 * c + 1))
+            fence_async_shared()
+            barrier()
+        mbarrier.arrive(empty.index(s), count=1)
+    if NORM and LAST:  # noqa: SIM102
         if piece == 0:
             for j in gl.static_range(WB):
-                gl.store(n_last_ptr + n0 + 64 * j + w, n_buf.index(j).load(gl.SliceLayout(0, down)))
+                n_j = get_pair(n_buf.index(2 * j), n_buf.index(2 * j + 1), n_l)
+                gl.store(n_last_ptr + n0 + 64 * j + w, gl.sum(n_j, axis=1))
 
 
 @gluon.jit
@@ -182,11 +226,21 @@ def state_pointers(ptr, z, w, z_stride, w_stride, layout: gl.constexpr):
 
 
 @gluon.jit
+def checkpoint_offsets(layout: gl.constexpr):
+    """Where the elements of a block go in a checkpoint: so that threads side by side write words side by side."""
+    r = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))[:, None]
+    c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))[None, :]
+    thread = r // 16 * 32 + r % 8 * 4 + c % 8 // 2
+    register = c // 8 * 4 + r % 16 // 8 * 2 + c % 2
+    return register * 128 + thread
+
+
+@gluon.jit
 def math(
-    o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, buffers, p_buf, o_buf, factors, empty, ready, p_full, p_empty, place, row,
+    o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr, buffers, p_buf, o_buf, factors, empty, ready, p_full, p_empty, place, row,
     tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
-    HALF: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, OUTS: gl.constexpr,
-    REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
+    HALF: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
+    OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
@@ -205,6 +259,22 @@ def math(
                 state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
     for i in range(n):
         tile = nth_tile(first, i, n, REVERSE)
+        if SUMS:
+            if REVERSE:  # the state is dC after the tile
+                edge = tile + 1
+            else:  # C before the tile
+                edge = tile
+            if (edge % WINDOW == 0) & (edge > 0) & (edge < tiles):
+                window = edge // WINDOW - 1
+                at = checkpoint_ptr + window * (WB * 4096) + checkpoint_offsets(s_l)
+                product = gl.zeros([64, 64], gl.float32, layout=s_l)
+                for wb in gl.static_range(WB):
+                    if REVERSE:
+                        product += gl.load(at + wb * 4096) * state[wb]
+                    else:
+                        gl.store(at + wb * 4096, state[wb])
+                if REVERSE:
+                    gl.store(dots_ptr + window, gl.sum(gl.sum(product, axis=1), axis=0))
         mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
         new_state = ()
         e = gl.exp2(gl.load(g_ptr + row * tiles + tile))
@@ -219,20 +289,27 @@ def math(
                 uT = block(u_buf, s * WB + wb).permute((1, 0))
                 o = warpgroup_mma(a, uT, o, use_acc=(wb > 0), is_async=True)
                 o, a = warpgroup_mma_wait(0, deps=(o, a))
+            tma.store_wait(pendings=OUTS - 1)
+            barrier()  # a buffer for out is free
             if zb == 0:
                 mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
             o = o * r_buf.index(b).load(u_l)[None, :]
             o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
-            zs = zT.load(a_l).to(gl.float32) * s_buf.index(b).load(gl.SliceLayout(0, a_l))[None, :]
-            zs = zs.to(dtype)
-            scaled = ()
-            for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
-                scaled += (state[zb * WB + wb] * e,)
             flight = ()
-            for wb in gl.static_range(WB):
-                flight += (warpgroup_mma(zs, block(w_buf, s * WB + wb), scaled[wb], is_async=True),)
+            for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
+                flight += (state[zb * WB + wb] * e,)
+            operands = ()
+            for h in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
+                zs = zT.slice(32 * h, 32, dim=1).load(a_l).to(gl.float32)
+                zs = (zs * s_buf.index(b).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
+                operands += (zs,)
+                onward = ()
+                for wb in gl.static_range(WB):
+                    w_part = block(w_buf, s * WB + wb).slice(32 * h, 32, dim=0)
+                    onward += (warpgroup_mma(zs, w_part, flight[wb], is_async=True),)
+                flight = onward
             if ZB == 1:
-                o = warpgroup_mma_wait(WB, deps=(o,))  # the state is updated while out is written
+                o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
             else:
                 o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
             if SUMS:
@@ -241,8 +318,6 @@ def math(
                 dot = gl.sum(x.to(gl.float32) * o, axis=0)
                 gl.store(sums_ptr + zb * part_stride + row * steps + step, dot, mask=step < steps)
             out = o_buf.index((i * ZB + zb) % OUTS)
-            tma.store_wait(pendings=OUTS - 1)
-            barrier()
             out.reshape([64, 64]).permute((1, 0)).store(o.to(dtype))
             fence_async_shared()
             barrier()
@@ -253,8 +328,7 @@ def math(
                 tma_add(o_desc, at_out, out)
             else:
                 tma_store(o_desc, at_out, out)
-            flight += (zs,)  # kept until the products that read it are done
-            done = warpgroup_mma_wait(0, deps=flight)
+            done = warpgroup_mma_wait(0, deps=flight + operands)  # operands: kept until the products are done
             for wb in gl.static_range(WB):
                 new_state += (done[wb],)
         state = new_state
@@ -269,13 +343,14 @@ def math(
     tma.store_wait(pendings=0)
 
 
-@gluon.jit
+# Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
 def walk(
-    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr,
-    m_ptr, back_ptr, n_first_ptr, n_last_ptr,
+    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr,
+    dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr,
     heads, steps, tiles, segment_tiles, segments, pieces, column, z_dim, w_dim, z_stride, w_stride, part_stride,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
-    MATH_REGISTERS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
+    ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
     LAST: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
     """One program: the piece `piece` of the state of a segment of a (batch, head) row. Launched by launch.py."""
@@ -293,6 +368,13 @@ def walk(
     n0 = index * w_dim
     sums_0 = sums_ptr + (piece * 2 * ZB).to(gl.int64) * part_stride
     sums_1 = sums_0 + ZB * part_stride
+    rows = gl.num_programs(0) // (pieces * segments)
+    windows = (tiles - 1) // WINDOW
+    window_0 = (((piece * 2) * rows + row) * windows).to(gl.int64)
+    checkpoint_0 = checkpoint_ptr + window_0 * (WB * 4096)
+    checkpoint_1 = checkpoint_0 + (rows * windows).to(gl.int64) * (WB * 4096)
+    dots_0 = dots_ptr + window_0
+    dots_1 = dots_0 + rows * windows
 
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
@@ -308,8 +390,11 @@ def walk(
     r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     s_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     n_buf = r_buf
+    sn_buf = r_buf
     if NORM:
-        n_buf = gl.allocate_shared_memory(gl.float32, [WB, 64], flat)
+        pair_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], dtype)
+        n_buf = gl.allocate_shared_memory(dtype, [2 * WB, 8, 64], pair_l)
+        sn_buf = gl.allocate_shared_memory(dtype, [8, 64], pair_l)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     p_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -324,13 +409,13 @@ def walk(
     factors = (r_buf, s_buf)
     gl.warp_specialize(
         [
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_0, buffers, p_buf, o_buf0, factors, empty, ready, p_full, p_empty,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_0, checkpoint_0, dots_0, buffers, p_buf, o_buf0, factors, empty, ready, p_full, p_empty,
                     place, row, tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
                     0, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_1, buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_1, checkpoint_1, dots_1, buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
                     place, row, tiles, steps, part_stride, column, z1, z_dim, z_stride, w_stride,
                     1, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr), u_buf, w_buf, n_buf, p_buf, factors,
+            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr), u_buf, w_buf, n_buf, sn_buf, p_buf, factors,
                      empty, ready, p_full, p_empty, place, row, tiles, steps, n0, piece,
                      STAGES, SLOTS, WB, REVERSE, NORM, FIRST, LAST)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, place, column, z0,

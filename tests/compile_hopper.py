@@ -1,0 +1,83 @@
+"""Compiles the fused kernels for sm_90a, without a GPU; prints what they use as JSON.
+
+python compile_hopper.py [d_qk/d_hv ...]     default: the shapes of the bars
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from tflabench.kernels.hopper import segments, walk
+from tflabench.kernels.hopper.launch import BLOCK, LAYOUT, WalkShape
+
+SHAPES = ("128/256", "256/512")
+
+
+def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
+    def type_of(argument: str) -> str:
+        if argument in constants:
+            return "constexpr"
+        if argument.endswith("_desc"):
+            return f"tensordesc<{dtype}{BLOCK},{LAYOUT!r}>"
+        return "*fp32" if argument.endswith("_ptr") else "i32"
+
+    signature = {argument: type_of(argument) for argument in kernel.arg_names}
+    places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
+    aligned = {places[a]: [["tt.divisibility", 16]] for a in kernel.arg_names if a.endswith("_ptr")}
+    source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, aligned)
+    done: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": maxnreg})
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
+        ptx.write(done.asm["ptx"])
+        ptx.flush()
+        command = [triton.knobs.nvidia.ptxas.path, "-v", "-arch=sm_90a", ptx.name, "-o", "/dev/null"]  # type: ignore[attr-defined]
+        log = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    spills = re.findall(r"(\d+) bytes spill", log)
+    assert spills, log
+    return {
+        "kernel": name,
+        "shared_bytes": done.metadata.shared,
+        "spilled_bytes": sum(map(int, spills)),
+        "warnings": sorted(set(re.findall(r"C75\d\d", log))),
+    }
+
+
+def walk_constants(w: int, z: int, *, sums: bool = False, **branches: bool) -> dict[str, Any]:
+    flags = {"REVERSE": False, "NORM": False, "FIRST": False, "LAST": False, "ADD": False, **branches}
+    return {**asdict(WalkShape.of(w, z, sums=sums, norm=flags["NORM"])), "SUMS": sums, **flags}
+
+
+def every_kernel(d_qk: int, d_hv: int, dtype: str = "bf16") -> Iterator[dict[str, Any]]:
+    w = min(d_hv, 256)
+    walks = {
+        "h": walk_constants(d_qk, d_hv, LAST=True),
+        "h normalised": walk_constants(d_qk, d_hv, NORM=True, LAST=True),
+        "h of segments": walk_constants(d_qk, d_hv, FIRST=True),
+        "h normalised of segments": walk_constants(d_qk, d_hv, NORM=True, FIRST=True),
+        "dq": walk_constants(w, d_qk, sums=True),
+        "dq of segments": walk_constants(w, d_qk, sums=True, FIRST=True, ADD=d_hv > 256),
+        "dk": walk_constants(w, d_qk, sums=True, REVERSE=True),
+        "dk of segments": walk_constants(w, d_qk, sums=True, REVERSE=True, FIRST=True, ADD=d_hv > 256),
+        "dv": walk_constants(d_qk, d_hv, REVERSE=True),
+        "dv of segments": walk_constants(d_qk, d_hv, REVERSE=True, FIRST=True),
+    }
+    for name, constants in walks.items():
+        yield compiled(f"{d_qk}/{d_hv} {name}", walk.walk, constants, 128, dtype)
+    for reverse in (False, True):
+        constants = {"STAGES": 4, "WB": w // 64, "REVERSE": reverse, "NORM": not reverse}
+        yield compiled(f"{d_qk}/{d_hv} {'dC' if reverse else 'C, n'}", segments.accumulate, constants, 168, dtype)
+
+
+if __name__ == "__main__":
+    pairs = [tuple(map(int, shape.split("/"))) for shape in sys.argv[1:] or SHAPES]
+    print(json.dumps({"triton": triton.__version__, "kernels": [row for pair in pairs for row in every_kernel(*pair)]}))

@@ -1,0 +1,64 @@
+"""The fused Hopper kernels on a GPU: the TFLA kernels' cases against float64 where they apply, and repeats."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import tfla_cases
+from tfla_cases import GATES, Case, computed, draw, failures
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
+
+
+@pytest.fixture(autouse=True)
+def the_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tflabench.kernels.hopper.chunkwise import kernels
+
+    found = kernels()
+    fused = SimpleNamespace(forward=found.forward, backward=found.backward)
+    monkeypatch.setattr(tfla_cases, "chunkwise", fused)
+
+
+def cases() -> list[Case]:
+    """Every pair of head dimensions, every gate, both dtypes and layouts; one segment and several; short, ragged, long."""
+    found = [
+        Case(gate=gate, d_qk=d_qk, d_hv=d_hv, L=128, states=True)
+        for gate in ("exp", "sig")
+        for d_qk, d_hv in itertools.product((64, 128, 192, 256), (64, 128, 192, 256, 512))
+    ]
+    sizes = {"d_qk": 128, "d_hv": 256}
+    found += [Case(gate=gate, L=L, states=states, **sizes) for gate in GATES for L, states in ((512, False), (64, True))]
+    for gate in ("exp", "sig"):
+        found += [Case(gate=gate, T=T, L=L, **sizes) for T, L in ((1, 64), (63, 64), (64, 64), (65, 64), (2100, 4096))]
+        found += [Case(gate=gate, dtype=torch.float16, d_qk=d, d_hv=2 * d, L=192, states=True) for d in (64, 128, 256)]
+        found += [
+            Case(gate=gate, layout="bthd", L=256, states=True, **sizes),
+            Case(gate=gate, batch=1, heads=1, T=5000, L=512, states=True, **sizes),
+            Case(gate=gate, gates="extreme", T=515, L=128, **sizes),
+            Case(gate=gate, gates="documents", T=515, L=1024, **sizes),
+            Case(gate=gate, gates="documents", T=4096, L=1024, batch=1, heads=2, d_qk=256, d_hv=512, states=True),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_at_most_twice_as_wrong_as_plain_pytorch(case: Case) -> None:
+    assert failures(case) == []
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+@pytest.mark.parametrize(("d_qk", "d_hv", "L"), [(128, 256, 1024), (128, 256, 256), (256, 512, 1024), (64, 64, 128)])
+def test_random_inputs_give_the_same_bits_twice(gate: str, d_qk: int, d_hv: int, L: int) -> None:
+    case = Case(gate=gate, d_qk=d_qk, d_hv=d_hv, L=L, T=1000, states=True)
+    for seed in range(125):
+        inputs, grads = draw(case, seed)
+        one, two = computed(case, inputs, grads), computed(case, inputs, grads)
+        assert all(torch.equal(one[name], two[name]) for name in one), seed
