@@ -23,7 +23,7 @@ HEAVY = ["torch", "triton"]
 FORBIDDEN = {
     "tflabench.kernels": [*BENCH, "tflabench.baselines", "tflabench.analysis", "typer", "pandas", "matplotlib"],
     "tflabench.baselines": OUTER,
-    "tflabench.analysis": [*HEAVY, "tflabench.kernels", "tflabench.baselines", *OUTER],
+    "tflabench.analysis": [*HEAVY, "matplotlib", "tflabench.kernels", "tflabench.baselines", *OUTER],
     "tflabench.store": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
     "tflabench.plots": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
     "tflabench.measure": ["tflabench.kernels", "tflabench.baselines", "tflabench.registry", "tflabench.cli"],

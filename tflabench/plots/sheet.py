@@ -16,15 +16,14 @@ from matplotlib.textpath import TextPath
 
 from tflabench.plots.style import FOOTER_SIZE, NOTE_SIZE, TICK_SIZE, TITLE_SIZE, styled
 
+FORMATS = ("png", "svg", "pdf")
+UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
 COLUMN_WIDTH, PAGE_WIDTH = 3.5, 7.0  # inches: one and two columns of a paper
 PANEL_HEIGHT = 2.0
 LEFT, RIGHT, GAP, EDGE = 0.58, 0.1, 0.5, 0.07
 HANDLE_GAP, COLUMN_GAP = 0.5, 1.2  # in a legend, in units of its type
 X_LABEL_HEIGHT = 0.42  # of tick labels and label under a panel
-
-
-FORMATS = ("png", "svg", "pdf")
-UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
 class Sheet:
@@ -52,7 +51,7 @@ class Sheet:
     def finish(
         self, title: str, handles: Sequence[Any], keys: Sequence[Any], notes: Sequence[str], footer: str
     ) -> None:
-        """Place everything and give the figure the height it takes; `keys` are legend entries of their own row."""
+        """Place everything and give the figure the height it takes; `keys` begin a row unless one row holds all."""
         room = self.width - 2 * EDGE
         titles = _wrap(title, room, TITLE_SIZE)
         lines = [line for note in notes for line in _wrap(note, room, NOTE_SIZE)]

@@ -17,16 +17,7 @@ from tflabench.analysis.hardware import Ceilings, Gpu
 from tflabench.plots.axes import log_ticks
 from tflabench.plots.roofline import rate, roof
 from tflabench.plots.sheet import FORMATS, Sheet, text_width, write
-from tflabench.plots.style import (
-    BLUE,
-    GREEN,
-    MARKERS,
-    NOTE_SIZE,
-    ORANGE,
-    PALETTE,
-    VERMILION,
-    styled,
-)
+from tflabench.plots.style import BLUE, GREEN, MARKERS, NOTE_SIZE, ORANGE, PALETTE, VERMILION, styled
 from tflabench.problem import InputError
 
 
@@ -57,6 +48,7 @@ def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, me
     """Theoretical runtime (from lower to upper bound, the 5% band shaded) and peak memory over L, side by side."""
     sheet = Sheet(2)
     left, right = sheet.axes
+    right.sharex(left)
     sizes = tradeoff.sizes(400)
     time, memory = tradeoff.time(sizes), tradeoff.memory(np.ceil(sizes)) / 2**30
     low, high = tradeoff.within()
@@ -74,7 +66,8 @@ def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, me
         handles.append(right.axhline(memory_budget / 2**30, color=VERMILION, ls="--", lw=0.8, label="memory budget"))
     for ax in sheet.axes:
         mark = ax.axvline(recommended, color=VERMILION, lw=1, label=f"recommended: {recommended}")
-        ax.set(xscale="log", yscale="log", xlabel="chunk size L [tokens]", xlim=(sizes[0], sizes[-1]))
+        ax.set(yscale="log", xlabel="chunk size L [tokens]")
+        ax.margins(x=0.02)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:.0f}")
         log_ticks(ax.yaxis)
