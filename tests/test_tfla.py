@@ -125,7 +125,7 @@ def test_tile_sums_add_only_what_is_not_positive() -> None:
 
 @pytest.mark.parametrize("L", [512, 2048])
 def test_gate_gradients_sum_backward_within_a_chunk_and_stop_at_documents(L: int) -> None:
-    """df = sigmoid(-f) times the sum of q.dq - k.dk up to the chunk's end, plus what crosses it; over several blocks."""
+    """df = sigmoid(-f) times the sum of q.dq - k.dk up to the chunk's end, plus what crosses it; over blocks."""
     torch.manual_seed(0)
     T = 1300
     f, i = torch.randn(1, 1, T, device=DEVICE), torch.randn(1, 1, T, device=DEVICE)

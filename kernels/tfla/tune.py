@@ -3,7 +3,7 @@
     python -m tflabench.kernels.tfla.tune ROWS.jsonl [--seconds N]
 
 First worker processes compile all candidates into Triton's cache, then one process times them: CUDA events, the median
-of 20 after 3, on inputs several times the L2. A line of ROWS is one (shape, chunk size, kernel, tiling): ms or error.
+of 20 after 3, the L2 flushed. A line of ROWS is one (shape, chunk size, kernel, tiling): ms or error.
 """
 
 from __future__ import annotations
@@ -134,8 +134,10 @@ def bench(shape: Shape, chunk_size: int) -> Launcher:
 def milliseconds(run: Callable[[], object], samples: int = 20) -> float:
     for _ in range(3):
         run()
+    flush = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
     times = []
     for _ in range(samples):
+        flush.zero_()  # the L2; and while it runs, what follows is launched
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         run()
