@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tflabench.kernels.gates import gate_gradients, log_gates, tile_gates
-from tflabench.kernels.tfla import chunkwise
+from tflabench.kernels.tfla import chunkwise, config
 from tflabench.kernels.tfla.config import TileConfig
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, State
 
@@ -57,19 +57,28 @@ def test_a_sequence_in_segments_is_the_sequence(gate: str) -> None:
     case = small(gate=gate, T=90, states=True)
     inputs, grads = draw(case)
     whole = computed(case, inputs, grads)
-    config = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
+    default = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
     for programs in (1, 10_000):
-        cut = TileConfig(**{**config.__dict__, "programs": programs})
+        cut = TileConfig(**{**default.__dict__, "programs": programs})
         for name, x in computed(case, inputs, grads, config=cut).items():
             torch.testing.assert_close(x, whole[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+def test_descriptors_made_in_the_kernel_read_the_same(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs before compute capability 9.0, on strided inputs."""
+    if DEVICE != "cpu":
+        pytest.skip("the GPU decides how tiles travel")
+    monkeypatch.setattr(config, "architecture", lambda device: 80)
+    assert failures(small(gate=gate, layout="bthd", states=True, d_hv=48)) == []
 
 
 @pytest.mark.parametrize("gate", ["exp", "sig"])
 def test_kept_states_change_nothing(gate: str) -> None:
     case = small(gate=gate)
     inputs, grads = draw(case)
-    config = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
-    keeping = TileConfig(**{**config.__dict__, "keep_states": True})
+    default = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
+    keeping = TileConfig(**{**default.__dict__, "keep_states": True})
     for name, x in computed(case, inputs, grads, config=keeping).items():
         assert torch.equal(x, computed(case, inputs, grads)[name]), name
 
@@ -169,12 +178,12 @@ def test_what_cannot_run_says_why() -> None:
 def test_saved_tensors_are_as_announced() -> None:
     case = small(gate="exp")
     inputs, _ = draw(case)
-    config = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
+    default = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
     for keep in (False, True):
         options = {
             "gate": MLSTM_EXP,
             "chunk_size": case.L,
-            "config": TileConfig(**{**config.__dict__, "keep_states": keep}),
+            "config": TileConfig(**{**default.__dict__, "keep_states": keep}),
         }
         arguments = [inputs[name] for name in ("q", "k", "v", "f", "i")]
         _, last, saved = chunkwise.forward(*arguments, None, scale=0.5, **options)  # type: ignore[arg-type]

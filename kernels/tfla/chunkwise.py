@@ -10,7 +10,8 @@ The denominator and m are constants in backward (paper, B.3). Chunk states are s
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 import triton
@@ -31,6 +32,8 @@ from .tiles import aligned
 if TYPE_CHECKING:
     from tflabench.kernels.api import Kernels
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -99,6 +102,18 @@ def empty_saved(
     return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
 
 
+def _on_its_device(launch: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Makes the device of the first tensor the current one, where Triton launches."""
+
+    @functools.wraps(launch)
+    def launched(*args: Arguments.args, **named: Arguments.kwargs) -> Result:
+        with torch.cuda.device_of(args[0]):
+            return launch(*args, **named)
+
+    return launched
+
+
+@_on_its_device
 def forward(
     q: Tensor,
     k: Tensor,
@@ -136,6 +151,7 @@ def forward(
     return h, State(states.last, states.n_last, m_last), saved
 
 
+@_on_its_device
 def backward(
     dh: Tensor,
     d_last: State | None,
