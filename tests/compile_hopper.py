@@ -16,6 +16,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.hopper import segments, walk
@@ -40,7 +41,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(done.asm["ptx"])
         ptx.flush()
-        command = [triton.knobs.nvidia.ptxas.path, "-v", "-arch=sm_90a", ptx.name, "-o", "/dev/null"]  # type: ignore[attr-defined]
+        command = [get_ptxas(90).path, "-v", "-arch=sm_90a", ptx.name, "-o", "/dev/null"]
         log = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     spills = re.findall(r"(\d+) bytes spill", log)
     assert spills, log
@@ -79,5 +80,8 @@ def every_kernel(d_qk: int, d_hv: int, dtype: str = "bf16") -> Iterator[dict[str
 
 
 if __name__ == "__main__":
-    pairs = [tuple(map(int, shape.split("/"))) for shape in sys.argv[1:] or SHAPES]
-    print(json.dumps({"triton": triton.__version__, "kernels": [row for pair in pairs for row in every_kernel(*pair)]}))
+    rows = []
+    for shape in sys.argv[1:] or SHAPES:
+        d_qk, d_hv = map(int, shape.split("/"))
+        rows += every_kernel(d_qk, d_hv)
+    print(json.dumps({"triton": triton.__version__, "kernels": rows}))

@@ -25,7 +25,7 @@ def backward(
     dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
     initial: State | None, saved: tuple[Tensor, ...], *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
 
     Args:
@@ -33,7 +33,7 @@ def backward(
         saved: as `forward` returned it; the other arguments as given to it.
     """
     del state_dtype, config
-    given = (q, k, v)
+    given = (q, k, v, f, i)
     cut = Segments(q.shape[2], chunk_size)
     gates, e, C = restored(saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
@@ -55,8 +55,9 @@ def backward(
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq, checkpoints=checkpoints)
     last = dC_0 if cut.count == 1 else None
     launch_walk(
-        v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, x=k, sums=kdk, checkpoints=checkpoints
-    )
+        v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last,
+        x=k, sums=kdk, checkpoints=checkpoints,
+    )  # fmt: skip
     launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first)
 
     boundary = torch.nn.functional.pad(checkpoints.dots.sum(0), (0, 1))
@@ -69,12 +70,11 @@ def backward(
     df, di = gate_gradients(f, i, gate, gates, qdq, kdk, boundary, TILE * WINDOW.value)
     if scale < 0:
         dq = -dq
-    dq, dk, dv = (_made_like(x, like) for x, like in zip((dq, dk, dv), given, strict=True))
-    if initial is None:
-        return dq, dk, dv, df, di, None, None
-    if gate.normalize and dn_0 is None:
+    if n_0 is not None and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
-    return dq, dk, dv, df, di, dC_0, dn_0
+    C_given, n_given = (None, None) if initial is None else initial[:2]
+    made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
+    return tuple(None if like is None or x is None else _made_like(x, like) for x, like in made)
 
 
 def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:

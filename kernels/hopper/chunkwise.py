@@ -55,7 +55,8 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor,
     and a state pass about half of that on top; states cost little.
     """
-    del gate
+    if refuses(q, v, gate=gate, chunk_size=64):
+        return 64
     B, H, T, d_qk = q.shape
     tiles = -(-T // 64)
     multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count

@@ -14,7 +14,7 @@ weight it is part of is 0 in float32, while b stays finite.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -67,12 +67,13 @@ def exponents(gates: LogGates, scale: float, *, unstabilise: bool) -> Exponents:
     """
     B, H, T = gates.log_f.shape
     tiles = triton.cdiv(T, TILE)
-    x, y = torch.empty((2, B, H, tiles * TILE), dtype=torch.float32, device=gates.log_f.device)
+    x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=gates.log_f.device) for _ in range(2))
     g = torch.empty((B, H, tiles), dtype=torch.float32, device=gates.log_f.device)
     per_program = min(16, triton.next_power_of_2(tiles))
     groups = triton.cdiv(tiles, per_program)
     log2_scale = math.log2(scale) if scale > 0 else -math.inf
-    _sum_tiles[(B * H * groups,)](
+    kernel: Any = _sum_tiles
+    kernel[(B * H * groups,)](
         gates.log_f, gates.log_i, gates.m if unstabilise else x, x, y, g, log2_scale, T, tiles, groups,
         WITH_M=unstabilise, TILES=per_program, TILE=TILE,
     )  # fmt: skip

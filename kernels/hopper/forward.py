@@ -11,7 +11,7 @@ from tflabench.kernels.gates import LogGates, log_gates
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
-from .exponents import Exponents, exponents
+from .exponents import TILE, Exponents, exponents
 from .launch import Normaliser, Segments, launch_segments, launch_walk
 
 
@@ -28,12 +28,11 @@ def forward(
         state_dtype: without effect: states are float32, one every L steps.
     """
     del state_dtype, config
-    cut = Segments(q.shape[2], chunk_size)
-    gates = log_gates(f, i, gate, q.shape[:3], None if initial is None else initial.m)
+    B, H, T, d_qk = q.shape
+    cut = Segments(T, chunk_size)
+    gates = log_gates(f, i, gate, (B, H, T), None if initial is None else initial.m)
     e = exponents(gates, abs(scale), unstabilise=gate.stabilized and not gate.normalize)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
-    B, H, _, d_qk = q.shape
-    new = torch.empty((B, H, d_qk, v.shape[-1]), dtype=torch.float32, device=q.device)
     C_0, n_0 = initial_matrices(initial)
     states = ()
     if cut.count > 1:
@@ -43,8 +42,8 @@ def forward(
         last, states = None, (C,)
     else:
         C, n = C_0, n_0
-        C_last = last = new
-        n_last = torch.empty_like(new[..., 0]) if gate.normalize else None
+        C_last = last = torch.empty((B, H, d_qk, v.shape[-1]), dtype=torch.float32, device=q.device)
+        n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
     norm, back = None, e.x
     if gate.normalize:
         back = torch.empty_like(e.x)
@@ -68,17 +67,17 @@ def empty_saved(
     del gate, state_dtype, config
     B, H, T, d_qk = q.shape
     cut = Segments(T, chunk_size)
-    shapes = [(B, H, T)] * 2 + [(B, H, cut.tiles * 64)] * 2 + [(B, H, cut.tiles)]
-    if cut.count > 1:
-        shapes.append((B, H, cut.count, d_qk, v.shape[-1]))
-    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    shapes = [*[(B, H, T)] * 2, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles)]
+    states = [(B, H, cut.count, d_qk, v.shape[-1])] if cut.count > 1 else []
+    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *states))
 
 
 def initial_matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     """C and n as the kernels take them."""
     if state is None:
         return None, None
-    return state.C.float().contiguous(), None if state.n is None else state.n.float().contiguous()
+    C, n = (None if x is None else x.float().contiguous() for x in state[:2])
+    return C, n
 
 
 def restored(saved: tuple[Tensor, ...]) -> tuple[LogGates, Exponents, Tensor | None]:

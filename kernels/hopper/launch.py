@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -18,6 +19,11 @@ BLOCK = [1, 1, 64, 64]
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, n, what reductions and captured arguments take
+
+# What the decorators return has no types that a Python checker knows.
+_walk: Any = walk.walk
+_accumulate: Any = segments.accumulate
+_carry: Any = segments.carry
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class WalkShape:
-    """Compile-time shape of a walk: blocks of U and W (WB), of Z a math role (ZB), and what shared memory then holds."""
+    """Compile-time shape of a walk: blocks of U and W (WB), of Z a math role (ZB), what shared memory then holds."""
 
     WB: int
     ZB: int
@@ -55,9 +61,9 @@ class WalkShape:
     def of(cls, w: int, z: int, *, sums: bool, norm: bool) -> WalkShape:
         """For a state of z rows and w <= 256 columns; what measured best on the H200.
 
-        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Where `score` has much to do,
-        it gets two slots, to run ahead of the math roles, else a third stage is worth more. What registers the math roles
-        do not need are its, for it has few.
+        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Where `score` has much to
+        do it gets two slots, to run ahead of the math roles; else a third stage is worth more. What registers the math
+        roles do not need are its, for it has few.
         """
         WB = w // 64
         ZB = 1 if sums else max(1, min(4 // WB, z // 128))
@@ -138,14 +144,15 @@ def launch_walk(
     x_desc = z_desc if x is None else descriptor(x)
     for launch in range(launches):
         column = launch * per_launch
-        walk.walk[(B * H * cut.count * pieces,)](
+        _walk[(B * H * cut.count * pieces,)](
             u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
             dummy if first is None else first, dummy if last is None else last,
             *(dummy,) * 3 if sums is None or checkpoints is None else (
                 sums[launch * 2 * pieces :], checkpoints.states[launch], checkpoints.dots[launch * 2 * pieces :],
             ),
             *(dummy,) * 4 if norm is None else (
-                norm.m, norm.back, dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
+                norm.m, norm.back,
+                dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
             ),
             H, T, cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
             1 if transposed else width, rows if transposed else 1, B * H * T,
@@ -156,7 +163,7 @@ def launch_walk(
 
 
 def sum_parts(z: int, w: int) -> int:
-    """How many parts the row sums of a walk with a state of z rows and w columns come in, one a math role and launch."""
+    """How many parts the row sums of a walk with a state of z rows and w columns have: one a math role and launch."""
     return 2 * triton.cdiv(z, 128) * triton.cdiv(w, 256)
 
 
@@ -177,7 +184,7 @@ def launch_segments(
     z_pieces, w_pieces = triton.cdiv(d_qk, 128), triton.cdiv(d_hv, 256)
     states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
     n_states = torch.empty((B, H, cut.count, d_qk), dtype=torch.float32, device=z.device) if norm else None
-    segments.accumulate[(B * H * cut.count * z_pieces * w_pieces,)](
+    _accumulate[(B * H * cut.count * z_pieces * w_pieces,)](
         descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
         states, states if n_states is None else n_states,
         H, cut.tiles, cut.segment_tiles, cut.count, z_pieces, w_pieces, d_qk, d_hv,
@@ -192,7 +199,7 @@ def launch_segments(
         block = min(1024, triton.next_power_of_2(elements))
         blocks = triton.cdiv(elements, block)
         end = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device)
-        segments.carry[(B * H * blocks,)](
+        _carry[(B * H * blocks,)](
             state, exponents.g, end if begin is None else begin, end,
             elements, cut.tiles, cut.segment_tiles, cut.count, blocks,
             START=begin is not None, REVERSE=reverse, TILES=triton.next_power_of_2(cut.segment_tiles), BLOCK=block,

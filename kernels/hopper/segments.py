@@ -1,3 +1,4 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """States at the ends of segments: what lets walks over the segments of one sequence run at the same time.
 
     accumulate   the state that each segment adds up from zero, sum over its steps of s_z Z_z W_z^T (Gluon)

@@ -1,3 +1,4 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """The walk: one Gluon kernel for sm_90 that carries a state on chip over the tiles of a segment.
 
 Every output of a gated linear attention is the same walk, with the roles of the tensors exchanged:
@@ -11,8 +12,8 @@ Every output of a gated linear attention is the same walk, with the roles of the
     dv  | K   Q   dH | z, u | backward  | dC^T                       | exp2(a_u + g)  | exp2(a_z)      | exp2(g)
     dk  | V   dH  Q  | z, u | backward  | dC                         | exp2(a_u + g)  | exp2(a_z)      | exp2(g)
 
-The exponents a (one a step) and g (one a tile) come from exponents.py: every kind of gate, the stabiliser, the scale of q
-and, in backward, the denominator are in them, so nothing here knows which gate it runs.
+The exponents a (one a step) and g (one a tile) come from exponents.py: every kind of gate, the stabiliser, the scale of
+q and, in backward, the denominator are in them, so nothing here knows which gate it runs.
 
 Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
@@ -20,8 +21,8 @@ Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
     score            computes P, r and s of a tile ahead of them; with a normaliser also carries n and divides P and r
     produce          one warp that fetches tiles of U, W, Z (and X, for row sums X . out) by TMA into a ring of stages
 
-A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is a
-multiple of 64. The TMA descriptors (B, H, T, d) cut the ends: reads beyond T or d give zeros, writes there are dropped.
+A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is
+a multiple of 64. The TMA descriptors (B, H, T, d) cut the ends: reads beyond T or d give zeros, writes there are lost.
 A state wider or higher than a program's registers is cut into pieces: rows into programs that run side by side and read
 U and W through the L2, columns (`column`) into launches of which the second adds to the output of the first (ADD).
 """
@@ -107,7 +108,8 @@ def get_pair(high_buf, low_buf, layout: gl.constexpr):
 
 @gluon.jit
 def score(
-    exponents, norm, u_buf, w_buf, n_buf, sn_buf, p_buf, factors, empty, ready, p_full, p_empty, place, row, tiles, steps, n0, piece,
+    exponents, norm, u_buf, w_buf, n_buf, sn_buf, p_buf, factors, empty, ready, p_full, p_empty,
+    place, row, tiles, steps, n0, piece,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr,
     NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
@@ -127,8 +129,8 @@ def score(
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, WIDTH, layout=z_l)
     w = gl.arange(0, 64, layout=gl.SliceLayout(1, n_l))
-    # The tensor cores carry n too: as 8 columns, the narrowest product, that count as their sum. The weights s enter column 0
-    # rounded to 16 bits and column 1 with what rounding lost; n itself lies in shared memory as two such numbers.
+    # The tensor cores carry n too: as 8 columns, the narrowest product, that count as their sum. The weights s enter
+    # column 0 rounded to 16 bits and column 1 with what rounding lost; n lies in shared memory as two such numbers.
     if NORM:
         column = gl.arange(0, 8, layout=gl.SliceLayout(0, n_l))[None, :]
         for j in gl.static_range(WB):
@@ -173,9 +175,8 @@ def score(
                 total += gl.sum(p, axis=1)
             parts += (p,)
         g = gl.load(g_ptr + row * tiles + tile)
-        inverse = 1.0
-        a_u = gl.load(au_ptr + at + u)
         if NORM:
+            a_u = gl.load(au_ptr + at + u)
             step = tile * 64 + u
             m = gl.load(m_ptr + row * steps + step, mask=step < steps, other=0.0)
             denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + total), gl.exp2(-1.4426950408889634 * m))
@@ -183,13 +184,18 @@ def score(
             if piece == 0:
                 gl.store(back_ptr + at + u, a_u)
             inverse = (1.0 / denominator)[:, None]
-        elif REVERSE:
-            a_u += g
-        mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-        for h in gl.static_range(PARTS):
-            p_buf.index(b).slice(WIDTH * h, WIDTH, dim=1).store((parts[h] * inverse).to(p_buf.dtype))
-        r_buf.index(b).store(gl.exp2(a_u))
-        s_z = gl.load(az_ptr + at + t)  # again, in one register
+            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+            for h in gl.static_range(PARTS):
+                p_buf.index(b).slice(WIDTH * h, WIDTH, dim=1).store((parts[h] * inverse).to(p_buf.dtype))
+            r_buf.index(b).store(gl.exp2(a_u))
+        else:
+            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+            p_buf.index(b).store(parts[0].to(p_buf.dtype))
+            r = gl.load(au_ptr + at + t)  # again, in one register
+            if REVERSE:
+                r += g
+            r_buf.index(b).store(gl.exp2(r))
+        s_z = gl.load(az_ptr + at + t)
         if not REVERSE:
             s_z += g
         s_buf.index(b).store(gl.exp2(s_z))
@@ -237,10 +243,12 @@ def checkpoint_offsets(layout: gl.constexpr):
 
 @gluon.jit
 def math(
-    o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr, buffers, p_buf, o_buf, factors, empty, ready, p_full, p_empty, place, row,
-    tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
+    o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr,
+    buffers, p_buf, o_buf, factors, empty, ready, p_full, p_empty,
+    place, row, tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
     HALF: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
-    OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
+    OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    ADD: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
@@ -350,8 +358,9 @@ def walk(
     dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr,
     heads, steps, tiles, segment_tiles, segments, pieces, column, z_dim, w_dim, z_stride, w_stride, part_stride,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
-    ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
-    LAST: gl.constexpr, ADD: gl.constexpr,
+    ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
+    REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    ADD: gl.constexpr,
 ):  # fmt: skip
     """One program: the piece `piece` of the state of a segment of a (batch, head) row. Launched by launch.py."""
     pid = gl.program_id(0)
@@ -409,14 +418,17 @@ def walk(
     factors = (r_buf, s_buf)
     gl.warp_specialize(
         [
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_0, checkpoint_0, dots_0, buffers, p_buf, o_buf0, factors, empty, ready, p_full, p_empty,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_0, checkpoint_0, dots_0,
+                    buffers, p_buf, o_buf0, factors, empty, ready, p_full, p_empty,
                     place, row, tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
                     0, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_1, checkpoint_1, dots_1, buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_1, checkpoint_1, dots_1,
+                    buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
                     place, row, tiles, steps, part_stride, column, z1, z_dim, z_stride, w_stride,
                     1, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr), u_buf, w_buf, n_buf, sn_buf, p_buf, factors,
-                     empty, ready, p_full, p_empty, place, row, tiles, steps, n0, piece,
+            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
+                     u_buf, w_buf, n_buf, sn_buf, p_buf, factors, empty, ready, p_full, p_empty,
+                     place, row, tiles, steps, n0, piece,
                      STAGES, SLOTS, WB, REVERSE, NORM, FIRST, LAST)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, place, column, z0,
                        STAGES, WB, ZB, REVERSE, SUMS)),

@@ -6,6 +6,7 @@ import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -28,14 +29,16 @@ def the_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cases() -> list[Case]:
-    """Every pair of head dimensions, every gate, both dtypes and layouts; one segment and several; short, ragged, long."""
+    """Every pair of head dimensions, gate, dtype and layout; one segment and several; short, ragged, long."""
     found = [
         Case(gate=gate, d_qk=d_qk, d_hv=d_hv, L=128, states=True)
         for gate in ("exp", "sig")
         for d_qk, d_hv in itertools.product((64, 128, 192, 256), (64, 128, 192, 256, 512))
     ]
-    sizes = {"d_qk": 128, "d_hv": 256}
-    found += [Case(gate=gate, L=L, states=states, **sizes) for gate in GATES for L, states in ((512, False), (64, True))]
+    sizes: dict[str, Any] = {"d_qk": 128, "d_hv": 256}
+    found += [
+        Case(gate=gate, L=L, states=states, **sizes) for gate in GATES for L, states in ((512, False), (64, True))
+    ]
     for gate in ("exp", "sig"):
         found += [Case(gate=gate, T=T, L=L, **sizes) for T, L in ((1, 64), (63, 64), (64, 64), (65, 64), (2100, 4096))]
         found += [Case(gate=gate, dtype=torch.float16, d_qk=d, d_hv=2 * d, L=192, states=True) for d in (64, 128, 256)]
