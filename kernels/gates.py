@@ -19,7 +19,7 @@ Everything here is float32, except that gradients come back in the dtype of the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -290,15 +290,16 @@ def _sum_backward(
 
 @triton.jit
 def _gate_gradients(
-    f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, kdk, log_f, boundary, block_cut, block_sum, df, di,
+    f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, kdk, log_f, start, boundary, block_cut, block_sum, df, di,
     rows, heads, T, chunk_size, chunks, blocks, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, part = _row_and_part(chunks * blocks)
     b, h = row // heads, row % heads
     chunk, block = part // blocks, part % blocks
     # What flows in from behind this block: the later blocks of the chunk, then what crosses the chunk's end.
-    carry = tl.load(boundary + row * chunks + chunk)
+    crossing_end = tl.load(boundary + row * chunks + chunk)
+    carry = crossing_end
     if BLOCKS > 1:
         later = block + 1 + tl.arange(0, BLOCKS)
         base = row * chunks * blocks + chunk * blocks
@@ -312,6 +313,25 @@ def _gate_gradients(
     mask = (inside < chunk_size) & (t < T)
     cut, net, kdk_t = _scan_backward(qdq, kdk, log_f, row, rows, t, mask, T, Q_PARTS, K_PARTS)
     dlog_f = net + tl.where(cut == 0, carry, 0.0)
+    # The sum walks away from the truth, one rounding error a step. At the chunk's first step the truth is what crosses
+    # into the chunk: what the sum misses there is spread over the steps (unless a cut is in between).
+    if BLOCKS > 1:
+        every = tl.arange(0, BLOCKS)
+        total = tl.sum(tl.load(block_sum + base + every, mask=every < blocks, other=0.0), 0)
+        cuts_inside = tl.sum(tl.load(block_cut + base + every, mask=every < blocks, other=0), 0)
+    else:
+        first = tl.arange(0, BLOCK) == 0
+        total = tl.sum(tl.where(first, net, 0.0), 0)
+        cuts_inside = tl.sum(tl.where(first, cut, 0), 0)
+    crossing_start = tl.load(boundary + row * chunks + chunk - 1, mask=chunk > 0, other=0.0)
+    known = cuts_inside == 0
+    if START == "given":
+        crossing_start += tl.load(start + row, mask=chunk == 0, other=0.0)
+    elif START == "unknown":
+        known = known & (chunk > 0)
+    missed = tl.where(known, crossing_start - crossing_end - total, 0.0)
+    length = tl.minimum(chunk_size, T - chunk * chunk_size)
+    dlog_f += missed * (length - inside).to(tl.float32) / length
     dlog_f = tl.where(tl.load(log_f + row * T + t, mask=mask, other=0.0) < FORGOTTEN, 0.0, dlog_f)
     t = t.to(tl.int64)
     if FORGET == "sigmoid":
@@ -336,17 +356,21 @@ def gate_gradients(
     kdk: Tensor,
     boundary: Tensor,
     chunk_size: int,
+    start: Tensor | Literal[0] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the pre-activations from row sums: d log f_t = sum of (q.dq - k.dk) from t on, d log i_t = k_t.dk_t.
 
     The sum runs to the end of t's chunk and there adds what crosses it, sum(C * dC) + sum(n * dn) of the state
-    at that point, so that rounding errors of far steps do not pile up; one chunk of T steps is the paper's sum.
+    at that point, so that rounding errors of far steps do not pile up; one chunk of T steps is the paper's sum. Within
+    the chunk they do, up to what crosses its start, which is known as well: the difference is spread over the steps.
     Where next to nothing passes a forget gate (a document boundary) sums stop, and its own gradient is 0.
 
     Args:
         f, i, gate: as given to `log_gates`, whose result is `gates`.
         qdq, kdk: (parts, B, H, T) float32 row sums q_t.dq_t and k_t.dk_t, before rounding; parts are added up.
         boundary: (B, H, chunks) float32, what crosses the end of each chunk; at last: the state times its gradient.
+        start: (B, H) float32, the same before the first step, the initial state times its gradient; 0 without an
+            initial state; None where it is not known.
 
     Returns:
         df like f (a fixed gate's (H,) gradient is summed over batch and time), di like i or None.
@@ -367,8 +391,10 @@ def gate_gradients(
     if blocks > 1:
         _sum_backward[grid](qdq, kdk, gates.log_f, block_cut, block_sum, rows, T, chunk_size, chunks, blocks, **parts)
     _gate_gradients[grid](
-        f_all, *f_all.stride(), i_all, *i_all.stride(), qdq, kdk, gates.log_f, boundary, block_cut, block_sum, df, di,
+        f_all, *f_all.stride(), i_all, *i_all.stride(), qdq, kdk, gates.log_f,
+        start if isinstance(start, Tensor) else boundary, boundary, block_cut, block_sum, df, di,
         rows, heads, T, chunk_size, chunks, blocks, **parts, FORGET=gate.forget, INPUT=gate.input,
+        START="unknown" if start is None else "given" if isinstance(start, Tensor) else "zero",
         BLOCKS=triton.next_power_of_2(blocks),
     )  # fmt: skip
     if fixed:

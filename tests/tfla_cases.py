@@ -186,15 +186,12 @@ def errors(case: Case, seed: int = 0) -> dict[str, tuple[float, float]]:
         return error.item() if torch.isfinite(x).all() else float("inf")
 
     found = {name: (distance(ours[name], y), distance(plain[name], y)) for name, y in truth.items()}
-    # The kernels' df is a sum of q.dq - k.dk, which cancels digits that autograd keeps: plain PyTorch by that sum.
-    q, k, f = (inputs[name].double() for name in "qkf")  # type: ignore[union-attr]
-    df = (q * plain["dq"] - k * plain["dk"]).sum(-1)
-    if case.states:
-        df[..., -1] += (plain["C"] * grads["C"]).sum((-2, -1))
-    df = df.flip(-1).cumsum(-1).flip(-1)
-    forget = GATES[case.gate].forget
-    df = df.sum((0, 2)) if forget == "fixed" else df * torch.sigmoid(-f) if forget == "sigmoid" else df
-    found["df"] = (found["df"][0], max(found["df"][1], distance(df, truth["df"])))
+    if case.gates == "extreme":
+        # Every gate is saturated, so every df is about exp(-30): less than what any sum of q.dq - k.dk can resolve.
+        # There the kernels are held to that sum in plain PyTorch, everywhere else to autograd.
+        q, k, f = (inputs[name].double() for name in "qkf")  # type: ignore[union-attr]
+        df = (q * plain["dq"] - k * plain["dk"]).sum(-1).flip(-1).cumsum(-1).flip(-1) * torch.sigmoid(-f)
+        found["df"] = (found["df"][0], max(found["df"][1], distance(df, truth["df"])))
     return found
 
 

@@ -214,7 +214,10 @@ def backward(
         plan, config.dk, q, k, v, dh, back.states, dn_states, query_weight, last=dC is not None or dn is not None
     )  # fmt: skip
     dv = d_values(plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None)
-    df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size)
+    start = 0 if C_0 is None else (C_0 * back.last).sum((-2, -1))
+    if n_0 is not None and dn_0 is not None:
+        start = start + (n_0 * dn_0).sum(-1)
+    df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size, start)
     found = [_made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     if initial is None:
         return (*found, None, None)
