@@ -55,8 +55,13 @@ def _tfla(levels: int) -> Kernels:
     return importlib.import_module(".tfla.chunkwise", __package__).kernels(levels)
 
 
+def _hopper() -> Kernels:
+    return importlib.import_module(".hopper.chunkwise", __package__).kernels()
+
+
 # In the order in which "auto" prefers them.
 _KERNELS: dict[str, Callable[[], Kernels]] = {
+    "hopper": _hopper,
     "tfla_xl": functools.partial(_tfla, 2),
     "tfla_limit": functools.partial(_tfla, 1),
 }
@@ -119,8 +124,9 @@ def chunkwise(
         return_last_state: return (h, State) instead of h. The state is float32, of float64 inputs float64.
         scale: of q; None is 1/sqrt(d_qk).
         state_dtype: float32 or bfloat16: how the states between chunks lie in memory.
-        implementation: "auto", "reference", "tfla_xl" or "tfla_limit". "auto" is the fastest kernel that takes these
-            inputs, and the reference where there is none (CPU, float64, head dimensions that are no multiple of 16).
+        implementation: "auto", "reference", "hopper", "tfla_xl" or "tfla_limit". "auto" is the fastest kernel that
+            takes these inputs, and the reference where there is none (CPU, float64, head dimensions that are no
+            multiple of 16).
         config: for experts, the tuning parameters of the implementation, one frozen object (`tfla.config.TileConfig`).
 
     Returns:

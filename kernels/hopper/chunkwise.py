@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tflabench.kernels.api import Kernels
 
 D_QK = (64, 128, 192, 256)
-D_HV = (64, 128, 192, 256, 512)
+D_HV = (64, 128, 256, 512)
 
 
 def kernels() -> Kernels:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tfla_cases
 from tfla_cases import GATES, Case, computed, draw, failures
@@ -21,8 +23,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GP
 
 @pytest.fixture(autouse=True)
 def the_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tflabench.kernels.hopper.chunkwise import kernels
-
     found = kernels()
     fused = SimpleNamespace(forward=found.forward, backward=found.backward)
     monkeypatch.setattr(tfla_cases, "chunkwise", fused)
@@ -33,7 +33,7 @@ def cases() -> list[Case]:
     found = [
         Case(gate=gate, d_qk=d_qk, d_hv=d_hv, L=128, states=True)
         for gate in ("exp", "sig")
-        for d_qk, d_hv in itertools.product((64, 128, 192, 256), (64, 128, 192, 256, 512))
+        for d_qk, d_hv in itertools.product(D_QK, D_HV)
     ]
     sizes: dict[str, Any] = {"d_qk": 128, "d_hv": 256}
     found += [
