@@ -7,19 +7,37 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from tflabench.adapter import Case, Implementation
-from tflabench.bundled import GATES, forget_gate_as_kernels_do, sequence_inputs, sequence_oracle
+from tflabench.bundled import GATES, sequence_inputs, sequence_oracle
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 MODULE = "mlstm_kernels.torch.chunkwise"
 INSTALL = "pip install --no-deps mlstm_kernels==2.0.6"
 DEFAULT_CHUNK_SIZE = {"limit_chunk": 64, "xl_chunk": 128}  # the paper's, Fig. 4
+
+
+def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """df formed from dq and dk in the working dtype: q.dq - k.dk summed over the rest of the sequence, through sigmoid.
+
+    Autograd through the reference keeps the gates in float32 and would allow df no more than the rounding of the
+    result; the published kernels sum a difference of rounded terms, whose error grows with sqrt(T).
+    """
+    import torch
+
+    if "df" not in results:
+        return {}
+    work = torch.promote_types(inputs["q"].dtype, torch.float32)
+    q, k, f = (inputs[name].detach().to(work) for name in "qkf")
+    d_log_f = (q * results["dq"] - k * results["dk"]).sum(-1).flip(-1).cumsum(-1).flip(-1)
+    return {"df": (d_log_f * torch.sigmoid(-f)).to(inputs["f"].dtype)}
 
 
 def build(variant: str, gate: Literal["exp", "sig"], problem: Problem, device: torch.device) -> Case:

@@ -57,7 +57,7 @@ def build(backend: str | None, problem: Problem, device: torch.device) -> Case:
     inputs = draw(problem, device, shapes)
     q, k, v = inputs.values()
     if backend is None:
-        chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True)).name
+        chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True)).name  # pyright: ignore[reportPrivateImportUsage]
         return Case(
             inputs,
             forward=lambda: scaled_dot_product_attention(q, k, v, is_causal=True),

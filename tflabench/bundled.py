@@ -40,22 +40,6 @@ def sequence_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
     return reference.chunkwise(q, k, v, f, i, gate=gate, chunk_size=ORACLE_CHUNK_SIZE)[0]
 
 
-def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """df formed from dq and dk in the working dtype: q.dq - k.dk summed over the rest of the sequence, through sigmoid.
-
-    Autograd through the reference keeps the gates in float32 and would allow df no more than the rounding of the
-    result; what chunkwise kernels sum is a difference of rounded terms, whose error grows with sqrt(T).
-    """
-    import torch
-
-    if "df" not in results:
-        return {}
-    work = torch.promote_types(inputs["q"].dtype, torch.float32)
-    q, k, f = (inputs[name].detach().to(work) for name in "qkf")
-    d_log_f = (q * results["dq"] - k * results["dk"]).sum(-1).flip(-1).cumsum(-1).flip(-1)
-    return {"df": (d_log_f * torch.sigmoid(-f)).to(inputs["f"].dtype)}
-
-
 def build_reference(form: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
     from tflabench.kernels import reference
 
@@ -69,7 +53,6 @@ def build_reference(form: str, gate: Gate, problem: Problem, device: torch.devic
         inputs=inputs,
         forward=lambda: compute(q, k, v, f, i, gate=gate, **options)[0],
         oracle=partial(sequence_oracle, gate),
-        as_kernels_do=forget_gate_as_kernels_do,
         details={"kernel": f"reference.{form}", **options},
     )
 
@@ -88,7 +71,6 @@ def build_tfla(kernels: str, gate: Gate, problem: Problem, device: torch.device)
         inputs=inputs,
         forward=lambda: api.chunkwise(q, k, v, f, i, gate=gate, **options),
         oracle=partial(sequence_oracle, gate),
-        as_kernels_do=forget_gate_as_kernels_do,
         details={"kernel": choice.implementation, "chunk_size": choice.chunk_size},
     )
 
