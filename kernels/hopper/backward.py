@@ -67,7 +67,12 @@ def backward(
     if dn is not None:
         dn_0, dk, kdk, crossing = _through_last_n(dn, n_0, k, dk, kdk, gates)
         boundary += crossing
-    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, boundary, TILE * WINDOW.value)
+    start = 0
+    if C_0 is not None and dC_0 is not None:
+        start = (C_0 * dC_0).sum((-2, -1))
+        if n_0 is not None and dn_0 is not None:
+            start += (n_0 * dn_0).sum(-1)
+    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, boundary, TILE * WINDOW.value, start)
     if scale < 0:
         dq = -dq
     if n_0 is not None and dn_0 is None:
