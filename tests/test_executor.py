@@ -94,3 +94,9 @@ def test_a_closed_executor_leaves_no_process_behind():
 def test_a_worker_that_cannot_start_says_why():
     with LocalExecutor("cpu", ["no_such_module"]) as executor, pytest.raises(InputError, match="no_such_module"):
         executor.facts()
+
+
+def test_without_torch_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("tflabench.executor.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"torch, which is not installed: pip install 'tflabench\[gpu\]'"):
+        LocalExecutor("cpu")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import IO, Any, Protocol
 
 from tflabench.problem import InputError
@@ -43,9 +44,14 @@ class LocalExecutor:
         device: "cuda" or "cpu".
         plugins: as `registry.plug_in` takes them.
         memory_limit: bytes of host memory a job may allocate; None for no limit.
+
+    Raises:
+        InputError: torch is not installed.
     """
 
     def __init__(self, device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> None:
+        if find_spec("torch") is None:
+            raise InputError("measuring needs torch, which is not installed: pip install 'tflabench[gpu]' or '[cpu]'")
         limit = [] if memory_limit is None else ["--memory-limit", str(memory_limit)]
         more = [word for plugin in plugins for word in ("--plugin", plugin)]
         # -P: the working directory stays off sys.path (see tflabench.__main__)
