@@ -86,59 +86,31 @@ def produce(
 
 
 @gluon.jit
-def split(x, dtype: gl.constexpr):
-    """x as the sum of two numbers of 16 bits."""
-    high = x.to(dtype)
-    return high, (x - high.to(gl.float32)).to(dtype)
-
-
-@gluon.jit
-def put_pair(x, high_buf, low_buf):
-    """x [64, 8] into a pair of operands for the tensor cores, [8, 64]."""
-    high, low = split(x, high_buf.dtype)
-    high_buf.permute((1, 0)).store(high)
-    low_buf.permute((1, 0)).store(low)
-
-
-@gluon.jit
-def get_pair(high_buf, low_buf, layout: gl.constexpr):
-    high = high_buf.permute((1, 0)).load(layout).to(gl.float32)
-    return high + low_buf.permute((1, 0)).load(layout).to(gl.float32)
-
-
-@gluon.jit
 def score(
-    exponents, norm, u_buf, w_buf, n_buf, sn_buf, p_buf, factors, empty, ready, p_full, p_empty,
+    exponents, norm, u_buf, w_buf, n_buf, p_buf, factors, empty, ready, p_full, p_empty,
     place, row, tiles, steps, n0, piece,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr,
-    NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+    FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    # Few registers are left to this role: with a normaliser P is computed in two parts of its columns.
-    PARTS: gl.constexpr = 2 if NORM else 1
-    WIDTH: gl.constexpr = 64 // PARTS
-    p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
+    p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
-    n_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16])
-    s_l: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    across: gl.constexpr = gl.BlockedLayout([1, 32], [16, 2], [4, 1], [1, 0])  # half a row a thread, for q . n
+    down: gl.constexpr = gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0])  # two columns a thread, for the sum into n
     au_ptr, az_ptr, g_ptr = exponents
     m_ptr, back_ptr, n_first_ptr, n_last_ptr = norm
     r_buf, s_buf = factors
     _, _, first, n = place
     t = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
     u = gl.arange(0, 64, layout=u_l)
-    z = gl.arange(0, WIDTH, layout=z_l)
-    w = gl.arange(0, 64, layout=gl.SliceLayout(1, n_l))
-    # The tensor cores carry n too: as 8 columns, the narrowest product, that count as their sum. The weights s enter
-    # column 0 rounded to 16 bits and column 1 with what rounding lost; n lies in shared memory as two such numbers.
+    z = gl.arange(0, 64, layout=z_l)
+    w = gl.arange(0, 64, layout=gl.SliceLayout(0, down))
     if NORM:
-        column = gl.arange(0, 8, layout=gl.SliceLayout(0, n_l))[None, :]
         for j in gl.static_range(WB):
-            n_j = gl.zeros([64, 8], gl.float32, layout=n_l)
             if FIRST:
-                n_j += gl.where(column == 0, gl.load(n_first_ptr + n0 + 64 * j + w)[:, None], 0.0)
-            put_pair(n_j, n_buf.index(2 * j), n_buf.index(2 * j + 1))
-        fence_async_shared()
+                n_buf.index(j).store(gl.load(n_first_ptr + n0 + 64 * j + w))
+            else:
+                n_buf.index(j).store(gl.zeros([64], gl.float32, layout=gl.SliceLayout(0, down)))
         barrier()
     for i in range(n):
         s = i % STAGES
@@ -147,50 +119,40 @@ def score(
         at = (row * tiles + tile) * 64
         mbarrier.wait(ready.index(s), (i // STAGES) & 1)
         if NORM:
-            qn = gl.zeros([64, 8], gl.float32, layout=n_l)
+            qn = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, across))
             for c in range(WB):
-                q = block(u_buf, s * WB + c)
-                qn = warpgroup_mma(q, n_buf.index(2 * c).permute((1, 0)), qn, is_async=True)
-                qn = warpgroup_mma(q, n_buf.index(2 * c + 1).permute((1, 0)), qn, is_async=True)
-                qn = warpgroup_mma_wait(0, deps=(qn,))
-            qn = gl.convert_layout(gl.sum(qn, axis=1), u_l)
-        parts = ()
-        total = gl.zeros([64], gl.float32, layout=u_l)
-        for h in gl.static_range(PARTS):
-            p = gl.zeros([64, WIDTH], gl.float32, layout=p_l)
-            for j in gl.static_range(WB):
-                w_block = block(w_buf, (s + (i >> (30 - h))) * WB + j)
-                wT = w_block.slice(WIDTH * h, WIDTH, dim=0).permute((1, 0))
-                u_block = block(u_buf, (s + (i >> (30 - h))) * WB + j)
-                p = warpgroup_mma(u_block, wT, p, use_acc=(j > 0), is_async=True)
-            p = warpgroup_mma_wait(0, deps=(p,))
-            a_u = gl.load(au_ptr + at + u)  # not before the product: exponents in registers would serialise it (C7512)
-            a_z = gl.load(az_ptr + at + WIDTH * h + z)
-            if REVERSE:
-                keep = WIDTH * h + z[None, :] >= u[:, None]
-            else:
-                keep = u[:, None] >= WIDTH * h + z[None, :]
-            p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
-            if NORM:
-                total += gl.sum(p, axis=1)
-            parts += (p,)
+                q = block(u_buf, s * WB + c).load(across).to(gl.float32)
+                qn += gl.sum(q * n_buf.index(c).load(gl.SliceLayout(0, across))[None, :], axis=1)
+            qn = gl.convert_layout(qn, u_l)
+        p = gl.zeros([64, 64], gl.float32, layout=p_l)
+        for j in gl.static_range(WB):
+            wT = block(w_buf, s * WB + j).permute((1, 0))
+            p = warpgroup_mma(block(u_buf, s * WB + j), wT, p, use_acc=(j > 0), is_async=True)
+        p = warpgroup_mma_wait(0, deps=(p,))
+        # Not before the product: the registers that exponents take would serialise it (ptxas C7512).
+        a_u = gl.load(au_ptr + at + u)
+        a_z = gl.load(az_ptr + at + z)
         g = gl.load(g_ptr + row * tiles + tile)
+        if REVERSE:
+            keep = z[None, :] >= u[:, None]
+        else:
+            keep = u[:, None] >= z[None, :]
+        p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
         if NORM:
-            a_u = gl.load(au_ptr + at + u)
+            r = gl.exp2(a_u)
             step = tile * 64 + u
             m = gl.load(m_ptr + row * steps + step, mask=step < steps, other=0.0)
-            denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + total), gl.exp2(-1.4426950408889634 * m))
+            denominator = gl.maximum(gl.abs(r * qn + gl.sum(p, axis=1)), gl.exp2(-1.4426950408889634 * m))
             a_u -= gl.log2(denominator)
             if piece == 0:
                 gl.store(back_ptr + at + u, a_u)
-            inverse = (1.0 / denominator)[:, None]
+            p = p * (1.0 / denominator)[:, None]
             mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-            for h in gl.static_range(PARTS):
-                p_buf.index(b).slice(WIDTH * h, WIDTH, dim=1).store((parts[h] * inverse).to(p_buf.dtype))
             r_buf.index(b).store(gl.exp2(a_u))
+            p_buf.index(b).store(p.to(p_buf.dtype))
         else:
             mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-            p_buf.index(b).store(parts[0].to(p_buf.dtype))
+            p_buf.index(b).store(p.to(p_buf.dtype))
             r = gl.load(au_ptr + at + t)  # again, in one register
             if REVERSE:
                 r += g
@@ -199,29 +161,21 @@ def score(
         if not REVERSE:
             s_z += g
         s_buf.index(b).store(gl.exp2(s_z))
+        if NORM:
+            barrier()  # s_z is in shared memory, n has been read
+            s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
+            for c in range(WB):
+                k = block(w_buf, s * WB + c).load(down).to(gl.float32)
+                n_old = n_buf.index(c).load(gl.SliceLayout(0, down))
+                n_buf.index(c).store(n_old * gl.exp2(g) + gl.sum(k * s_k[:, None], axis=0))
         fence_async_shared()
         barrier()
-        mbarrier.arrive(p_full.index(b), count=1)
-        if NORM:
-            s_z = gl.load(az_ptr + at + gl.arange(0, 64, layout=gl.SliceLayout(0, s_l)))
-            high, low = split(gl.exp2(s_z + g), p_buf.dtype)
-            r8 = gl.arange(0, 8, layout=gl.SliceLayout(1, s_l))[:, None]
-            sn_buf.store(gl.where(r8 == 0, high[None, :], gl.where(r8 == 1, low[None, :], 0.0)))
-            fence_async_shared()
-            barrier()
-            for c in range(WB):
-                kT = block(w_buf, s * WB + c).permute((1, 0))
-                n_c = get_pair(n_buf.index(2 * c), n_buf.index(2 * c + 1), n_l) * gl.exp2(g)
-                n_c = warpgroup_mma_wait(0, deps=(warpgroup_mma(kT, sn_buf.permute((1, 0)), n_c, is_async=True),))
-                put_pair(n_c, n_buf.index(2 * c), n_buf.index(2 * c + 1))
-            fence_async_shared()
-            barrier()
         mbarrier.arrive(empty.index(s), count=1)
+        mbarrier.arrive(p_full.index(b), count=1)
     if NORM and LAST:  # noqa: SIM102
         if piece == 0:
             for j in gl.static_range(WB):
-                n_j = get_pair(n_buf.index(2 * j), n_buf.index(2 * j + 1), n_l)
-                gl.store(n_last_ptr + n0 + 64 * j + w, gl.sum(n_j, axis=1))
+                gl.store(n_last_ptr + n0 + 64 * j + w, n_buf.index(j).load(gl.SliceLayout(0, down)))
 
 
 @gluon.jit
@@ -399,11 +353,8 @@ def walk(
     r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     s_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     n_buf = r_buf
-    sn_buf = r_buf
     if NORM:
-        pair_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], dtype)
-        n_buf = gl.allocate_shared_memory(dtype, [2 * WB, 8, 64], pair_l)
-        sn_buf = gl.allocate_shared_memory(dtype, [8, 64], pair_l)
+        n_buf = gl.allocate_shared_memory(gl.float32, [WB, 64], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     p_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -427,7 +378,7 @@ def walk(
                     place, row, tiles, steps, part_stride, column, z1, z_dim, z_stride, w_stride,
                     1, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
             (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
-                     u_buf, w_buf, n_buf, sn_buf, p_buf, factors, empty, ready, p_full, p_empty,
+                     u_buf, w_buf, n_buf, p_buf, factors, empty, ready, p_full, p_empty,
                      place, row, tiles, steps, n0, piece,
                      STAGES, SLOTS, WB, REVERSE, NORM, FIRST, LAST)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, place, column, z0,
