@@ -17,7 +17,8 @@ q and, in backward, the denominator are in them, so nothing here knows which gat
 
 Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
-                     wait for one another, so one computes while the other stores
+                     wait for one another, so one computes while the other stores; with row sums X . out they also
+                     leave C (going forward) or meet it with dC (backward) every WINDOW tiles: see launch.Checkpoints
     score            computes P, r and s of a tile ahead of them; with a normaliser also carries n and divides P and r
     produce          one warp that fetches tiles of U, W, Z (and X, for row sums X . out) by TMA into a ring of stages
 
