@@ -3,7 +3,7 @@
 
 Every output of a gated linear attention is the same walk, with the roles of the tensors exchanged:
 
-    out_u = sum_z P_uz Z_z + r_u S^T U_u        P_uz = (U_u . W_z) exp2(a_u + a_z), masked to j <= i
+    out_u = sum_z P_uz Z_z + r_u S U_u          P_uz = (U_u . W_z) exp2(a_u + a_z), masked to j <= i
     S    <- e S + sum_z s_z Z_z W_z^T           after every tile of 64 steps
 
     out | U   W   Z  | i, j | walks     | state S, rows z, columns w | r              | s              | e
