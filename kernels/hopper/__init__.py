@@ -1,1 +1,1 @@
-"""Fused kernels for Hopper in Gluon: the state stays on chip over tiles (walk.py), `chunkwise.kernels` is the way in."""
+"""Fused kernels for Hopper in Gluon: the state stays on chip over tiles (walk.py); `chunkwise.kernels` is the entry."""
