@@ -125,6 +125,8 @@ def test_interrupted_it_keeps_what_it_has_and_says_130():
         command(*SWEEP, "--impl", "fine,hangs", *TINY),
         stderr=subprocess.PIPE,
         text=True,
+        # As in a terminal: a shell that runs these tests in the background has it ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     path = Path("out/journal.jsonl")
     while not path.exists() or path.read_bytes().count(b"\n") < 1:
