@@ -7,11 +7,15 @@ measured against float64 first.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import torch
+import torch.utils.deterministic
 from torch import Tensor
 
 from tflabench.adapter import Case, differentiate
@@ -70,8 +74,7 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
 
     The implementation runs at its full size; where the float64 oracle would take longer than about `budget_s` seconds,
     only the first steps are compared, under an output gradient that is zero afterwards (everything is causal).
-    It runs twice: the first results are overwritten with NaN and freed, so that the second call is likely to be given
-    that memory and an element it leaves unwritten shows.
+    Memory that it is given holds NaN before, so that an element it leaves unwritten shows (`_on_poisoned_memory`).
 
     Args:
         output_grad: gradient of the output, for a forward and backward pass; None for a forward pass.
@@ -81,12 +84,7 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
     if output_grad is not None and steps < cut.seq_len:
         output_grad = output_grad.clone()
         output_grad.narrow(cut.time_dim, steps, cut.seq_len - steps).zero_()
-    given = {tensor.untyped_storage().data_ptr() for tensor in case.inputs.values()}
-    for result in differentiate(lambda _: case.forward(), case.inputs, output_grad).values():
-        if result.untyped_storage().data_ptr() not in given:
-            result.fill_(float("nan"))
-    del result
-    results = differentiate(lambda _: case.forward(), case.inputs, output_grad)
+    results = _on_poisoned_memory(case, output_grad)
 
     worst: dict[str, Error] = {}
     for where in dict.fromkeys([(0, 0), (cut.batch - 1, cut.groups - 1)]):
@@ -99,6 +97,45 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
             if name not in worst or _badness(error) > _badness(worst[name]):
                 worst[name] = error
     return Verdict(tuple(worst.values()), steps)
+
+
+def _on_poisoned_memory(case: Case, output_grad: Tensor | None) -> dict[str, Tensor]:
+    """The results of the case, computed in memory full of NaN.
+
+    On the CPU torch fills all fresh memory with it. On CUDA that would also change which kernels torch chooses, so the
+    case runs twice: the first results are overwritten with NaN and freed, and the caching allocator gives the second
+    call blocks of those sizes.
+    """
+
+    def run() -> dict[str, Tensor]:
+        return differentiate(lambda _: case.forward(), case.inputs, output_grad)
+
+    inputs = case.inputs.values()
+    if all(tensor.device.type == "cpu" for tensor in inputs):
+        with _fresh_memory_is_nan():
+            return run()
+    given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    for result in run().values():
+        if result.untyped_storage().data_ptr() not in given:
+            result.fill_(float("nan"))
+    del result
+    return run()
+
+
+@contextmanager
+def _fresh_memory_is_nan() -> Iterator[None]:
+    settings: Any = torch.utils.deterministic  # a module with a settable attribute
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    filled_before = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        settings.fill_uninitialized_memory = filled_before
 
 
 def compare(name: str, actual: Tensor, plain: Tensor, true: Tensor, time_dim: int | None) -> Error:
