@@ -106,6 +106,7 @@ def sweep(
                 bench.Bench(machine, executor, protocol, timeout).sweep(todo, store, on_row)
     except KeyboardInterrupt:
         interrupted = True
+        store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory
     rows = [store.rows[point.id] for point in points if point.id in store.rows]
     files = store.export() if rows else []
     if interrupted:
