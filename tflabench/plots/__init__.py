@@ -44,7 +44,7 @@ def draw_all(
             if word not in known:
                 raise InputError(f"no {kind} is called {word!r}; {nearest(word, known)}")
     rows = drawable(read_rows(directory))
-    runs = _runs(directory)
+    runs = described_runs(directory)
     out = Path(out) if out else directory / "figures"
     written: list[Path] = []
     try:
@@ -82,7 +82,12 @@ def figures(rows: Rows, runs: Mapping[str, Any], what: Sequence[str] = WHAT) -> 
             yield f"roofline-{dtype}", roofline.draw(own, roofline.roofs(own, runs), table, footer), own
 
 
-def _runs(directory: Path) -> dict[str, Any]:
+def described_runs(directory: Path) -> dict[str, Any]:
+    """run_id -> what environment.json of a results folder says of that run; empty where there is no such file.
+
+    Raises:
+        InputError: a file that no sweep wrote.
+    """
     path = directory / "environment.json"
     try:
         return json.loads(path.read_text())["runs"] if path.exists() else {}
