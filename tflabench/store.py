@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -154,13 +155,58 @@ def read_rows(folder: Path | str) -> pd.DataFrame:
     Raises:
         InputError: no such folder, no rows in it, or rows of another schema version.
     """
+    return _frame(_last_rows(Path(folder)))
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results folder as it was read.
+
+    Attributes:
+        folder: where it lies.
+        rows: the last row of every point, in the order in which points were first measured.
+        runs: run_id -> what environment.json says of that run; empty where there is no such file.
+    """
+
+    folder: Path
+    rows: tuple[Row, ...]
+    runs: Mapping[str, Any]
+
+
+def read_results(folder: Path | str) -> Results:
+    """A results folder with its rows and the environments behind them.
+
+    Raises:
+        InputError: as `read_rows`, or an environment.json that no sweep wrote.
+    """
     folder = Path(folder)
+    path = folder / "environment.json"
+    rows = tuple(_last_rows(folder))
+    try:
+        return Results(folder, rows, json.loads(path.read_text())["runs"] if path.exists() else {})
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{path} is not what `tflabench sweep` writes: mend it, or delete it to go without") from None
+
+
+def find_results(root: Path | str) -> list[Results]:
+    """Every results folder at and below `root`, sorted by path.
+
+    Raises:
+        InputError: there is none, or one of them cannot be read (see `read_results`).
+    """
+    folders = sorted(path.parent for path in Path(root).rglob("journal.jsonl"))
+    if not folders:
+        raise InputError(f"{root} holds no results (no journal.jsonl in it or below): run `tflabench sweep` first")
+    return [read_results(folder) for folder in folders]
+
+
+def _last_rows(folder: Path) -> list[Row]:
     if not (folder / "journal.jsonl").is_file():
         raise InputError(f"{folder} holds no journal.jsonl: it must be a results folder written by `tflabench sweep`")
     rows = {row.point: row for row in _whole_lines(folder)[0]}
     if not rows:
         raise InputError(f"{folder} holds no rows yet: run `tflabench sweep --out {folder}` first")
-    return _frame(list(rows.values()))
+    return list(rows.values())
 
 
 def _whole_lines(folder: Path) -> tuple[list[Row], int]:

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tflabench.analysis.comparison import questions
 from tflabench.store import Row
 
 PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode step"}
@@ -41,24 +42,9 @@ def milliseconds(row: Row) -> str:
 
 
 def contests(rows: Iterable[Row]) -> list[list[Row]]:
-    """Measured rows that answer the same question, fastest first in each list, small problems first.
-
-    That is the same batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with 16 of
-    256), unless an implementation ran with heads cut in several ways: then those are questions of their own.
-    """
-    by_embedding = defaultdict(list)
-    for row in rows:
-        if row.status == "ok":
-            by_embedding[row.seq_len, row.batch, row.heads * row.d_hv, row.dtype, row.inputs, row.pass_].append(row)
-    found = []
-    for _, group in sorted(by_embedding.items()):
-        cuts = defaultdict(set)
-        by_heads = defaultdict(list)
-        for row in group:
-            cuts[row.implementation].add((row.heads, row.d_qk, row.d_hv))
-            by_heads[row.heads, row.d_qk, row.d_hv].append(row)
-        found += [group] if max(map(len, cuts.values())) == 1 else by_heads.values()
-    return [sorted(group, key=lambda row: row.ms_median or 0) for group in found]
+    """Measured rows that answer the same question, fastest first in each list, small problems first."""
+    measured = (row for row in rows if row.status == "ok")
+    return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(measured)]
 
 
 def faster(best: Row, other: Row) -> tuple[float, float]:
