@@ -55,6 +55,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-from tflabench.cli import figures, measure, theory  # noqa: E402  each adds its commands to `app`
+from tflabench.cli import figures, measure, theory, transfer  # noqa: E402  each adds its commands to `app`
 
-__all__ = ["app", "figures", "measure", "theory"]
+__all__ = ["app", "figures", "measure", "theory", "transfer"]

@@ -1,0 +1,142 @@
+"""The transfer behaviour: the gains against the reference implementation, and what the paper says of the figures."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tflabench.analysis import transfer
+from tflabench.cli import app
+from tflabench.kernels import reference
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
+from tflabench.problem import InputError
+
+GATES = {"exp": MLSTM_EXP, "sig": MLSTM_SIG}
+DEFAULTS = transfer.FIGURES["3"]
+SMALL = transfer.Experiment(
+    input_gates=(-11.0, -6.0, 0.0, 5.0), forget_gates=(-4.0, 2.0, 9.0), seq_len=48, d_qk=16, d_hv=24
+)
+
+
+def expected(experiment: transfer.Experiment, gate: str, i: float, f: float, eps: float) -> tuple[float, float]:
+    """Both gains by the definition, through the reference implementation."""
+    q, k, v = (torch.from_numpy(x)[None, None] for x in experiment.inputs())
+    forget, write = (torch.full((1, 1, experiment.seq_len), value, dtype=torch.float64) for value in (f, i))
+    h = reference.parallel(q, k, v, forget, write, gate=GATES[gate])[0]
+    normed = torch.nn.functional.rms_norm(h, h.shape[-1:], eps=eps)
+    if experiment.norm == "layer":
+        normed = torch.nn.functional.layer_norm(h, h.shape[-1:], eps=eps)
+    peaks = [x.abs().amax(-1) for x in (h, normed, v)]
+    return float((peaks[0] / peaks[2]).mean()), float((peaks[1] / peaks[2]).mean())
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("row", DEFAULTS, ids=lambda row: row[0])
+def test_gains_are_those_of_the_reference_implementation(row, norm):
+    experiment = transfer.Experiment(**{**vars(SMALL), "norm": norm})
+    (found,) = transfer.gains(experiment, [row], [1e-6, 1e-2])
+    for y, i in enumerate(experiment.input_gates):
+        for x, f in enumerate(experiment.forget_gates):
+            for eps, after in found.after.items():
+                want = expected(experiment, row[0], i, f, eps)
+                np.testing.assert_allclose((found.before[y, x], after[y, x]), want, rtol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def paper() -> dict[str, list[transfer.Gains]]:
+    """The paper's experiment on a coarse grid."""
+    experiment = transfer.Experiment(tuple(np.arange(-12.0, 8.5)), tuple(np.arange(-5.0, 12.5, 2.0)))
+    return {name: transfer.gains(experiment, rows) for name, rows in transfer.FIGURES.items()}
+
+
+def test_after_the_norm_exp_and_sig_behave_the_same(paper):
+    exp, sig = paper["3"]
+    for eps, most in ((1e-8, 0.02), (1e-6, 0.02), (1e-2, 0.1)):
+        assert abs(exp.after[eps] - sig.after[eps]).max() < most
+    assert abs(np.log(exp.before / sig.before)).max() > 0.5, "before the norm they differ"
+
+
+def test_the_transition_lies_at_negative_input_gates_and_moves_up_with_eps(paper):
+    i = tuple(np.arange(-12.0, 8.5).tolist())
+    for row in paper["3"]:
+        for column in range(row.before.shape[1]):
+            low, middle, high = (transfer.half_gain(i, row.after[eps][:, column]) for eps in (1e-8, 1e-6, 1e-2))
+            assert middle is not None
+            assert high is not None
+            assert -11 < middle < -6, "around -8 (App. E)"
+            assert (low or -12) < middle < high
+
+
+def test_only_bounded_normalizers_let_the_input_gate_decide(paper):
+    """Fig. 6: only the default; Fig. 7: none and a bound of 1 agree, the others behave differently."""
+    default, bounded, absolute = (row.after[1e-6] for row in paper["6"])
+    assert np.ptp(default, axis=0).min() > 0.5
+    assert max(np.ptp(bounded, axis=0).max(), np.ptp(absolute, axis=0).max()) < 1e-3
+    none, bounded, absolute, stabilized = (row.after[1e-6] for row in paper["7"])
+    assert abs(none - bounded).max() < 0.02
+    assert np.ptp(absolute, axis=0).max() < 1e-3
+    assert abs(none - stabilized).max() > 0.5
+
+
+def test_half_gain_is_interpolated_and_none_without_a_transition():
+    assert transfer.half_gain((0.0, 1.0, 2.0, 3.0), np.array([0.0, 0.25, 0.75, 1.0])) == pytest.approx(1.5)
+    assert transfer.half_gain((0.0, 1.0), np.array([1.0, 1.1])) is None
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["transfer", *words])
+
+
+def test_the_command_draws_the_figures_of_the_paper(tmp_path):
+    began = time.perf_counter()
+    done = invoke("--step", "1", "--out", str(tmp_path), "--json")
+    assert done.exit_code == 0, done.output
+    assert time.perf_counter() - began < 30
+    result = json.loads(done.stdout)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"transfer-fig{n}.{end}" for n in (3, 6, 7) for end in ("png", "csv")
+    }
+    assert len(result["rows"]) == 2 + 3 * 3 + 4 * 3
+    rows = {(row["figure"], row["gate"]): row for row in result["rows"] if row["figure"] == "3"}
+    assert rows["3", "exp"]["half_gain_input_gate"] == pytest.approx(-9.5, abs=0.2)
+    table = np.genfromtxt(tmp_path / "transfer-fig3.csv", delimiter=",", skip_header=1)
+    assert table.shape == (21 * 18, 2 + 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--figure", "5"], "figure is '5': it must be one of 3, 6, 7"),
+        (["--norm", "batch"], "norm is 'batch': it must be rms or layer"),
+        (["--eps", "small"], "eps is 'small': it must be a number"),
+        (["--eps", "-1"], "eps is -1.0: it must be at least 0"),
+        (["--input-gate", "3"], "input_gate is '3': it must be LOW:HIGH, such as -12:8"),
+        (["--forget-gate", "4:-4"], "forget_gate is '4:-4': its first value must be less than its second"),
+        (["--step", "0"], "step is 0: it must be more than 0 and at most the range of input_gate, 20"),
+        (["--step", "0.001"], "it makes 20001 values of input_gate"),
+        (["--seq-len", "100000"], "seq_len is 100000: it must be at most 8192"),
+        (["--d-qk", "0"], "d_qk is 0: it must be at least 1"),
+        (["--format", "gif"], "format is 'gif': it must be one of png, svg, pdf"),
+        (["--out", "/proc/none"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, message):
+    done = invoke("--step", "5", "--seq-len", "8", *words) if "--step" not in words else invoke(*words)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_eps_of_zero_is_no_error():
+    (row,) = transfer.gains(SMALL, [DEFAULTS[1]], [0.0])
+    assert np.isfinite(row.after[0.0]).all()
+
+
+def test_lengths_below_one_are_refused():
+    with pytest.raises(InputError, match="d_hv is -1"):
+        transfer.Experiment((0.0,), (0.0,), d_hv=-1)

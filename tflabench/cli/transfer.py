@@ -1,0 +1,197 @@
+"""The command of the transfer-behaviour analysis (paper, section 4.2 and App. D.2): transfer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tflabench.cli import app
+from tflabench.problem import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tflabench.analysis.transfer import Experiment, Gains
+
+MOST_VALUES = 400  # of one gate's grid: more is a slip
+AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~ within [3, 6]
+
+
+@app.command()
+def transfer(
+    figure: Annotated[str, typer.Option(help="Of the paper: any of 3, 6, 7, comma-separated.")] = "3,6,7",
+    eps: Annotated[
+        str | None, typer.Option(help="Of the norm layer. [default: 1e-6 in figure 3, else 1e-2,1e-6,1e-8]")
+    ] = None,
+    norm: Annotated[str, typer.Option(help="The norm layer: rms or layer.")] = "rms",
+    input_gate: Annotated[str, typer.Option(help="Pre-activations i~: LOW:HIGH.")] = "-12:8",
+    forget_gate: Annotated[str, typer.Option(help="Pre-activations f~: LOW:HIGH.")] = "-5:12",
+    step: Annotated[float, typer.Option(help="Between two gate values.")] = 0.25,
+    seq_len: Annotated[int, typer.Option(help="Steps of the sequence.")] = 512,
+    d_qk: Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = 128,
+    d_hv: Annotated[int, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Of q, k and v.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the files go.")] = Path("results/theory/transfer"),
+    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")] = False,
+) -> None:
+    """How gates, normaliser and norm layer scale the signal: heat maps of the gain max|h| / max|v| before and after
+    the norm, for mLSTMexp and mLSTMsig (the paper's Figs. 3, 6 and 7). Computes on the CPU, in float64."""
+    from tflabench.analysis.transfer import DEFAULT_EPS, FIGURES, PAPER_EPS, Experiment, gains
+
+    names = [_one_of("figure", name, tuple(FIGURES)) for name in _words(figure)]
+    formats = [_one_of("format", name, ("png", "svg", "pdf")) for name in _words(format_)]
+    given = None if eps is None else tuple(dict.fromkeys(_number("eps", word) for word in _words(eps)))
+    experiment = Experiment(
+        input_gates=_grid("input_gate", input_gate, step),
+        forget_gates=_grid("forget_gate", forget_gate, step),
+        seq_len=seq_len,
+        d_qk=d_qk,
+        d_hv=d_hv,
+        norm=norm,  # type: ignore[arg-type]
+        seed=seed,
+    )
+    written: list[Path] = []
+    found: dict[str, list[Gains]] = {}
+    for name in names:
+        chosen = given or ((DEFAULT_EPS,) if name == "3" else PAPER_EPS)
+        found[name] = gains(experiment, FIGURES[name], chosen)
+        written += _write(name, experiment, found[name], out, formats)
+    rows = [row for name in names for row in _summary(name, experiment, found[name])]
+    if as_json:
+        print(json.dumps({"files": [str(path) for path in written], "rows": rows}, indent=2))
+        return
+
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=120)
+    console.print(_table(rows))
+    console.print(
+        f"i~ at half: where the gain after the norm passes half its largest, at f~ = {rows[0]['forget_gate']:g}; "
+        "- where it never lies below."
+    )
+    for path in written:
+        print(path)
+
+
+def _write(name: str, experiment: Experiment, found: Sequence[Gains], out: Path, formats: Sequence[str]) -> list[Path]:
+    """The figure and its values, one CSV row a grid point."""
+    import numpy as np
+
+    from tflabench.analysis.transfer import OUR_READING
+    from tflabench.plots.sheet import write
+    from tflabench.plots.transfer import heat_maps
+
+    e = experiment
+    layer = {"rms": "RMS norm", "layer": "layer norm"}[e.norm]
+    title = f"Transfer behaviour of the mLSTM (paper, Fig. {name}): T = {e.seq_len}, one head, {layer}"
+    footer = [
+        "gain = mean over time of max|h| / max|v| (eq. 26), computed in float64; white line: half the largest gain;",
+        f"s = n·q; q, k, v ~ N(0, 1), $d_{{qk}}$ = {e.d_qk}, $d_{{hv}}$ = {e.d_hv}, "
+        f"same gates at every step, seed {e.seed} · tflabench transfer",
+    ]
+    if rows := OUR_READING.get(name):
+        footer.append(f"normalisers of {rows}: our reading, the paper does not print them")
+    figure = heat_maps(experiment, found, title, footer)
+    i, f = (axis.ravel() for axis in np.meshgrid(e.input_gates, e.forget_gates, indexing="ij"))
+    columns: dict[str, Any] = {"input_gate": i, "forget_gate": f}
+    for row in found:
+        label = f"{row.gate} n={row.normalizer.name}"
+        columns[f"{label} before"] = row.before.ravel()
+        columns |= {f"{label} after eps={value:g}": gain.ravel() for value, gain in row.after.items()}
+    files = [out / f"transfer-fig{name}.{ending}" for ending in (*formats, "csv")]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in files[:-1]:
+            write(figure, path)
+        header = ",".join(f'"{column}"' for column in columns)
+        np.savetxt(files[-1], np.stack(list(columns.values()), axis=1), "%.5g", ",", header=header, comments="")
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from None
+    return files
+
+
+def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[dict[str, Any]]:
+    """What the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
+    from tflabench.analysis.transfer import half_gain
+
+    forget = min(experiment.forget_gates, key=lambda f: abs(f - AT_FORGET_GATE))
+    column = experiment.forget_gates.index(forget)
+    return [
+        {
+            "figure": name,
+            "gate": row.gate,
+            "normalizer": row.normalizer.name,
+            "eps": eps,
+            "forget_gate": forget,
+            "before": [float(end) for end in (row.before[:, column].min(), row.before[:, column].max())],
+            "after": [float(end) for end in (after[:, column].min(), after[:, column].max())],
+            "half_gain_input_gate": half_gain(experiment.input_gates, after[:, column]),
+        }
+        for row in found
+        for eps, after in row.after.items()
+    ]
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("figure", "gate", "normaliser n", "eps", "gain before", "gain after", "i~ at half"):
+        table.add_column(column, no_wrap=True, justify="left" if column in ("gate", "normaliser n") else "right")
+    for row in rows:
+        (low, high), (least, most) = row["before"], row["after"]
+        half = row["half_gain_input_gate"]
+        table.add_row(
+            row["figure"],
+            row["gate"],
+            row["normalizer"],
+            f"{row['eps']:g}",
+            f"{low:.2g} to {high:.2g}",
+            f"{least:.2f} to {most:.2f}",
+            "-" if half is None else f"{half:.1f}",
+        )
+    return table
+
+
+def _grid(name: str, text: str, step: float) -> tuple[float, ...]:
+    """The values of LOW:HIGH, both ends included, `step` apart."""
+    low_text, colon, high_text = text.partition(":")
+    if not colon:
+        raise InputError(f"{name} is {text!r}: it must be LOW:HIGH, such as -12:8")
+    low, high = _number(name, low_text), _number(name, high_text)
+    if not low < high:
+        raise InputError(f"{name} is {text!r}: its first value must be less than its second")
+    if not 0 < step <= (high - low):
+        raise InputError(f"step is {step:g}: it must be more than 0 and at most the range of {name}, {high - low:g}")
+    count = round((high - low) / step) + 1
+    if count > MOST_VALUES:
+        raise InputError(f"step is {step:g}: it makes {count} values of {name}, and there may be {MOST_VALUES}")
+    return tuple(low + (high - low) * n / (count - 1) for n in range(count))
+
+
+def _number(name: str, text: str) -> float:
+    import math
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{name} is {text.strip()!r}: it must be a number")
+    return value
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise InputError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
+    return value
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
