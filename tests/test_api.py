@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import pytest
@@ -194,7 +194,7 @@ def test_nan_is_passed_through(probe, implementation):
 @pytest.mark.parametrize("gate", [MLSTM_EXP, MLSTM_SIG], ids=["exp", "sig"])
 def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
-    key = api._setup_key("probe", gate, torch.float32, None)
+    key = api._setup_key("probe", astuple(gate), torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
     torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 16, key))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
@@ -230,7 +230,7 @@ def test_triton_kernels_are_opaque_to_torch(implementation):
     gate = MLSTM_EXP if implementation == "tfla_xl" else MLSTM_SIG
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
-    key = api._setup_key(implementation, gate, torch.float32, None)
+    key = api._setup_key(implementation, astuple(gate), torch.float32, None)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key))
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     options = {"gate": gate, "chunk_size": 16}
