@@ -189,17 +189,18 @@ def test_the_backward_counts_the_products_of_section_b3():
     L, d_qk, d_hv = 16, 3, 5
     Q, K, V, dH, C = Shape((L, d_qk)), Shape((L, d_qk)), Shape((L, d_hv)), Shape((L, d_hv)), Shape((d_qk, d_hv))
     Shape.flops = 0
-    S = Q @ K.T
+    S = Q @ K.T  # as K @ Q.T, the scores that the dV kernel computes again
     for product, result in [
         (K.T @ V, C),
         (Q.T @ dH, C),
-        (K @ C, V),
-        (V @ C.T, K),
-        (dH @ C.T, Q),
         (dH @ V.T, S),
-        (S.T @ dH, V),
         (S @ K, Q),
+        (dH @ C.T, Q),
+        (V @ dH.T, S.T),
         (S.T @ Q, K),
+        (V @ C.T, K),
+        (S.T @ dH, V),
+        (K @ C, V),
     ]:
         assert product == result
     states = 2 * 2 * d_qk * d_hv
@@ -213,16 +214,50 @@ def test_the_backward_counts_the_products_of_section_b3():
     assert backward("recurrent", L) == L * 14 * d_qk * d_hv
 
 
+@pytest.mark.parametrize("gate", GATES)
+def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate):
+    """Forward, and what autograd adds: every product of the backward that no earlier kernel computed; F_causal = 1."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tflabench.bundled import GATES as KERNEL_GATES
+    from tflabench.kernels import reference
+
+    T, L, d_qk, d_hv = 96, 32, 8, 24
+    shapes = {"q": (1, 2, T, d_qk), "k": (1, 2, T, d_qk), "v": (1, 2, T, d_hv), "f": (1, 2, T), "i": (1, 2, T)}
+    inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
+
+    def counted(backward: bool) -> float:
+        with FlopCounterMode(display=False) as counter:
+            h = reference.chunkwise(**inputs, gate=KERNEL_GATES[gate], chunk_size=L)[0]
+            if backward:
+                h.sum().backward()
+        return counter.get_total_flops()
+
+    units = 2 * T / L
+    decay = 2 * d_qk * d_hv  # of a state from chunk to chunk: a multiple and a sum, no matrix product
+    q_n = 2 * L * d_qk if gate == "exp" else 0  # which the reference computes as one more product
+    forward = 2 * L * (L * (d_qk + d_hv) + 2 * d_qk * d_hv)
+    assert counted(backward=False) == units * (forward + q_n)
+    terms = cost.backward_flop_terms("chunkwise", gate, d_qk, d_hv, causal_factor=1)
+    once = sum(term(L) for name, term in terms.items() if not name.endswith("again"))
+    assert counted(backward=True) == units * (forward + q_n + once - decay)
+
+
 def test_backward_bytes_read_and_write_everything_once_a_kernel():
     L, qk, hv, gates, state = 16, 3 * 2, 5 * 2, 2 * 2, 3 * 5 * 4
     terms = cost.backward_byte_terms("chunkwise", "sig", 3, 5, 2, 2, 4)
     assert {name: term(L) for name, term in terms.items()} == {
-        "state kernel, load": L * (qk + hv + gates),
-        "state kernel, store": state,
-        "state gradient kernel, load": L * (qk + hv + gates),
-        "state gradient kernel, store": state,
-        "gradient kernel, load": L * (2 * qk + 2 * hv + gates) + 2 * state,
-        "gradient kernel, store": L * (2 * qk + hv + gates),
+        "C kernel, load": L * (qk + hv + gates),
+        "C kernel, store": state,
+        "dC kernel, load": L * (qk + hv + gates),
+        "dC kernel, store": state,
+        "dQ kernel, load": L * (2 * qk + 2 * hv + gates) + state,
+        "dQ kernel, store": L * (qk + gates),
+        "dK kernel, load": L * (2 * qk + 2 * hv + gates) + state,
+        "dK kernel, store": L * (qk + gates),
+        "dV kernel, load": L * (2 * qk + hv + gates) + state,
+        "dV kernel, store": L * hv,
     }
     attention = cost.backward_byte_terms("attention", "sig", 3, 5)
     assert sum(term(L) for term in attention.values()) == L * (4 * qk + 4 * hv)

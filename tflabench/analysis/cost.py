@@ -19,7 +19,9 @@ sums to 12 L + 1 a chunk and Table 17 prints 11 L + 5 (exp's gate cost, 6.5 L + 
 exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
 
 The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
-gradients, each once, with the states recomputed from k and v; pointwise work is left out.
+gradients, with the states recomputed from k and v; pointwise work, under a hundredth of it, is left out. Chunkwise, they
+are those of the paper's kernels (Table 1): dQ and dK both compute dS, dV computes S again. The kernels that carry the
+state on chip have counts of their own (`tflabench.analysis.fused`).
 """
 
 from __future__ import annotations
@@ -272,8 +274,8 @@ def backward_flop_terms(
 ) -> Terms:
     """Matrix products of the backward pass (paper, section B.3; attention: 2.5 times its forward), per head and unit.
 
-    Each product is counted once, as a fused kernel would run it; the paper's separate dQ, dK and dV kernels (Table 1)
-    compute S and dS more than once.
+    Chunkwise: by kernel, as Table 1 divides the work. A name that ends in "again" is a product that an earlier kernel
+    computed as well; the sum of the others is what the gradients take at least.
     """
     _check(formulation, gate, causal_factor)
     F, dd = causal_factor, d_qk * d_hv
@@ -282,25 +284,32 @@ def backward_flop_terms(
         return {name: term * ATTENTION_BACKWARD for name, term in forward.items()}
     if formulation == "recurrent":
         return {
-            "states, recomputed": Polynomial(linear=4 * dd),
+            "states, again": Polynomial(linear=4 * dd),
             "state gradients": Polynomial(linear=4 * dd),
             "dQ, dK, dV": Polynomial(linear=6 * dd),
         }
-    intra = {
-        "S = Q K^T, recomputed": Polynomial(square=2 * F * d_qk),
-        "dS = dH V^T": Polynomial(square=2 * F * d_hv),
-        "dQ += dS K": Polynomial(square=2 * F * d_qk),
-        "dK += dS^T Q": Polynomial(square=2 * F * d_qk),
-        "dV += S^T dH": Polynomial(square=2 * F * d_hv),
-    }
+    over_qk, over_hv = Polynomial(square=2 * F * d_qk), Polynomial(square=2 * F * d_hv)
     if formulation == "parallel":
-        return intra
-    return intra | {
-        "C, recomputed": Polynomial(constant=2 * dd, linear=2 * dd),
-        "dC += Q^T dH": Polynomial(constant=2 * dd, linear=2 * dd),
-        "dQ += dH C^T": Polynomial(linear=2 * dd),
-        "dK += V dC^T": Polynomial(linear=2 * dd),
-        "dV += K dC": Polynomial(linear=2 * dd),
+        return {
+            "S = Q K^T, again": over_qk,
+            "dS = dH V^T": over_hv,
+            "dQ = dS K": over_qk,
+            "dK = dS^T Q": over_qk,
+            "dV = S^T dH": over_hv,
+        }
+    state, through_state = Polynomial(constant=2 * dd, linear=2 * dd), Polynomial(linear=2 * dd)
+    return {
+        "C kernel: K^T V, again": state,
+        "dC kernel: Q^T dH": state,
+        "dQ kernel: dS = dH V^T": over_hv,
+        "dQ kernel: dS K": over_qk,
+        "dQ kernel: dH C^T": through_state,
+        "dK kernel: dS^T = V dH^T, again": over_hv,
+        "dK kernel: dS^T Q": over_qk,
+        "dK kernel: V dC^T": through_state,
+        "dV kernel: S^T = K Q^T, again": over_qk,
+        "dV kernel: S^T dH": over_hv,
+        "dV kernel: K dC": through_state,
     }
 
 
@@ -352,14 +361,15 @@ def backward_byte_terms(
 ) -> Terms:
     """Bytes of the backward pass, counted as Table 9 counts the forward: every kernel reads its inputs once.
 
-    Chunkwise: one kernel recomputes the states, one walks their gradients, one computes dQ, dK, dV and the gates'.
+    Chunkwise: one kernel computes the states again, one walks their gradients, and dQ, dK, dV have one each, which also
+    sum q.dq and k.dk for the gates' gradients; so dQ reads q, and dK reads k.
     """
     _check(formulation, gate)
-    qk, hv = d_qk * element_bytes, d_hv * element_bytes
+    qk, hv = Polynomial(linear=d_qk * element_bytes), Polynomial(linear=d_hv * element_bytes)
     gates = Polynomial(linear=2 * gate_bytes)
-    inputs, gradients = Polynomial(linear=2 * qk + 2 * hv), Polynomial(linear=2 * qk + hv)  # q, k, v, dh; dq, dk, dv
+    inputs, gradients = qk * 2 + hv * 2, qk * 2 + hv  # q, k, v, dh; dq, dk, dv
     if formulation == "attention":
-        return {"load": inputs + Polynomial(linear=hv), "store": gradients}
+        return {"load": inputs + hv, "store": gradients}
     normalizer = Polynomial(linear=2 * state_bytes if gate == "exp" else 0)
     if formulation == "parallel":
         return {"load": inputs + gates + normalizer, "store": gradients + gates}
@@ -367,14 +377,18 @@ def backward_byte_terms(
     if formulation == "recurrent":
         state = Polynomial(linear=4 * state)  # C and dC, read and written every step
         return {"load and store": inputs + gates * 2 + normalizer + gradients + state}
-    state, half = Polynomial(constant=state), Polynomial(linear=qk + hv)
+    state = Polynomial(constant=state)
     return {
-        "state kernel, load": half + gates,
-        "state kernel, store": state,
-        "state gradient kernel, load": half + gates + normalizer,
-        "state gradient kernel, store": state,
-        "gradient kernel, load": inputs + gates + normalizer + state * 2,
-        "gradient kernel, store": gradients + gates,
+        "C kernel, load": qk + hv + gates,
+        "C kernel, store": state,
+        "dC kernel, load": qk + hv + gates + normalizer,
+        "dC kernel, store": state,
+        "dQ kernel, load": inputs + gates + normalizer + state,
+        "dQ kernel, store": qk + gates,
+        "dK kernel, load": inputs + gates + normalizer + state,
+        "dK kernel, store": qk + gates,
+        "dV kernel, load": qk * 2 + hv + gates + normalizer + state,
+        "dV kernel, store": hv,
     }
 
 
