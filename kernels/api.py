@@ -42,6 +42,8 @@ class Kernels(NamedTuple):
         empty_saved: (q, v, *, gate, chunk_size, state_dtype, config) -> tensors as `saved`, uninitialised.
         refuses: (q, v, *, gate, chunk_size, config) -> why it cannot run here, or None.
         default_chunk_size: (q, v, *, gate) -> L.
+        shares_heads: whether q and k may have fewer heads than v, H / G consecutive ones for each (dq and dk are then
+            summed over these); kernels that do not are given copies.
     """
 
     forward: Callable[..., tuple[Tensor, State, tuple[Tensor, ...]]]
@@ -49,6 +51,7 @@ class Kernels(NamedTuple):
     empty_saved: Callable[..., tuple[Tensor, ...]]
     refuses: Callable[..., str | None]
     default_chunk_size: Callable[..., int]
+    shares_heads: bool = False
 
 
 def _tfla(levels: int) -> Kernels:
@@ -115,7 +118,8 @@ def chunkwise(
     the stabiliser m count as constants (TFLA paper, B.3). NaN in an input reaches every output that depends on it.
 
     Args:
-        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference), any strides.
+        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference), any strides. With fewer heads than
+            v, a divisor of H, each serves H / G consecutive heads.
         v: (B, H, T, d_hv), dtype and device of q. Under autocast q, k, v are cast, gates and states are not.
         f, i: gate pre-activations (B, H, T) of any floating dtype, or what `gate` says instead.
         gate: which gates, with a normaliser or without.
@@ -170,7 +174,8 @@ def chunkwise(
         else:
             _check_for_kernels(q, v, L, implementation)
             C, n, m = (None if x is None else x.float() for x in initial_state or (None, None, None))
-            key = _setup_key(implementation, gate, state_dtype, config)
+            gate_fields = (gate.forget, gate.input, gate.normalize, gate.temperature)
+            key = _setup_key(implementation, gate_fields, state_dtype, config)
             h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, scale, L, key)
             last = _split(states, gate)[0]
     if layout == "bthd":
@@ -262,8 +267,9 @@ _setups: dict[str, _Setup] = {}
 
 
 @torch.compiler.assume_constant_result
-def _setup_key(implementation: str, gate: Gate, state_dtype: torch.dtype, config: Any) -> str:
-    setup = _Setup(implementation, gate, state_dtype, config)
+def _setup_key(implementation: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any) -> str:
+    """The gate comes as its fields: torch.compile before 2.13 takes no frozen dataclass for a constant."""
+    setup = _Setup(implementation, Gate(*gate_fields), state_dtype, config)
     _setups[repr(setup)] = setup
     return repr(setup)
 
@@ -288,6 +294,8 @@ def _forward(
     """[h, last C, last n and m where the gate has them, *saved]."""
     kernels, options = _call(q, v, chunk_size, setup)
     initial = None if C is None else State(C, n, m)
+    if not kernels.shares_heads:
+        q, k = (reference.shared(x, v.shape[1]) for x in (q, k))
     h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
     return [h, *(x for x in last if x is not None), *saved]
 
@@ -295,8 +303,8 @@ def _forward(
 @_forward.register_fake
 def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup):
     kernels, options = _call(q, v, chunk_size, setup)
-    gate, (B, H, _, d_qk) = options["gate"], q.shape
-    shapes = [(B, H, d_qk, v.shape[-1]), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
+    gate, (B, H, _, d_hv), d_qk = options["gate"], v.shape, q.shape[-1]
+    shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
     last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
 
@@ -325,8 +333,10 @@ def _backward(
         dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
     d_last = None if dC_last is None else State(dC_last, dn_last)
     initial = None if C is None else State(C, n, m)
-    grads = kernels.backward(dh, d_last, q, k, v, f, i, initial, tuple(saved), scale=scale, **options)
-    return [g for g in grads if g is not None]
+    keys = (q, k) if kernels.shares_heads else tuple(reference.shared(x, v.shape[1]) for x in (q, k))
+    grads = kernels.backward(dh, d_last, *keys, v, f, i, initial, tuple(saved), scale=scale, **options)
+    dq, dk, *others = grads
+    return [reference.sum_shared(dq, q), reference.sum_shared(dk, k), *(g for g in others if g is not None)]
 
 
 @_backward.register_fake

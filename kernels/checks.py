@@ -1,6 +1,6 @@
 """What the user may get wrong: one line that names the argument, says what it is and what it must be.
 
-Only shapes, dtypes and devices are looked at, never values: that would wait for the device, and break CUDA graphs.
+On a GPU only shapes, dtypes and devices are looked at, never values: that would wait for it, and break CUDA graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .types import Gate, State
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, axes: str) -> None:
-    """q, k, v alike but for the last size, and gates that fit; `axes` names the sizes before the last: "BHT", ..."""
+    """q, k alike, v with as many heads or a multiple, and gates that fit; `axes` names sizes but the last: "BHT", ..."""
     if not isinstance(gate, Gate):
         raise TypeError(f"gate is {kind(gate)}: it must be a kernels.types.Gate")
     sizes = f"({', '.join(axes)}, d)"
@@ -26,14 +26,21 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, g
             raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
     if k.shape != q.shape:
         raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {tuple(q.shape)}")
-    lead = tuple(q.shape[:-1])
+    head_axis = axes.index("H")
+    groups, heads = q.shape[head_axis], v.shape[head_axis]
+    lead = (*q.shape[:head_axis], heads, *q.shape[head_axis + 1 : -1])
     if tuple(v.shape[:-1]) != lead:
-        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be {lead} and d_hv for q {tuple(q.shape)}")
-    check_shape("f", check_tensor("f", f, q), (lead[axes.index("H")],) if gate.forget == "fixed" else lead)
+        given = tuple(q.shape[:-1])
+        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be {given} and d_hv for q {tuple(q.shape)}")
+    if heads % groups != 0:
+        raise ValueError(f"v has {heads} heads: it must have a multiple of the {groups} of q and k, which share them")
+    check_shape("f", check_tensor("f", f, q), (heads,) if gate.per_head else lead)
     if gate.input != "none":
         check_shape("i", check_tensor("i", i, q), lead)
     elif i is not None:
         raise ValueError(f"i is {kind(i)}: it must be None for a gate without input gate")
+    if gate.forget != "sigmoid":
+        check_not_positive("f", f)
 
 
 def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -45,7 +52,7 @@ def check_state(argument: str, state: State, gate: Gate, q: Tensor, v: Tensor) -
     """State of q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
     if not isinstance(state, State):
         raise TypeError(f"{argument} is {kind(state)}: it must be a kernels.types.State")
-    B, H, d_qk, d_hv = *q.shape[:2], q.shape[-1], v.shape[-1]
+    B, H, d_qk, d_hv = *v.shape[:2], q.shape[-1], v.shape[-1]
     for name, x, needed, shape in (
         ("C", state.C, True, (B, H, d_qk, d_hv)),
         ("n", state.n, gate.normalize, (B, H, d_qk)),
@@ -89,6 +96,15 @@ def check_tensor(argument: str, x: Any, like: Tensor) -> Tensor:
     if x.device != like.device:
         raise ValueError(f"{argument} is on {x.device}: it must be where q is, on {like.device}")
     return x
+
+
+def check_not_positive(argument: str, log_decay: Tensor) -> None:
+    """A log decay is at most 0: looked at where that costs no waiting, on the CPU outside of torch.compile."""
+    if log_decay.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    largest = log_decay.detach().max().item()
+    if largest > 0:
+        raise ValueError(f"{argument} is up to {largest:g}: it must be at most 0, the logarithm of a decay")
 
 
 def check_shape(argument: str, x: Tensor, shape: Sequence[int]) -> None:

@@ -33,6 +33,7 @@ CUT = tl.constexpr(-104.0)  # exp of anything less is 0 in float32: a forget gat
 FORGOTTEN = tl.constexpr(
     -16.0
 )  # a gradient through less than exp(-16) is lost in the rounding of its summands: it is 0
+SMALL_STEP = tl.constexpr(-15.0)  # softplus(x) is exp(x) in float32 below it
 M_FLOOR = tl.constexpr(-1e30)  # m where nothing was ever written: finite, as the reference has it
 
 
@@ -79,19 +80,38 @@ def _log_sigmoid(x):
 
 
 @triton.jit
-def _load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask, FORGET: tl.constexpr, INPUT: tl.constexpr):
+def _step_size(x, INPUT: tl.constexpr):
+    """What an input gate of the kind "step" or "softplus" makes of its pre-activation."""
+    if INPUT == "softplus":
+        x = -_log_sigmoid(-x)
+    return x
+
+
+@triton.jit
+def load_log_gates(
+    f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr,
+):  # fmt: skip
     """Log gates of steps t, neutral (log f = 0, log i = -inf) outside the mask."""
     log_f = tl.load(f + b * f_b + h * f_h + t * f_t, mask=mask, other=0.0).to(tl.float32)
     if FORGET == "sigmoid":
         log_f = _log_sigmoid(log_f)
+        if TEMPERATURE != 1.0:
+            log_f *= 1.0 / TEMPERATURE
     if INPUT == "none":
         log_i = tl.zeros_like(log_f)
     else:
-        log_i = tl.load(i + b * i_b + h * i_h + t * i_t, mask=mask, other=1.0).to(tl.float32)
+        x = tl.load(i + b * i_b + h * i_h + t * i_t, mask=mask, other=1.0).to(tl.float32)
+        log_i = x
         if INPUT == "sigmoid":
-            log_i = _log_sigmoid(log_i)
-        elif INPUT == "step":
-            log_i = tl.log(log_i)
+            log_i = _log_sigmoid(x)
+        elif INPUT == "step" or INPUT == "softplus":
+            step = _step_size(x, INPUT)
+            log_i = tl.log(step)
+            if INPUT == "softplus":
+                log_i = tl.where(x < SMALL_STEP, x, log_i)
+            if FORGET == "rate":
+                log_f *= step
     return tl.where(mask, log_f, 0.0), tl.where(mask, log_i, float("-inf"))
 
 
@@ -109,12 +129,12 @@ def _max_plus(sum_left, max_left, sum_right, max_right):
 @triton.jit
 def _activate(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, log_f, log_i, heads, T, blocks,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, BLOCK: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, block = _row_and_part(blocks)
     t = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    x, y = _load_log_gates(
-        f, f_b, f_h, f_t, i, i_b, i_h, i_t, row // heads, row % heads, t, t < T, FORGET=FORGET, INPUT=INPUT
+    x, y = load_log_gates(
+        f, f_b, f_h, f_t, i, i_b, i_h, i_t, row // heads, row % heads, t, t < T, FORGET, INPUT, TEMPERATURE
     )
     tl.store(log_f + row * T + t, x, mask=t < T)
     tl.store(log_i + row * T + t, y, mask=t < T)
@@ -123,16 +143,16 @@ def _activate(
 @triton.jit
 def _summarise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, block_g, block_m, heads, T, blocks,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, BLOCK: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The (max, +) map of a block: m after it = max(m before it + block_g, block_m)."""
     row, block = _row_and_part(blocks)
     b, h = row // heads, row % heads
     start = block * BLOCK
     t = start + tl.arange(0, BLOCK).to(tl.int64)
-    log_f, log_i = _load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, t < T, FORGET=FORGET, INPUT=INPUT)
+    log_f, log_i = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, t < T, FORGET, INPUT, TEMPERATURE)
     later = (t + 1 < T) & (t + 1 < start + BLOCK)
-    next_f, _ = _load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t + 1, later, FORGET=FORGET, INPUT=INPUT)
+    next_f, _ = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t + 1, later, FORGET, INPUT, TEMPERATURE)
     out = row * blocks + block
     tl.store(block_g + out, tl.sum(log_f, 0))
     tl.store(block_m + out, tl.max(tl.cumsum(next_f, 0, reverse=True) + log_i, 0))
@@ -141,7 +161,8 @@ def _summarise(
 @triton.jit
 def _stabilise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, m_0, block_g, block_m, log_f, log_i, m, heads, T, blocks,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, HAS_M_0: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, HAS_M_0: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, block = _row_and_part(blocks)
     b, h = row // heads, row % heads
@@ -160,9 +181,9 @@ def _stabilise(
 
     start = block * BLOCK
     t = start + tl.arange(0, BLOCK).to(tl.int64)
-    x, y = _load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, t < T, FORGET=FORGET, INPUT=INPUT)
+    x, y = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, t < T, FORGET, INPUT, TEMPERATURE)
     earlier = (t > start) & (t <= T)  # a scan over the step before gives m_{t-1}
-    x_1, y_1 = _load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t - 1, earlier, FORGET=FORGET, INPUT=INPUT)
+    x_1, y_1 = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t - 1, earlier, FORGET, INPUT, TEMPERATURE)
     sums, maxima = tl.associative_scan((x_1, y_1), 0, _max_plus)
     kept = x + tl.maximum(sums + m_before, maxima)  # log f_t + m_{t-1}
     # Whichever wins the maximum is exactly 0 afterwards. Forgetting all and writing nothing stays -inf.
@@ -201,7 +222,7 @@ def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, in
     """Log gates of every step, in float32 (paper eqs. 1-9; the recurrent definition of m, solved by a parallel scan).
 
     Args:
-        f: forget pre-activation (B, H, T), any strides; (H,) log decays for a fixed forget gate.
+        f: forget pre-activation (B, H, T), any strides; (H,) of a gate that is one number a head.
         i: input pre-activation (B, H, T), any strides; None where the gate has none.
         shape: (B, H, T).
         m_0: (B, H) stabiliser of the initial state; None is 0, as in `types.zero_state`.
@@ -213,7 +234,7 @@ def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, in
     blocks = triton.cdiv(T, block)
     grid = (batch * heads * blocks,)
     inputs = (f, *f.stride(), i, *i.stride())
-    branch = {"FORGET": gate.forget, "INPUT": gate.input, "BLOCK": block}
+    branch = {"FORGET": gate.forget, "INPUT": gate.input, "TEMPERATURE": gate.temperature, "BLOCK": block}
     if not gate.stabilized:
         _activate[grid](*inputs, log_f, log_i, heads, T, blocks, **branch)
         return LogGates(log_f, log_i, None)
@@ -292,7 +313,8 @@ def _sum_backward(
 def _gate_gradients(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, kdk, log_f, start, boundary, block_cut, block_sum, df, di,
     rows, heads, T, chunk_size, chunks, blocks, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, START: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, part = _row_and_part(chunks * blocks)
     b, h = row // heads, row % heads
@@ -334,17 +356,31 @@ def _gate_gradients(
     dlog_f += missed * (length - inside).to(tl.float32) / length
     dlog_f = tl.where(tl.load(log_f + row * T + t, mask=mask, other=0.0) < FORGOTTEN, 0.0, dlog_f)
     t = t.to(tl.int64)
+    df_t = dlog_f
     if FORGET == "sigmoid":
         x = tl.load(f + b * f_b + h * f_h + t * f_t, mask=mask, other=0.0).to(tl.float32)
-        dlog_f *= tl.sigmoid(-x)
-    tl.store(df + row * T + t, dlog_f.to(df.dtype.element_ty), mask=mask)
+        df_t *= tl.sigmoid(-x)
+        if TEMPERATURE != 1.0:
+            df_t *= 1.0 / TEMPERATURE
     if INPUT != "none":
         x = tl.load(i + b * i_b + h * i_h + t * i_t, mask=mask, other=1.0).to(tl.float32)
         if INPUT == "sigmoid":
             kdk_t *= tl.sigmoid(-x)
         elif INPUT == "step":
             kdk_t = tl.where(x > 0.0, kdk_t / x, 0.0)
+        elif INPUT == "softplus":
+            kdk_t *= tl.where(x < SMALL_STEP, 1.0, tl.sigmoid(x) / _step_size(x, INPUT))
+        if FORGET == "rate":
+            df_t = dlog_f * _step_size(x, INPUT)
+            d_step = dlog_f * tl.load(f + b * f_b + h * f_h).to(tl.float32)
+            if INPUT == "softplus":
+                d_step *= tl.sigmoid(x)
+            kdk_t += d_step
         tl.store(di + row * T + t, kdk_t.to(di.dtype.element_ty), mask=mask)
+    if FORGET == "fixed" or FORGET == "rate":
+        tl.store(df + row * chunks * blocks + part, tl.sum(tl.where(mask, df_t, 0.0), 0))
+    else:
+        tl.store(df + row * T + t, df_t.to(df.dtype.element_ty), mask=mask)
 
 
 def gate_gradients(
@@ -373,19 +409,21 @@ def gate_gradients(
             initial state; None where it is not known.
 
     Returns:
-        df like f (a fixed gate's (H,) gradient is summed over batch and time), di like i or None.
+        df like f (one number a head is summed over batch and time, a block of steps in the kernel), di like i or None.
     """
     batch, heads, T = shape = (gates.log_f.shape[0], gates.log_f.shape[1], gates.log_f.shape[2])
-    fixed = gate.forget == "fixed"
     f_all, i_all = _expanded(f, i, shape)
-    df = torch.empty(shape, dtype=torch.float32 if fixed else f.dtype, device=f.device)
-    di = df if i is None else torch.empty(shape, dtype=i.dtype, device=f.device)
     chunks = triton.cdiv(T, chunk_size)
     block = min(BLOCK, triton.next_power_of_2(min(chunk_size, max(T, 16))))
     blocks = triton.cdiv(min(chunk_size, T), block)
     rows = batch * heads
     grid = (rows * chunks * blocks,)
     parts = {"Q_PARTS": qdq.shape[0], "K_PARTS": kdk.shape[0], "BLOCK": block}
+    if gate.per_head:
+        df = torch.empty((batch, heads, chunks * blocks), dtype=torch.float32, device=f.device)
+    else:
+        df = torch.empty(shape, dtype=f.dtype, device=f.device)
+    di = df if i is None else torch.empty(shape, dtype=i.dtype, device=f.device)
     block_sum = torch.empty(grid if blocks > 1 else (1,), dtype=torch.float32, device=f.device)
     block_cut = torch.empty_like(block_sum, dtype=torch.int32)
     if blocks > 1:
@@ -393,11 +431,12 @@ def gate_gradients(
     _gate_gradients[grid](
         f_all, *f_all.stride(), i_all, *i_all.stride(), qdq, kdk, gates.log_f,
         start if isinstance(start, Tensor) else boundary, boundary, block_cut, block_sum, df, di,
-        rows, heads, T, chunk_size, chunks, blocks, **parts, FORGET=gate.forget, INPUT=gate.input,
+        rows, heads, T, chunk_size, chunks, blocks, **parts,
+        FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature,
         START="unknown" if start is None else "given" if isinstance(start, Tensor) else "zero",
         BLOCKS=triton.next_power_of_2(blocks),
     )  # fmt: skip
-    if fixed:
+    if gate.per_head:
         df = df.sum((0, 2)).to(f.dtype)
     return df, None if i is None else di
 

@@ -19,32 +19,52 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, pad, threshold
+from torch.nn.functional import logsigmoid, pad, softplus, threshold
 
 from .types import Gate, State, zero_state
 
 M_FLOOR = -1e30  # m where nothing was ever written (I_t = F_t = 0): finite, so that differences of m are never NaN
 
-_LOG_FORGET: dict[str, Callable[[Tensor], Tensor]] = {
+_SMALL_STEP = -40.0  # log softplus(x) is x below it, in float64 too
+_LOG_INPUT: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": lambda i: i,
     "sigmoid": logsigmoid,
-    "log_decay": lambda f: f,
-    "fixed": lambda f: f[:, None],
+    "step": torch.log,
+    "softplus": lambda i: torch.where(i < _SMALL_STEP, i, softplus(i.clamp(min=_SMALL_STEP)).log()),
 }
-_LOG_INPUT: dict[str, Callable[[Tensor], Tensor]] = {"exp": lambda i: i, "sigmoid": logsigmoid, "step": torch.log}
+_STEP_SIZE: dict[str, Callable[[Tensor], Tensor]] = {"step": lambda i: i, "softplus": softplus}
 
 
-def log_gates(gate: Gate, f: Tensor, i: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Log F_t and log I_t, both (B, H, T), from what the gates are given as; computed in float32 or the wider `like`.
+def log_gates(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Log F_t and log I_t, both (B, H, T), from what the gates are given as; computed in float32 or the wider of v.
 
     Args:
         gate: which activations.
         f, i: as `Gate` describes them.
-        like: any tensor (B, H, T, d) of the call, for its shape and dtype.
+        v: (B, H, T, d_hv), for its shape and dtype.
     """
-    shape, dtype = like.shape[:3], torch.promote_types(like.dtype, torch.float32)
-    log_f = _LOG_FORGET[gate.forget](f.to(dtype)).expand(shape)
-    log_i = log_f.new_zeros(shape) if i is None else _LOG_INPUT[gate.input](i.to(dtype))
-    return log_f, log_i
+    shape, dtype = v.shape[:3], torch.promote_types(v.dtype, torch.float32)
+    f, i = f.to(dtype), None if i is None else i.to(dtype)
+    log_i = f.new_zeros(shape) if i is None else _LOG_INPUT[gate.input](i)
+    if gate.forget == "sigmoid":
+        f = logsigmoid(f) if gate.temperature == 1 else logsigmoid(f) / gate.temperature
+    elif gate.per_head:
+        f = f[:, None]
+        if i is not None and gate.forget == "rate":
+            f = f * _STEP_SIZE[gate.input](i)
+    return f.expand(shape), log_i
+
+
+def shared(x: Tensor, heads: int) -> Tensor:
+    """q or k (B, G, ...) with one head for each of `heads`, consecutive ones sharing one of the G; x if it has all."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def sum_shared(gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient of q or k (B, G, ...) from that of `shared(q)` (B, H, ...); made as torch.empty_like makes it."""
+    if gradient.shape == like.shape:
+        return gradient
+    return torch.sum(gradient.unflatten(1, (like.shape[1], -1)), 2, out=torch.empty_like(like))
 
 
 def recurrent(
@@ -62,7 +82,7 @@ def recurrent(
     """The recurrence step by step (TFLA paper, eqs. 1-9).
 
     Args:
-        q, k: (B, H, T, d_qk).
+        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
         v: (B, H, T, d_hv), of the dtype of q.
         f, i: gate pre-activations (B, H, T), or as `gate` says.
         initial: state before the first step; None is `zero_state`.
@@ -74,7 +94,7 @@ def recurrent(
         h (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
     work = torch.promote_types(q.dtype, torch.float32)
-    log_f, log_i = log_gates(gate, f, i, q)
+    log_f, log_i = log_gates(gate, f, i, v)
     state = _start(q, v, gate, initial)
     h = []
     for t in range(q.shape[2]):
@@ -101,7 +121,8 @@ def step(
     scale: float | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:
-    """One step from q, k (B, H, d_qk), v (B, H, d_hv) and log gates (B, H): h_t (B, H, d_hv) and the state after it."""
+    """One step from q, k (B, H or G, d_qk), v (B, H, d_hv), log gates (B, H): h_t (B, H, d_hv) and the state after it."""
+    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
     C, n, m_before = state
     if m_before is None:
         m = m_before = torch.zeros_like(log_f)
@@ -153,7 +174,8 @@ def chunkwise(
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)
-    log_f, log_i = log_gates(gate, f, i, q)
+    log_f, log_i = log_gates(gate, f, i, v)
+    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
     C, n, m = _start(q, v, gate, initial)
 
     # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state: F = 1, I = 0.
@@ -197,8 +219,8 @@ def _start(q: Tensor, v: Tensor, gate: Gate, initial: State | None) -> State:
     """The state before the first step in the dtype it is computed in, m finite and a constant."""
     work = torch.promote_types(q.dtype, torch.float32)
     if initial is None:
-        B, H, _, d_qk = q.shape
-        initial = zero_state(gate, B, H, d_qk, v.shape[-1], device=q.device, dtype=work)
+        B, H, _, d_hv = v.shape
+        initial = zero_state(gate, B, H, q.shape[-1], d_hv, device=q.device, dtype=work)
     C, n, m = initial
     return State(
         C.to(work),

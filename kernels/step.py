@@ -42,7 +42,8 @@ def step(
     It has no gradients: call it under `torch.no_grad()`.
 
     Args:
-        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference).
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); with fewer heads than v, a divisor of
+            H, each serves consecutive heads.
         v: (B, H, d_hv), dtype and device of q. Under autocast q, k, v are cast.
         f, i: gate pre-activations (B, H) of any floating dtype, or what `gate` says instead.
         state: contiguous; C float32 or bfloat16, n and m float32 (for float64 q: all float64).
@@ -76,7 +77,7 @@ def step(
         before = (None, None, None) if out is None else state
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         return torch.ops.tflabench.step(
-            *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize
+            *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         return _step_in_torch(q, k, v, f, i, state, after, gate, scale)
@@ -93,7 +94,7 @@ def _step_in_torch(
     gate: Gate,
     scale: float | None,
 ) -> Tensor:
-    log_f, log_i = reference.log_gates(gate, _with_time(f), _with_time(i), q[:, :, None])
+    log_f, log_i = reference.log_gates(gate, _with_time(f), _with_time(i), v[:, :, None])
     q_t, k_t, v_t = (x.to(log_f.dtype) for x in (q, k, v))
     h, new = reference.step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], before, gate=gate, scale=scale)
     for old, value in zip(after, new, strict=True):
@@ -155,15 +156,16 @@ def _step_in_triton(
     forget: str,
     input: str,
     normalize: bool,
+    temperature: float,
 ) -> Tensor:
     """h_t; C, n, m become the state after the step. The state before it: *_before, or C, n, m where those are None."""
     kernels = importlib.import_module(".tfla.step", __package__)
     after = State(C, n, m)
     before = after if C_before is None else State(C_before, n_before, m_before)
     q, k, v = (x.contiguous() for x in (q, k, v))
-    f = f.expand(q.shape[:2]).contiguous()
+    f = f.expand(v.shape[:2]).contiguous()
     i = None if i is None else i.contiguous()
-    gate = Gate(forget, input, normalize)  # type: ignore[arg-type]
+    gate = Gate(forget, input, normalize, temperature)  # type: ignore[arg-type]
     return kernels.step(q, k, v, f, i, before, after, gate=gate, scale=scale)
 
 

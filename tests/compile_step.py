@@ -15,7 +15,13 @@ from triton.compiler import ASTSource
 
 from tflabench.kernels.tfla import step
 
-TYPES = {**dict.fromkeys(["q", "k", "v", "f", "i", "h"], "*bf16"), "scale": "fp32", "d_qk": "i32", "d_hv": "i32"}
+TYPES = {
+    **dict.fromkeys(["q", "k", "v", "f", "i", "h"], "*bf16"),
+    "scale": "fp32",
+    "d_qk": "i32",
+    "d_hv": "i32",
+    "sharing": "i32",
+}
 
 
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, sm: int) -> dict[str, Any]:
@@ -43,8 +49,8 @@ def every_kernel(sm: int) -> list[dict[str, Any]]:
     for heads, d_qk, d_hv in ((16, 64, 64), (1024, 128, 256), (8, 512, 1024)):
         tile = step.tile_of(heads, d_qk, d_hv)
         warps = tile.pop("num_warps")
-        sig = {"FORGET": "sigmoid", "INPUT": "sigmoid"}
-        exp = {"FORGET": "sigmoid", "INPUT": "exp"}
+        sig = {"FORGET": "sigmoid", "INPUT": "sigmoid", "TEMPERATURE": 1.0}
+        exp = {"FORGET": "sigmoid", "INPUT": "exp", "TEMPERATURE": 1.0}
         found += [
             compiled(step.advance_state, {**sig, "WEIGHED": False, **tile}, warps, sm),
             compiled(step.advance_state, {**exp, "WEIGHED": True, **tile}, warps, sm),

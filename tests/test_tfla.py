@@ -27,6 +27,10 @@ def small(**changes: object) -> Case:
 CASES = [
     *(small(gate=gate, states=True) for gate in GATES),
     small(gate="exp", layout="bthd"),
+    *(
+        small(gate=gate, heads=4, sharing=sharing, states=True)
+        for gate, sharing in (("mamba2_softplus", 4), ("exp", 2))
+    ),
     *(small(gate=gate, T=T, L=L) for gate in ("exp", "sig") for T, L in ((1, 16), (5, 64), (50, 48), (70, 64))),
     *(
         small(gate=gate, d_qk=d_qk, d_hv=d_hv)

@@ -16,13 +16,17 @@ from torch import Tensor
 from tflabench.kernels import reference
 from tflabench.kernels.tfla import chunkwise
 from tflabench.kernels.tfla.config import TileConfig
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
+from tflabench.kernels.types import MAMBA2, MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 GATES = {
     "exp": MLSTM_EXP,
     "sig": MLSTM_SIG,
-    "retention": Gate("fixed", "none"),
-    "mamba2": Gate("log_decay", "step"),
+    "retention": RETENTION,
+    "gated_retention": Gate("sigmoid", "none", temperature=4.0),
+    "simple_gla": SIMPLE_GLA,
+    "mamba2": MAMBA2,
+    "mamba2_softplus": Gate("rate", "softplus"),
+    "decay_and_step": Gate("log_decay", "step"),
     "exp_bare": Gate("sigmoid", "exp"),
     "sig_normalized": Gate("sigmoid", "sigmoid", normalize=True),
 }
@@ -43,6 +47,7 @@ class Case:
     Attributes:
         gates: "normal", or "extreme" (+-30), or "documents" (forget gates of -inf here and there).
         states: an initial state in, and a gradient of the last state back.
+        sharing: consecutive heads that share one of q and k.
     """
 
     gate: str = "exp"
@@ -56,11 +61,13 @@ class Case:
     layout: str = "bhtd"
     gates: str = "normal"
     states: bool = False
+    sharing: int = 1
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         sizes = f"{self.batch}x{self.heads}x{self.T}-{self.d_qk}-{self.d_hv}-L{self.L}"
-        return f"{self.gate}-{dtype}-{sizes}-{self.layout}-{self.gates}{'-states' * self.states}"
+        sharing = f"-sharing{self.sharing}" * (self.sharing > 1)
+        return f"{self.gate}-{dtype}-{sizes}-{self.layout}-{self.gates}{'-states' * self.states}{sharing}"
 
 
 def cases() -> list[Case]:
@@ -86,6 +93,25 @@ def cases() -> list[Case]:
             Case(gate=gate, batch=1, heads=1, T=64, d_qk=1024, d_hv=1024),
             Case(gate=gate, batch=1, heads=2, T=16384, L=256, d_qk=128, d_hv=256, gates="documents", states=True),
         ]
+    found += [  # heads that share B and C
+        Case(
+            gate="mamba2_softplus",
+            heads=heads,
+            sharing=sharing,
+            d_qk=d_qk,
+            d_hv=64,
+            L=256,
+            T=T,
+            layout="bthd",
+            states=states,
+        )
+        for heads, sharing, d_qk in ((8, 8, 64), (6, 3, 128), (64, 64, 64))
+        for T, states in ((1000, False), (300, True))
+    ]
+    found += [Case(gate=gate, heads=4, sharing=2, dtype=dtype, states=True) for gate in both for dtype in SLACK]
+    found += [
+        Case(gate=gate, heads=2, T=T, L=256, states=True) for gate in ("retention", "simple_gla") for T in (1, 63, 2100)
+    ]
     return found
 
 
@@ -98,8 +124,8 @@ def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str,
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=g, device=DEVICE)
 
-    def rows(d: int) -> Tensor:
-        x = normal(B, T, H, d).transpose(1, 2) if case.layout == "bthd" else normal(B, H, T, d)
+    def rows(d: int, heads: int = H) -> Tensor:
+        x = normal(B, T, heads, d).transpose(1, 2) if case.layout == "bthd" else normal(B, heads, T, d)
         return x.to(case.dtype)
 
     f = 2 * normal(B, H, T) + 2
@@ -107,9 +133,9 @@ def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str,
         f = torch.where(normal(B, H, T) > 0, 30.0, -30.0)
     if gate.forget == "log_decay":
         f = -f.abs() / 4
-    if gate.forget == "fixed":
+    if gate.per_head:
         f = -torch.rand(H, generator=g, device=DEVICE) / 8
-    if case.gates == "documents":
+    elif case.gates == "documents":
         f = torch.where(torch.rand(B, H, T, generator=g, device=DEVICE) < 0.02, float("-inf"), f)
     i: Tensor | None = normal(B, H, T) * (10 if case.gates == "extreme" else 1)
     if gate.input == "step":
@@ -117,8 +143,8 @@ def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str,
     if gate.input == "none":
         i = None
     inputs: dict[str, Tensor | None] = {
-        "q": rows(case.d_qk),
-        "k": rows(case.d_qk),
+        "q": rows(case.d_qk, H // case.sharing),
+        "k": rows(case.d_qk, H // case.sharing),
         "v": rows(case.d_hv),
         "f": f,
         "i": i,

@@ -19,6 +19,7 @@ from torch import Tensor
 from triton import knobs
 
 from tflabench.kernels.gates import gate_gradients, log_gates
+from tflabench.kernels.reference import sum_shared
 from tflabench.kernels.types import Gate, State
 
 from . import config as configs
@@ -47,6 +48,7 @@ def kernels(levels: int) -> Kernels:
         empty_saved=empty_saved,
         refuses=functools.partial(refuses, levels=levels),
         default_chunk_size=functools.partial(default_chunk_size, levels=levels),
+        shares_heads=True,
     )
 
 
@@ -90,13 +92,14 @@ def empty_saved(
     q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype, config: TileConfig | None
 ) -> tuple[Tensor, ...]:
     """What `forward` saves, uninitialised: 1 / denominator of a normalised gate, then chunk states if they are kept."""
-    batch, heads, T, d_qk = q.shape
+    batch, heads, T, d_hv = v.shape
+    d_qk = q.shape[-1]
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))
     if config is not None and config.keep_states:
         lead = (batch, heads, triton.cdiv(T, _fitting(chunk_size, T)), d_qk)
-        shapes.append(((*lead, v.shape[-1]), _stored(q.dtype, state_dtype)))
+        shapes.append(((*lead, d_hv), _stored(q.dtype, state_dtype)))
         if gate.normalize:
             shapes.append((lead, torch.float32))
     return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
@@ -131,7 +134,8 @@ def forward(
     """H, the last state, and what `backward` needs besides the inputs.
 
     Args:
-        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv); any strides of batch, head and time, one of DTYPES.
+        q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); any strides of batch,
+            head and time, one of DTYPES.
         f, i: gates as `Gate` describes them.
         initial: state before the first step (float32), None is zero.
         chunk_size: L, a multiple of 16; how often a state is materialised.
@@ -218,6 +222,7 @@ def backward(
     if n_0 is not None and dn_0 is not None:
         start = start + (n_0 * dn_0).sum(-1)
     df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size, start)
+    dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     found = [_made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     if initial is None:
         return (*found, None, None)
@@ -245,11 +250,11 @@ def _prepare(
     chunk_size: int,
     config: TileConfig | None,
 ) -> tuple[TileConfig, Plan]:
-    batch, heads, T, d_qk = q.shape
+    batch, heads, T, d_hv = v.shape
     chunk_size = _fitting(chunk_size, T)
     architecture = configs.architecture(q.device)
     if config is None:
-        config = TileConfig.for_shape(d_qk, v.shape[-1], q.dtype, chunk_size, architecture)
+        config = TileConfig.for_shape(q.shape[-1], d_hv, q.dtype, chunk_size, architecture)
     plan = Plan(
         gate=gate,
         gates=log_gates(f, i, gate, (batch, heads, T), None if initial is None else initial.m),

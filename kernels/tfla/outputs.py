@@ -12,6 +12,7 @@ All four are, for a tile of rows r of one chunk, with c the steps that r attends
       dV  | K   Q   dH  dC     c >= r
 
 with W the gates' weights, scale and, on the query's side, 1 / denominator; S is the state at the chunk's near edge.
+Consecutive heads may share one head of Q and K: they read the same tiles, and their dQ and dK are added up afterwards.
 Rows are parallel over tiles, columns of `out` over blocks; the loops run over c and over the dimension of x and y.
 """
 
@@ -53,7 +54,7 @@ def _scores(
 def parallel_outputs(
     x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
     row_log, col_log, g, b_log, segment, log_i, m, inverse_denominator, probe, probe_b, probe_h, probe_t, row_dots,
-    scale, batch, heads, T, d_in, d_out, chunk_size,
+    scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
     REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
     RESCALE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr,
@@ -65,6 +66,7 @@ def parallel_outputs(
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK; n_states: (B, H, chunks, d_qk).
         row_log: prefix (H, dQ) or a (dK, dV) of tiles of ROWS steps; col_log: the other, of tiles of COLS steps, as g.
         b_log, segment, log_i: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
+        in_sharing, out_sharing: heads that share one of x and y, of z and probe.
         probe, row_dots: dQ and dK also write probe_t . out_t, (d_out blocks, B, H, T), float32.
         REVERSE: dK, dV.  STATES: there are states; FIRST_STATE: also for the first chunk met (an initial state).
         NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  RESCALE: H of a stabilised gate
@@ -84,6 +86,7 @@ def parallel_outputs(
     row_tile = (tl.program_id(0) // out_blocks) % row_tiles
     bh = tl.program_id(0) // out_blocks // row_tiles
     b, h, bh64 = bh // heads, bh % heads, bh.to(tl.int64)
+    h_in, h_out = h // in_sharing, h // out_sharing
     column = out_block * OUT
     row = row_tile * ROWS
     chunk = row // chunk_size
@@ -105,7 +108,7 @@ def parallel_outputs(
         step = -1
     tile_offset = bh64 * col_tiles
 
-    x_tile = x_tiles.load([b, h, row, 0]).reshape(ROWS, IN)
+    x_tile = x_tiles.load([b, h_in, row, 0]).reshape(ROWS, IN)
     b_row = tl.load(b_log + row_offset + r)
     segment_row = tl.load(segment + row_offset + r)
     row_weight = tl.exp(tl.load(row_log + row_offset + r))
@@ -121,7 +124,7 @@ def parallel_outputs(
         c = tl.arange(0, COLS)
         col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c) + far)
         g_tile = tl.load(g + tile_offset + tile)
-        s = _scores(x_tile, x_tiles, y_tiles, b, h, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
+        s = _scores(x_tile, x_tiles, y_tiles, b, h_in, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
         # The query's factor comes first, so that dQ and dK round the same numbers and q.dq - k.dk cancels as it should
         # (and Triton 3.6 cannot compile a product whose first use is in a branch).
         if REVERSE:
@@ -149,7 +152,7 @@ def parallel_outputs(
             far += g_tile
         if NORMALIZE:
             norm += tl.sum(s, 1)
-        z_tile = z_tiles.load([b, h, col, column]).reshape(COLS, OUT)
+        z_tile = z_tiles.load([b, h_out, col, column]).reshape(COLS, OUT)
         acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
 
     if STATES:
@@ -167,7 +170,7 @@ def parallel_outputs(
                 state_tiles = open_matrices(states, batch * heads * chunks, d_in, d_out, NARROW, OUT, TMA)
             x_parts = open_rows(x_narrow, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, NARROW, TMA)
             for d in tl.range(0, d_in, NARROW, num_stages=1):
-                x_part = x_parts.load([b, h, row, d]).reshape(ROWS, NARROW)
+                x_part = x_parts.load([b, h_in, row, d]).reshape(ROWS, NARROW)
                 x_weighted = x_part.to(tl.float32) * weight[:, None]
                 if ROW_DOTS:
                     s = state_tiles.load([state, column, d]).reshape(OUT, NARROW).T
@@ -195,7 +198,7 @@ def parallel_outputs(
         acc *= tl.exp(tl.load(m + t_offset + r, mask=inside, other=0.0))[:, None]
     if ROW_DOTS:
         probe_tiles = open_rows(probe, probe_b, probe_h, probe_t, batch, heads, T, d_out, ROWS, OUT, TMA)
-        partner = probe_tiles.load([b, h, row, column]).reshape(ROWS, OUT).to(tl.float32)
+        partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT).to(tl.float32)
         part = out_block.to(tl.int64) * batch * heads * T
         tl.store(row_dots + part + t_offset + r, tl.sum(partner * acc, 1), mask=inside)
     out_tiles.store([b, h, row, column], acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
@@ -221,11 +224,12 @@ def launch(
     """Runs `parallel_outputs` in one of its four roles; see the module's table and the kernel's docstring.
 
     Returns:
-        out, made as torch.empty_like(like), and the row sums probe.out (parts, B, H, T) if there is a probe.
+        out, made as torch.empty_like(like) or, where heads share one of `like`, (B, H, T, d_out), and the row sums
+        probe.out (parts, B, H, T) if there is a probe.
     """
-    batch, heads, T, d_in = x.shape
-    d_out = z.shape[-1]
-    out = torch.empty_like(like)
+    d_in, d_out = x.shape[-1], z.shape[-1]
+    batch, heads, T = plan.gates.log_f.shape
+    out = torch.empty_like(like) if like.shape[1] == heads else like.new_empty((batch, heads, T, d_out))
     row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
     blocks = triton.cdiv(d_out, tiles.outer)
     row_dots = None if probe is None else x.new_empty((blocks, batch, heads, T), dtype=torch.float32)
@@ -256,6 +260,8 @@ def launch(
         plan.scale,
         batch,
         heads,
+        heads // x.shape[1],
+        heads // z.shape[1],
         T,
         d_in,
         d_out,
@@ -295,7 +301,7 @@ def hidden(
 ) -> tuple[Tensor, Tensor | None]:
     """H (B, H, T, d_hv) in the dtype and layout of v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
     gate = plan.gate
-    inverse = q.new_empty(q.shape[:3], dtype=torch.float32) if gate.normalize else None
+    inverse = q.new_empty(v.shape[:3], dtype=torch.float32) if gate.normalize else None
     h, _ = launch(
         plan, tiles, q, k, v, states, n_states, inverse,
         like=v, reverse=False, first_state=initial, normalize=gate.normalize, rescale=gate.stabilized,

@@ -28,7 +28,7 @@ from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 @triton.jit
 def chunk_states(
     u, u_b, u_h, u_t, v, v_b, v_h, v_t, initial, n_initial, states, n_states, ends, n_ends, segment_g, other, crossing,
-    row_log, g, inverse_denominator, scale, batch, heads, T, d_u, d_v, tiles_per_chunk, tiles_per_segment,
+    row_log, g, inverse_denominator, scale, batch, heads, sharing, T, d_u, d_v, tiles_per_chunk, tiles_per_segment,
     REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, STORE_STATES: tl.constexpr, STORE_ENDS: tl.constexpr,
     NORMALIZE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, CROSSING: tl.constexpr, PRECISION: tl.constexpr,
     TMA: tl.constexpr, ROWS: tl.constexpr, U: tl.constexpr, V: tl.constexpr,
@@ -36,7 +36,7 @@ def chunk_states(
     """Walks one segment with one tile (U, V) of the state on chip.
 
     Args:
-        u, v: k and v, or q and dH.  row_log: a, or prefix, of tiles of ROWS steps; as g.
+        u, v: k and v, or q and dH; `sharing` heads have one of u.  row_log: a, or prefix, of tiles of ROWS steps; as g.
         initial (B * H * segments, d_u, d_v), n_initial (.., d_u): the state before each segment, float32.
         states (B * H * chunks, d_u, d_v), n_states (.., d_u): before each chunk, in the direction of the walk.
         ends, n_ends, segment_g: the state after each segment, and the segment's log gate, float32.
@@ -102,7 +102,7 @@ def chunk_states(
         g_tile = tl.load(g + bh64 * tiles + tile)
         total += g_tile
         keep = tl.exp(g_tile)
-        u_tile = u_tiles.load([b, h, t, u_start]).reshape(ROWS, U)
+        u_tile = u_tiles.load([b, h // sharing, t, u_start]).reshape(ROWS, U)
         v_tile = v_tiles.load([b, h, t, v_start]).reshape(ROWS, V)
         weighted = u_tile.to(tl.float32) * weight[:, None]
         if NORMALIZE:
@@ -177,8 +177,8 @@ def walk(
         inverse_denominator: (B, H, T), weight of the query side besides `scale`.
         other: forward states of the same chunks, for `crossing`.
     """
-    batch, heads, T, d_u = u.shape
-    d_v = v.shape[-1]
+    batch, heads, T, d_v = v.shape
+    d_u = u.shape[-1]
     gates = plan.tile_gates(tiles.rows)
     per_chunk = triton.cdiv(plan.chunk_size, tiles.rows)
     chunks = plan.chunks
@@ -226,6 +226,7 @@ def walk(
             plan.scale,
             batch,
             heads,
+            heads // u.shape[1],
             T,
             d_u,
             d_v,

@@ -13,28 +13,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.gates import _load_log_gates
+from tflabench.kernels.gates import load_log_gates
 from tflabench.kernels.types import Gate, State
 
 M_FLOOR = tl.constexpr(-1e30)  # as in `reference`: m stays finite where nothing was ever written
 
 
 @triton.jit
-def _log_gates(f, i, head, FORGET: tl.constexpr, INPUT: tl.constexpr):
+def _log_gates(f, i, head, FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr):
     """Log gates of one head; f, i (B * H), contiguous."""
     only = tl.zeros([1], tl.int32)
-    log_f, log_i = _load_log_gates(f, 0, 1, 0, i, 0, 1, 0, 0, head, only, only == 0, FORGET=FORGET, INPUT=INPUT)
+    log_f, log_i = load_log_gates(f, 0, 1, 0, i, 0, 1, 0, 0, head, only, only == 0, FORGET, INPUT, TEMPERATURE)
     return tl.sum(log_f, 0), tl.sum(log_i, 0)
 
 
 @triton.jit
 def head_weights(
-    q, k, f, i, n_before, m_before, n, m, weights, scale, d_qk,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, STABILIZED: tl.constexpr, D_QK: tl.constexpr,
+    q, k, f, i, n_before, m_before, n, m, weights, scale, sharing, d_qk,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, STABILIZED: tl.constexpr,
+    D_QK: tl.constexpr,
 ):  # fmt: skip
-    """n and m of one head after the step, and its weights: what C keeps, what is written to it, scale / denominator."""
+    """n and m of one head after the step, and its weights: what C keeps, what is written to it, scale / denominator.
+
+    sharing: consecutive heads with one q and k.
+    """
     head = tl.program_id(0).to(tl.int64)
-    log_f, log_i = _log_gates(f, i, head, FORGET, INPUT)
+    source = head // sharing * d_qk
+    log_f, log_i = _log_gates(f, i, head, FORGET, INPUT, TEMPERATURE)
     kept = log_f
     m_t = 0.0
     if STABILIZED:
@@ -45,8 +50,8 @@ def head_weights(
     keep, write = tl.exp(kept - m_t), tl.exp(log_i - m_t)
     d = tl.arange(0, D_QK)
     mask = d < d_qk
-    k_t = tl.load(k + head * d_qk + d, mask=mask, other=0.0).to(tl.float32)
-    q_t = tl.load(q + head * d_qk + d, mask=mask, other=0.0).to(tl.float32)
+    k_t = tl.load(k + source + d, mask=mask, other=0.0).to(tl.float32)
+    q_t = tl.load(q + source + d, mask=mask, other=0.0).to(tl.float32)
     n_t = keep * tl.load(n_before + head * d_qk + d, mask=mask, other=0.0) + write * k_t
     tl.store(n + head * d_qk + d, n_t, mask=mask)
     n_dot_q = tl.abs(tl.sum(n_t * q_t, 0) * scale)
@@ -58,26 +63,28 @@ def head_weights(
 
 @triton.jit
 def advance_state(
-    q, k, v, f, i, weights, C_before, C, h, scale, d_qk, d_hv,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, WEIGHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    q, k, v, f, i, weights, C_before, C, h, scale, sharing, d_qk, d_hv,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, WEIGHED: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """COLS columns of C and of h for one head; weights are read if WEIGHED, else they are the gates and the scale."""
     blocks = tl.cdiv(d_hv, COLS)
     head = (tl.program_id(0) // blocks).to(tl.int64)
+    source = head // sharing * d_qk
     col = (tl.program_id(0) % blocks) * COLS + tl.arange(0, COLS)
     if WEIGHED:
         keep, write = tl.load(weights + head * 3), tl.load(weights + head * 3 + 1)
         read = tl.load(weights + head * 3 + 2)
     else:
-        log_f, log_i = _log_gates(f, i, head, FORGET, INPUT)
+        log_f, log_i = _log_gates(f, i, head, FORGET, INPUT, TEMPERATURE)
         keep, write = tl.exp(log_f), tl.exp(log_i)
         read = scale
     v_t = write * tl.load(v + head * d_hv + col, mask=col < d_hv, other=0.0).to(tl.float32)
     h_t = tl.zeros([COLS], tl.float32)
     for start in range(0, d_qk, ROWS):
         row = start + tl.arange(0, ROWS)
-        k_t = tl.load(k + head * d_qk + row, mask=row < d_qk, other=0.0).to(tl.float32)
-        q_t = tl.load(q + head * d_qk + row, mask=row < d_qk, other=0.0).to(tl.float32)
+        k_t = tl.load(k + source + row, mask=row < d_qk, other=0.0).to(tl.float32)
+        q_t = tl.load(q + source + row, mask=row < d_qk, other=0.0).to(tl.float32)
         at = (head * d_qk + row[:, None]) * d_hv + col[None, :]
         mask = (row[:, None] < d_qk) & (col[None, :] < d_hv)
         C_t = keep * tl.load(C_before + at, mask=mask, other=0.0).to(tl.float32) + k_t[:, None] * v_t[None, :]
@@ -98,21 +105,37 @@ def step(
     gate: Gate,
     scale: float,
 ) -> Tensor:
-    """h_t (B, H, d_hv); writes the state `after`, which may be `before`. All contiguous; f and i (B, H)."""
-    heads, (d_qk, d_hv) = q.shape[0] * q.shape[1], before.C.shape[-2:]
+    """h_t (B, H, d_hv); writes the state `after`, which may be `before`. All contiguous; q, k (B, G, d_qk), f, i (B, H)."""
+    heads, (d_qk, d_hv) = v.shape[0] * v.shape[1], before.C.shape[-2:]
+    sharing = v.shape[1] // q.shape[1]
     h = torch.empty_like(v)
     i = f if i is None else i  # not read
-    gates = {"FORGET": gate.forget, "INPUT": gate.input}
+    gates = {"FORGET": gate.forget, "INPUT": gate.input, "TEMPERATURE": gate.temperature}
     weights = f
     if gate.normalize:
         weights = torch.empty((heads, 3), dtype=torch.float32, device=q.device)
         head_weights[(heads,)](
-            q, k, f, i, before.n, before.m, after.n, after.m, weights, scale, d_qk,
+            q, k, f, i, before.n, before.m, after.n, after.m, weights, scale, sharing, d_qk,
             **gates, STABILIZED=gate.stabilized, D_QK=triton.next_power_of_2(d_qk), num_warps=1,
         )  # fmt: skip
     tile = tile_of(heads, d_qk, d_hv)
     advance_state[(heads * triton.cdiv(d_hv, tile["COLS"]),)](
-        q, k, v, f, i, weights, before.C, after.C, h, scale, d_qk, d_hv, **gates, WEIGHED=gate.normalize, **tile
+        q,
+        k,
+        v,
+        f,
+        i,
+        weights,
+        before.C,
+        after.C,
+        h,
+        scale,
+        sharing,
+        d_qk,
+        d_hv,
+        **gates,
+        WEIGHED=gate.normalize,
+        **tile,
     )
     return h
 
