@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from tflabench.analysis.cost import Cost
+
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "parallel", "recurrent", "attention"]
 
@@ -66,6 +68,7 @@ class Implementation:
         gate: "exp", "sig" or None, for mLSTM rows.
         formulation: which cost model of `tflabench.analysis.cost` describes it.
         chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
+        cost: FLOPs and bytes of one call, where it is no mLSTM and no attention; None: what `formulation` says.
         package: distribution whose version goes into the row.
     """
 
@@ -77,6 +80,7 @@ class Implementation:
     gate: Literal["exp", "sig"] | None = None
     formulation: Formulation = "chunkwise"
     chunked: bool = False
+    cost: Callable[[Problem], Cost] | None = None
     package: str = "torch"
 
 

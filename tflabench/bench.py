@@ -92,7 +92,7 @@ class Bench:
 
 def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:
     """The columns of a row that theory fills, and those that compare a measured time with it."""
-    count = cost.model(problem, impl.formulation, impl.gate)
+    count = impl.cost(problem) if impl.cost else cost.model(problem, impl.formulation, impl.gate)
     bounds = roofline.time_bounds(count, ceilings)
     columns: dict[str, Any] = {
         "model_flops": count.flops,
