@@ -55,6 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-from tflabench.cli import figures, measure, theory, transfer  # noqa: E402  each adds its commands to `app`
+# Each adds its commands to `app`.
+from tflabench.cli import compare, figures, measure, report, theory, transfer  # noqa: E402
 
-__all__ = ["app", "figures", "measure", "theory", "transfer"]
+__all__ = ["app", "compare", "figures", "measure", "report", "theory", "transfer"]

@@ -1,0 +1,245 @@
+"""`tflabench compare`: every verdict, which rows meet, what is said before, and when a regression ends with 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tflabench.analysis.comparison import Rules, judge, match_implementations, match_points, questions
+from tflabench.analysis.sessions import sessions
+from tflabench.cli import app
+from tflabench.store import Row, find_results, read_results
+
+runner = CliRunner()
+RUN = {
+    "device": "NVIDIA H200",
+    "driver": "580.1",
+    "device_facts": {"cuda": "13.0"},
+    "packages": {"torch": "2.11.0", "triton": "3.6.0"},
+}
+
+
+def row(implementation: str = "tfla_sig_xl", ms: float | None = 1.0, **changes) -> Row:
+    """A row of the paper's Fig. 4 whose samples lie within 0.2% of its median; `ms` None: it was out of memory."""
+    size = {"batch": 16, "heads": 16, "seq_len": 4096, "d_qk": 128, "d_hv": 256, "chunk_size": 128} | {
+        name: changes.pop(name) for name in list(changes) if name in ("batch", "heads", "seq_len", "d_qk", "d_hv")
+    }
+    size["chunk_size"] = changes.pop("chunk_size", 128)
+    pass_ = changes.pop("pass_", "fw")
+    measured = {"status": "oom", "reason": "no memory"}
+    if ms is not None:
+        times = {"ms_median": ms, "ms_min": 0.999 * ms, "ms_p20": 0.9995 * ms, "ms_p80": 1.001 * ms}
+        measured = {"status": "ok", **times, "samples": 30, "peak_bytes": 2**30, "percent_of_roofline": 40.0}
+    fields = {
+        "run_id": "run", "implementation": implementation, "title": implementation.replace("_", " "),
+        "point": f"{implementation}/{pass_}/{'/'.join(f'{k}{v}' for k, v in size.items())}", "family": "mlstm",
+        "gate": "sig", "formulation": "chunkwise", "package": "torch", "pass": pass_, **size, "dtype": "bfloat16",
+        "inputs": "normal", "seed": 0, "device": "NVIDIA H200", "protocol": "standard",
+        "started_at": "2026-11-21T12:00:00+00:00",
+    }  # fmt: skip
+    return Row.model_validate(fields | measured | changes)
+
+
+def write(folder: Path, rows: list[Row], **runs) -> Path:
+    """A results folder with these rows; `runs`: environments by run id beside the usual one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "journal.jsonl").write_text("".join(r.model_dump_json(by_alias=True) + "\n" for r in rows))
+    (folder / "environment.json").write_text(json.dumps({"runs": {"run": RUN, **runs}}))
+    return folder
+
+
+def compare(*arguments, code: int = 0):
+    done = runner.invoke(app, ["compare", *map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def judged(a: Path, b: Path, *options) -> dict:
+    return json.loads(runner.invoke(app, ["compare", str(a), str(b), "--no-plot", "--json", *options]).stdout)
+
+
+@pytest.mark.parametrize(
+    ("b", "verdict", "reason"),
+    [
+        (row(ms=1.005), "same", None),
+        (row(ms=0.9), "faster", None),
+        (row(ms=1.1), "slower", None),
+        (row(ms=1.1, ms_min=1.0), "ambiguous", "[min, p80] overlap: 0.999 to 1.001 and 1 to 1.101 ms"),
+        (row(ms=2.0, samples=29), "ambiguous", "29 samples, 30 needed"),
+        (row(ms=2.0, samples=None), "ambiguous", "0 samples, 30 needed"),
+        (row(ms=2.0, throttled=True), "ambiguous", "throttled in B"),
+        (row(ms=2.0, ms_min=None), "ambiguous", "no spread was recorded"),
+        (row(ms=None), "broken", "oom in B: no memory"),
+        (row(ms=None, status="unsupported", reason="not here"), "missing", "unsupported in B: not here"),
+    ],
+)
+def test_verdicts(b, verdict, reason):
+    found = judge(row(), b)
+    assert (found.verdict, found.reason) == (verdict, reason)
+
+
+def test_a_point_that_failed_before_is_missing_and_no_regression():
+    found = judge(row(ms=None), row())
+    assert found.verdict == "missing"
+    assert found.ratio is None
+    assert not found.regressed(0.0)
+
+
+def test_rules_can_be_relaxed():
+    throttled = row(ms=2.0, throttled=True, samples=7)
+    assert judge(row(), throttled, Rules(min_samples=7, allow_throttled=True)).verdict == "slower"
+    assert judge(row(), row(ms=1.005), Rules(least_difference=0.001)).verdict == "slower"
+
+
+@pytest.mark.parametrize(("ms", "threshold", "regression"), [(1.04, 0.05, False), (1.06, 0.05, True), (None, 9, True)])
+def test_regressions_are_slower_than_the_threshold_or_broken(ms, threshold, regression):
+    assert judge(row(), row(ms=ms)).regressed(threshold) == regression
+
+
+def test_points_of_two_folders_meet_by_identity():
+    a = [row(), row(seq_len=512), row("sdpa")]
+    b = [row(ms=2), row(seq_len=1024)]
+    pairs, only_a, only_b = match_points(a, b)
+    assert [(left.ms_median, right.ms_median) for left, right in pairs] == [(1.0, 2.0)]
+    assert [r.point for r in only_a] == [a[1].point, a[2].point]
+    assert only_b == [b[1]]
+
+
+def test_heads_cut_differently_meet_where_each_has_one_cut():
+    attention = [row("sdpa", heads=32, d_qk=128, d_hv=128, chunk_size=None)]
+    assert match_implementations([row()], attention).pairs == [(row(), attention[0])]
+    two_cuts = [row(), row(heads=32, d_qk=128, d_hv=128)]
+    assert match_implementations(two_cuts, attention) == ([(two_cuts[1], attention[0])], [two_cuts[0]], [])
+
+
+def test_shared_chunk_sizes_meet_else_the_fastest_ones():
+    ours = [row(chunk_size=size, ms=ms) for size, ms in ((64, 3), (128, 1), (256, 2))]
+    theirs = [row("nxai_sig_xl", chunk_size=size, ms=4) for size in (64, 128)]
+    assert match_implementations(ours, theirs).pairs == [(ours[0], theirs[0]), (ours[1], theirs[1])]
+    without = [row("sdpa", chunk_size=None)]
+    assert match_implementations(ours, without).pairs == [(ours[1], without[0])]
+    failed = [row("sdpa", chunk_size=None, ms=None)]
+    assert match_implementations(ours, failed).pairs == [(ours[1], failed[0])]
+
+
+def test_another_length_pass_or_dtype_is_another_question():
+    rows = [row(), row(seq_len=512), row(pass_="fwbw"), row(dtype="float32"), row(batch=1)]
+    assert sorted(map(len, questions(rows))) == [1] * 5
+
+
+def test_rows_of_other_versions_are_other_sessions(tmp_path):
+    same, newer = {**RUN, "arguments": ["sweep"]}, {**RUN, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
+    rows = [row(), row(seq_len=512, run_id="again"), row(seq_len=1024, run_id="newer")]
+    write(tmp_path / "fig4", rows, again=same, newer=newer)
+    found = sessions(find_results(tmp_path))
+    assert [[r.seq_len for r in session.rows] for session in found] == [[4096, 512], [1024]]
+    assert [set(session.runs) for session in found] == [{"run", "again"}, {"newer"}]
+
+
+def test_a_regression_ends_with_1_and_is_named(tmp_path):
+    a = write(tmp_path / "a", [row(), row(seq_len=512)])
+    b = write(tmp_path / "b", [row(ms=1.2), row(seq_len=512)])
+    done = compare(a, b, "--no-plot", code=1)
+    assert "1 regression beyond 5%" in done.stderr
+    assert "takes 1.20 times as long" in done.stderr
+    assert "1 same, 1 slower" in done.stdout
+    compare(a, b, "--no-plot", "--threshold", "25%")
+    compare(a, b, "--no-plot", "--threshold", "0.25")
+    compare(b, a, "--no-plot")
+
+
+def test_json_has_every_point(tmp_path):
+    a = write(tmp_path / "a", [row(), row(seq_len=512), row(seq_len=1024)])
+    b = write(tmp_path / "b", [row(ms=0.5), row(seq_len=512, ms=None), row(seq_len=2048)])
+    found = judged(a, b)
+    assert [(p["seq_len"], p["verdict"], p["regression"]) for p in found["points"]] == [
+        (4096, "faster", False),
+        (512, "broken", True),
+    ]
+    assert found["points"][0]["ratio"] == found["geometric_mean_ratio"] == pytest.approx(0.5)
+    assert found["counts"]["broken"] == 1
+    assert found["differences"] == {}
+    assert len(found["only_a"]) == len(found["only_b"]) == 1
+
+
+def test_other_gpus_and_versions_are_said_before_anything_is_compared(tmp_path):
+    other = {**RUN, "device": "NVIDIA A100", "packages": {"torch": "2.11.0", "triton": "3.9.0"}}
+    a = write(tmp_path / "a", [row()])
+    b = write(tmp_path / "b", [row(ms=1.1, device="NVIDIA A100", run_id="other")], other=other)
+    done = compare(a, b, "--no-plot", "--threshold", "50%")
+    assert "A ran on NVIDIA H200, B on NVIDIA A100" in done.stderr
+    assert "triton 3.6.0 in A, 3.9.0 in B" in done.stderr
+    assert "driver" not in done.stderr
+    assert judged(a, b)["differences"]["triton"] == {"a": "3.6.0", "b": "3.9.0"}
+    nothing_shared = write(tmp_path / "c", [row(seq_len=8, device="NVIDIA A100")])
+    assert "A100" in compare(a, nothing_shared, code=2).stderr.splitlines()[0]
+
+
+def test_two_implementations_of_one_folder(tmp_path):
+    folder = write(tmp_path, [row(), row("nxai_sig_xl", ms=2.0), row("sdpa", ms=3.0)])
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, "--no-plot", code=1)
+    assert "tfla_sig_xl (L=128) | nxai_sig_xl (L=128)" in done.stdout
+    assert "sdpa" not in done.stdout
+
+
+def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
+    lengths = [512, 1024, 2048]
+    a = write(tmp_path / "a", [row(seq_len=n, pass_=p) for n in lengths for p in ("fw", "fwbw")])
+    b = write(tmp_path / "b", [row(seq_len=n, ms=n / 1024, pass_=p) for n in lengths for p in ("fw", "fwbw")])
+    out = tmp_path / "plots" / "ratios.png"
+    compare(a, b, "--out", out, code=1)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+    from tflabench.plots.ratios import Side, figures
+
+    matches = [judge(*pair) for pair in match_points(read_results(a).rows, read_results(b).rows).pairs]
+    ((stem, figure),) = figures(matches, (Side("a", {}), Side("b", {})), 0.05)
+    assert stem == "seq_len"
+    drawn = [line for line in figure.axes[0].lines if line.get_marker() not in ("", "None", None)]
+    assert np.asarray(drawn[0].get_ydata()) == pytest.approx([0.5, 1.0, 2.0])
+    assert [ax.get_title() for ax in figure.axes] == ["forward", "forward + backward"]
+
+
+def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
+    a = write(tmp_path / "a", [row(), row(seq_len=512)])
+    b = write(tmp_path / "b", [row(ms=None), row(seq_len=512)])
+    compare(a, b, "--out", tmp_path / "both.svg", code=1)
+    assert "× oom" in (tmp_path / "both.svg").read_text()
+    compare(write(tmp_path / "c", [row()]), a, "--out", tmp_path / "one.png")
+    compare(write(tmp_path / "d", [row()]), b, "--out", tmp_path / "none.png", "--impl", "tfla*", code=1)
+    assert (tmp_path / "one.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["{a}", "{missing}"], "holds no journal.jsonl"),
+        (["{a}", "{empty}"], "holds no rows yet"),
+        (["{a}", "{old}"], "row schema 99 and this version reads 1: give another --out, or move the folder away"),
+        (["{a}", "{b}", "--impl", "tfla_sg_xl"], "has no rows of 'tfla_sg_xl'; did you mean tfla_sig_xl?"),
+        (["{a}", "{far}"], "none in common"),
+        (["{a}", "{b}", "--threshold", "5"], "--threshold is '5'"),
+        (["{a}", "{b}", "--threshold", "-5%"], "--threshold is '-5%'"),
+        (["{a}", "{b}", "--out", "ratios.gif"], "not gif"),
+        (["tfla_sig_xl", "tfla_sig_xl", "--in", "{a}"], "two implementations"),
+        (["tfla_sig_xl", "sdpa", "--in", "{a}"], "no rows of 'sdpa'"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(tmp_path, arguments, says):
+    places = {
+        "a": write(tmp_path / "a", [row()]),
+        "b": write(tmp_path / "b", [row()]),
+        "far": write(tmp_path / "far", [row(seq_len=8)]),
+        "empty": write(tmp_path / "empty", []),
+        "old": write(tmp_path / "old", []),
+        "missing": tmp_path / "missing",
+    }
+    (places["old"] / "journal.jsonl").write_text('{"schema_version": 99}\n')
+    done = compare(*(word.format(**places) for word in arguments), code=2)
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert says in line
