@@ -37,6 +37,14 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+def worker_command(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> list[str]:
+    """The command line of a worker process, arguments as LocalExecutor takes them."""
+    limit = [] if memory_limit is None else ["--memory-limit", str(memory_limit)]
+    more = [word for plugin in plugins for word in ("--plugin", plugin)]
+    # -P: the working directory stays off sys.path (see tflabench.__main__)
+    return [sys.executable, "-P", "-m", "tflabench.worker", "--device", device, *limit, *more]
+
+
 class LocalExecutor:
     """A worker process on this machine, started when needed and again after a crash, a timeout or a CUDA error.
 
@@ -52,10 +60,7 @@ class LocalExecutor:
     def __init__(self, device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> None:
         if find_spec("torch") is None:
             raise InputError("measuring needs torch, which is not installed: pip install 'tflabench[gpu]' or '[cpu]'")
-        limit = [] if memory_limit is None else ["--memory-limit", str(memory_limit)]
-        more = [word for plugin in plugins for word in ("--plugin", plugin)]
-        # -P: the working directory stays off sys.path (see tflabench.__main__)
-        self._command = [sys.executable, "-P", "-m", "tflabench.worker", "--device", device, *limit, *more]
+        self._command = worker_command(device, plugins, memory_limit)
         self._worker: _Process | None = None
         self._facts: dict[str, Any] = {}
 

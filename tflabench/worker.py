@@ -1,8 +1,8 @@
 """The worker process: builds, verifies and measures one point at a time, so that a kernel can only kill this process.
 
-Speaks JSON lines over its original standard input and output. A job is {"kind": "measure", ...} (or "verify", or
-"calibrate"); the answers are {"stage": ...} while it works and then one {"result": ...}. What kernels print goes to
-standard error.
+Speaks JSON lines over its original standard input and output. A job is {"kind": "measure", ...} (or "verify",
+"calibrate", "profile"); the answers are {"stage": ...} while it works and then one {"result": ...}. What kernels print
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -91,7 +91,12 @@ class Worker:
 
     def do(self, job: dict[str, Any]) -> None:
         """Answer one job; a failure that leaves Python running becomes a status and a reason."""
-        kinds = {"measure": self.measure, "verify": self.verify, "calibrate": self.calibrate}
+        kinds = {
+            "measure": self.measure,
+            "verify": self.verify,
+            "calibrate": self.calibrate,
+            "profile": self.profile,
+        }
         try:
             result = kinds[job.pop("kind")](**job)
         except Exception as error:  # whatever a kernel raises is a result of measuring it
@@ -153,6 +158,34 @@ class Worker:
 
         self.answer({"stage": "calibrating"})
         return {"status": "ok", "ceilings": measure_ceilings(self.device, dtypes, seconds)}
+
+    def profile(self, implementation: str, problem: dict[str, Any], calls: int) -> dict[str, Any]:
+        """Time by GPU kernel or operator of a call, as `tflabench.profile.calls.Part` has it; `wrong` says if it is.
+
+        With no `calls` to profile, makes one between the marks that Nsight Compute waits for.
+        """
+        import torch
+
+        from tflabench import registry
+        from tflabench.measure import time_calls
+        from tflabench.profile.calls import counted_call, parts_of
+        from tflabench.protocol import SHORT
+
+        ready = self._prepare(registry.get(implementation), Problem(**problem), SHORT.verify_s)
+        with torch.set_grad_enabled(ready.output_grad is not None):
+            self.answer({"stage": "profiling"})
+            if not calls:
+                counted_call(ready.step, self.device)
+                return {"status": "ok"}
+            ms = time_calls(ready.step, self.device, SHORT).ms_median
+            parts = parts_of(ready.step, self.device, calls)
+        return {
+            "status": "ok",
+            "ms_median": ms,
+            "parts": [asdict(part) for part in parts],
+            "wrong": ready.verdict.reason,
+            "details": ready.case.details,
+        }
 
     def _prepare(self, impl: Implementation, problem: Problem, verify_s: float) -> _Ready:
         """Build the case, run it once (which compiles), and verify it."""

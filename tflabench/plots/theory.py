@@ -29,18 +29,31 @@ class Measured(NamedTuple):
     flops_per_s: float
 
 
+def check_format(path: Path) -> None:
+    """Raises InputError unless the suffix of a figure's path is one of FORMATS: before the work, not after it."""
+    if path.suffix.lstrip(".") not in FORMATS:
+        raise InputError(f"cannot draw {path}: its suffix must be one of {', '.join(f'.{name}' for name in FORMATS)}")
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format its suffix names.
 
     Raises:
         InputError: another suffix than those of FORMATS, or a file that cannot be written.
     """
-    if path.suffix.lstrip(".") not in FORMATS:
-        raise InputError(f"cannot draw {path}: its suffix must be one of {', '.join(f'.{name}' for name in FORMATS)}")
+    check_format(path)
     try:
         write(figure, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def make_folder(path: Path) -> None:
+    """Raises InputError where figures cannot be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write into {path}: {error.strerror}") from None
 
 
 @styled

@@ -1,0 +1,224 @@
+"""tflabench profile: reading ncu, time by operator on the CPU, a stand-in for Nsight Compute, bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tflabench import registry
+from tflabench.analysis import counters
+from tflabench.analysis.cost import Cost
+from tflabench.analysis.counters import KernelCounters
+from tflabench.analysis.hardware import Ceilings
+from tflabench.cli import app
+from tflabench.machine import Machine
+from tflabench.plots.profile import MOST_BARS, draw, short, shortened
+from tflabench.problem import Problem
+from tflabench.profile import point as profiles
+from tflabench.sweep import Point
+
+COLUMNS = "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC".split(",")
+
+
+def table(metrics: dict[str, str], *launches: tuple[str, dict[str, str]]) -> str:
+    """ncu's output in its own format: notes, a header, units, launches."""
+
+    def line(cells: list[str]) -> str:
+        return ",".join(f'"{cell}"' for cell in cells)
+
+    lines = ["==PROF== Connected to process 42 (/usr/bin/python3.12)", '==PROF== Profiling "states": 0%....100%']
+    lines += [line([*COLUMNS, *metrics]), line([*("" for _ in COLUMNS), *metrics.values()])]
+    for n, (kernel, values) in enumerate(launches):
+        cells = [str(n), "42", "python3.12", "127.0.0.1", kernel, "1", "7", "(128, 1, 1)", "(4, 16, 1)", "0", "9.0"]
+        lines.append(line([*cells, *(values[name] for name in metrics)]))
+    return "\n".join([*lines, "==PROF== Disconnected from process 42"]) + "\n"
+
+
+BF16 = counters.TENSOR[0]
+FFMA, FADD, FMUL = counters.SCALAR
+
+
+def test_launches_of_a_kernel_are_summed_and_units_and_separators_understood():
+    metrics = {counters.DURATION: "us", counters.DRAM: "Mbyte", BF16: "", FFMA: "inst", FADD: "inst", FMUL: "inst"}
+    one = {counters.DURATION: "1,250.5", counters.DRAM: "3.5", BF16: "4,000,000", FFMA: "10", FADD: "3", FMUL: "2"}
+    other = {counters.DURATION: "9.5", counters.DRAM: "0.5", BF16: "0", FFMA: "0", FADD: "0", FMUL: "1"}
+    states, outputs = counters.read_ncu(table(metrics, ("states", one), ("outputs", other), ("states", other)))
+    assert states.ms == pytest.approx(1.26)
+    found = (states.name, states.launches, states.dram_bytes, states.tensor_flops, states.scalar_flops)
+    assert found == ("states", 2, 4e6, 4e6, 2 * 10 + 3 + 2 + 1)
+    assert states.intensity == pytest.approx((4e6 + 26) / 4e6)
+    assert outputs.launches == 1
+    whole = counters.total([states, outputs])
+    assert (whole.launches, whole.dram_bytes, whole.flops) == (3, 4.5e6, 4e6 + 27)
+
+
+def test_a_counter_that_the_gpu_lacks_is_missing_not_zero():
+    metrics = {counters.DURATION: "nsecond", counters.DRAM: "byte", BF16: ""}
+    values = {counters.DURATION: "2000", counters.DRAM: "64", BF16: "n/a"}
+    (kernel,) = counters.read_ncu(table(metrics, ("k", values)))
+    assert (kernel.ms, kernel.tensor_flops, kernel.scalar_flops) == (pytest.approx(2e-3), None, None)
+    assert kernel.flops is None
+    assert kernel.intensity is None
+    assert counters.total([kernel]).flops is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters "
+            "on the target device 0. For instructions on enabling permissions see https://developer.nvidia.com/\n",
+            "this user may not read the GPU's counters: run as root",
+        ),
+        ("==ERROR== Failed to initialize the profiler: LibraryNotLoaded\n", "use another machine"),
+        ("==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n", "launched no GPU kernel"),
+        ("==ERROR== Unknown Error on device 0.\n", "ncu gave no counters: Unknown Error on device 0."),
+        ("", "ncu gave no counters; --no-counters leaves them out"),
+    ],
+)
+def test_no_counters_is_explained(text, reason):
+    assert counters.read_ncu(text) == []
+    assert reason in counters.why_not(text)
+    assert "\n" not in counters.why_not(text)
+
+
+GPU = Machine("cuda", "NVIDIA H200", 141 << 30)
+CPU = Machine("cpu", "a CPU, 2 cores", 8 << 30)
+SMALL = "--device cpu --seq-len 64 --batch 1 --heads 1 --d-qk 8 --d-hv 8 --calls 2".split()
+
+FAKE_NCU = """#!{python}
+import pathlib, subprocess, sys
+words = sys.argv[1:]
+assert "off" == words[words.index("--profile-from-start") + 1]
+assert "none" == words[words.index("--clock-control") + 1]
+log = pathlib.Path(words[words.index("--log-file") + 1])
+worker = words[words.index("--log-file") + 2 :]
+done = subprocess.run(worker, input=sys.stdin.read(), capture_output=True, text=True)
+log.write_text(done.stdout + open({table!r}).read())
+"""
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """A program in place of ncu, which runs the worker and then writes a table of counters."""
+    metrics = {counters.DURATION: "ns", counters.DRAM: "byte", counters.TENSOR[0]: ""}
+    values = {counters.DURATION: "2000", counters.DRAM: "1000", counters.TENSOR[0]: "50000"}
+    (tmp_path / "table").write_text(table(metrics, ("outputs", values)))
+    program = tmp_path / "ncu"
+    program.write_text(FAKE_NCU.format(python=sys.executable, table=str(tmp_path / "table")))
+    program.chmod(0o755)
+    monkeypatch.setenv(profiles.NCU, str(program))
+    return program
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["profile", *words])
+
+
+def test_the_cpu_is_profiled_by_operator(tmp_path):
+    done = invoke(*SMALL, "--pass", "fwbw", "--json", "--out", str(tmp_path / "profile.svg"))
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    parts = {part["name"]: part for part in result["parts"]}
+    assert parts["aten::bmm"]["launches"] >= 1
+    assert parts["aten::bmm"]["ms"] > 0
+    assert result["implementation"] == "reference_sig"
+    assert result["pass"] == "fwbw"
+    assert result["wrong"] is None
+    assert result["ms_median"] > 0
+    assert result["no_counters"] == "counters are those of NVIDIA GPUs, and this is a CPU"
+    assert result["model"]["intensity"] == pytest.approx(result["model"]["flops"] / result["model"]["bytes"])
+    assert "aten::bmm" in (tmp_path / "profile.svg").read_text() or (tmp_path / "profile.svg").stat().st_size > 10_000
+
+
+def test_the_table_has_parts_model_and_the_reason_without_counters():
+    done = invoke(*SMALL)
+    assert done.exit_code == 0, done.output
+    for words in ("aten::bmm", "DRAM bytes (MB)", "time (ms)", "No counters: counters are those of NVIDIA GPUs"):
+        assert words in done.stdout
+
+
+def test_a_job_reaches_the_worker_under_ncu_and_its_counters_come_back(ncu):
+    echo = [sys.executable, "-c", "import sys; print('got', sys.stdin.readline())"]
+    text, why_not = profiles.run_ncu(echo, {"kind": "profile", "calls": 0}, GPU, timeout_s=60)
+    assert why_not is None
+    assert 'got {"kind": "profile", "calls": 0}' in text
+    (kernel,) = counters.read_ncu(text)
+    assert (kernel.name, kernel.intensity) == ("outputs", 50.0)
+
+
+def test_a_worker_that_hangs_under_ncu_is_given_up(ncu):
+    hang = [sys.executable, "-c", "import time; time.sleep(30)"]
+    assert profiles.run_ncu(hang, {}, GPU, timeout_s=0.5)[1] == (
+        "ncu took more than 0.5 s: give a longer --timeout, or a smaller problem"
+    )
+
+
+def test_where_ncu_is_missing_and_where_there_is_no_gpu_it_says_so(monkeypatch):
+    monkeypatch.setenv(profiles.NCU, "/no/such/program")
+    assert "not installed" in str(profiles.run_ncu([], {}, GPU, 1)[1])
+    assert "this is a CPU" in str(profiles.run_ncu([], {}, CPU, 1)[1])
+
+
+def profile(counted: tuple[KernelCounters, ...], parts: int = 3) -> profiles.Profile:
+    problem = Problem(16, 16, 4096, 128, 256, chunk_size=256)
+    return profiles.Profile(
+        point=Point(registry.get("tfla_sig_xl"), problem),
+        problem=problem,
+        machine=GPU,
+        ms=1.3,
+        parts=tuple({"name": f"kernel_{n}", "launches": 1, "ms": 0.1 * (n + 1)} for n in range(parts)),
+        counted=counted,
+        why_not_counted=None if counted else "ncu is not installed",
+        model=Cost(4e11, 3e9),
+        ceilings=Ceilings(8e14, 4e12, "measured", "test"),
+        wrong=None,
+    )
+
+
+def test_measured_intensity_lies_on_the_roofline_beside_the_modelled_one():
+    counted = (KernelCounters("a", 1, 0.5, 2e9, 3e11, 1e10), KernelCounters("b", 2, 0.7, 2e9, 1e11, 3e10))
+    figure = draw(profile(counted), "title", "footer")
+    points = {str(line.get_label()): np.array(line.get_data()).T for line in figure.axes[1].lines}
+    measured, modelled = points["call, counted FLOPs and DRAM bytes"], points["call, modelled FLOPs and bytes"]
+    assert measured.tolist() == [[pytest.approx(110), pytest.approx(4.4e11 / 1.3e-3 / 1e12)]]
+    assert modelled.tolist() == [[pytest.approx(4e11 / 3e9), pytest.approx(4e11 / 1.3e-3 / 1e12)]]
+    assert points["GPU kernels, measured"].shape == (2, 2)
+
+
+def test_many_parts_are_summed_under_the_last_bar():
+    shown = shortened(profile((), parts=MOST_BARS + 5))
+    assert len(shown) == MOST_BARS + 1
+    assert shown[-1][0] == "5 others"
+    assert sum(ms for _, ms in shown) == pytest.approx(sum(0.1 * (n + 1) for n in range(MOST_BARS + 5)))
+
+
+def test_names_are_cut_to_what_tells_them_apart():
+    assert short("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor>(int)") == (
+        "vectorized_elementwise_ke…"
+    )
+    assert short("aten::bmm") == "aten::bmm"
+    assert short("_outputs") == "_outputs"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--impl", "reference_*"], "impl is 'reference_*', which matches"),
+        (["--impl", "nothing"], "no implementation matches 'nothing'"),
+        (["--impl", "tfla_sig_xl"], "tfla_sig_xl cannot run here: it needs a CUDA device"),
+        (["--pass", "both"], "pass is 'both': it must be one of fw, fwbw, decode"),
+        (["--seq-len", "0"], "seq_len is 0: it must be at least 1"),
+        (["--out", "figure.gif"], "cannot draw figure.gif: its suffix must be one of .png, .svg, .pdf"),
+        (["--calls", "0"], "Invalid value for '--calls'"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, message):
+    done = invoke(*SMALL, *words)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,211 @@
+"""The command that looks into one point: profile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tflabench.cli import app
+from tflabench.problem import InputError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tflabench.profile.point import Profile
+
+# Of each kind of device, where options leave it open: the paper's Fig. 4 at T = 4096, and what a CPU does in a moment.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "impl": "tfla_sig_xl", "batch": 16, "heads": 16, "seq_len": 4096, "d_qk": 128, "d_hv": 256, "dtype": "bfloat16",
+    },
+    "cpu": {
+        "impl": "reference_sig", "batch": 1, "heads": 2, "seq_len": 1024, "d_qk": 64, "d_hv": 128, "dtype": "float32",
+    },
+}  # fmt: skip
+MOST_ROWS = 20  # of a table of operators
+
+
+@app.command()
+def profile(
+    impl: Annotated[str | None, typer.Option(help="One of them. [default: tfla_sig_xl; CPU: reference_sig]")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Sequence length T.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads.")] = None,
+    d_qk: Annotated[int | None, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = None,
+    d_hv: Annotated[int | None, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="L. [default: the implementation's choice]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of q, k, v. [default: bfloat16; CPU: float32]")] = None,
+    pass_: Annotated[str, typer.Option("--pass", help="fw, fwbw or decode.")] = "fw",
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    calls: Annotated[int, typer.Option(min=1, help="Calls to profile; medians are shown.")] = 7,
+    count: Annotated[bool, typer.Option("--counters/--no-counters", help="Whether to run ncu too.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Draw time by kernel and roofline: .png, .svg or .pdf.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep what ncu wrote in this file.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="Module or .py file with more IMPLEMENTATIONS.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds, for the profiler and again for ncu.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of tables.")] = False,
+) -> None:
+    """Where one call spends its time, by GPU kernel (CPU: by operator of torch), and, with Nsight Compute, the bytes
+    and operations that the chip counted against those of the model."""
+    from tflabench import registry
+    from tflabench.machine import detect
+    from tflabench.profile import point as profiles
+    from tflabench.sweep import Point
+
+    if out:
+        from tflabench.plots import theory
+
+        theory.check_format(out)
+    for name in plugin or ():
+        registry.plug_in(name)
+    machine = detect(device)
+    sizes = {
+        "seq_len": seq_len,
+        "batch": batch,
+        "heads": heads,
+        "d_qk": d_qk,
+        "d_hv": d_hv,
+        "dtype": dtype,
+        "impl": impl,
+    }
+    sizes = DEFAULTS[machine.kind] | {name: value for name, value in sizes.items() if value is not None}
+    implementation, *more = registry.select(sizes.pop("impl"))
+    if more:
+        raise InputError(f"impl is {impl!r}, which matches {1 + len(more)} implementations: it must match one")
+    if pass_ == "decode":
+        sizes["seq_len"] = 1 if seq_len is None else seq_len
+    problem = Problem(**sizes, chunk_size=chunk_size, pass_=pass_)  # type: ignore[arg-type]
+    options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or (), "keep": keep}
+    seen = profiles.profile(Point(implementation, problem), machine, **options)
+    if out:
+        from tflabench.plots import theory
+        from tflabench.plots.profile import draw
+
+        theory.save(draw(seen, _title(seen), _footer(seen)), out)
+        print(f"wrote {out}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(_json(seen), indent=2))
+        return
+    _print(seen)
+
+
+def _title(seen: Profile) -> str:
+    p = seen.problem
+    chunk = f", L = {p.chunk_size}" if p.chunk_size else ""
+    return (
+        f"{seen.point.implementation.title}, {p.pass_}: T = {p.seq_len}, batch {p.batch}, {p.heads} heads, "
+        f"d_qk = {p.d_qk}, d_hv = {p.d_hv}{chunk}, {p.dtype}"
+    )
+
+
+def _footer(seen: Profile) -> str:
+    words = [seen.machine.name, "time: torch profiler"]
+    if seen.machine.kind == "cuda":
+        words[1] += ", L2 flushed before each call"
+    if seen.counted:
+        words.append("counters: Nsight Compute, caches emptied before each kernel")
+    return " · ".join(words)
+
+
+def _print(seen: Profile) -> None:
+    from rich.console import Console
+
+    from tflabench.plots.profile import PARTS, short
+
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=120)
+    console.print(_title(seen), style="bold")
+    if seen.wrong:
+        console.print(f"Its result is wrong: {seen.wrong}", style="bold red")
+    kind = PARTS[seen.machine.kind]
+    parts = sorted(seen.parts, key=lambda part: -part["ms"])
+    summed = sum(part["ms"] for part in parts)
+    rows: list[tuple[str, ...]] = [
+        (short(part["name"], 48), str(part["launches"]), f"{part['ms']:.4g}", f"{100 * part['ms'] / summed:.1f}%")
+        for part in parts[:MOST_ROWS]
+    ]
+    if rest := parts[MOST_ROWS:]:
+        spent = sum(part["ms"] for part in rest)
+        rows.append((f"{len(rest)} others", "", f"{spent:.4g}", f"{100 * spent / summed:.1f}%"))
+    rows.append(("sum", "", f"{summed:.4g}", ""))
+    console.print(_table((kind, "launches", "ms", "share"), rows))
+    console.print(f"The whole call takes {seen.ms:.4g} ms, timed without the profiler.")
+
+    total, bounds = seen.total, seen.bounds
+    if total is not None:
+        rows = [
+            (
+                short(kernel.name, 48),
+                f"{kernel.ms:.4g}",
+                _number(kernel.dram_bytes, 1e6),
+                _number(kernel.dram_bytes and kernel.dram_bytes / kernel.ms * 1e3, 1e9),
+                _number(kernel.tensor_flops, 1e9),
+                _number(kernel.scalar_flops, 1e9),
+                _number(kernel.intensity, 1),
+            )
+            for kernel in (*seen.counted, total)
+        ]
+        header = ("GPU kernel, counted", "ms", "DRAM\nMB", "GB/s", "tensor\nGFLOP", "float32\nGFLOP", "FLOP/B")
+        console.print(_table(header, rows))
+        console.print("Counted by Nsight Compute with the caches emptied before each kernel.")
+    comparison = [
+        ("DRAM bytes (MB)", _number(seen.model.bytes, 1e6), _number(total and total.dram_bytes, 1e6)),
+        ("FLOPs (GFLOP)", _number(seen.model.flops, 1e9), _number(total and total.flops, 1e9)),
+        ("intensity (FLOP/B)", _number(seen.model.intensity, 1), _number(total and total.intensity, 1)),
+        ("time (ms)", f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}", f"{seen.ms:.4g}"),
+    ]
+    console.print(_table(("", "model", "measured"), comparison))
+    ceilings = seen.ceilings
+    console.print(
+        f"Model: Tables 8 and 9 of the paper, the backward derived from its section B.3; "
+        f"at {ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {ceilings.bytes_per_s / 1e12:.3g} TB/s "
+        f"({ceilings.provenance}: {ceilings.source})"
+    )
+    if not seen.counted:
+        console.print(f"No counters: {seen.why_not_counted}.")
+
+
+def _json(seen: Profile) -> dict[str, Any]:
+    total = seen.total
+    return {
+        "implementation": seen.point.implementation.name,
+        **seen.problem.columns(),
+        "device": seen.machine.name,
+        "ms_median": seen.ms,
+        "wrong": seen.wrong,
+        "parts": list(seen.parts),
+        "counters": [asdict(kernel) | {"intensity": kernel.intensity} for kernel in seen.counted],
+        "no_counters": seen.why_not_counted,
+        "measured": total and {"bytes": total.dram_bytes, "flops": total.flops, "intensity": total.intensity},
+        "model": {
+            "bytes": float(seen.model.bytes),
+            "flops": float(seen.model.flops),
+            "intensity": float(seen.model.intensity),
+            "ms_lower": float(seen.bounds.lower) * 1e3,
+            "ms_upper": float(seen.bounds.upper) * 1e3,
+        },
+        "ceilings": asdict(seen.ceilings),
+    }
+
+
+def _number(value: float | None, size: float) -> str:
+    return "-" if value is None else f"{value / size:,.4g}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

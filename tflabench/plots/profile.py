@@ -1,0 +1,110 @@
+"""A profiled point: its time by kernel, and its measured arithmetic intensity on the roofline beside the modelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tflabench.analysis.roofline import attainable
+from tflabench.plots.axes import log_ticks
+from tflabench.plots.roofline import rate, roof
+from tflabench.plots.sheet import Sheet, text_width
+from tflabench.plots.style import BLUE, DASHES, NOTE_SIZE, ORANGE, ROOF_COLOUR, TICK_SIZE, VERMILION, styled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tflabench.profile.point import Profile
+
+PARTS = {"cuda": "GPU kernel", "cpu": "operator"}  # what a call consists of, by kind of device
+MOST_BARS = 9  # parts shown; what is left is summed
+LONGEST_NAME = 26  # characters
+
+
+@styled
+def draw(profile: Profile, title: str, footer: str) -> Figure:
+    """Left, the milliseconds of each GPU kernel (CPU: operator); right, the roofline.
+
+    On the roofline is the call by the model (modelled FLOPs over time at the modelled intensity) and, where there are
+    counters, as measured (counted FLOPs over time at counted FLOPs over DRAM bytes); its kernels as measured.
+    """
+    bars = shortened(profile)
+    names = [short(name) for name, _ in bars]
+    left = max(text_width(name, TICK_SIZE) for name in names) + 0.2
+    sheet = Sheet(2, height=2.3, left=left, gap=0.75)
+    sheet.axes[0].set_title(f"time by {PARTS[profile.machine.kind]}")
+    _bars(sheet.axes[0], names, [ms for _, ms in bars])
+    handles = _roofline(sheet.axes[1], profile)
+    notes = [] if profile.counted else [f"No counters: {profile.why_not_counted}."]
+    sheet.finish(title, handles, [], notes, footer)
+    return sheet.figure
+
+
+def shortened(profile: Profile) -> list[tuple[str, float]]:
+    """(name, ms) of the longest parts, in order of time, the rest summed."""
+    parts = sorted(profile.parts, key=lambda part: -part["ms"])
+    shown = [(part["name"], part["ms"]) for part in parts[:MOST_BARS]]
+    if rest := parts[MOST_BARS:]:
+        shown.append((f"{len(rest)} others", sum(part["ms"] for part in rest)))
+    return shown
+
+
+def short(name: str, longest: int = LONGEST_NAME) -> str:
+    """A kernel's name without C++ return type, namespaces and template arguments, cut to a length."""
+    bare = name.removeprefix("void ").partition("<")[0].partition("(")[0].split("::")[-1] if "::" in name else name
+    if name.startswith("aten::"):
+        bare = name
+    return bare if len(bare) <= longest else bare[: longest - 1] + "…"
+
+
+def _bars(ax: Axes, names: Sequence[str], ms: Sequence[float]) -> None:
+    places = np.arange(len(names))[::-1]
+    ax.barh(places, ms, height=0.62, color=BLUE)
+    for place, value in zip(places, ms, strict=True):
+        share = f"{value:.3g}  ({100 * value / sum(ms):.0f}%)"
+        ax.annotate(share, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=NOTE_SIZE)
+    ax.set_yticks(places, names)
+    ax.set_xlim(0, max(ms) * 1.28)
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("time [ms], share of their sum")
+
+
+def _roofline(ax: Axes, profile: Profile) -> list[Line2D]:
+    ceilings, seconds, total = profile.ceilings, profile.ms / 1e3, profile.total
+    modelled = (float(profile.model.intensity), float(profile.model.flops) / seconds)
+    kernels = [
+        (kernel.intensity, kernel.flops / kernel.ms * 1e3)
+        for kernel in profile.counted
+        if kernel.intensity and kernel.flops and kernel.ms
+    ]
+    measured = (total.intensity, total.flops / seconds) if total and total.intensity and total.flops else None
+    points = [modelled, *kernels, *([measured] if measured else [])]
+    top = max(ceilings.flops_per_s, *(y for _, y in points))
+    size, unit = (1e12, "TFLOP/s") if top >= 1e12 else (1e9, "GFLOP/s")
+    xs = [x for x, _ in points] + [ceilings.intensity]
+    low, high = min(xs) / 4, max(xs) * 4
+    ys = [y for _, y in points] + [float(attainable(ceilings, low))]
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(ys) / size / 2, top / size * 2))
+    ax.set(title="roofline", xlabel="arithmetic intensity [FLOP/byte]", ylabel=f"achieved rate [{unit}]")
+    label = f"{ceilings.provenance} roof: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e9:,.4g} GB/s"
+    handles = [roof(ax, ceilings, size, color=ROOF_COLOUR, linestyle=DASHES[0], linewidth=0.9, label=label)]
+
+    def mark(found: Sequence[tuple[float, float]], **look: object) -> None:
+        x, y = np.array(found).T
+        handles.extend(ax.plot(x, y / size, ls="", **look))  # type: ignore[arg-type]
+
+    if kernels:
+        mark(kernels, marker="o", ms=3, color=ORANGE, label="GPU kernels, measured")
+    mark([modelled], marker="D", ms=5, mfc="white", color=VERMILION, label="call, modelled FLOPs and bytes")
+    if measured:
+        mark([measured], marker="D", ms=5, color=VERMILION, label="call, counted FLOPs and DRAM bytes")
+        (x, y), (x_model, y_model) = measured, modelled
+        arrow = {"arrowstyle": "->", "color": VERMILION, "lw": 0.7, "shrinkA": 4, "shrinkB": 4}
+        ax.annotate("", (x, y / size), (x_model, y_model / size), arrowprops=arrow)
+    log_ticks(ax.xaxis)
+    log_ticks(ax.yaxis)
+    return handles

@@ -1,0 +1,88 @@
+"""Profiles of a callable that has run before: time by GPU kernel or CPU operator, and one call for Nsight Compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A GPU kernel, or on the CPU an operator of torch, within one call.
+
+    Attributes:
+        launches: of it in a call.
+        ms: of all of these together; on the CPU without the operators that it calls.
+    """
+
+    name: str
+    launches: int
+    ms: float
+
+
+def parts_of(run: Run, device: torch.device, calls: int) -> list[Part]:
+    """What a call spends its time on, as a median over calls, in the order of first launches (CPU: longest first)."""
+    return _gpu_kernels(run, device, calls) if device.type == "cuda" else _cpu_operators(run, calls)
+
+
+def counted_call(run: Run, device: torch.device) -> None:
+    """One call between the marks that `ncu --profile-from-start off` waits for."""
+    torch.cuda.synchronize(device)
+    torch.cuda.profiler.start()
+    run()
+    torch.cuda.synchronize(device)
+    torch.cuda.profiler.stop()
+
+
+def _gpu_kernels(run: Run, device: torch.device, calls: int) -> list[Part]:
+    flush = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
+
+    def call() -> dict[str, list[float]]:
+        flush.zero_()
+        torch.cuda.synchronize(device)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            run()
+            torch.cuda.synchronize(device)
+        found: dict[str, list[float]] = {}
+        for event in seen.events() or ():
+            if event.device_type == DeviceType.CUDA:
+                found.setdefault(event.name, []).append(event.device_time / 1e3)
+        return found
+
+    call()  # the first one sets the profiler up
+    samples = [call() for _ in range(calls)]
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    return [
+        Part(
+            name,
+            launches=max(len(sample.get(name, ())) for sample in samples),
+            ms=median(sum(sample.get(name, ())) for sample in samples),
+        )
+        for name in names
+    ]
+
+
+def _cpu_operators(run: Run, calls: int) -> list[Part]:
+    run()
+    samples = []
+    for _ in range(calls):
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            run()
+        samples.append({event.key: event for event in seen.key_averages()})
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    parts = [
+        Part(
+            name,
+            launches=max(sample[name].count for sample in samples if name in sample),
+            ms=median(sample[name].self_cpu_time_total / 1e3 if name in sample else 0.0 for sample in samples),
+        )
+        for name in names
+    ]
+    return sorted(parts, key=lambda part: -part.ms)
