@@ -21,14 +21,22 @@ _plugged: list[Implementation] = []
 @cache
 def _bundled() -> tuple[Implementation, ...]:
     from tflabench import bundled
-    from tflabench.baselines import nxai, sdpa
+    from tflabench.baselines import flash_attention, fla_ops, lightning, mamba, nxai, sdpa
 
-    return (*bundled.IMPLEMENTATIONS, *nxai.IMPLEMENTATIONS, *sdpa.IMPLEMENTATIONS)
+    adapters = (nxai, sdpa, flash_attention, fla_ops, lightning, mamba)
+    return (*bundled.IMPLEMENTATIONS, *(impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS))
 
 
 def implementations() -> tuple[Implementation, ...]:
     """All registered implementations; importing the adapters imports no torch."""
     return (*_bundled(), *_plugged)
+
+
+def bundled_kernels() -> frozenset[str]:
+    """Names of this project's own kernels: what is bundled, without the plain PyTorch forms (`reference_*`)."""
+    from tflabench import bundled
+
+    return frozenset(impl.name for impl in bundled.IMPLEMENTATIONS if not matches(impl, "reference_*"))
 
 
 def plugged() -> tuple[Implementation, ...]:
