@@ -57,6 +57,20 @@ def claims(
     console.print(_table(outcomes))
 
 
+@app.command()
+def headline(
+    directory: Results,
+    out: Annotated[Path | None, typer.Option(help="Write the page into this file, e.g. results/README.md.")] = None,
+) -> None:
+    """Our best kernel against each baseline, as Markdown: time and memory ratios, roofline, what is missing and why."""
+    from tflabench import headline as page
+
+    if out is None:
+        print(page.markdown(directory, ["tflabench", "headline", str(directory)]), end="")
+    else:
+        print(page.write(directory, out))
+
+
 def _table(outcomes: list[Outcome]) -> Table:
     """A line a claim; where the kernels say different things, a second one below it."""
     from rich.table import Table
