@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tflabench.analysis.cost import Cost
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
-Formulation = Literal["chunkwise", "parallel", "recurrent", "attention"]
+Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 
 
 class Unsupported(Exception):

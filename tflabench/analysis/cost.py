@@ -7,6 +7,7 @@ A count is a polynomial in the length of the unit a formulation works on (`Polyn
     parallel      the whole sequence of T = seq_len      Tables 10, 15   Table 11   Table 17
     recurrent     n steps, state in memory each step     Tables 12, 16   Table 13   Table 17
     attention     the whole sequence, causal softmax     matrix products only; q, k, v, h moved once
+    fused         no unit: see `tflabench.analysis.fused`, which `model` asks
 
 so the same functions take ints, floats and numpy arrays, and the optimum over L follows from three coefficients
 (`tflabench.analysis.chunk_size`). A multiply-add counts 2; recomputation inside a kernel counts 0, as in the paper.
@@ -19,9 +20,9 @@ sums to 12 L + 1 a chunk and Table 17 prints 11 L + 5 (exp's gate cost, 6.5 L + 
 exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
 
 The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
-gradients, with the states recomputed from k and v; pointwise work, under a hundredth of it, is left out. Chunkwise, they
-are those of the paper's kernels (Table 1): dQ and dK both compute dS, dV computes S again. The kernels that carry the
-state on chip have counts of their own (`tflabench.analysis.fused`).
+gradients, with the states recomputed from k and v; pointwise work, about a hundredth of it, is left out. Chunkwise,
+they are those of the paper's kernels (Table 1): dQ and dK both compute dS, dV computes S again. The kernels that carry
+the state on chip have counts of their own (`tflabench.analysis.fused`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any, Literal, get_args
 from tflabench.problem import InputError, Pass, Problem
 
 Gate = Literal["exp", "sig"]
-Formulation = Literal["chunkwise", "parallel", "recurrent", "attention"]
+Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 Counts = Literal["exact", "published"]
 Number = Any  # int, float or numpy array
 
@@ -113,6 +114,10 @@ def model(
     """
     if problem.pass_ == "decode" and formulation != "attention":
         formulation = "recurrent"
+    if formulation == "fused":
+        from tflabench.analysis import fused  # which counts with what this module defines
+
+        return fused.cost(problem, gate or "sig", problem.chunk_size or problem.seq_len, causal_factor)
     dims = (formulation, gate or "sig", problem.d_qk, problem.d_hv)
     flops = flop_polynomial(*dims, causal_factor=causal_factor, pass_=problem.pass_, counts=counts, ops=ops)
     moved = byte_polynomial(
@@ -402,8 +407,9 @@ def _sum(terms: Terms) -> Polynomial:
 
 
 def _check(formulation: Formulation, gate: Gate, causal_factor: float = 0.5) -> None:
-    if formulation not in get_args(Formulation):
-        raise InputError(f"formulation is {formulation!r}: it must be one of {', '.join(get_args(Formulation))}")
+    known = [name for name in get_args(Formulation) if name != "fused"]
+    if formulation not in known:
+        raise InputError(f"formulation is {formulation!r}: it must be one of {', '.join(known)}")
     if gate not in get_args(Gate):
         raise InputError(f"gate is {gate!r}: it must be one of {', '.join(get_args(Gate))}")
     if not 0.5 <= causal_factor <= 1:

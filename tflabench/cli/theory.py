@@ -1,4 +1,4 @@
-"""Commands of pure theory, which need no GPU: gpus, optimal-chunk, roofline."""
+"""Commands of theory, which need no GPU: gpus, optimal-chunk, roofline, theory, model-error."""
 
 from __future__ import annotations
 
@@ -289,6 +289,40 @@ def roofline(
     console.print(_table(header, rows))
     console.print("TFLOP/s that the roof allows at that intensity, and what bounds it.")
     print(f"wrote {out}", file=sys.stderr)
+
+
+@app.command()
+def theory(
+    figures: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig15 to fig22, or all.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to draw into.")] = Path("theory"),
+    overlay: Annotated[Path | None, typer.Option(help="Results folder of a sweep: lay its rows over.")] = None,
+    gate: Annotated[str, typer.Option(help="exp or sig, or both, comma-separated.")] = "exp,sig",
+    pass_: Annotated[str, typer.Option("--pass", help="fw or fwbw, or both, comma-separated.")] = "fw,fwbw",
+    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
+) -> None:
+    """Draw the figures of the paper's theory part, 15 to 22, for a gate and pass each; print the files written.
+
+    FLOPs over L (15), L of fewest (16), theoretical runtime over L (17), intensity (18), roofline (19), FLOP/s, FLOPs
+    and runtime over L (20), L of least runtime over d_hv (21) and over accelerator intensity (22).
+    """
+    from tflabench.plots import paper, theory
+    from tflabench.store import read_rows
+
+    wanted = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
+    for name in wanted:
+        _one_of("figure", name, ("all", *paper.FIGURES))
+    gates = [_one_of("gate", word.strip(), ("exp", "sig")) for word in gate.split(",")]
+    passes = [_one_of("pass", word.strip(), ("fw", "fwbw")) for word in pass_.split(",")]
+    formats = [_one_of("format", word.strip(), theory.FORMATS) for word in format_.split(",")]
+    rows = read_rows(overlay) if overlay else None
+    theory.make_folder(out)
+    for name in wanted:
+        for own_gate in gates:
+            for own_pass in passes:
+                figure = paper.FIGURES[name](own_gate, own_pass, rows)
+                for suffix in formats:
+                    theory.save(figure, out / f"{name}-{own_gate}-{own_pass}.{suffix}")
+                    print(out / f"{name}-{own_gate}-{own_pass}.{suffix}")
 
 
 _PASS_TITLES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}
