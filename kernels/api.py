@@ -1,7 +1,10 @@
 """The public operations: what they accept, which implementation runs, and how torch sees them.
 
-    mlstm_exp, mlstm_sig    the paper's two gates
-    chunkwise               any Gate
+    mlstm_exp, mlstm_sig             the paper's two gates
+    retention, gated_retention,      the linear RNNs with one scalar gate a head that the paper leaves undone (A.3):
+    simple_gla, lightning_attention, another gate, and for Mamba 2 shared heads and an epilogue
+    mamba2_ssd
+    chunkwise                        any Gate
 
 "reference" is plain PyTorch under plain autograd. Every other implementation is a set of `Kernels` behind one torch
 custom operator and its backward, so that torch.compile, autocast, opcheck and CUDA graphs see a single opaque call.
@@ -19,8 +22,18 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .checks import check_chunk_size, check_inputs, check_name, check_one_dtype, check_scale, check_state
-from .types import MLSTM_EXP, MLSTM_SIG, Gate, State
+from .checks import (
+    check_chunk_size,
+    check_inputs,
+    check_mamba2,
+    check_name,
+    check_not_positive,
+    check_one_dtype,
+    check_scale,
+    check_state,
+)
+from .epilogue import skip_and_gate
+from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 Layout = Literal["bhtd", "bthd"]
 AUTO = 0  # as a chunk size, inside the operators
@@ -93,6 +106,114 @@ def mlstm_exp(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: 
 def mlstm_sig(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Unpack[Options]) -> Any:
     """mLSTMsig: sigmoid input and forget gates, no normaliser. See `chunkwise` for arguments and results."""
     return chunkwise(q, k, v, f, i, gate=MLSTM_SIG, **options)
+
+
+def retention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, **options: Unpack[Options]) -> Any:
+    """Retention: F = exp(log_decay), a constant of each head, no input gate (Sun et al. 2023, eq. 5).
+
+    Args:
+        q, k, v: see `chunkwise`, as the options and results.
+        log_decay: (H,), <= 0; None is `retnet_log_decays`.
+    """
+    if log_decay is None:
+        log_decay = retnet_log_decays(_heads(v, options), device=q.device)
+    return chunkwise(q, k, v, log_decay, gate=RETENTION, **options)
+
+
+def gated_retention(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *, temperature: float = 16.0, **options: Unpack[Options]
+) -> Any:
+    """Gated Retention: F = sigmoid(f)^(1 / temperature), no input gate (Sun et al. 2024, "You only cache once").
+
+    Args:
+        q, k, v: see `chunkwise`, as the options and results.
+        f: gate pre-activations (B, H, T).
+        temperature: > 0; the larger, the slower it forgets.
+    """
+    return chunkwise(q, k, v, f, gate=Gate("sigmoid", "none", temperature=temperature), **options)
+
+
+def simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **options: Unpack[Options]) -> Any:
+    """Simple GLA, scalar-gated linear attention: F = exp(g), no input gate.
+
+    Args:
+        q, k, v: see `chunkwise`, as the options and results.
+        g: log decays (B, H, T), <= 0, such as logsigmoid of a projection; -inf starts a new document.
+    """
+    check_not_positive("g", g)
+    return chunkwise(q, k, v, g, gate=SIMPLE_GLA, **options)
+
+
+def lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, **options: Unpack[Options]) -> Any:
+    """Lightning attention: F = exp(-slope), a constant of each head, no input gate (Qin et al. 2024).
+
+    Args:
+        q, k, v: see `chunkwise`, as the options and results.
+        slopes: (H,), >= 0, such as `lightning_slopes`.
+    """
+    check_not_positive("-slopes", -slopes)
+    return chunkwise(q, k, v, -slopes, gate=RETENTION, **options)
+
+
+def mamba2_ssd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Mamba 2's state space dual (Dao and Gu 2024): with d_t = softplus(dt_t + dt_bias), or dt_t + dt_bias itself,
+
+        S_t = exp(d_t A) S_{t-1} + d_t B_t x_t^T,    y_t = (S_t^T C_t + D x_t) * silu(z_t).
+
+    It is `chunkwise` with q = C, k = B, v = x, F = exp(d A) and I = d, all scaled by 1. Gradients flow to every tensor.
+
+    Args:
+        x: (B, H, T, d_hv); dt: (B, H, T), d_t > 0 (a step of 0 writes nothing and gets no gradient of I).
+        A: (H,), <= 0, the decay rate.
+        B, C: (B, G, T, d_qk), dtype of x; G divides H, and each group serves H / G consecutive heads.
+        D: (H,) or (H, d_hv), weight of the skip connection.
+        z: like x, the output gate's pre-activation.
+        dt_bias: (H,), added to dt before softplus.
+        dt_softplus: whether the step size is softplus of what is given.
+        options: those of `chunkwise`; the layout holds for all tensors; `scale` is 1 if not given. The state's C is
+            (B, H, d_qk, d_hv), mamba-ssm's transposed.
+
+    Returns:
+        y of the shape of x, or (y, State) with `return_last_state`.
+    """
+    layout = options.get("layout", "bhtd")
+    check_name("layout", layout, ("bhtd", "bthd"))
+    check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BHT" if layout == "bhtd" else "BTH")
+    if dt_bias is not None:
+        dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + (dt_bias[:, None] if layout == "bhtd" else dt_bias)
+    gate = Gate("rate", "softplus" if dt_softplus else "step")
+    found = chunkwise(C, B, x, A, dt, gate=gate, **{"scale": 1.0, **options})
+    y, *state = found if options.get("return_last_state") else (found,)
+    y = skip_and_gate(y, x, D, z, head_axis=1 if layout == "bhtd" else 2)
+    return (y, *state) if state else y
+
+
+def retnet_log_decays(heads: int, device: torch.device | str | None = None) -> Tensor:
+    """log(1 - 2^(-5 - h)) for head h = 0 ... heads - 1: RetNet's decays, (H,) float32."""
+    return torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, dtype=torch.float32, device=device)))
+
+
+def lightning_slopes(heads: int, layer: int, layers: int, device: torch.device | str | None = None) -> Tensor:
+    """8 h / H (1 - layer / layers) for head h: Lightning attention's slopes in layer 0 ... layers - 1, (H,) float32."""
+    return 8.0 / heads * (1 - layer / layers) * torch.arange(heads, dtype=torch.float32, device=device)
+
+
+def _heads(v: Tensor, options: Options) -> int:
+    if not isinstance(v, Tensor) or v.dim() != 4:
+        return 1  # `chunkwise` says what is wrong with v
+    return v.shape[2 if options.get("layout") == "bthd" else 1]
 
 
 def chunkwise(
@@ -236,6 +357,7 @@ def choose(
     """
     if implementation == "reference" or (implementation == "auto" and not _kernels_take(q, v)):
         return Choice("reference", min(chunk_size or _REFERENCE_CHUNK_SIZE, q.shape[2]))
+    q = q[:, :1].expand(-1, v.shape[1], -1, -1)  # the heads that are computed, some of which may share one of q
     reasons = []
     for name in _AUTO if implementation == "auto" else (implementation,):
         kernels = _kernels(name)
@@ -303,6 +425,8 @@ def _forward(
 @_forward.register_fake
 def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup):
     kernels, options = _call(q, v, chunk_size, setup)
+    if not kernels.shares_heads:
+        q = reference.shared(q, v.shape[1])
     gate, (B, H, _, d_hv), d_qk = options["gate"], v.shape, q.shape[-1]
     shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
     last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
@@ -336,6 +460,8 @@ def _backward(
     keys = (q, k) if kernels.shares_heads else tuple(reference.shared(x, v.shape[1]) for x in (q, k))
     grads = kernels.backward(dh, d_last, *keys, v, f, i, initial, tuple(saved), scale=scale, **options)
     dq, dk, *others = grads
+    assert dq is not None
+    assert dk is not None
     return [reference.sum_shared(dq, q), reference.sum_shared(dk, k), *(g for g in others if g is not None)]
 
 

@@ -16,7 +16,7 @@ from .types import Gate, State
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, axes: str) -> None:
-    """q, k alike, v with as many heads or a multiple, and gates that fit; `axes` names sizes but the last: "BHT", ..."""
+    """q, k alike, v with their heads or a multiple, gates that fit; `axes` names the sizes but the last: "BHT", ..."""
     if not isinstance(gate, Gate):
         raise TypeError(f"gate is {kind(gate)}: it must be a kernels.types.Gate")
     sizes = f"({', '.join(axes)}, d)"
@@ -41,6 +41,41 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, g
         raise ValueError(f"i is {kind(i)}: it must be None for a gate without input gate")
     if gate.forget != "sigmoid":
         check_not_positive("f", f)
+
+
+def check_mamba2(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    axes: str,
+) -> None:
+    """The arguments of `api.mamba2_ssd` by their names there; `axes` as in `check_inputs`."""
+    if check_tensor("x", x, x).dim() != len(axes) + 1 or 0 in x.shape:
+        sizes = ", ".join(axes)
+        raise ValueError(f"x has the shape {tuple(x.shape)}: it must be ({sizes}, d), every size at least 1")
+    head_axis = axes.index("H")
+    lead, heads, d_hv = tuple(x.shape[:-1]), x.shape[head_axis], x.shape[-1]
+    for name, y in (("B", B), ("C", C)):
+        if check_tensor(name, y, x, "x").dim() != x.dim() or 0 in y.shape:
+            raise ValueError(f"{name} has the shape {tuple(y.shape)}: it must have {x.dim()} sizes, at least 1 each")
+        check_shape(name, y, (*lead[:head_axis], y.shape[head_axis], *lead[head_axis + 1 :], y.shape[-1]))
+        if heads % y.shape[head_axis] != 0:
+            raise ValueError(f"{name} has {y.shape[head_axis]} groups: they must divide the {heads} heads of x")
+    check_shape("C", C, B.shape)
+    check_shape("dt", check_tensor("dt", dt, x, "x"), lead)
+    check_shape("A", check_tensor("A", A, x, "x"), (heads,))
+    check_not_positive("A", A)
+    if dt_bias is not None:
+        check_shape("dt_bias", check_tensor("dt_bias", dt_bias, x, "x"), (heads,))
+    if D is not None:
+        check_shape("D", check_tensor("D", D, x, "x"), (heads,) if D.dim() == 1 else (heads, d_hv))
+    if z is not None:
+        check_shape("z", check_tensor("z", z, x, "x"), x.shape)
 
 
 def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -87,19 +122,21 @@ def check_name(argument: str, value: Any, known: Sequence[Any]) -> None:
         raise ValueError(f"{argument} is {value!r}: it must be one of {', '.join(map(str, known))}")
 
 
-def check_tensor(argument: str, x: Any, like: Tensor) -> Tensor:
-    """A tensor of a floating dtype that arithmetic is done in, on the device of `like`, which is q."""
+def check_tensor(argument: str, x: Any, like: Tensor, like_name: str = "q") -> Tensor:
+    """A tensor of a floating dtype that arithmetic is done in, on the device of `like`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{argument} is {kind(x)}: it must be a tensor")
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         raise TypeError(f"{argument} is {x.dtype}: it must be bfloat16, float16, float32 or float64")
     if x.device != like.device:
-        raise ValueError(f"{argument} is on {x.device}: it must be where q is, on {like.device}")
+        raise ValueError(f"{argument} is on {x.device}: it must be where {like_name} is, on {like.device}")
     return x
 
 
 def check_not_positive(argument: str, log_decay: Tensor) -> None:
     """A log decay is at most 0: looked at where that costs no waiting, on the CPU outside of torch.compile."""
+    if not isinstance(log_decay, Tensor) or log_decay.numel() == 0:
+        return  # other checks tell
     if log_decay.device.type != "cpu" or torch.compiler.is_compiling():
         return
     largest = log_decay.detach().max().item()

@@ -121,7 +121,7 @@ def step(
     scale: float | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:
-    """One step from q, k (B, H or G, d_qk), v (B, H, d_hv), log gates (B, H): h_t (B, H, d_hv) and the state after it."""
+    """h_t (B, H, d_hv) and the state after the step of q, k (B, H or G, d_qk), v (B, H, d_hv), log gates (B, H)."""
     q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
     C, n, m_before = state
     if m_before is None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .api import HAS_TRITON, KERNEL_DTYPES, autocast
-from .checks import check_inputs, check_name, check_one_dtype, check_scale, check_state
-from .types import MLSTM_EXP, MLSTM_SIG, Gate, State
+from .api import HAS_TRITON, KERNEL_DTYPES, autocast, retnet_log_decays
+from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_state
+from .epilogue import skip_and_gate
+from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 
 def mlstm_exp_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Any) -> Tensor:
@@ -22,6 +23,61 @@ def mlstm_exp_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state:
 def mlstm_sig_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Any) -> Tensor:
     """One step of mLSTMsig; see `step`."""
     return step(q, k, v, f, i, state, gate=MLSTM_SIG, **options)
+
+
+def retention_step(
+    q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None = None, **options: Any
+) -> Tensor:
+    """One step of `api.retention`; see `step`. log_decay: (H,), None is `api.retnet_log_decays`."""
+    if log_decay is None:
+        log_decay = retnet_log_decays(v.shape[1], device=q.device)
+    return step(q, k, v, log_decay, None, state, gate=RETENTION, **options)
+
+
+def gated_retention_step(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state: State, *, temperature: float = 16.0, **options: Any
+) -> Tensor:
+    """One step of `api.gated_retention`, f (B, H); see `step`."""
+    return step(q, k, v, f, None, state, gate=Gate("sigmoid", "none", temperature=temperature), **options)
+
+
+def simple_gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State, **options: Any) -> Tensor:
+    """One step of `api.simple_gla`, g (B, H); see `step`."""
+    return step(q, k, v, g, None, state, gate=SIMPLE_GLA, **options)
+
+
+def lightning_attention_step(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: State, **options: Any) -> Tensor:
+    """One step of `api.lightning_attention`, slopes (H,); see `step`."""
+    return step(q, k, v, -slopes, None, state, gate=RETENTION, **options)
+
+
+def mamba2_ssd_step(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: State,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    **options: Any,
+) -> Tensor:
+    """One step of `api.mamba2_ssd`: its arguments without their time axis, the state and the options of `step`.
+
+    Args:
+        x, z: (B, H, d_hv); dt: (B, H); B, C: (B, G, d_qk); state: its C is (B, H, d_qk, d_hv).
+    """
+    check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BH")
+    if dt_bias is not None:
+        dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
+    gate = Gate("rate", "softplus" if dt_softplus else "step")
+    y = step(C, B, x, A, dt, state, gate=gate, **{"scale": 1.0, **options})
+    z = None if z is None else z[:, :, None]
+    with torch.no_grad():
+        return skip_and_gate(y[:, :, None], x[:, :, None], D, z, head_axis=1)[:, :, 0]
 
 
 def step(
@@ -156,7 +212,7 @@ def _step_in_triton(
     forget: str,
     input: str,
     normalize: bool,
-    temperature: float,
+    temperature: float = 1.0,
 ) -> Tensor:
     """h_t; C, n, m become the state after the step. The state before it: *_before, or C, n, m where those are None."""
     kernels = importlib.import_module(".tfla.step", __package__)

@@ -254,6 +254,19 @@ def test_autocast_casts_q_k_v_alone(probe, implementation):
     assert x["q"].grad.dtype == torch.float32
 
 
+@every_gate
+def test_kernels_that_cannot_share_heads_are_given_copies(probe, gate):
+    """q and k of one head for both of v: values, gradients, and what the compiler expects of them."""
+    x = inputs(gate)
+    x |= {n: x[n].detach()[:, :1].clone().requires_grad_() for n in "qk"}
+    options = {"gate": gate, "implementation": "probe"}
+    wanted = results(api.chunkwise, x, None, gate=gate, implementation="reference")
+    assert_close(results(api.chunkwise, x, None, **options), wanted)
+    assert probe.calls[-1]["q"].shape == (B, H, T, D_QK)
+    compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
+    assert_close(results(compiled, x, None, **options), wanted)
+
+
 def test_double_backward_says_what_to_do(probe):
     x = inputs()
     (dq,) = torch.autograd.grad(
@@ -349,10 +362,14 @@ def test_bad_input_is_named(probe, changes, error, words):
 
 
 def test_a_gate_has_known_parts():
-    with pytest.raises(ValueError, match="forget is 'tanh': it must be one of sigmoid, log_decay, fixed"):
+    with pytest.raises(ValueError, match="forget is 'tanh': it must be one of sigmoid, log_decay, fixed, rate"):
         Gate(forget="tanh")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="input is 'tanh': it must be one of exp, sigmoid, step, none"):
+    with pytest.raises(ValueError, match="input is 'tanh': it must be one of exp, sigmoid, step, softplus, none"):
         Gate(input="tanh")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="input is 'exp': it must be a step size, step or softplus, for forget 'rate'"):
+        Gate(forget="rate")
+    with pytest.raises(ValueError, match="temperature is 2: it must be 1 for forget 'log_decay'"):
+        Gate(forget="log_decay", temperature=2)
 
 
 @pytest.mark.gpu

@@ -28,7 +28,7 @@ from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
 from .plan import Plan, float32_precision
 from .states import walk
-from .tiles import aligned
+from .tiles import aligned, made_like
 
 if TYPE_CHECKING:
     from tflabench.kernels.api import Kernels
@@ -150,7 +150,7 @@ def forward(
     m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
-    h = _made_like(h, v_given)
+    h = made_like(h, v_given)
     assert h is not None
     return h, State(states.last, states.n_last, m_last), saved
 
@@ -223,20 +223,12 @@ def backward(
         start = start + (n_0 * dn_0).sum(-1)
     df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size, start)
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
-    found = [_made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
+    found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     if initial is None:
         return (*found, None, None)
     if n_0 is not None and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
-    return (*found, _made_like(back.last, initial.C), _made_like(dn_0, initial.n))
-
-
-def _made_like(x: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """x with the strides that torch.empty_like(like) would have, copied only if they differ; None where x is."""
-    if x is None or like is None:
-        return None
-    strides = torch.empty_like(like, device="meta").stride()
-    return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
+    return (*found, made_like(back.last, initial.C), made_like(dn_0, initial.n))
 
 
 def _prepare(

@@ -21,7 +21,7 @@ def d_queries(
     *,
     initial: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dQ like q, or of every head where some share one of q; and q_t.dq_t (parts, B, H, T) float32, from the forward states."""
+    """dQ like q, or of every head if some share one, and q_t.dq_t (parts, B, H, T) float32, from the forward states."""
     dq, row_dots = launch(
         plan, tiles, dh, v, k, states, None, inverse, like=q, reverse=False, first_state=initial, probe=q
     )
@@ -42,7 +42,7 @@ def d_keys(
     *,
     last: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dK like k, or of every head, and k_t.dk_t (parts, B, H, T) float32, from state gradients and those of n, if any."""
+    """dK like k (or every head) and k_t.dk_t (parts, B, H, T) float32, from state gradients and those of n, if any."""
     dk, row_dots = launch(
         plan, tiles, v, dh, q, d_states, dn_states, inverse, like=k, reverse=True, first_state=last, probe=k
     )

@@ -105,7 +105,7 @@ def step(
     gate: Gate,
     scale: float,
 ) -> Tensor:
-    """h_t (B, H, d_hv); writes the state `after`, which may be `before`. All contiguous; q, k (B, G, d_qk), f, i (B, H)."""
+    """h_t (B, H, d_hv); writes the state `after`, which may be `before`. Contiguous; q, k (B, G, d_qk), f, i (B, H)."""
     heads, (d_qk, d_hv) = v.shape[0] * v.shape[1], before.C.shape[-2:]
     sharing = v.shape[1] // q.shape[1]
     h = torch.empty_like(v)

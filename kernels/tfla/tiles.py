@@ -11,6 +11,7 @@ strides there, and with it the 16-byte loads. Either way what lies outside the t
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -59,3 +60,11 @@ def aligned(x: Tensor) -> Tensor:
     strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
     dense = x.stride(-1) == 1 and all(stride > 0 and stride % grain == 0 for stride in strides[:-1])
     return x if dense and x.data_ptr() % 16 == 0 else x.contiguous()
+
+
+def made_like(x: Tensor | None, like: Tensor | None) -> Tensor | None:
+    """x with the strides that torch.empty_like(like) would have, copied only if they differ; None where x is."""
+    if x is None or like is None:
+        return None
+    strides = torch.empty_like(like, device="meta").stride()
+    return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)

@@ -1,0 +1,81 @@
+"""What Mamba 2 does to the output of its recurrence: a skip connection and an output gate, in one pass over memory.
+
+    y = (h + D x) * silu(z)
+
+In Triton where it runs, as a torch operator of its own; else in PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def skip_and_gate(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, *, head_axis: int) -> Tensor:
+    """(h + D x) * silu(z), computed in float32 or wider, in the dtype of h; h itself without D and z.
+
+    Args:
+        h, x, z: of one shape (B, H, T, d), or (B, T, H, d) with `head_axis` 2; z may be None.
+        D: (H,) or (H, d), or None.
+    """
+    if D is None and z is None:
+        return h
+    if HAS_TRITON and h.is_cuda and h.dtype != torch.float64:
+        h, x = h.transpose(1, head_axis), x.to(h.dtype).transpose(1, head_axis)
+        z = None if z is None else z.transpose(1, head_axis)
+        return torch.ops.tflabench.skip_and_gate(h, x, D, z).transpose(1, head_axis)
+    y = h.to(torch.promote_types(h.dtype, torch.float32))
+    if D is not None:
+        weight = D if D.dim() == 2 else D[:, None]
+        y = y + (weight if head_axis == 2 else weight[:, None]) * x
+    if z is not None:
+        y = y * silu(z.to(y.dtype))
+    return y.to(h.dtype)
+
+
+def _kernels() -> Any:
+    return importlib.import_module(".tfla.epilogue", __package__)
+
+
+@torch.library.custom_op("tflabench::skip_and_gate", mutates_args=())
+def _forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
+    return _kernels().forward(h, x, D, z)
+
+
+@_forward.register_fake
+def _(h, x, D, z):
+    return torch.empty_like(h)
+
+
+@torch.library.custom_op("tflabench::skip_and_gate_backward", mutates_args=())
+def _backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
+    """dx and dD with D, then dh and dz with z (h is None and dh is dy without)."""
+    return [g for g in _kernels().backward(dy, h, x, D, z) if g is not None]
+
+
+@_backward.register_fake
+def _(dy, h, x, D, z):
+    return [torch.empty_like(y) for y in (*((x, D) if D is not None else ()), h, z) if y is not None]
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    h, x, D, z = inputs
+    ctx.save_for_backward(None if z is None else h, x, D, z)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    h, x, D, z = ctx.saved_tensors
+    found = iter(torch.ops.tflabench.skip_and_gate_backward(dy, h, x, D, z))
+    dx, dD = (next(found), next(found)) if D is not None else (None, None)
+    dh, dz = (next(found), next(found)) if z is not None else (dy, None)
+    return dh, dx, dD, dz
+
+
+_forward.register_autograd(_gradients, setup_context=_save_for_backward)
