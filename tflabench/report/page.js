@@ -1,0 +1,172 @@
+"use strict";
+(async () => {
+  const root = document.documentElement;
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const payload = JSON.parse(document.getElementById("payload").textContent);
+  const state = new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
+  const hidden = new Set((state.get("hide") || "").split(",").filter(Boolean));
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const phone = matchMedia("(pointer: coarse)").matches;
+  const drawn = new Set();
+  let printing = false;
+
+  // --- theme: the system's unless the reader, or the address (#theme=dark), says otherwise
+  const dark = () => !printing && (state.get("theme") || (prefersDark.matches ? "dark" : "light")) === "dark";
+  function paint() {
+    root.dataset.theme = dark() ? "dark" : "light";
+    drawn.forEach(draw);
+  }
+  function remember() {
+    const kept = Object.entries({ theme: state.get("theme"), hide: [...hidden].join(",") }).filter(([, value]) => value);
+    history.replaceState(null, "", kept.length ? "#" + kept.map((pair) => pair.join("=")).join("&") : location.pathname);
+  }
+  document.getElementById("theme").onclick = () => {
+    state.set("theme", dark() ? "light" : "dark");
+    remember();
+    paint();
+  };
+  prefersDark.addEventListener("change", paint);
+
+  // --- figures: drawn when they come near the window, and all of them before printing
+  function draw(div) {
+    if (!window.Plotly) return;
+    const light = JSON.stringify(payload.plots[div.dataset.plot]);
+    const plot = JSON.parse(dark() ? light.replace(/#[0-9a-f]{6}/g, (colour) => payload.dark[colour] || colour) : light);
+    for (const trace of plot.data)
+      trace.visible = !trace.meta.length || trace.meta.some((name) => !hidden.has(name));
+    plot.layout.dragmode = phone ? false : "zoom";
+    plot.layout.uirevision = "kept"; // a zoom stays when colours or kernels change
+    const first = !drawn.has(div);
+    drawn.add(div);
+    Plotly.react(div, plot.data, plot.layout, {
+      responsive: true,
+      displaylogo: false,
+      displayModeBar: phone ? false : "hover",
+      modeBarButtons: [["toImage", "resetScale2d"]], // not the one that sends the chart to a server
+      toImageButtonOptions: { format: "svg", filename: div.dataset.plot },
+    });
+    if (first) {
+      div.on("plotly_hover", ({ points, event }) => show(points[0], event));
+      div.on("plotly_unhover", () => (card.hidden = true));
+    }
+  }
+
+  // --- what hovering shows
+  const card = document.getElementById("card");
+  function tag(name, text, className) {
+    const element = document.createElement(name);
+    element.textContent = text;
+    if (className) element.className = className;
+    return element;
+  }
+  function show(point, event) {
+    const about = payload.cards[point.customdata];
+    if (!about) return;
+    const size = tag("p", "", "size");
+    size.innerHTML = about.size; // made of numbers and escaped words
+    const facts = document.createElement("table");
+    for (const [label, value, source, note] of about.facts) {
+      const line = facts.insertRow();
+      line.append(tag("td", label), tag("td", value), tag("td", `${source}, note ${note}`));
+    }
+    card.replaceChildren(tag("b", about.title), size, facts);
+    for (const remark of about.remarks) card.append(tag("p", remark, "flag"));
+    card.hidden = false;
+    const { width, height } = card.getBoundingClientRect();
+    const touch = event.touches?.[0] || event.changedTouches?.[0] || event;
+    const right = touch.clientX + 18 + width < innerWidth;
+    card.style.left = Math.max(8, right ? touch.clientX + 18 : touch.clientX - width - 18) + "px";
+    card.style.top = Math.max(8, Math.min(touch.clientY - height / 2, innerHeight - height - 8)) + "px";
+  }
+  addEventListener("scroll", () => (card.hidden = true), { passive: true });
+
+  // --- the filter by kernel acts on figures, legends and tables
+  const names = [...new Set(all("[data-toggle]").map((button) => button.dataset.toggle))];
+  function filter() {
+    for (const button of all("[data-toggle]")) button.setAttribute("aria-pressed", !hidden.has(button.dataset.toggle));
+    const rules = [...hidden].filter((name) => names.includes(name)).map((name) => `tr[data-kernel="${CSS.escape(name)}"]`);
+    document.getElementById("filtered").textContent = rules.length ? `${rules} { display: none }` : "";
+    drawn.forEach(draw);
+  }
+  function changed() {
+    remember();
+    filter();
+  }
+  for (const button of all("[data-toggle]")) {
+    const name = button.dataset.toggle;
+    button.onclick = () => {
+      hidden.delete(name) || hidden.add(name);
+      changed();
+    };
+    button.ondblclick = () => {
+      hidden.clear();
+      names.filter((other) => other !== name).forEach((other) => hidden.add(other));
+      changed();
+    };
+  }
+  document.querySelector("[data-all]").onclick = () => {
+    hidden.clear();
+    changed();
+  };
+
+  // --- tables
+  for (const table of all("table.sortable"))
+    all("th", table).forEach((heading, column) => {
+      heading.onclick = () => {
+        const down = heading.getAttribute("aria-sort") === "ascending";
+        all("th", table).forEach((other) => other.removeAttribute("aria-sort"));
+        heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const key = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent;
+        const compare = (a, b) => (key(a) === "") - (key(b) === "") || key(a).localeCompare(key(b), "en", { numeric: true });
+        const sign = down ? -1 : 1;
+        table.tBodies[0].append(
+          ...[...table.rows].slice(1).sort((a, b) => sign * (parseFloat(key(a)) - parseFloat(key(b)) || compare(a, b))),
+        );
+      };
+    });
+  for (const button of all("[data-copy]"))
+    button.onclick = async () => {
+      await navigator.clipboard?.writeText(button.previousElementSibling.textContent);
+      button.textContent = "copied";
+    };
+  for (const button of all("[data-csv]"))
+    button.onclick = () => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([payload.csv[button.dataset.csv]], { type: "text/csv" }));
+      link.download = "rows.csv";
+      link.click();
+    };
+
+  paint();
+  filter();
+
+  // --- Plotly travels compressed
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const code = document.createElement("script");
+  code.textContent = await new Response(stream).text();
+  document.head.append(code);
+
+  const near = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries)
+        if (isIntersecting && !drawn.has(target)) draw(target);
+    },
+    { rootMargin: "800px" },
+  );
+  all(".plot").forEach((div) => near.observe(div));
+
+  // Paper is light, and narrower than the window.
+  const onPaper = matchMedia("print");
+  const rearrange = () => {
+    all(".plot").forEach((div) => draw(div));
+    all(".plot").forEach((div) => Plotly.relayout(div, { width: printing ? div.clientWidth : null }));
+  };
+  onPaper.addEventListener("change", ({ matches }) => {
+    printing = matches;
+    paint();
+    rearrange();
+  });
+  addEventListener("beforeprint", () => { printing = true; paint(); rearrange(); });
+  addEventListener("afterprint", () => { printing = false; paint(); rearrange(); });
+})();

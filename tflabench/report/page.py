@@ -1,0 +1,161 @@
+"""The page: what its template shows, and what the script on it needs."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.colors import to_hex
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+import tflabench
+from tflabench.plots.rows import PASSES, RUNTIME, Rows
+from tflabench.plots.style import Look, looks
+from tflabench.plots.words import provenance
+from tflabench.report import charts, facts, headline, tables
+from tflabench.report.axes import LINES, SYMBOLS, dark_colours
+from tflabench.report.facts import NOTES, amount
+from tflabench.report.runs import Results
+
+_OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+_DRAWN_SYMBOLS = {  # in a box of 26 x 12, as Plotly draws them
+    "circle": '<circle cx="13" cy="6" r="3.4"/>',
+    "square": '<rect x="9.8" y="2.8" width="6.4" height="6.4"/>',
+    "triangle-up": '<path d="M13 1.8 17 9.2H9Z"/>',
+    "diamond": '<path d="M13 1.6 17 6 13 10.4 9 6Z"/>',
+    "triangle-down": '<path d="M13 10.2 17 2.8H9Z"/>',
+    "cross": '<path d="M11.6 2h2.8v2.6H17v2.8h-2.6V10h-2.8V7.4H9V4.6h2.6Z"/>',
+    "x": '<path d="M10.6 2 13 4.4 15.4 2 17 3.6 14.6 6 17 8.4 15.4 10 13 7.6 10.6 10 9 8.4 11.4 6 9 3.6Z"/>',
+    "pentagon": '<path d="M13 1.8 17 4.9 15.4 9.8H10.6L9 4.9Z"/>',
+}
+
+
+def render(directory: Path, results: Sequence[Results]) -> str:
+    """The page about the results in or below `directory`, as HTML."""
+    rows = pd.concat([part.rows for part in results])
+    table = looks(rows)
+    figures = [list(charts.figures(part, f"r{n}", table)) for n, part in enumerate(results)]
+    said = headline.compare(row for part in results for row in part.as_rows())
+    plotly = base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+    environment = Environment(loader=PackageLoader("tflabench.report", "."), autoescape=True, **_OPTIONS)
+    environment.filters |= {"html": Markup, "ratio": facts.ratio, "look": lambda name: _swatch(table[name])}
+    return environment.get_template("page.html.j2").render(
+        title=directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
+        version=tflabench.__version__,
+        provenance=dict.fromkeys(provenance(part.rows, part.runs) for part in results),
+        counts=_counts(rows),
+        titles={name: look.title for name, look in table.items()},
+        passes=PASSES,
+        headline=said,
+        scale=Scale([duel.ratio for verdict in said.verdicts for one in verdict.comparisons for duel in one.duels]),
+        words=_words,
+        parts=[
+            {
+                "name": part.name,
+                "figures": own,
+                "best": list(tables.best(part.as_rows())),
+                "missing": list(tables.missing(part.rows, list(table))),
+                "records": list(tables.records(part.rows)),
+                "environments": list(tables.environments(part)),
+                "ceilings": tables.ceilings(part),
+                "commands": part.commands(),
+                "plot": shlex.join(["tflabench", "plot", str(part.folder)]),
+            }
+            for part, own in zip(results, figures, strict=True)
+        ],
+        columns=tables.COLUMNS,
+        report=shlex.join(["tflabench", "report", str(directory)]),
+        notes={key: (n, Markup(text)) for n, (key, text) in enumerate(NOTES.items(), 1)},
+        css=Markup(_text("page.css")),
+        script=Markup(_text("page.js")),
+        payload=Markup(_json(_payload(results, rows, figures, table))),
+        plotly=Markup(plotly),
+        plotly_version=get_plotlyjs_version(),
+        plotly_size=f"{len(plotly) / 1e6:.1f} MB",
+    )
+
+
+def _text(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _payload(
+    results: Sequence[Results], rows: Rows, figures: Sequence[Sequence[charts.Figure]], table: Mapping[str, Look]
+) -> dict[str, Any]:
+    """What the script draws and shows: plots by id, the card of every row by its index, dark colours, tables as CSV."""
+    plots = {
+        f"{figure.id}-{n}": panel.plot for own in figures for figure in own for n, panel in enumerate(figure.panels)
+    }
+    cards = dict(zip(map(int, rows.index), map(_card, rows.to_dict("records")), strict=True))
+    csv = [part.rows.drop(columns=["details", "chunk_asked"]).to_csv(index=False) for part in results]
+    return {"plots": plots, "cards": cards, "dark": dark_colours(table), "csv": csv}
+
+
+def _card(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What hovering over the point of a row shows."""
+    notes = list(NOTES)
+    card = {
+        "title": row["title"],
+        "size": facts.size(row),
+        "facts": [[fact.label, fact.value, fact.source, notes.index(fact.note) + 1] for fact in facts.facts(row)],
+        "remarks": facts.flags(row),
+    }
+    if row["status"] != "ok":
+        card["remarks"] = [f"{row['status'].replace('_', ' ')}: {row['reason'] or 'no reason was given'}"]
+    return card
+
+
+def _counts(rows: Rows) -> list[tuple[str, int]]:
+    """(what, how many) of all rows: asked for, measured, each other status, flags."""
+    done = rows[rows["status"] == "ok"]
+    statuses = rows.loc[rows["status"] != "ok", "status"].value_counts()
+    return [
+        ("points asked for", len(rows)),
+        ("measured", len(done)),
+        *((str(status).replace("_", " "), int(count)) for status, count in statuses.items()),
+        *((flag, int(done[flag].sum())) for flag in ("noisy", "throttled") if done[flag].any()),
+    ]
+
+
+def _swatch(look: Look) -> Markup:
+    """The line and marker of an implementation as a small drawing; --c and --d are its colours in light and dark."""
+    light, dash = to_hex(look.colour), LINES[look.dashes]
+    return Markup(
+        f'<svg class="swatch" style="--c:{light};--d:{dark_colours({"": look})[light]}" viewBox="0 0 26 12" '
+        f'aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" stroke-dasharray="{dash.replace("solid", "none")}"/>'
+        f"{_DRAWN_SYMBOLS[SYMBOLS[look.marker]]}</svg>"
+    )
+
+
+class Scale:
+    """A logarithmic axis that holds 1 and all ratios: `scale(ratio)` is its place in percent of the width."""
+
+    def __init__(self, ratios: Sequence[float]) -> None:
+        low, high = min([0.8, *ratios]) / 1.08, max([1.25, *ratios]) * 1.08
+        self.low, self.span = math.log(low), math.log(high / low)
+        steps = (1, 2, 5) if high < 100 * low else (1,)
+        marks = (step * 10.0**power for power in range(-6, 7) for step in steps)
+        self.ticks = [mark for mark in marks if low * 1.05 < mark < high / 1.05]
+
+    def __call__(self, ratio: float) -> float:
+        return round(100 * (math.log(ratio) - self.low) / self.span, 2)
+
+
+def _words(duel: headline.Duel) -> str:
+    sides = (f"{row.title} {amount(row.ms_median, RUNTIME.units)}" for row in (duel.ours, duel.baseline))
+    size = f"T = {duel.ours.seq_len:,}, batch {duel.ours.batch}"
+    return f"{size}: {', '.join(sides)}, {facts.ratio(duel.ratio, duel.uncertainty)}×"
