@@ -1,4 +1,4 @@
-"""mlstm_kernels, the TFLA kernels published with the paper: limit_chunk, xl_chunk and xl_chunk with sigmoid input gate.
+"""mlstm_kernels, published with the paper: limit_chunk, xl_chunk, xl_chunk_siging, and its forms in plain PyTorch.
 
 Run, never copied: the package has a licence of its own (NXAI Community License).
 """
@@ -6,22 +6,74 @@ Run, never copied: the package has a licence of its own (NXAI Community License)
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Implementation
-from tflabench.bundled import GATES, sequence_inputs, sequence_oracle
+from tflabench.adapter import Case, Formulation, Implementation
+from tflabench.baselines.packages import EINOPS, refuse
+from tflabench.bundled import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-MODULE = "mlstm_kernels.torch.chunkwise"
-INSTALL = "pip install --no-deps mlstm_kernels==2.0.6"
-DEFAULT_CHUNK_SIZE = {"limit_chunk": 64, "xl_chunk": 128}  # the paper's, Fig. 4
+NEEDS = {"mlstm_kernels": "pip install --no-deps mlstm_kernels==2.0.6", **EINOPS, "yaml": "pip install PyYAML"}
+NATIVE_ORACLE_BLOCK = 1024  # queries at a time
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One function of mlstm_kernels.torch.
+
+    Attributes:
+        name, title: of the implementation.
+        form: the module below mlstm_kernels.torch, "chunkwise" or "parallel".
+        chunk_size: what it takes where the problem leaves it open (of the paper, Fig. 4); None without chunks.
+        largest_chunk_size: that it takes.
+        native: plain PyTorch, which runs anywhere.
+        autograd: its gradients are PyTorch's own, through the normaliser too.
+    """
+
+    name: str
+    title: str
+    gate: GateName
+    form: Formulation
+    function: str
+    chunk_size: int | None = None
+    largest_chunk_size: int | None = None
+    native: bool = False
+    autograd: bool = False
+
+
+def _natives(gate: GateName, form: Formulation, prefix: str) -> tuple[Kernel, ...]:
+    """A form with PyTorch's own gradients, and with the paper's ("custbw")."""
+    return tuple(
+        Kernel(
+            name=f"nxai_{gate}_native_{form}_{gradient}",
+            title=f"native {form}, {gradient}",
+            gate=gate,
+            form=form,
+            function=f"{prefix}_{form}__native_{gradient}",
+            chunk_size=64 if form == "chunkwise" else None,
+            native=True,
+            autograd=gradient == "autograd",
+        )
+        for gradient in ("autograd", "custbw")
+    )
+
+
+KERNELS = (
+    Kernel("nxai_exp_limit", "limit_chunk", "exp", "chunkwise", "mlstm_chunkwise__limit_chunk", 64, 64),
+    Kernel("nxai_exp_xl", "xl_chunk", "exp", "chunkwise", "mlstm_chunkwise__xl_chunk", 128),
+    Kernel("nxai_sig_xl", "xl_chunk", "sig", "chunkwise", "mlstm_siging_chunkwise__xl_chunk", 128),
+    *_natives("exp", "chunkwise", "mlstm"),
+    *_natives("exp", "parallel", "mlstm"),
+    *_natives("sig", "parallel", "mlstm_siging"),
+)
 
 
 def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -40,62 +92,92 @@ def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str
     return {"df": (d_log_f * torch.sigmoid(-f)).to(inputs["f"].dtype)}
 
 
-def build(variant: str, gate: Literal["exp", "sig"], problem: Problem, device: torch.device) -> Case:
+def native_oracle(gate: str, autograd: bool, inputs: Mapping[str, Tensor]) -> Tensor:
+    """h (B, H, T, d_hv) by the parallel form of the TFLA paper's appendix, all of it in the dtype of the inputs.
+
+    So do the native forms, whose error in 16 bits is therefore larger than that of the reference, which keeps gates and
+    states in float32. Blocks of queries, each recomputed in the backward pass, so that long sequences fit.
+    """
+    import torch
+    from torch.nn.functional import logsigmoid
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v, f, i = (inputs[name] for name in "qkvfi")
+    b = logsigmoid(f).cumsum(-1)
+    log_input = i if gate == "exp" else logsigmoid(i)
+
+    def block(start: int, stop: int) -> Tensor:
+        rows = torch.arange(start, stop, device=q.device)
+        future = torch.arange(stop, device=q.device) > rows[:, None]
+        log_D = b[..., start:stop, None] - b[..., None, :stop] + log_input[..., None, :stop]
+        log_D = log_D.masked_fill(future, -torch.inf)
+        scores = q[:, :, start:stop] @ k[:, :, :stop].mT * q.shape[-1] ** -0.5
+        if gate == "sig":
+            return (scores * log_D.exp()) @ v[:, :, :stop]
+        m = log_D.amax(-1, keepdim=True).detach()
+        scores = scores * (log_D - m).exp()
+        n = torch.maximum(scores.sum(-1, keepdim=True).abs(), (-m).exp())
+        return (scores / (n if autograd else n.detach())) @ v[:, :, :stop]
+
+    edges = [*range(0, q.shape[2], NATIVE_ORACLE_BLOCK), q.shape[2]]
+    return torch.cat([checkpoint(block, *ends, use_reentrant=False) for ends in pairwise(edges)], dim=2)
+
+
+def build(kernel: Kernel, problem: Problem, device: torch.device) -> Case:
     import torch
 
-    module = importlib.import_module(MODULE)
-    # As the paper times it: mLSTMsig has no normaliser; the package's default would add one.
-    kernel = getattr(module, f"mlstm_{'siging_' if gate == 'sig' else ''}chunkwise__{variant}")
-    options = {
-        "chunk_size": problem.chunk_size or DEFAULT_CHUNK_SIZE[variant],
-        "autocast_kernel_dtype": getattr(torch, problem.dtype),
-        **({"normalize": False} if gate == "sig" else {}),
-    }
+    function = getattr(importlib.import_module(f"mlstm_kernels.torch.{kernel.form}"), kernel.function)
+    options: dict[str, object] = {"autocast_kernel_dtype": getattr(torch, problem.dtype)}
+    if kernel.chunk_size:
+        options["chunk_size"] = problem.chunk_size or kernel.chunk_size
+    if kernel.gate == "sig":  # as the paper times it: mLSTMsig has no normaliser; the package's default would add one
+        options["normalize"] = False
     inputs = sequence_inputs(problem, device)
     q, k, v, i, f = (inputs[name] for name in "qkvif")
+    if kernel.native:
+        options["eps"] = 0.0  # added to the normaliser
+        oracle = partial(native_oracle, kernel.gate, kernel.autograd)
+    else:
+        oracle = partial(sequence_oracle, GATES[kernel.gate])
     return Case(
         inputs=inputs,
-        forward=lambda: kernel(q, k, v, i, f, **options),
-        oracle=partial(sequence_oracle, GATES[gate]),
-        as_kernels_do=forget_gate_as_kernels_do,
-        details={"kernel": kernel.__name__, "chunk_size": options["chunk_size"]},
+        forward=lambda: function(q, k, v, i, f, **options),
+        oracle=oracle,
+        as_kernels_do=None if kernel.autograd else forget_gate_as_kernels_do,
+        details={
+            "kernel": kernel.function,
+            **({"chunk_size": options["chunk_size"]} if kernel.chunk_size else {}),
+        },
     )
 
 
-def refuses(variant: str, problem: Problem, device: str) -> str | None:
-    if device != "cuda":
-        return "its Triton kernels need a CUDA GPU"
-    if importlib.util.find_spec("mlstm_kernels") is None:
-        return f"mlstm_kernels is not installed: {INSTALL}"
-    if problem.pass_ == "decode":
-        return "only its sequence kernels are measured here"
-    chunk_size = problem.chunk_size or DEFAULT_CHUNK_SIZE[variant]
-    if problem.seq_len % chunk_size:
+def refuses(kernel: Kernel, problem: Problem, device: str) -> str | None:
+    if reason := refuse(problem, "cuda" if kernel.native else device, NEEDS, "bfloat16 float16 float32"):
+        return reason
+    chunk_size = kernel.chunk_size and (problem.chunk_size or kernel.chunk_size)
+    if chunk_size and problem.seq_len % chunk_size:
         return f"needs a sequence length that is a multiple of the chunk size {chunk_size}, not {problem.seq_len}"
-    if variant == "limit_chunk" and chunk_size > 64:
-        return f"limit_chunk takes chunks of at most 64 steps, not {chunk_size}"
-    for name in ("d_qk", "d_hv"):
+    if chunk_size and kernel.largest_chunk_size and chunk_size > kernel.largest_chunk_size:
+        return f"limit_chunk takes chunks of at most {kernel.largest_chunk_size} steps, not {chunk_size}"
+    for name in () if kernel.native else ("d_qk", "d_hv"):
         size = getattr(problem, name)
         if size < 16 or size & (size - 1):
             return f"needs {name} to be a power of two from 16, not {size}"
     return None
 
 
-def _implementation(gate: Literal["exp", "sig"], variant: str) -> Implementation:
+def _implementation(kernel: Kernel) -> Implementation:
     return Implementation(
-        name=f"nxai_{gate}_{variant.removesuffix('_chunk')}",
+        name=kernel.name,
         family="mlstm",
-        title=f"mlstm_kernels mLSTM{gate} {variant}",
-        build=partial(build, variant, gate),
-        refuses=partial(refuses, variant),
-        gate=gate,
-        chunked=True,
+        title=f"mlstm_kernels mLSTM{kernel.gate} {kernel.title}",
+        build=partial(build, kernel),
+        refuses=partial(refuses, kernel),
+        gate=kernel.gate,
+        formulation=kernel.form,
+        chunked=kernel.chunk_size is not None,
         package="mlstm_kernels",
     )
 
 
-IMPLEMENTATIONS = (
-    _implementation("exp", "limit_chunk"),
-    _implementation("exp", "xl_chunk"),
-    _implementation("sig", "xl_chunk"),
-)
+IMPLEMENTATIONS = tuple(_implementation(kernel) for kernel in KERNELS)

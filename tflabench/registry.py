@@ -21,7 +21,7 @@ _plugged: list[Implementation] = []
 @cache
 def _bundled() -> tuple[Implementation, ...]:
     from tflabench import bundled
-    from tflabench.baselines import flash_attention, fla_ops, lightning, mamba, nxai, sdpa
+    from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai, sdpa
 
     adapters = (nxai, sdpa, flash_attention, fla_ops, lightning, mamba)
     return (*bundled.IMPLEMENTATIONS, *(impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS))

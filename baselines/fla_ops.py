@@ -1,0 +1,203 @@
+"""fla (flash-linear-attention): GLA, Simple GLA, Retention, Lightning attention, linear attention, and the delta rules.
+
+Layout (B, T, H, d), as its layers have it. Decays and step sizes are drawn as these make them, log sigmoid and sigmoid
+of pre-activations; the delta rules normalise q and k inside their kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from tflabench.adapter import Case, Implementation, Unsupported, draw
+from tflabench.analysis import baselines as costs
+from tflabench.analysis.cost import Cost
+from tflabench.baselines.packages import EINOPS, installed, refuse, require_capability
+from tflabench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip install triton", **EINOPS}
+GATE_SHIFT = 3.0  # decays mostly near 1, as the bundled kernels' inputs have them
+NORM_EPS = 1e-6  # of fla's l2norm
+
+
+def retention_decay(head: Tensor, heads: int) -> Tensor:
+    """log(1 - 2^(-5 - head)) in float32, as fla forms it."""
+    return (1 - 2.0 ** (-5.0 - head)).log()
+
+
+def lightning_decay(head: Tensor, heads: int) -> Tensor:
+    """-8 head / heads: the first layer of a network, whose decays are the strongest."""
+    return -(8 / heads) * head
+
+
+@dataclass(frozen=True)
+class Op:
+    """One function of fla.
+
+    Attributes:
+        name, title: of the implementation.
+        module, function: where it is; the module below fla.ops.
+        decay: what g is: none, a log decay a head or a channel, or a constant a head by this function of its index.
+        delta: whether it has the delta rule; it then takes beta.
+        options: further arguments.
+        broken_backward: whether fla refuses its backward pass on Hopper with the Triton versions that miscompile it.
+        largest_d_qk: that it takes.
+        dtypes: that it takes.
+    """
+
+    name: str
+    title: str
+    module: str
+    function: str
+    decay: Literal["head", "channel"] | Callable[[Tensor, int], Tensor] | None = None
+    delta: bool = False
+    options: Mapping[str, object] | None = None
+    broken_backward: bool = False
+    largest_d_qk: int | None = None
+    dtypes: str = "bfloat16 float16 float32"
+
+
+_DELTA = {"delta": True, "options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
+OPS = (
+    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel"),
+    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel"),
+    Op("fla_simple_gla", "Simple GLA chunk", "simple_gla", "chunk_simple_gla", "head", broken_backward=True),
+    Op("fla_simple_gla_fused", "Simple GLA fused chunk", "simple_gla", "fused_chunk_simple_gla", "head"),
+    Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay),
+    Op(
+        "fla_lightning",
+        "Lightning attention chunk (fla)",
+        "lightning_attn",
+        "chunk_lightning_attn",
+        lightning_decay,
+        options={"layer_idx": 0, "num_layers": 1},
+    ),
+    Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", options={"normalize": False}),
+    Op("fla_delta_net", "DeltaNet chunk", "delta_rule", "chunk_delta_rule", **_DELTA, dtypes="bfloat16 float16"),
+    Op(
+        "fla_gated_delta_net",
+        "Gated DeltaNet chunk",
+        "gated_delta_rule",
+        "chunk_gated_delta_rule",
+        "head",
+        **_DELTA,
+        broken_backward=True,
+    ),
+    Op("fla_kda", "KDA chunk", "kda", "chunk_kda", "channel", **_DELTA),
+)
+
+
+def build(op: Op, problem: Problem, device: torch.device) -> Case:
+    """
+    Raises:
+        Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
+    """
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    require_capability(device, 8)
+    function = getattr(importlib.import_module(f"fla.ops.{op.module}"), op.function)
+    if "q" not in inspect.signature(function).parameters:  # only a message is left of it
+        raise Unsupported(f"this version of fla has no {op.function} any more")
+    if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
+        require_sound_triton(device)
+
+    steps = (problem.batch, problem.seq_len, problem.heads)
+    shapes: dict[str, Sequence[int]] = {
+        "q": (*steps, problem.d_qk),
+        "k": (*steps, problem.d_qk),
+        "v": (*steps, problem.d_hv),
+    }
+    if isinstance(op.decay, str):
+        shapes["g"] = (*steps, problem.d_qk) if op.decay == "channel" else steps
+    if op.delta:
+        shapes["beta"] = steps
+    inputs = draw(problem, device, shapes, {"g": GATE_SHIFT})
+    for name, activation in (("g", logsigmoid), ("beta", torch.sigmoid)):
+        if name in inputs:
+            inputs[name] = activation(inputs[name].detach()).requires_grad_(inputs[name].requires_grad)
+    arguments = dict(inputs)
+    if callable(op.decay):  # a slice of the heads still knows which they are
+        inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
+    options = op.options or {}
+    return Case(
+        inputs=inputs,
+        forward=lambda: function(**arguments, **options)[0],
+        oracle=partial(oracle, op, problem.heads),
+        layout="bthd",
+        details={"kernel": f"fla.ops.{op.module}.{op.function}"},
+    )
+
+
+def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
+    """o (B, T, H, d_hv) of the op's own recurrence; `heads` of the whole problem, the inputs may be a slice of it."""
+    import torch
+
+    from tflabench.baselines.recurrences import normalized, recurrence
+
+    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
+    if op.delta:
+        q, k = normalized(q, NORM_EPS), normalized(k, NORM_EPS)
+    if callable(op.decay):
+        log_decay = op.decay(inputs["head"].float(), heads)[None, :, None, None]
+    elif op.decay is None:
+        log_decay = torch.zeros(1, 1, 1, 1, device=q.device)
+    else:
+        g = inputs["g"].transpose(1, 2)
+        log_decay = g if op.decay == "channel" else g[..., None]
+    beta = inputs["beta"].transpose(1, 2) if op.delta else None
+    return recurrence(q, k, v, log_decay, beta, scale=q.shape[-1] ** -0.5).transpose(1, 2)
+
+
+def require_sound_triton(device: torch.device) -> None:
+    """
+    Raises:
+        Unsupported: fla refuses its gated backward pass with this Triton on this GPU.
+    """
+    import torch
+    import triton
+    from packaging.version import Version
+
+    if torch.cuda.get_device_capability(device)[0] != 9 or installed("tilelang"):
+        return
+    if Version("3.4.0") <= Version(triton.__version__) < Version("3.7.1"):
+        raise Unsupported(
+            f"fla refuses this backward pass on Hopper with Triton {triton.__version__}, which miscompiles it "
+            "(fla issue 640): needs Triton >= 3.7.1"
+        )
+
+
+def cost(op: Op, problem: Problem) -> Cost:
+    decays = {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
+    return costs.linear_attention(problem, decays=decays, delta=op.delta)
+
+
+def refuses(op: Op, problem: Problem, device: str) -> str | None:
+    if reason := refuse(problem, device, NEEDS, op.dtypes):
+        return reason
+    if op.largest_d_qk and problem.d_qk > op.largest_d_qk:
+        return f"takes a d_qk up to {op.largest_d_qk}, not {problem.d_qk}"
+    return None
+
+
+def _implementation(op: Op) -> Implementation:
+    return Implementation(
+        name=op.name,
+        family="linear_attention",
+        title=op.title,
+        build=partial(build, op),
+        refuses=partial(refuses, op),
+        cost=partial(cost, op),
+        package="flash-linear-attention",
+    )
+
+
+IMPLEMENTATIONS = tuple(_implementation(op) for op in OPS)

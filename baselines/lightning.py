@@ -1,0 +1,74 @@
+"""LightningAttention-2 by its authors' package: linear attention with a constant decay a head, q not scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tflabench.adapter import Case, Implementation, draw
+from tflabench.analysis import baselines as costs
+from tflabench.baselines.packages import EINOPS, refuse, require_capability
+from tflabench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+NEEDS = {"lightning_attn": "pip install lightning_attn==0.0.5", "triton": "pip install triton", **EINOPS}
+
+
+def slope(head: Tensor, heads: int) -> Tensor:
+    """2^(-8 (head + 1) / heads): the decay of a head, exp(-slope) a step, as ALiBi spaces them."""
+    return 2.0 ** (-8.0 * (head + 1) / heads)
+
+
+def oracle(heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
+    """o (B, H, T, d_hv): C_t = exp(-slope) C_{t-1} + k_t v_t^T, o_t = C_t^T q_t; the inputs may be some of `heads`."""
+    from tflabench.baselines.recurrences import recurrence
+
+    q, k, v, head = (inputs[name] for name in ("q", "k", "v", "head"))
+    return recurrence(q, k, v, -slope(head.float(), heads)[None, :, None, None])
+
+
+def build(problem: Problem, device: torch.device) -> Case:
+    import torch
+
+    require_capability(device, 8)
+    from lightning_attn.ops import lightning_attn_func
+
+    tokens = (problem.batch, problem.heads, problem.seq_len)
+    inputs = draw(
+        problem, device, {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
+    )
+    q, k, v = inputs.values()
+    inputs["head"] = torch.arange(problem.heads, dtype=torch.float32, device=device)
+    slopes = slope(inputs["head"], problem.heads)[:, None, None]
+    return Case(
+        inputs=inputs,
+        forward=lambda: lightning_attn_func(q, k, v, slopes),
+        oracle=partial(oracle, problem.heads),
+        details={"kernel": "lightning_attn.ops.lightning_attn_func"},
+    )
+
+
+def refuses(problem: Problem, device: str) -> str | None:
+    if reason := refuse(problem, device, NEEDS):
+        return reason
+    for name in ("d_qk", "d_hv"):
+        if (size := getattr(problem, name)) < 32 or size & (size - 1):
+            return f"takes a {name} that is a power of two from 32, not {size}"
+    return None
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="lightning_attention_2",
+        family="linear_attention",
+        title="LightningAttention-2",
+        build=build,
+        refuses=refuses,
+        cost=partial(costs.linear_attention, decays=0),
+        package="lightning_attn",
+    ),
+)

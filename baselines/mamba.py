@@ -1,0 +1,264 @@
+"""mamba-ssm: Mamba's selective scan, and Mamba 2's state space duality with and without its fused convolution.
+
+A problem's heads * d_hv are the channels, d_qk is the size N of the state; B and C belong to all heads (one group). The
+time step enters before bias and softplus, which the kernels apply. A = -1, -2, ... and D = 1, as models start with.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from tflabench.adapter import Case, Implementation, draw
+from tflabench.analysis import baselines as costs
+from tflabench.analysis.cost import Cost
+from tflabench.baselines.packages import EINOPS, installed, refuse, require_capability
+from tflabench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+VERSION = "mamba-ssm==2.3.2.post1"
+COMPILED = f"pip install --no-build-isolation {VERSION} (needs nvcc)"
+SSD_MODULE = "mamba_ssm.ops.triton.ssd_combined"
+SSD_NEEDS = {
+    SSD_MODULE: f"MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation --no-deps {VERSION}",
+    "triton": "pip install triton",
+    **EINOPS,
+}
+SCAN_MODULE = "mamba_ssm.ops.selective_scan_interface"
+SCAN_NEEDS = {SCAN_MODULE: COMPILED, "selective_scan_cuda": COMPILED, **EINOPS}
+CONV_NEEDS = {**SSD_NEEDS, "causal_conv1d": "pip install --no-build-isolation causal-conv1d==1.7.0 (needs nvcc)"}
+
+CHUNK_SIZE = 256  # mamba-ssm's own, and the paper's
+CONV_WIDTH = 4
+STEP_BIAS = -4.0  # time steps of about softplus(-4) = 0.02
+LARGEST_STATE = 256
+DECAYS = 16  # A of the heads of Mamba 2 runs from -1 to -16, and starts again
+
+
+def _ssd_module() -> ModuleType:
+    """The module of Mamba 2's Triton kernels.
+
+    mamba_ssm imports Mamba's compiled scan on its own import. Where that was not built, its place is taken by a package
+    that is nothing but its folder.
+    """
+    package = SSD_MODULE.partition(".")[0]
+    if package not in sys.modules and not installed("selective_scan_cuda"):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        bare = ModuleType(package)
+        bare.__path__ = list(spec.submodule_search_locations)
+        sys.modules[package] = bare
+    return importlib.import_module(SSD_MODULE)
+
+
+def _parameters(problem: Problem, device: torch.device, size: int) -> dict[str, Tensor]:
+    """dt_bias and D (size,), float32 as in models, and exact in 16 bits."""
+    import torch
+
+    make = partial(torch.full, (size,), device=device, dtype=torch.float32, requires_grad=problem.pass_ == "fwbw")
+    return {"dt_bias": make(fill_value=STEP_BIAS), "D": make(fill_value=1.0)}
+
+
+def _head_decays(problem: Problem, device: torch.device) -> Tensor:
+    """A (H,) of Mamba 2, float32."""
+    import torch
+
+    decays = -(1.0 + torch.arange(problem.heads, dtype=torch.float32, device=device) % DECAYS)
+    return decays.requires_grad_(problem.pass_ == "fwbw")
+
+
+def build_scan(problem: Problem, device: torch.device) -> Case:
+    """Mamba: u, dt (B, channels, T), B, C (B, 1, N, T). A (channels, N) is no input, but its gradient is computed."""
+    import torch
+
+    scan = importlib.import_module(SCAN_MODULE).selective_scan_fn
+    channels, states = problem.heads * problem.d_hv, problem.d_qk
+    steps = (problem.batch, channels, problem.seq_len)
+    shared = (problem.batch, 1, states, problem.seq_len)
+    inputs = draw(problem, device, {"u": steps, "dt": steps, "B": shared, "C": shared})
+    for name in ("B", "C"):  # time before state, as the gate wants to cut it; in memory as the kernel wants it
+        inputs[name] = inputs[name].detach().mT.requires_grad_(inputs[name].requires_grad)
+    inputs |= _parameters(problem, device, channels)
+    u, dt, B, C, dt_bias, D = inputs.values()
+    A = _state_decays(channels, states, torch.float32, device).requires_grad_(problem.pass_ == "fwbw")
+    return Case(
+        inputs=inputs,
+        forward=lambda: scan(u, dt, A, B.mT, C.mT, D, delta_bias=dt_bias, delta_softplus=True),
+        oracle=scan_oracle,
+        details={"kernel": f"{SCAN_MODULE}.selective_scan_fn"},
+    )
+
+
+def _state_decays(channels: int, states: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A (channels, N) of Mamba: -1, -2, ..., -N in every channel."""
+    import torch
+
+    return -torch.arange(1, states + 1, dtype=dtype, device=device).repeat(channels, 1)
+
+
+def scan_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
+    """y (B, channels, T)."""
+    import torch
+    from torch.nn.functional import softplus
+
+    from tflabench.baselines.recurrences import selective_scan
+
+    u, dt, B, C, dt_bias, D = (inputs[name] for name in ("u", "dt", "B", "C", "dt_bias", "D"))
+    work = torch.promote_types(u.dtype, torch.float32)
+    A = _state_decays(u.shape[1], B.shape[-1], work, u.device)
+    delta = softplus(dt.to(work) + dt_bias.to(work)[:, None])
+    return selective_scan(u, delta, A, B[:, 0].mT, C[:, 0].mT, D)
+
+
+def build_ssd(problem: Problem, device: torch.device) -> Case:
+    """Mamba 2: x (B, T, H, P), dt (B, T, H), B and C (B, T, 1, N)."""
+    require_capability(device, 8)
+    scan = _ssd_module().mamba_chunk_scan_combined
+    steps = (problem.batch, problem.seq_len)
+    shared = (*steps, 1, problem.d_qk)
+    shapes = {"x": (*steps, problem.heads, problem.d_hv), "dt": (*steps, problem.heads), "B": shared, "C": shared}
+    inputs = draw(problem, device, shapes) | _parameters(problem, device, problem.heads)
+    inputs["A"] = _head_decays(problem, device)
+    x, dt, B, C, dt_bias, D, A = inputs.values()
+    chunk_size = problem.chunk_size or CHUNK_SIZE
+    return Case(
+        inputs=inputs,
+        forward=lambda: scan(x, dt, A, B, C, chunk_size, D=D, dt_bias=dt_bias, dt_softplus=True),
+        oracle=ssd_oracle,
+        layout="bthd",
+        details={"kernel": f"{SSD_MODULE}.mamba_chunk_scan_combined", "chunk_size": chunk_size},
+    )
+
+
+def ssd_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
+    """y (B, T, H, P): C_t the state's q, B_t its k, dt_t x_t its v, exp(dt_t A) its decay; and D x_t."""
+    import torch
+    from torch.nn.functional import softplus
+
+    from tflabench.baselines.recurrences import recurrence
+
+    x, dt, B, C, dt_bias, D, A = (inputs[name] for name in ("x", "dt", "B", "C", "dt_bias", "D", "A"))
+    work = torch.promote_types(x.dtype, torch.float32)
+    step = softplus(dt.to(work) + dt_bias.to(work))  # (B, T, H)
+    q, k, v = (tensor.transpose(1, 2) for tensor in (C, B, (step[..., None] * x).to(x.dtype)))
+    y = recurrence(q, k, v, (step * A.to(work)).transpose(1, 2)[..., None]).transpose(1, 2)
+    return (y.to(work) + D.to(work)[:, None] * x).to(x.dtype)
+
+
+def build_conv(problem: Problem, device: torch.device) -> Case:
+    """Mamba 2's fused entry: convolution, scan and gate; z, x, B, C and dt side by side in one (B, T, 1, channels)."""
+    require_capability(device, 8)
+    scan = _ssd_module().mamba_split_conv1d_scan_combined
+    inner, mixed = problem.heads * problem.d_hv, problem.heads * problem.d_hv + 2 * problem.d_qk
+    inputs = draw(problem, device, {"zxbcdt": (problem.batch, problem.seq_len, 1, inner + mixed + problem.heads)})
+    (zxbcdt,) = inputs.values()
+    inputs |= _parameters(problem, device, problem.heads) | {"A": _head_decays(problem, device)}
+    dt_bias, D, A = (inputs[name] for name in ("dt_bias", "D", "A"))
+    weight, bias = draw(problem, device, {"conv": (mixed, CONV_WIDTH), "conv_bias": (mixed,)}).values()
+    weight = (weight.detach() / 2).requires_grad_(problem.pass_ == "fwbw")
+    chunk_size = problem.chunk_size or CHUNK_SIZE
+    return Case(
+        inputs=inputs,
+        forward=lambda: scan(
+            zxbcdt.squeeze(2), weight, bias, dt_bias, A, D, chunk_size, headdim=problem.d_hv, ngroups=1
+        ).unsqueeze(2),
+        oracle=partial(conv_oracle, weight.detach(), bias.detach(), problem.d_qk),
+        layout="bthd",
+        details={"kernel": f"{SSD_MODULE}.mamba_split_conv1d_scan_combined", "chunk_size": chunk_size},
+    )
+
+
+def conv_oracle(weight: Tensor, bias: Tensor, states: int, inputs: Mapping[str, Tensor]) -> Tensor:
+    """(B, T, 1, channels): SSD of silu(convolution of x, B, C), times silu(z)."""
+    import torch
+    from torch.nn.functional import conv1d, pad, silu
+
+    zxbcdt, heads = inputs["zxbcdt"].squeeze(2), inputs["A"].shape[0]
+    mixed = weight.shape[0]
+    inner = mixed - 2 * states
+    z, mixture, dt = zxbcdt.split([inner, mixed, heads], dim=-1)
+    work = torch.promote_types(zxbcdt.dtype, torch.float32)
+    padded = pad(mixture.mT.to(work), (CONV_WIDTH - 1, 0))
+    mixture = silu(conv1d(padded, weight.to(work)[:, None], bias.to(work), groups=mixed)).mT.to(zxbcdt.dtype)
+    x, B, C = mixture.split([inner, states, states], dim=-1)
+    parts = {"x": x.unflatten(-1, (heads, -1)), "dt": dt, "B": B[:, :, None], "C": C[:, :, None]}
+    y = ssd_oracle(parts | {name: inputs[name] for name in ("dt_bias", "D", "A")}).flatten(2)
+    return (y.to(work) * silu(z.to(work))).to(zxbcdt.dtype)[:, :, None]
+
+
+def refuse_scan(problem: Problem, device: str) -> str | None:
+    return refuse(problem, device, SCAN_NEEDS, "bfloat16 float16 float32") or _refuse_state(problem)
+
+
+def refuse_ssd(needs: Mapping[str, str], problem: Problem, device: str) -> str | None:
+    if reason := refuse(problem, device, needs, "bfloat16 float16 float32") or _refuse_state(problem):
+        return reason
+    chunk_size = problem.chunk_size or CHUNK_SIZE
+    if chunk_size < 16 or chunk_size & (chunk_size - 1):
+        return f"takes a chunk_size that is a power of two from 16, not {chunk_size}"
+    return None
+
+
+def _refuse_state(problem: Problem) -> str | None:
+    if problem.d_qk > LARGEST_STATE:
+        return f"takes states (d_qk) up to {LARGEST_STATE}, not {problem.d_qk}"
+    return None
+
+
+def ssd_cost(problem: Problem) -> Cost:
+    chunk_size = problem.chunk_size or CHUNK_SIZE
+    return costs.linear_attention(problem, decays=1, chunk_size=chunk_size, group=problem.heads)
+
+
+def conv_cost(problem: Problem) -> Cost:
+    """SSD, and the convolution: x, B and C read and written once more, and z read; the same of their gradients."""
+    ssd = ssd_cost(problem)
+    inner, mixed = problem.heads * problem.d_hv, problem.heads * problem.d_hv + 2 * problem.d_qk
+    passes = 3 if problem.pass_ == "fwbw" else 1
+    return Cost(
+        flops=ssd.flops + passes * problem.tokens * mixed * 2 * CONV_WIDTH,
+        bytes=ssd.bytes + passes * problem.tokens * (2 * mixed + inner) * problem.element_bytes,
+    )
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="mamba",
+        family="ssm",
+        title="Mamba",
+        build=build_scan,
+        refuses=refuse_scan,
+        formulation="recurrent",
+        cost=costs.selective_scan,
+        package="mamba-ssm",
+    ),
+    Implementation(
+        name="mamba2",
+        family="ssm",
+        title="Mamba 2 SSD",
+        build=build_ssd,
+        refuses=partial(refuse_ssd, SSD_NEEDS),
+        chunked=True,
+        cost=ssd_cost,
+        package="mamba-ssm",
+    ),
+    Implementation(
+        name="mamba2_conv",
+        family="ssm",
+        title="Mamba 2 with convolution",
+        build=build_conv,
+        refuses=partial(refuse_ssd, CONV_NEEDS),
+        chunked=True,
+        cost=conv_cost,
+        package="mamba-ssm",
+    ),
+)

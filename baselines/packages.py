@@ -1,0 +1,62 @@
+"""What a baseline needs of the machine: packages, found without importing them, and a GPU that its kernels know."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING
+
+from tflabench.adapter import Unsupported
+from tflabench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+EINOPS = {"einops": "pip install einops"}
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be found, by its dotted name; neither it nor the packages around it are imported."""
+    package, *inner = module.split(".")
+    spec = importlib.util.find_spec(package)
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec is not None
+
+
+def refuse(problem: Problem, device: str, needs: Mapping[str, str], dtypes: str = "bfloat16 float16") -> str | None:
+    """Why no kernel of a library can run: no GPU, a missing package, a pass or dtype that it does not have.
+
+    Args:
+        needs: module -> the command that installs it, in the order in which they are missed.
+        dtypes: the dtypes that it takes.
+    """
+    if device != "cuda":
+        return "its kernels need a CUDA GPU"
+    for module, install in needs.items():
+        if not installed(module):
+            return f"{module} is not installed: {install}"
+    if problem.pass_ == "decode":
+        return "only whole sequences are measured, not single steps"
+    if problem.dtype not in dtypes.split():
+        return f"takes {' and '.join(dtypes.split())}, not {problem.dtype}"
+    return None
+
+
+def require_capability(device: torch.device, lowest: int, highest: int = 12) -> None:
+    """Some kernels exist for GPUs of some compute capabilities only; `lowest` and `highest` are the majors.
+
+    Raises:
+        Unsupported: this GPU has another one.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if not lowest <= major <= highest:
+        wanted = f"{lowest}.x" if lowest == highest else f"{lowest}.0 or above"
+        raise Unsupported(f"needs a GPU of compute capability {wanted}, not {major}.{minor}")
