@@ -82,8 +82,12 @@ class Table:
 
     def rivals(self, kernels: frozenset[str]) -> dict[str, Row]:
         """A row of every baseline, by name; the plain PyTorch forms of our kernels are none."""
-        rivals = (row for row in self.rows if row.implementation not in kernels and not _plain(row))
-        return {row.implementation: row for row in sorted(rivals, key=lambda row: row.package_version is not None)}
+        found: dict[str, Row] = {}
+        for row in self.rows:
+            if row.implementation not in kernels and not _plain(row):
+                known = found.setdefault(row.implementation, row)
+                found[row.implementation] = known if known.package_version else row
+        return found
 
 
 def write(root: Path, out: Path, command: Sequence[str] | None = None) -> Path:
@@ -105,10 +109,11 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
     """The page about all results at and below `root`, its links relative to the folder `beside`."""
     kernels = bundled_kernels()
     sections, shorts = [], []
-    for session in sessions(find_results(root)):
+    every = sessions(find_results(root))
+    for session in every:
         found = tables(session, kernels)
         if found:
-            name = Path(session.folder).relative_to(root).as_posix() if session.folder != str(root) else root.name
+            name = _heading(session, every, root)
             sections += ["", f"## {name}", "", *_origin(session, beside)]
             for table in found:
                 sections += ["", f"### {table.title}", "", *_rendered(table, kernels)]
@@ -121,7 +126,7 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
         "A ratio is the baseline's value over that of our fastest kernel at the same point of the same run: above 1,",
         "ours is better; **bold** where the baseline is. Against mlstm_kernels ours is the fastest with the same gate,",
         "against all others the fastest of all. In brackets: percentage of the roofline, the lower bound that each",
-        "implementation's own FLOPs and bytes allow. Every implementation runs at its fastest of the chunk sizes measured.",
+        "implementation's own FLOPs and bytes allow. Each runs at its fastest of the chunk sizes measured.",
         "",
         "## In short",
         "",
@@ -139,6 +144,16 @@ def tables(session: Session, kernels: frozenset[str]) -> list[Table]:
             group
         )
     return [table for key, group in sorted(groups.items()) for table in _split(PASSES[key[0]], group, kernels)]
+
+
+def _heading(session: Session, every: Sequence[Session], root: Path) -> str:
+    """The folder below `root`, with the conditions that tell its sessions apart where it has several."""
+    folder = Path(session.folder)
+    name = root.resolve().name if folder == root else folder.relative_to(root).as_posix()
+    own = conditions_of(session.rows, session.runs)
+    siblings = [conditions_of(other.rows, other.runs) for other in every if other.folder == session.folder]
+    telling = [key for key in DECISIVE if any(other.get(key) != own.get(key) for other in siblings)]
+    return ", ".join([name, *(f"{key} {' '.join(own.get(key, ['not recorded']))}" for key in telling)])
 
 
 def _split(pass_: str, group: Sequence[list[Row]], kernels: frozenset[str]) -> list[Table]:

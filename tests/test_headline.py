@@ -1,0 +1,158 @@
+"""The generated results/README.md: ratios of one run, who wins, what is missing and why, and where rows come from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tflabench import headline
+from tflabench.cli import app
+from tflabench.registry import bundled_kernels
+from tflabench.store import Row
+
+sys.path.insert(0, str(Path(__file__).parent))
+from synthetic import RUN, row, write
+
+RUN = RUN | {"arguments": ["sweep", "--preset", "paper-fig4", "--impl", "tfla*"], "commit": "0123456789ab"}
+ATTENTION = {"family": "attention", "gate": None, "heads": 32, "d_qk": 128, "d_hv": 128, "chunk_size": None}
+
+
+def page(folder: Path) -> str:
+    return headline.markdown(folder, ["tflabench", "headline", "results"], folder)
+
+
+def cells(text: str, label: str, n: int = 0) -> list[str]:
+    """The cells of the n-th table line with this label."""
+    lines = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
+    return [cell.strip() for cell in lines[n].strip("|").split("|")][1:]
+
+
+def at(name: str, T: int, ms: float | None, **changes) -> Row:
+    return row(name, ms, **({"seq_len": T, "batch": 65536 // T} | changes))
+
+
+@pytest.fixture
+def fig4(tmp_path):
+    """Ours is faster than attention at 4096 only; exp is slower than sig; flash ran out of memory at 4096."""
+    rows = [
+        *(at("tfla_sig_xl", T, ms, peak_bytes=3 * 2**30) for T, ms in ((512, 1.0), (4096, 1.0))),
+        *(at("tfla_sig_xl", T, 1.5, chunk_size=64) for T in (512, 4096)),
+        *(at("tfla_exp_xl", T, 1.2, gate="exp") for T in (512, 4096)),
+        *(at("nxai_exp_xl", T, 2.4, gate="exp") for T in (512, 4096)),
+        *(at("sdpa_cudnn", T, ms, **ATTENTION, package_version="2.11.0") for T, ms in ((512, 0.5), (4096, 4.0))),
+        *(at("sdpa_flash", T, ms, **ATTENTION) for T, ms in ((512, 1.001), (4096, None))),
+        *(at("reference_sig", T, 0.1) for T in (512, 4096)),
+    ]
+    folder = write(tmp_path / "fig4", rows, run=RUN)
+    return folder.parent
+
+
+def test_a_ratio_is_the_baseline_over_our_fastest(fig4):
+    text = page(fig4)
+    assert cells(text, "our fastest kernel") == ["tfla_sig_xl, L=128"] * 2
+    assert cells(text, "ours") == ["1 ms (40%)"] * 2
+    assert cells(text, "sdpa cudnn (torch 2.11.0)") == ["**0.50x** (40%)", "4.00x (40%)"]
+    assert cells(text, "ours", 1) == ["3.00 GiB"] * 2
+    assert cells(text, "sdpa cudnn (torch 2.11.0)", 1) == ["**0.33x**"] * 2
+
+
+def test_an_mlstm_is_held_against_ours_of_the_same_gate(fig4):
+    assert cells(page(fig4), "nxai exp xl") == ["2.00x (40%)"] * 2
+
+
+def test_where_a_baseline_wins_it_says_so(fig4):
+    text = page(fig4)
+    assert "Baselines that are faster: sdpa cudnn at T = 512 (ours takes up to 2.00 times as much)." in text
+    assert "faster than every baseline at 1 of 2; against the strongest one 0.50x at T = 512" in text
+    write(fig4 / "fig4", [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION)], run=RUN)
+    assert "Baselines that are faster: none." in page(fig4)
+
+
+def test_missing_points_have_their_reason(fig4):
+    text = page(fig4)
+    assert cells(text, "sdpa flash")[1] == "*oom*"
+    assert "- not measured: sdpa flash at T = 4096: oom: no memory" in text
+
+
+def test_plain_pytorch_is_neither_kernel_nor_baseline(fig4):
+    assert "reference" not in page(fig4)
+
+
+def test_every_section_names_command_machine_and_versions(fig4):
+    text = page(fig4)
+    assert "- command: `tflabench sweep --preset paper-fig4 --impl 'tfla*'`" in text
+    assert "- machine: NVIDIA H200; driver 580.1, cuda 13.0, torch 2.11.0, triton 3.6.0, commit 0123456789ab" in text
+    assert "[rows](fig4/rows.csv)" in text
+
+
+def test_without_a_kernel_of_ours_there_are_the_baselines_own_values(tmp_path):
+    write(tmp_path / "attention", [at("sdpa_cudnn", 512, 2.0, **ATTENTION), at("reference_sig", 512, 9.0)])
+    text = page(tmp_path)
+    assert cells(text, "sdpa cudnn") == ["2 ms (40%)"]
+    assert "No kernel of ours was measured here" in text
+    assert "no kernel of ours and a baseline side by side yet" in text
+
+
+def test_other_versions_make_a_section_of_their_own_and_no_ratio(tmp_path):
+    newer = RUN | {"packages": {"torch": "2.12.0", "triton": "3.6.0"}}
+    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, run_id="newer")]
+    write(tmp_path / "fig4", rows, newer=newer)
+    text = page(tmp_path)
+    assert [line for line in text.splitlines() if line.startswith("## ")][1:] == [
+        "## fig4, torch 2.11.0",
+        "## fig4, torch 2.12.0",
+    ]
+    assert "[fig4, torch 2.12.0](#fig4-torch-2120)" in text
+    assert cells(text, "sdpa cudnn") == ["2 ms (40%)"]
+
+
+def test_passes_and_head_dimensions_make_tables(tmp_path):
+    fig13 = [
+        at(name, T, 1.0, heads=4096 // d, d_qk=d, d_hv=d, pass_=pass_)
+        for name in ("tfla_sig_xl", "lightning_attention_2")
+        for T in (512, 4096)
+        for d in (64, 128)
+        for pass_ in ("fw", "fwbw")
+    ]
+    write(tmp_path / "fig13", fig13)
+    titles = [line.split(",")[:2] for line in page(tmp_path).splitlines() if line.startswith("### ")]
+    heads = [" heads 64x64", " heads 32x128"]
+    assert titles == [[f"### {p}", h] for p in ("forward", "forward + backward") for h in heads]
+
+
+def test_a_single_length_has_a_column_a_head_dimension(tmp_path):
+    write(
+        tmp_path / "fig14",
+        [at("tfla_sig_xl", 8192, d / 64, heads=4096 // d, d_qk=d, d_hv=d, batch=4) for d in (256, 64, 128)],
+    )
+    text = page(tmp_path)
+    assert cells(text, "time, heads =") == ["64x64", "32x128", "16x256"]
+    assert cells(text, "ours") == ["1 ms (40%)", "2 ms (40%)", "4 ms (40%)"]
+
+
+def test_failures_only_and_decode_steps_make_no_ratio(tmp_path):
+    write(tmp_path / "failed", [at("tfla_sig_xl", 512, None), at("sdpa_cudnn", 512, None, **ATTENTION)])
+    write(tmp_path / "decode", [row("step_sig", pass_="decode", seq_len=1)])
+    text = page(tmp_path)
+    assert "x (" not in text
+    assert "- not measured: tfla sig xl at T = 512: oom: no memory" in text
+    assert "## decode" not in text
+
+
+def test_the_command_prints_or_writes_the_page(fig4):
+    printed = CliRunner().invoke(app, ["headline", str(fig4)])
+    assert printed.stdout.startswith("# Results\n")
+    out = fig4 / "README.md"
+    done = CliRunner().invoke(app, ["headline", str(fig4), "--out", str(out)])
+    assert (done.exit_code, done.stdout.strip()) == (0, str(out))
+    assert f"`tflabench headline {fig4} --out {out}`" in out.read_text()
+    assert CliRunner().invoke(app, ["headline", str(fig4), "--out", str(out / "below")]).exit_code == 2
+
+
+def test_our_kernels_are_the_bundled_ones_without_the_pytorch_forms():
+    kernels = bundled_kernels()
+    assert {"tfla_sig_xl", "tfla_exp_limit"} <= kernels
+    assert not any(name.startswith(("reference", "nxai", "sdpa", "fla_")) for name in kernels)
