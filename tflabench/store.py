@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,9 +140,9 @@ class Store:
 
     def export(self) -> list[Path]:
         """Write rows.parquet and rows.csv; returns all files of the folder that exist now."""
-        frame = _frame(list(self.rows.values()))
-        frame["details"] = [json.dumps(details, sort_keys=True) for details in frame["details"]]
-        for name, write in {"rows.parquet": frame.to_parquet, "rows.csv": frame.to_csv}.items():
+        table = frame(list(self.rows.values()))
+        table["details"] = [json.dumps(details, sort_keys=True) for details in table["details"]]
+        for name, write in {"rows.parquet": table.to_parquet, "rows.csv": table.to_csv}.items():
             write(self.folder / f"{name}.part", index=False)
             os.replace(self.folder / f"{name}.part", self.folder / name)
         names = ("journal.jsonl", "rows.parquet", "rows.csv", "environment.json")
@@ -155,7 +155,7 @@ def read_rows(folder: Path | str) -> pd.DataFrame:
     Raises:
         InputError: no such folder, no rows in it, or rows of another schema version.
     """
-    return _frame(_last_rows(Path(folder)))
+    return frame(_last_rows(Path(folder)))
 
 
 @dataclass(frozen=True)
@@ -237,16 +237,17 @@ def _row(line: bytes, path: Path, number: int) -> Row:
     )
 
 
-def _frame(rows: list[Row]) -> pd.DataFrame:
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a table: columns as `Row` names them, of one type also where every value is missing."""
     import pandas as pd
 
     columns = [field.alias or name for name, field in Row.model_fields.items()]
-    frame = pd.DataFrame([row.columns() for row in rows], columns=columns)
-    for name, field in Row.model_fields.items():  # columns keep their type also where every value is missing
+    table = pd.DataFrame([row.columns() for row in rows], columns=columns)
+    for name, field in Row.model_fields.items():
         dtype = {int | None: "Int64", float | None: "float64", bool | None: "boolean"}.get(field.annotation)  # type: ignore[call-overload]
         if dtype:
-            frame[field.alias or name] = frame[field.alias or name].astype(dtype)  # type: ignore[call-overload]
-    return frame
+            table[field.alias or name] = table[field.alias or name].astype(dtype)  # type: ignore[call-overload]
+    return table
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ in every figure. What was not measured is marked and listed, never left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tflabench.plots.style import looks
 from tflabench.plots.words import provenance
 from tflabench.problem import InputError
 from tflabench.registry import nearest
-from tflabench.store import read_rows
+from tflabench.store import frame, read_results
 
 WHAT = ("runtime", "memory", "chunk", "roofline")
 
@@ -43,13 +42,13 @@ def draw_all(
         for word in given:
             if word not in known:
                 raise InputError(f"no {kind} is called {word!r}; {nearest(word, known)}")
-    rows = drawable(read_rows(directory))
-    runs = described_runs(directory)
+    results = read_results(directory)
+    rows = drawable(frame(results.rows))
     out = Path(out) if out else directory / "figures"
     written: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for stem, figure, shown in figures(rows, runs, what):
+        for stem, figure, shown in figures(rows, results.runs, what):
             for format_ in formats:
                 written.append(out / f"{stem}.{format_}")
                 write(figure, written[-1])
@@ -80,18 +79,3 @@ def figures(rows: Rows, runs: Mapping[str, Any], what: Sequence[str] = WHAT) -> 
     if "roofline" in what:
         for dtype, own in rows.groupby("dtype"):
             yield f"roofline-{dtype}", roofline.draw(own, roofline.roofs(own, runs), table, footer), own
-
-
-def described_runs(directory: Path) -> dict[str, Any]:
-    """run_id -> what environment.json of a results folder says of that run; empty where there is no such file.
-
-    Raises:
-        InputError: a file that no sweep wrote.
-    """
-    path = directory / "environment.json"
-    try:
-        return json.loads(path.read_text())["runs"] if path.exists() else {}
-    except (ValueError, KeyError):
-        raise InputError(
-            f"{path} is not what `tflabench sweep` writes: mend it, or delete it to draw without it"
-        ) from None
