@@ -1,0 +1,150 @@
+"""The calibrated model beside the published one: where the time of a measured row goes, and how wrong either model is.
+
+    published    eq. 116: FLOPs / alpha + bytes / beta of the datasheet, Table 17, F_causal 0.5, states in float32
+    calibrated   the kernels that run, launch by launch (`launches`, `tfla`, `fused`), under the measured roofs
+
+Its constants are measured or published once for all rows (see `launches`), none of them fitted to a row's L. `steps`
+goes from one model to the other a term at a time and says which L each has as the best.
+
+Known to be missing: exp's online maximum and second loop over Q in mlstm_kernels (rows come 30 to 45% slower than
+modelled), the chain between the roles of the fused kernels (see `fused`), clocks that fall under load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tflabench.analysis import fused, tfla
+from tflabench.analysis.chunk_size import Tradeoff
+from tflabench.analysis.cost import Gate
+from tflabench.analysis.hardware import Gpu
+from tflabench.analysis.launches import TERMS, Chip, Launch, total
+from tflabench.problem import InputError, Problem
+
+Algorithm = Literal["tfla", "unpipelined", "fused"]
+ALGORITHMS: dict[Algorithm, str] = {
+    "tfla": "the paper's kernels as bundled: tiles fetched ahead, chunk states in the inputs' type",
+    "unpipelined": "the published mlstm_kernels: every tile waited for, chunk states in float32",
+    "fused": "the fused kernels for Hopper: the state stays on chip",
+}
+PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the published model knows too
+
+
+def algorithm_of(formulation: str, package: str, gate: str | None) -> Algorithm | None:
+    """Which algorithm a row ran, None for what is not modelled (plain PyTorch, attention, other libraries)."""
+    if gate not in ("exp", "sig"):
+        return None
+    if formulation == "fused":
+        return "fused"
+    if formulation == "chunkwise":
+        return {"triton": "tfla", "mlstm_kernels": "unpipelined"}.get(package)  # type: ignore[return-value]
+    return None
+
+
+def launches(problem: Problem, gate: Gate, algorithm: Algorithm) -> list[Launch]:
+    """The kernels of one call at `problem.chunk_size`.
+
+    Raises:
+        InputError: no chunk size, a decode step, or inputs that are not 16 bits wide: those kernels are others.
+    """
+    if problem.chunk_size is None:
+        raise InputError("chunk_size is not given: the calibrated model needs the one that ran")
+    if problem.pass_ == "decode":
+        raise InputError("pass is 'decode': the calibrated model knows fw and fwbw")
+    if problem.element_bytes != 2:
+        raise InputError(f"dtype is {problem.dtype!r}: the calibrated model knows the kernels of bfloat16 and float16")
+    if algorithm == "fused":
+        return fused.launches(problem, gate, problem.chunk_size)
+    if algorithm == "tfla":
+        return tfla.launches(problem, gate, problem.chunk_size, state_bytes=problem.element_bytes)
+    return tfla.launches(problem, gate, problem.chunk_size, state_bytes=4, tiles=tfla.UNPIPELINED)
+
+
+def predict(problem: Problem, gate: Gate, algorithm: Algorithm, chip: Chip) -> dict[str, float]:
+    """Seconds by term (see `launches.TERMS`) at `problem.chunk_size`; their sum is the predicted time."""
+    return total(launches(problem, gate, algorithm), chip)
+
+
+def published(problem: Problem, gate: Gate, algorithm: Algorithm, gpu: Gpu) -> float:
+    """Seconds by eq. 116 at `problem.chunk_size`, on the datasheet's roofs."""
+    if algorithm == "fused":
+        count = fused.cost(problem, gate, problem.chunk_size or problem.seq_len)
+        return count.flops / gpu.ceilings.flops_per_s + count.bytes / gpu.ceilings.bytes_per_s
+    return float(Tradeoff(problem, gate, gpu.ceilings).time(problem.chunk_size).upper)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A measured row and what the models say of it: seconds, and by term for the calibrated one."""
+
+    implementation: str
+    gate: Gate
+    algorithm: Algorithm
+    problem: Problem
+    measured: float
+    published: float
+    terms: dict[str, float]
+
+    @property
+    def calibrated(self) -> float:
+        return sum(self.terms.values())
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """(published, calibrated): predicted over measured time, less 1."""
+        return self.published / self.measured - 1, self.calibrated / self.measured - 1
+
+
+def median_and_worst(errors: Iterable[float]) -> tuple[float, float]:
+    """Of absolute errors: the median, and the one of largest size with its sign."""
+    found = sorted(errors, key=abs)
+    middle = len(found) // 2
+    median = abs(found[middle]) if len(found) % 2 else (abs(found[middle - 1]) + abs(found[middle])) / 2
+    return median, found[-1]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step from the published to the calibrated model: what was added, the best L then, and those within 5%."""
+
+    name: str
+    best: int
+    low: int
+    high: int
+
+
+def steps(problem: Problem, gate: Gate, algorithm: Algorithm, gpu: Gpu, chip: Chip) -> list[Step]:
+    """How the best L moves when terms are added one by one; L runs over the multiples of 64 up to T.
+
+    Raises:
+        InputError: the fused kernels, whose L trades nothing.
+    """
+    if algorithm == "fused":
+        raise InputError("the fused kernels have no trade-off over L to take apart: theirs is `fused.best_chunk_size`")
+    sizes = [64 * n for n in range(1, min(problem.seq_len, 4096) // 64 + 1)] or [problem.seq_len]
+    on_paper = Tradeoff(problem, gate, gpu.ceilings)
+    measured_roofs = Tradeoff(problem, gate, chip.ceilings)
+    found = [
+        _step(
+            f"published, {gpu.name.removeprefix('paper-')} datasheet",
+            sizes,
+            [t.upper for t in map(on_paper.time, sizes)],
+        ),
+        _step("measured roofs", sizes, [t.upper for t in map(measured_roofs.time, sizes)]),
+    ]
+    terms = [predict(problem.with_(chunk_size=size), gate, algorithm, chip) for size in sizes]
+    times = [sum(own[name] for name in PUBLISHED_TERMS) for own in terms]
+    found.append(_step("states as stored, what overlaps", sizes, times))
+    for name in list(TERMS)[len(PUBLISHED_TERMS) :]:
+        times = [time + own[name] for time, own in zip(times, terms, strict=True)]
+        found.append(_step(f"+ {name}", sizes, times))
+    return found
+
+
+def _step(name: str, sizes: Sequence[int], times: Sequence[float]) -> Step:
+    least = min(times)
+    near = [size for size, time in zip(sizes, times, strict=True) if time <= 1.05 * least]
+    return Step(name, sizes[times.index(least)], near[0], near[-1])
