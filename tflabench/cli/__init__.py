@@ -56,6 +56,6 @@ app = typer.Typer(
 )
 
 # Each adds its commands to `app`.
-from tflabench.cli import claims, compare, figures, measure, profile, report, theory, transfer  # noqa: E402
+from tflabench.cli import advise, claims, compare, figures, measure, profile, report, theory, transfer  # noqa: E402
 
-__all__ = ["app", "claims", "compare", "figures", "measure", "profile", "report", "theory", "transfer"]
+__all__ = ["advise", "app", "claims", "compare", "figures", "measure", "profile", "report", "theory", "transfer"]

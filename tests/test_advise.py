@@ -1,0 +1,201 @@
+"""Advice: what fits, what is fastest, what is on the frontier; the command, measured on the CPU and by theory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from tflabench import advise as advising
+from tflabench import bundled, registry
+from tflabench.analysis import advise, hardware
+from tflabench.analysis.advise import Choice, Demand, Kernel, Memory
+from tflabench.analysis.roofline import TimeBounds
+from tflabench.cli import app
+from tflabench.problem import InputError, Problem
+
+GIB = 2**30
+SIG, EXP = Kernel("tfla_sig_xl", "sig", "tfla"), Kernel("tfla_exp_xl", "exp", "tfla")
+FUSED = Kernel("fused_sig", "sig", "fused")
+FIG_4 = Problem(16, 16, 4096, 128, 256, pass_="fwbw")
+H200 = hardware.find("H200")
+# What an H200 was measured to reach (calibrate: 782 TFLOP/s, 4.262 TB/s), as in kernels/MEASURED.md.
+MEASURED_H200 = replace(H200, ceilings=hardware.custom(782, 4.262).ceilings)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "size", "measured_ms"),
+    [(SIG, 64, 5.42), (SIG, 128, 4.60), (SIG, 256, 4.42), (SIG, 512, 5.04), (EXP, 256, 4.88), (FUSED, 4096, 2.02)],
+)
+def test_predictions_come_near_the_times_in_kernels_measured_md(kernel, size, measured_ms):
+    seconds, source = advise.predict(kernel, FIG_4.with_(chunk_size=size), MEASURED_H200)
+    assert source == "calibrated model"
+    assert seconds * 1e3 == pytest.approx(measured_ms, rel=0.25)
+
+
+def test_without_clocks_and_multiprocessors_the_published_bound_is_what_remains():
+    chip = hardware.custom(989, 3.35)
+    seconds, source = advise.predict(SIG, FIG_4.with_(chunk_size=128), chip)
+    (choice,) = advise.choices(Demand(FIG_4), SIG, [128], chip)
+    assert source == choice.source == "published bound"
+    assert seconds == pytest.approx(float(choice.bounds.upper))
+
+
+@pytest.mark.parametrize(
+    ("problem", "kernel", "size", "gib"),
+    [
+        (FIG_4, SIG, 256, 2.91 + 0.5),  # peak fw+bw of kernels/MEASURED.md, and the output h that they leave out
+        (Problem(8, 8, 8192, 256, 512, pass_="fwbw"), SIG, 4096, 3.17),
+        (FIG_4, FUSED, 4096, 3.16),
+    ],
+)
+def test_memory_is_what_was_measured(problem, kernel, size, gib):
+    peak = advise.memory(kernel, problem.with_(chunk_size=size)).peak
+    assert peak / GIB == pytest.approx(gib, rel=0.08)
+
+
+def test_a_forward_keeps_nothing_and_layers_add_what_their_backward_needs():
+    assert advise.memory(SIG, FIG_4.with_(pass_="fw", chunk_size=64)).kept == 0
+    one = advise.memory(SIG, FIG_4.with_(chunk_size=64))
+    assert 0 < one.kept < one.peak
+    assert one.of_layers(1) == one.peak
+    assert one.of_layers(24) == one.peak + 23 * one.kept
+
+
+def test_a_larger_chunk_takes_less_memory_and_so_buys_batch():
+    demand = Demand(FIG_4, memory_bytes=40 * GIB)
+    small, large = advise.choices(demand, SIG, [64, 1024], H200)
+    assert large.memory_bytes < small.memory_bytes
+    assert small.largest_batch is not None
+    assert large.largest_batch is not None
+    assert large.largest_batch > small.largest_batch
+    for choice in (small, large):
+        fitting = choice.memory_bytes / 16 * (choice.largest_batch or 0)
+        assert fitting <= 40 * GIB < fitting + choice.memory_bytes / 16
+
+
+def test_the_batch_of_a_step_is_the_largest_that_pays_and_fits():
+    demand = Demand(FIG_4, layers=10, tokens=64 * 4096, memory_bytes=30 * GIB)
+    assert demand.sequences == 64
+    best = advise.rank(advise.choices(demand, SIG, [256], H200))[0]
+    assert best.fits
+    assert best.calls * best.problem.batch >= 64
+    assert best.step_s == pytest.approx(10 * best.calls * best.call_s)
+    assert best.memory_bytes <= 30 * GIB
+    alone = advise.rank(advise.choices(replace(demand, memory_bytes=None), SIG, [256], H200))[0]
+    assert alone.problem.batch == 64, "without a limit, all of it at once"
+    assert alone.step_s < best.step_s
+
+
+def choice(step_s: float, gib: float, largest: int | None = None, kernel: Kernel = SIG, size: int = 64) -> Choice:
+    problem = FIG_4.with_(chunk_size=size)
+    bounds = TimeBounds(step_s, step_s)
+    return Choice(kernel, problem, step_s, "measured", bounds, 1, step_s, gib * GIB, largest)
+
+
+def test_the_frontier_keeps_what_nothing_beats_in_both():
+    fast, slow, small, beaten = choice(1, 9), choice(3, 9), choice(2, 4), choice(2.5, 5)
+    assert advise.frontier([slow, beaten, fast, small]) == [small, fast]
+
+
+def test_what_does_not_fit_ranks_last():
+    fitting, too_big = choice(5, 1, 16), choice(1, 90, 15, size=128)
+    assert advise.rank([too_big, fitting]) == [fitting, too_big]
+    assert not too_big.fits
+
+
+def test_a_measurement_replaces_time_and_peak_and_keeps_what_is_kept():
+    demand = Demand(FIG_4, layers=3, memory_bytes=20 * GIB)
+    (predicted,) = advise.choices(demand, SIG, [256], H200)
+    measured = predicted.measured(demand, call_s=0.005, peak_bytes=3 * GIB)
+    kept = advise.memory(SIG, predicted.problem).kept
+    assert measured.step_s == pytest.approx(0.015)
+    assert measured.memory_bytes == Memory(3 * GIB, kept).of_layers(3)
+    assert measured.source == "measured"
+
+
+def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_where_not():
+    given = advising.advice(Demand(FIG_4), H200, ["sig", "exp"], "cuda")
+    kernels = {choice.kernel.name for choice in given.ranked}
+    assert {"tfla_sig_limit", "tfla_sig_xl", "tfla_exp_limit", "tfla_exp_xl"} <= kernels
+    assert not any(name.startswith("reference") for name in kernels)
+    limits = {choice.problem.chunk_size for choice in given.ranked if choice.kernel.name == "tfla_sig_limit"}
+    assert limits == {64, 128}, "one level of tiles"
+    odd = Demand(FIG_4.with_(d_qk=100))
+    with pytest.raises(InputError, match=r"no kernel can run this.*takes a d_qk that is a multiple of 16"):
+        advising.advice(odd, H200, ["sig"], "cuda")
+
+
+def test_fused_kernels_are_for_hopper(monkeypatch):
+    fused = replace(registry.get("tfla_sig_xl"), name="fused_sig", formulation="fused")
+    monkeypatch.setattr(bundled, "IMPLEMENTATIONS", (registry.get("tfla_sig_xl"), fused))
+    on_hopper = advising.advice(Demand(FIG_4), H200, ["sig"], "cuda")
+    assert on_hopper.ranked[0].kernel == Kernel("fused_sig", "sig", "fused")
+    on_ampere = advising.advice(Demand(FIG_4), hardware.find("A100"), ["sig"], "cuda")
+    assert {choice.kernel.name for choice in on_ampere.ranked} == {"tfla_sig_xl"}
+    assert on_ampere.refused == {"fused_sig": "runs on H100, H200, GH200 only"}
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["advise", *words])
+
+
+def test_theory_of_a_gpu_that_is_not_here_says_that_it_is_theory(tmp_path):
+    done = invoke("--gpu", "A100", "--layers", "24", "--tokens", "262144", "--plot", str(tmp_path / "advice.svg"))
+    assert done.exit_code == 0, done.output
+    assert "A100 SXM 80GB is not here: all this is theory." in done.stdout
+    assert "calibrated model, at 312 TFLOP/s" in done.stdout
+    assert "recommended" in done.stdout
+    assert (tmp_path / "advice.svg").stat().st_size > 10_000
+
+
+def test_json_has_ranks_frontier_and_batches_in_order():
+    done = invoke("--gpu", "H200", "--memory-budget", "20GiB", "--gate", "sig", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    fitting = [row for row in result["ranked"] if row["fits"]]
+    assert [row["step_ms"] for row in fitting] == sorted(row["step_ms"] for row in fitting)
+    assert result["recommended"] == result["ranked"][0]
+    front = result["frontier"]
+    assert [row["memory_bytes"] for row in front] == sorted(row["memory_bytes"] for row in front)
+    assert [row["step_ms"] for row in front] == sorted((row["step_ms"] for row in front), reverse=True)
+    assert result["memory_budget_bytes"] == 20 * GIB
+    assert {row["gate"] for row in result["ranked"]} == {"sig"}
+
+
+def test_measured_advice_ranks_by_what_it_measured():
+    sizes = "--seq-len 128 --batch 1 --heads 1 --d-qk 16 --d-hv 16 --dtype float32 --gate sig --top 2".split()
+    done = invoke("--measure", *sizes, "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert {row["source"] for row in result["ranked"]} == {"measured"}
+    assert {row["implementation"] for row in result["ranked"]} == {"reference_sig"}
+    assert [row["chunk_size"] for row in result["ranked"] if row["chunk_size"] in (64, 128)]
+    assert "are measured here" in result["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "H1000"], "no GPU is called 'H1000'"),
+        (["--memory-budget", "lots"], "memory_budget is 'lots': it must be a size such as 8GiB or 500MB"),
+        (["--memory-budget", "1MiB"], "nothing fits 1 MiB: one sequence takes at least"),
+        (["--gate", "tanh"], "gate is 'tanh': it must be exp, sig or exp,sig"),
+        (["--pass", "decode"], "pass is 'decode': one step has no chunks to choose; it must be fw or fwbw"),
+        (["--layers", "0"], "layers is 0: it must be at least 1"),
+        (["--tokens", "1000"], "tokens is 1000: it must be a multiple of seq_len, which is 8192"),
+        (["--tokens", "65536", "--batch", "4"], "batch is 4 and tokens 65536: give one of them"),
+        (["--batch", "0"], "batch is 0: it must be at least 1"),
+        (["--measure", "--gpu", "H100"], "--measure measures what this machine has"),
+        (["--d-qk", "100"], "no kernel can run this"),
+        (["--impl", "nothing"], "no implementation matches 'nothing'"),
+        (["--plot", "advice.gif"], "cannot draw advice.gif"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, message):
+    done = invoke(*words)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

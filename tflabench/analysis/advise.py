@@ -1,0 +1,220 @@
+"""Which kernel at which chunk size and batch: predicted time and memory of every choice, and those worth making.
+
+Time is the calibrated model's (`tflabench.analysis.launches`) where it knows kernel and GPU, else the paper's upper
+bound (nothing overlaps, eq. 116). Memory counts tensors: inputs, output, states, what a forward keeps for its backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tflabench.analysis import cost, fused, tfla
+from tflabench.analysis.cost import Gate
+from tflabench.analysis.hardware import Gpu
+from tflabench.analysis.launches import Chip, total
+from tflabench.analysis.roofline import TimeBounds, time_bounds
+from tflabench.problem import InputError, Problem
+
+Source = Literal["calibrated model", "published bound", "measured"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A chunkwise kernel as advice names it.
+
+    Attributes:
+        name: of the implementation.
+        algorithm: the bundled one that it is: the paper's two kernels, the fused walks; None for any other.
+    """
+
+    name: str
+    gate: Gate
+    algorithm: Literal["tfla", "fused"] | None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the user has and wants.
+
+    Attributes:
+        problem: of one call; its chunk size is ignored.
+        layers: of the model that run this kernel, one after the other.
+        tokens: of a training step, over all its calls; None: the one call of `problem`.
+        memory_bytes: that these layers may take; None: no limit.
+    """
+
+    problem: Problem
+    layers: int = 1
+    tokens: int | None = None
+    memory_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        p = self.problem
+        if p.pass_ == "decode":
+            raise InputError("pass is 'decode': one step has no chunks to choose; it must be fw or fwbw")
+        if self.layers < 1:
+            raise InputError(f"layers is {self.layers}: it must be at least 1")
+        if self.tokens is not None and (self.tokens < p.seq_len or self.tokens % p.seq_len):
+            raise InputError(f"tokens is {self.tokens}: it must be a multiple of seq_len, which is {p.seq_len}")
+
+    @property
+    def sequences(self) -> int:
+        """Of a step."""
+        return self.problem.batch if self.tokens is None else self.tokens // self.problem.seq_len
+
+    @property
+    def batches(self) -> list[int]:
+        """Batch sizes to consider: the one asked for, or those that make a step of few calls."""
+        if self.tokens is None:
+            return [self.problem.batch]
+        return sorted({math.ceil(self.sequences / calls) for calls in range(1, self.sequences + 1)})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one call: `peak` while it runs, `kept` from its forward to its backward."""
+
+    peak: float
+    kept: float
+
+    def of_layers(self, layers: int) -> float:
+        """Peak of layers one after the other: each keeps what its backward needs, one works at a time."""
+        return layers * self.kept + self.peak - self.kept
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel, a chunk size and a batch, and what they cost.
+
+    Attributes:
+        problem: with chunk size and batch.
+        call_s: of one call, by `source`; `bounds`: of the published model.
+        calls: of a step, in one layer.
+        step_s: of all calls of a step, in all layers.
+        memory_bytes: of all layers.
+        largest_batch: that fits the memory allowed; None without a limit.
+    """
+
+    kernel: Kernel
+    problem: Problem
+    call_s: float
+    source: Source
+    bounds: TimeBounds
+    calls: int
+    step_s: float
+    memory_bytes: float
+    largest_batch: int | None
+
+    @property
+    def fits(self) -> bool:
+        return self.largest_batch is None or self.problem.batch <= self.largest_batch
+
+    def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Choice:
+        """The same choice with a measured time and peak of one call; what is kept between calls stays modelled."""
+        kept = memory(self.kernel, self.problem).kept
+        needed = Memory(peak_bytes, min(kept, peak_bytes))
+        return replace(
+            self,
+            call_s=call_s,
+            source="measured",
+            step_s=demand.layers * self.calls * call_s,
+            memory_bytes=needed.of_layers(demand.layers),
+            largest_batch=_largest_batch(demand, needed, self.problem.batch),
+        )
+
+
+def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int], gpu: Gpu) -> list[Choice]:
+    """Every batch at every chunk size of a kernel, fitting or not."""
+    found = []
+    for size in chunk_sizes:
+        for batch in demand.batches:
+            problem = demand.problem.with_(chunk_size=size, batch=batch)
+            call_s, source = predict(kernel, problem, gpu)
+            needed = memory(kernel, problem)
+            calls = math.ceil(demand.sequences / batch)
+            formulation = "fused" if kernel.algorithm == "fused" else "chunkwise"
+            found.append(
+                Choice(
+                    kernel=kernel,
+                    problem=problem,
+                    call_s=call_s,
+                    source=source,
+                    bounds=time_bounds(cost.model(problem, formulation, kernel.gate), gpu.ceilings),
+                    calls=calls,
+                    step_s=demand.layers * calls * call_s,
+                    memory_bytes=needed.of_layers(demand.layers),
+                    largest_batch=_largest_batch(demand, needed, batch),
+                )
+            )
+    return found
+
+
+def rank(found: Iterable[Choice]) -> list[Choice]:
+    """The best fitting batch of every kernel and chunk size, least step time first; then what fits at no batch."""
+    best: dict[tuple[Kernel, int | None], Choice] = {}
+    for choice in found:
+        key = (choice.kernel, choice.problem.chunk_size)
+        if key not in best or _order(choice) < _order(best[key]):
+            best[key] = choice
+    return sorted(best.values(), key=_order)
+
+
+def frontier(found: Sequence[Choice]) -> list[Choice]:
+    """The choices that no other beats in both memory and step time, least memory first."""
+    kept: list[Choice] = []
+    for choice in sorted(found, key=lambda c: (c.memory_bytes, c.step_s)):
+        if not kept or choice.step_s < kept[-1].step_s:
+            kept.append(choice)
+    return kept
+
+
+def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> tuple[float, Source]:
+    """Seconds of one call, and which model says so."""
+    p = problem
+    size = p.chunk_size or p.seq_len
+    if kernel.algorithm and gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors:
+        if kernel.algorithm == "fused":
+            kernels = fused.launches(p, kernel.gate, size)
+        else:
+            kernels = tfla.launches(p, kernel.gate, size, p.element_bytes)
+        return sum(total(kernels, Chip.of(gpu)).values()), "calibrated model"
+    counted = cost.model(p, "chunkwise", kernel.gate)
+    return float(time_bounds(counted, gpu.ceilings).upper), "published bound"
+
+
+def memory(kernel: Kernel, problem: Problem) -> Memory:
+    """Of one call: tensors that it is given, makes and keeps."""
+    p = problem
+    heads = p.batch * p.heads
+    steps = heads * p.seq_len
+    given = steps * (2 * p.d_qk + p.d_hv + 2) * p.element_bytes  # q, k, v; i, f
+    made = steps * p.d_hv * p.element_bytes
+    size = min(p.chunk_size or p.seq_len, p.seq_len)
+    if kernel.algorithm == "fused":
+        cut = fused.segments(p, size)
+        state = p.d_qk * p.d_hv * fused.STATE_BYTES
+        states = heads * cut * state if cut > 1 else 0
+        checkpoints = heads * state * (p.seq_len // fused.CHECKPOINT_STEPS)
+        saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
+    else:
+        elements = cost.state_elements(kernel.gate, p.d_qk, p.d_hv)
+        states = heads * math.ceil(p.seq_len / size) * elements * p.element_bytes
+        checkpoints = 0
+        saved = steps * 4 if kernel.gate == "exp" else 0  # 1 / denominator, float32
+    if p.pass_ == "fw":
+        return Memory(given + made + states + saved, 0.0)
+    return Memory(2 * (given + made) + 2 * states + checkpoints + saved, given + made + saved)
+
+
+def _largest_batch(demand: Demand, needed: Memory, batch: int) -> int | None:
+    """All of it grows with the batch."""
+    if demand.memory_bytes is None:
+        return None
+    return math.floor(demand.memory_bytes * batch / needed.of_layers(demand.layers))
+
+
+def _order(choice: Choice) -> tuple[bool, float, float]:
+    return (not choice.fits, choice.step_s, choice.memory_bytes)

@@ -1,0 +1,246 @@
+"""The command that answers which kernel and which chunk size: advise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tflabench.cli import app
+from tflabench.cli.theory import _gpu
+from tflabench.problem import InputError, Problem, parse_bytes
+
+if TYPE_CHECKING:
+    from tflabench.advise import Advice
+    from tflabench.analysis.advise import Choice
+    from tflabench.machine import Machine
+
+
+@app.command()
+def advise(
+    gpu: Annotated[str | None, typer.Option(help="See `tflabench gpus`. Default: this machine's, else H100.")] = None,
+    d_qk: Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = 256,
+    d_hv: Annotated[int, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = 512,
+    heads: Annotated[int, typer.Option(help="Heads.")] = 8,
+    seq_len: Annotated[int, typer.Option(help="Sequence length T.")] = 8192,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences of a call. [default: 8; with --tokens, the best]")
+    ] = None,
+    pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fwbw",
+    dtype: Annotated[str, typer.Option(help="Of q, k, v.")] = "bfloat16",
+    gate: Annotated[str, typer.Option(help="exp, sig, or exp,sig to compare them.")] = "exp,sig",
+    impl: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only these implementations.")] = None,
+    layers: Annotated[int, typer.Option(help="Layers of the model that run the kernel.")] = 1,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of a training step: also chooses the batch.")] = None,
+    memory_budget: Annotated[
+        str | None, typer.Option(help="Memory for these layers, such as 8GiB. [default: all that the GPU has]")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the best on this machine.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Rows of the table; as many are measured.")] = 10,
+    peak_tflops: Annotated[float | None, typer.Option(help="Peak dense matrix rate, in place of the GPU's.")] = None,
+    bandwidth_tbs: Annotated[float | None, typer.Option(help="Bandwidth in TB/s, in place of the GPU's.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw time over memory: .png, .svg or .pdf.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one measured choice.")] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")] = False,
+) -> None:
+    """Which kernel and which chunk size for a model, a GPU and its memory, by theory or (--measure) by measurement.
+
+    A smaller chunk size is often faster, and takes memory for more states; memory buys batch size. The table ranks the
+    choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
+    """
+    from tflabench import advise as advising
+    from tflabench.analysis.advise import Demand
+    from tflabench.machine import detect
+
+    if plot:
+        from tflabench.plots import theory
+
+        theory.check_format(plot)
+    if tokens is not None and batch is not None:
+        raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
+    gates = [word.strip() for word in gate.split(",")]
+    if wrong := [word for word in gates if word not in ("exp", "sig")]:
+        raise InputError(f"gate is {wrong[0]!r}: it must be exp, sig or exp,sig")
+    problem = Problem(batch or 8, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
+    if batch is not None and batch < 1:
+        problem = problem.with_(batch=batch)
+    here = detect("auto")
+    budget = None if memory_budget is None else parse_bytes("memory_budget", memory_budget)
+    if measure:
+        if gpu is not None or peak_tflops or bandwidth_tbs:
+            raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
+        advice = _measured(problem, layers, tokens, budget, gates, impl, here, top, timeout)
+    else:
+        chip = _gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
+        demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
+        advice = advising.advice(demand, chip, gates, "cuda", impl)
+    if not advice.ranked[0].fits:
+        least = min(choice.memory_bytes / choice.problem.batch for choice in advice.ranked)
+        raise InputError(
+            f"nothing fits {_size(advice.demand.memory_bytes or 0)}: one sequence takes at least {_size(least)}; "
+            "give a smaller batch, shorter sequences, fewer layers or more memory"
+        )
+    footer = _footer(advice, here, measure)
+    if plot:
+        from tflabench.plots import theory
+        from tflabench.plots.advise import draw
+
+        figure = draw(advice.ranked[0], advice.considered, advice.demand.memory_bytes, _title(advice), " ".join(footer))
+        theory.save(figure, plot)
+        print(f"wrote {plot}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(_json(advice, footer), indent=2))
+        return
+    _print(advice, top, footer)
+
+
+def _measured(
+    problem: Problem,
+    layers: int,
+    tokens: int | None,
+    budget: int | None,
+    gates: list[str],
+    impl: str | None,
+    here: Machine,
+    top: int,
+    timeout: float,
+) -> Advice:
+    """Advice for this machine's device, its `top` choices measured."""
+    from tflabench import advise as advising
+    from tflabench.analysis import hardware
+    from tflabench.analysis.advise import Demand
+    from tflabench.bench import Bench, ceilings_of
+    from tflabench.executor import LocalExecutor
+    from tflabench.protocol import SHORT
+
+    with LocalExecutor(here.kind) as executor:
+        ceilings = ceilings_of(here, [problem.dtype], executor)[problem.dtype]
+        known = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
+        chip = replace(known, ceilings=ceilings, memory_bytes=here.memory_bytes)
+        demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
+        advice = advising.advice(demand, chip, gates, here.kind, impl)
+
+        def tell(choice: Choice) -> None:
+            p = choice.problem
+            words = f"{choice.kernel.name}, L = {p.chunk_size}, batch {p.batch}: {choice.call_s * 1e3:.4g} ms"
+            print(words, file=sys.stderr)
+
+        return advising.measure(advice, Bench(here, executor, SHORT, timeout), top, tell)
+
+
+def _title(advice: Advice) -> str:
+    demand, p = advice.demand, advice.demand.problem
+    size = f"batch {p.batch}" if demand.tokens is None else f"{demand.tokens:,} tokens a step"
+    layers = f", {demand.layers} layers" if demand.layers > 1 else ""
+    passes = {"fw": "forward", "fwbw": "forward + backward"}[p.pass_]
+    return (
+        f"{passes} on {advice.gpu.name}: T = {p.seq_len}, {size}, {p.heads} heads, d_qk = {p.d_qk}, d_hv = {p.d_hv}, "
+        f"{p.dtype}{layers}"
+    )
+
+
+def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
+    """Where the numbers come from, in sentences."""
+    from tflabench.analysis import hardware
+
+    chip, sources = advice.gpu, sorted({choice.source for choice in advice.ranked})
+    known = hardware.from_device_name(here.name)
+    is_here = here.kind == "cuda" and known is not None and known.name == chip.name
+    ceilings = (
+        f"{chip.ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {chip.ceilings.bytes_per_s / 1e12:.3g} TB/s "
+        f"({chip.ceilings.provenance}: {chip.ceilings.source})"
+    )
+    if measured:
+        return [f"Times and peak memory of a call are measured here, on {here.name}."]
+    where = f"{chip.name} is here: --measure measures." if is_here else f"{chip.name} is not here: all this is theory."
+    return [
+        where,
+        f"Times: {' and '.join(sources)}, at {ceilings}.",
+        "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
+    ]
+
+
+def _print(advice: Advice, top: int, footer: list[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    demand, best = advice.demand, advice.ranked[0]
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=120)
+    console.print(_title(advice), style="bold")
+    steps = demand.tokens is not None or demand.layers > 1
+    efficient = {id(choice) for choice in advice.frontier}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = ["kernel", "L", "batch", "call\nms", "bounds\nms", *(["calls", "step\nms"] if steps else [])]
+    for column in [*columns, "memory\nGiB", "largest\nbatch", ""]:
+        table.add_column(column, justify="left" if column in ("kernel", "") else "right", no_wrap=True)
+    for choice in advice.ranked[:top]:
+        mark = "recommended" if choice is best else "frontier" if id(choice) in efficient else ""
+        table.add_row(
+            choice.kernel.name,
+            str(choice.problem.chunk_size),
+            str(choice.problem.batch),
+            f"{choice.call_s * 1e3:.4g}",
+            f"{choice.bounds.lower * 1e3:.3g} to {choice.bounds.upper * 1e3:.3g}",
+            *([str(choice.calls * demand.layers), f"{choice.step_s * 1e3:.4g}"] if steps else []),
+            f"{choice.memory_bytes / 2**30:.2f}",
+            "-" if choice.largest_batch is None else str(choice.largest_batch),
+            mark if choice.fits else "does not fit",
+        )
+    console.print(table)
+    console.print("The frontier: no other choice is smaller and as fast.", style="bold")
+    for choice in advice.frontier:
+        p = choice.problem
+        console.print(
+            f"  {choice.memory_bytes / 2**30:7.2f} GiB  {choice.step_s * 1e3:9.4g} ms  "
+            f"{choice.kernel.name}, L = {p.chunk_size}, batch {p.batch}"
+        )
+    if demand.memory_bytes:
+        console.print(f"Memory allowed: {_size(demand.memory_bytes)}; largest batch: what fits it.")
+    for name, reason in advice.refused.items():
+        console.print(f"Left out: {name} {reason}.")
+    for sentence in footer:
+        console.print(sentence)
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
+
+
+def _json(advice: Advice, footer: list[str]) -> dict[str, Any]:
+    demand = advice.demand
+    return {
+        "recommended": _row(advice.ranked[0]),
+        "ranked": [_row(choice) for choice in advice.ranked],
+        "frontier": [_row(choice) for choice in advice.frontier],
+        "refused": advice.refused,
+        "layers": demand.layers,
+        "tokens": demand.tokens,
+        "memory_budget_bytes": demand.memory_bytes,
+        "problem": demand.problem.columns(),
+        "gpu": asdict(advice.gpu),
+        "notes": footer,
+    }
+
+
+def _row(choice: Choice) -> dict[str, Any]:
+    return {
+        "implementation": choice.kernel.name,
+        "gate": choice.kernel.gate,
+        "chunk_size": choice.problem.chunk_size,
+        "batch": choice.problem.batch,
+        "call_ms": choice.call_s * 1e3,
+        "source": choice.source,
+        "model_ms_lower": float(choice.bounds.lower) * 1e3,
+        "model_ms_upper": float(choice.bounds.upper) * 1e3,
+        "calls": choice.calls,
+        "step_ms": choice.step_s * 1e3,
+        "memory_bytes": choice.memory_bytes,
+        "largest_batch": choice.largest_batch,
+        "fits": choice.fits,
+    }
