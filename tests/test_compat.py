@@ -1,0 +1,225 @@
+"""The wrappers that speak fla's and mamba-ssm's conventions, on the CPU: against definitions in those conventions.
+
+`gpu/test_compat_gpu.py` compares them with the packages themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from tflabench.kernels.compat import fla, mamba
+
+BATCH, T, HEADS, D_QK, D_HV = 2, 23, 4, 8, 12
+
+
+def simple_gla(q, k, v, g, start=None, scale=None) -> tuple[Tensor, Tensor]:
+    """(B, T, H, ...) step by step."""
+    S = q.new_zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3]) if start is None else start
+    o = []
+    for t in range(q.shape[1]):
+        S = g[:, t, :, None, None].exp() * S + k[:, t, :, :, None] * v[:, t, :, None, :]
+        o.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * (scale or q.shape[3] ** -0.5), S))
+    return torch.stack(o, 1), S
+
+
+def inputs(batch: int = BATCH) -> list[Tensor]:
+    torch.manual_seed(0)
+    q, k = (torch.randn(batch, T, HEADS, D_QK).double() for _ in range(2))
+    return [q, k, torch.randn(batch, T, HEADS, D_HV).double(), -torch.rand(batch, T, HEADS).double()]
+
+
+def assert_same(found, wanted, tolerance: float = 1e-9) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_simple_gla_with_states_and_scale():
+    q, k, v, g = inputs()
+    start = torch.randn(BATCH, HEADS, D_QK, D_HV).double()
+    wanted = simple_gla(q, k, v, g, start, scale=0.3)
+    assert_same(fla.chunk_simple_gla(q, k, v, g, None, 0.3, start, True), wanted)
+    o, last = fla.chunk_simple_gla(q, k, v, g, None, 0.3, start.mT, True, True)
+    assert last is not None
+    assert_same((o, last.mT), wanted)
+
+
+def test_simple_gla_without_states_returns_none():
+    q, k, v, g = inputs()
+    o, last = fla.chunk_simple_gla(q, k, v, g)
+    assert last is None
+    torch.testing.assert_close(o, simple_gla(q, k, v, g)[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(fla.chunk_simple_gla(q, k, v)[0], simple_gla(q, k, v, 0 * g)[0], rtol=1e-9, atol=1e-9)
+
+
+def test_constant_decays():
+    """Which are float32, as the package's are."""
+    q, k, v, g = inputs()
+    h = torch.arange(HEADS).double()
+    retention = torch.log(1 - 2.0 ** (-5 - h)).expand_as(g)
+    assert_same(fla.chunk_retention(q, k, v, None, None, True), simple_gla(q, k, v, retention), 1e-5)
+    lightning = (-8 / HEADS * (1 - 3 / 12) * h).expand_as(g)
+    assert_same(fla.chunk_lightning_attn(q, k, v, 3, 12, None, None, True), simple_gla(q, k, v, lightning), 1e-5)
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("constant", [False, True])
+def test_packed_sequences_do_not_meet(constant, states):
+    """Two sequences end to end are each by itself, in values and gradients, with states and without."""
+    x = [y.requires_grad_() for y in inputs(batch=1)]
+    q, k, v, g = x
+    gate: dict[str, Any] = {"g_gamma": g[0, 0]} if constant else {"g": g}
+    if constant:
+        g = g[:, :1].expand_as(g)
+    cu_seqlens, cut = torch.tensor([0, 9, T]), 9
+    start = torch.randn(2, HEADS, D_QK, D_HV).double() if states else None
+    o, last = fla.chunk_simple_gla(
+        q, k, v, **gate, initial_state=start, output_final_state=states, cu_seqlens=cu_seqlens
+    )
+    parts = [
+        simple_gla(*(y[:, steps] for y in (q, k, v, g)), None if start is None else start[n : n + 1])
+        for n, steps in enumerate((slice(cut), slice(cut, None)))
+    ]
+    wanted = torch.cat([part[0] for part in parts], 1)
+    torch.testing.assert_close(o, wanted, rtol=1e-9, atol=1e-9)
+    if states:
+        assert last is not None
+        torch.testing.assert_close(last, torch.cat([part[1] for part in parts]), rtol=1e-9, atol=1e-9)
+    weight = torch.randn_like(o)
+    assert_same(torch.autograd.grad((o * weight).sum(), x), torch.autograd.grad((wanted * weight).sum(), x))
+
+
+def mamba2(x, dt, A, B, C, D=None, z=None, start=None) -> tuple[Tensor, Tensor]:
+    """mamba-ssm's recurrence with the step size given; states (B, H, headdim, dstate)."""
+    B, C = (y.repeat_interleave(HEADS // y.shape[2], 2) for y in (B, C))
+    S = x.new_zeros(x.shape[0], HEADS, x.shape[3], B.shape[3]) if start is None else start
+    y = []
+    for t in range(x.shape[1]):
+        S = (dt[:, t] * A).exp()[..., None, None] * S + torch.einsum("bh,bhp,bhn->bhpn", dt[:, t], x[:, t], B[:, t])
+        y.append(torch.einsum("bhpn,bhn->bhp", S, C[:, t]))
+    out = torch.stack(y, 1)
+    out = out if D is None else out + (D[:, None] if D.dim() == 1 else D) * x
+    return (out if z is None else out * silu(z)), S
+
+
+def mamba_inputs(groups: int, batch: int = BATCH) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    rows = (batch, T, HEADS)
+    x = {"x": torch.randn(*rows, D_HV), "dt": torch.randn(rows), "A": -torch.rand(HEADS)}
+    x |= {name: torch.randn(batch, T, groups, D_QK) for name in "BC"}
+    x |= {"D": torch.randn(HEADS), "z": torch.randn(*rows, D_HV), "dt_bias": torch.randn(HEADS)}
+    return {name: y.double().requires_grad_() for name, y in x.items()}
+
+
+def scanned(x: dict[str, Tensor], steps: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The arguments every scan has."""
+    return x["x"][:, steps], x["dt"][:, steps], x["A"], x["B"][:, steps], x["C"][:, steps]
+
+
+@pytest.mark.parametrize("dt_limit", [(0.0, float("inf")), (0.3, 1.0)], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("dt_softplus", [True, False])
+def test_mamba2_with_everything(dt_softplus, dt_limit):
+    x = mamba_inputs(groups=2)
+    start = torch.randn(BATCH, HEADS, D_HV, D_QK).double().requires_grad_()
+    found = mamba.mamba_chunk_scan_combined(
+        *scanned(x),
+        256,
+        x["D"],
+        x["z"],
+        x["dt_bias"],
+        start,
+        dt_softplus=dt_softplus,
+        dt_limit=dt_limit,
+        return_final_states=True,
+    )
+    dt = x["dt"] + x["dt_bias"]
+    dt = (softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
+    wanted = mamba2(x["x"], dt, x["A"], x["B"], x["C"], x["D"], x["z"], start)
+    assert_same(found, wanted)
+    if not dt_softplus and dt_limit[0] == 0:
+        return  # the gradient of a step of 0 is what differs
+    weights = [torch.randn_like(y) for y in wanted]
+    leaves = [*x.values(), start]
+    assert_same(torch.autograd.grad(found, leaves, weights), torch.autograd.grad(wanted, leaves, weights))
+
+
+def test_mamba2_alone_is_a_tensor():
+    x = mamba_inputs(groups=1)
+    y = mamba.mamba_chunk_scan_combined(*scanned(x), 64, dt_softplus=True)
+    assert isinstance(y, Tensor)
+    x["dt"] = softplus(x["dt"])
+    torch.testing.assert_close(y, mamba2(*scanned(x))[0], rtol=1e-9, atol=1e-9)
+
+
+def test_mamba2s_sequences_do_not_meet():
+    x = mamba_inputs(groups=1, batch=1)
+    cut, cu_seqlens = 9, torch.tensor([0, 9, T])
+    seq_idx = (torch.arange(T) >= cut).int()[None]
+    y, last, ends = mamba.mamba_chunk_scan_combined(
+        *scanned(x),
+        256,
+        D=x["D"],
+        seq_idx=seq_idx,
+        cu_seqlens=cu_seqlens,
+        dt_softplus=True,
+        return_final_states=True,
+        return_varlen_states=True,
+    )
+    positive = x | {"dt": softplus(x["dt"])}
+    parts = [mamba2(*scanned(positive, steps), x["D"]) for steps in (slice(cut), slice(cut, None))]
+    wanted, states = torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts])
+    assert_same((y, last, ends), (wanted, states[1:], states))
+    leaves = [x[n] for n in ("x", "dt", "A", "B", "C", "D")]
+    assert_same(torch.autograd.grad(y.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"g": torch.zeros(1), "g_gamma": torch.zeros(1)}, "g and g_gamma are both given"),
+        ({"cu_seqlens": torch.tensor([0, T])}, "q has the batch size 2: it must be 1 with cu_seqlens"),
+        ({"g_gamma": torch.ones(HEADS)}, "it must be at most 0"),
+    ],
+)
+def test_bad_input_is_named(arguments, words):
+    q, k, v, _ = inputs()
+    with pytest.raises(ValueError, match=words):
+        fla.chunk_simple_gla(q, k, v, **arguments)
+
+
+def test_states_must_be_one_a_sequence():
+    q, k, v, g = inputs(batch=1)
+    with pytest.raises(ValueError, match="initial_state has 1 states: it must have 2, one a sequence"):
+        fla.chunk_simple_gla(q, k, v, g, initial_state=torch.zeros(1, 1, 1, 1), cu_seqlens=torch.tensor([0, 9, T]))
+
+
+def test_varlen_states_need_bounds():
+    x = mamba_inputs(groups=1)
+    with pytest.raises(ValueError, match="cu_seqlens is None"):
+        mamba.mamba_chunk_scan_combined(*scanned(x), 64, return_varlen_states=True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "module"),
+    [
+        (fla.chunk_simple_gla, "fla.ops.simple_gla.chunk"),
+        (fla.chunk_retention, "fla.ops.retention.chunk"),
+        (fla.chunk_lightning_attn, "fla.ops.lightning_attn.chunk"),
+        (mamba.mamba_chunk_scan_combined, "mamba_ssm.ops.triton.ssd_combined"),
+    ],
+    ids=["simple_gla", "retention", "lightning_attn", "mamba2"],
+)
+def test_arguments_are_the_packages(ours, module):
+    """Names, order and defaults, where the package is installed."""
+    theirs = getattr(pytest.importorskip(module, exc_type=ImportError), ours.__name__)
+
+    def arguments(function):
+        parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
+        return [(p.name, p.default) for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+
+    assert arguments(ours) == arguments(theirs)
