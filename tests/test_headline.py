@@ -52,7 +52,7 @@ def fig4(tmp_path):
 
 def test_a_ratio_is_the_baseline_over_our_fastest(fig4):
     text = page(fig4)
-    assert cells(text, "our fastest kernel") == ["tfla_sig_xl, L=128"] * 2
+    assert cells(text, "our fastest kernel") == ["tfla_sig_xl (L=128)"] * 2
     assert cells(text, "ours") == ["1 ms (40%)"] * 2
     assert cells(text, "sdpa cudnn (torch 2.11.0)") == ["**0.50x** (40%)", "4.00x (40%)"]
     assert cells(text, "ours", 1) == ["3.00 GiB"] * 2
@@ -133,12 +133,18 @@ def test_a_single_length_has_a_column_a_head_dimension(tmp_path):
     assert cells(text, "ours") == ["1 ms (40%)", "2 ms (40%)", "4 ms (40%)"]
 
 
+def test_rows_without_memory_leave_their_cell_empty(tmp_path):
+    rows = [at("tfla_sig_xl", 512, 1.0, peak_bytes=None), at("sdpa_cudnn", 512, 2.0, **ATTENTION, peak_bytes=None)]
+    text = page(write(tmp_path, rows))
+    assert cells(text, "ours", 1) == cells(text, "sdpa cudnn", 1) == [""]
+
+
 def test_failures_only_and_decode_steps_make_no_ratio(tmp_path):
     write(tmp_path / "failed", [at("tfla_sig_xl", 512, None), at("sdpa_cudnn", 512, None, **ATTENTION)])
     write(tmp_path / "decode", [row("step_sig", pass_="decode", seq_len=1)])
     text = page(tmp_path)
     assert "x (" not in text
-    assert "- not measured: tfla sig xl at T = 512: oom: no memory" in text
+    assert "- not measured: tfla sig xl everywhere: oom: no memory" in text
     assert "## decode" not in text
 
 

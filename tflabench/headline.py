@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tflabench.analysis.sessions import DECISIVE, Session, conditions_of, sessio
 from tflabench.problem import InputError
 from tflabench.registry import bundled_kernels
 from tflabench.store import Row, find_results
-from tflabench.summary import PASS_TITLES
+from tflabench.summary import PASS_TITLES, heads, label
 
 PASSES = ("fw", "fwbw")
 TIE = 0.01  # nearer to each other than this, nobody wins
@@ -40,31 +40,27 @@ MEMORY = Quantity("peak memory", "peak_bytes", lambda size: f"{size / 2**30:.2f}
 
 @dataclass(frozen=True)
 class Column:
-    """The rows of one question: what a column of a table compares."""
+    """The rows of one question: those of our kernels and those of baselines, by implementation."""
 
     label: str
-    rows: tuple[Row, ...]
-    kernels: frozenset[str]
+    kernels: Mapping[str, list[Row]]
+    baselines: Mapping[str, list[Row]]
 
     def ours(self, rival: Row | None = None) -> Row | None:
         """Our fastest kernel; against an mLSTM, the fastest one that computes the same gate."""
         gate = rival.gate if rival and rival.family == "mlstm" else None
-        own = [row for row in self._measured() if row.implementation in self.kernels and gate in (None, row.gate)]
-        return fastest(own) if own else None
+        rows = [row for own in self.kernels.values() for row in own if row.status == "ok" and gate in (None, row.gate)]
+        return fastest(rows) if rows else None
 
     def rival(self, name: str) -> Row | None:
-        """The fastest row of an implementation, one that failed where none was measured."""
-        own = [row for row in self.rows if row.implementation == name]
-        return fastest(own) if own else None
+        """The fastest row of a baseline, one that failed where none was measured, None where it was not asked for."""
+        return fastest(self.baselines[name]) if name in self.baselines else None
 
     def ratio(self, name: str, quantity: Quantity) -> float | None:
         """The baseline's value over ours."""
         rival = self.rival(name)
         ours = self.ours(rival) if rival else None
         return ratio(getattr(rival, quantity.column), getattr(ours, quantity.column)) if rival and ours else None
-
-    def _measured(self) -> Iterable[Row]:
-        return (row for row in self.rows if row.status == "ok")
 
 
 @dataclass(frozen=True)
@@ -73,20 +69,22 @@ class Table:
 
     title: str
     axis: str
-    pass_: str
     columns: tuple[Column, ...]
 
     @property
     def rows(self) -> list[Row]:
-        return [row for column in self.columns for row in column.rows]
+        sides = (side for column in self.columns for side in (column.kernels, column.baselines))
+        return [row for side in sides for rows in side.values() for row in rows]
 
-    def rivals(self, kernels: frozenset[str]) -> dict[str, Row]:
-        """A row of every baseline, by name; the plain PyTorch forms of our kernels are none."""
+    @property
+    def baselines(self) -> dict[str, Row]:
+        """A row of every baseline, by name; one with a version where there is one."""
         found: dict[str, Row] = {}
-        for row in self.rows:
-            if row.implementation not in kernels and not _plain(row):
-                known = found.setdefault(row.implementation, row)
-                found[row.implementation] = known if known.package_version else row
+        for column in self.columns:
+            for name, rows in column.baselines.items():
+                for row in rows:
+                    known = found.setdefault(name, row)
+                    found[name] = known if known.package_version else row
         return found
 
 
@@ -116,8 +114,8 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
             name = _heading(session, every, root)
             sections += ["", f"## {name}", "", *_origin(session, beside)]
             for table in found:
-                sections += ["", f"### {table.title}", "", *_rendered(table, kernels)]
-                shorts += [f"- [{name}](#{_anchor(name)}), {table.title}: {_short(table, kernels)}"]
+                sections += ["", f"### {table.title}", "", *_rendered(table)]
+                shorts += [f"- [{name}](#{_anchor(name)}), {table.title}: {_short(table)}"]
     head = [
         "# Results",
         "",
@@ -135,15 +133,18 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
     return "\n".join([*head, *sections]) + "\n"
 
 
-def tables(session: Session, kernels: frozenset[str]) -> list[Table]:
-    """The tables of a session, forward first: by tokens, embedding, dtype and, where several ran, by head dimension."""
+def tables(session: Session, kernels: Container[str]) -> list[Table]:
+    """The tables of a session, forward first: by tokens, embedding, dtype and, where several ran, by head dimension.
+
+    The plain PyTorch forms of our kernels are left out: neither kernels nor baselines.
+    """
     groups = defaultdict(list)
-    for group in questions(row for row in session.rows if row.pass_ in PASSES):
-        row = group[0]
-        groups[PASSES.index(row.pass_), row.batch * row.seq_len, row.heads * row.d_hv, row.dtype, row.inputs].append(
-            group
-        )
-    return [table for key, group in sorted(groups.items()) for table in _split(PASSES[key[0]], group, kernels)]
+    compared = (row for row in session.rows if row.pass_ in PASSES and not row.implementation.startswith("reference_"))
+    for rows in questions(compared):
+        row = rows[0]
+        size = (row.batch * row.seq_len, row.heads * row.d_hv)
+        groups[PASSES.index(row.pass_), *size, row.dtype, row.inputs].append(rows)
+    return [table for _, group in sorted(groups.items()) for table in _split(group, kernels)]
 
 
 def _heading(session: Session, every: Sequence[Session], root: Path) -> str:
@@ -156,57 +157,57 @@ def _heading(session: Session, every: Sequence[Session], root: Path) -> str:
     return ", ".join([name, *(f"{key} {' '.join(own.get(key, ['not recorded']))}" for key in telling)])
 
 
-def _split(pass_: str, group: Sequence[list[Row]], kernels: frozenset[str]) -> list[Table]:
+def _split(group: Sequence[list[Row]], kernels: Container[str]) -> list[Table]:
     """One table over T; of several questions at one T, one table a head dimension, or one over these at a single T."""
     row = group[0][0]
     words = [f"{row.batch * row.seq_len:,} tokens", f"embedding {row.heads * row.d_hv}", row.dtype]
     words += [] if row.inputs == "normal" else [f"{row.inputs} inputs"]
 
-    def table(axis: str, columns: dict[str, list[Row]], *more: str) -> Table:
-        found = tuple(Column(label, tuple(rows), kernels) for label, rows in columns.items())
-        return Table(", ".join([PASS_TITLES[pass_], *more, *words]), axis, pass_, found)
+    def table(axis: str, columns: Mapping[str, list[Row]], *more: str) -> Table:
+        found = tuple(_column(label, rows, kernels) for label, rows in columns.items())
+        return Table(", ".join([PASS_TITLES[row.pass_], *more, *words]), axis, found)
 
     by_length = defaultdict(list)
     for rows in group:
         by_length[rows[0].seq_len].append(rows)
     if len(by_length) == 1 and len(group) > 1:
-        by_heads = {_heads(rows[0]): rows for rows in sorted(group, key=lambda rows: (rows[0].d_hv, rows[0].d_qk))}
-        return [table("heads", by_heads, f"T = {row.seq_len}")]
+        in_order = sorted(group, key=lambda rows: (rows[0].d_hv, rows[0].d_qk))
+        return [table("heads", {heads(rows[0]): rows for rows in in_order}, f"T = {row.seq_len}")]
     found = []
-    if alone := {str(T): rows[0] for T, rows in by_length.items() if len(rows) == 1}:
+    if alone := {str(T): several[0] for T, several in by_length.items() if len(several) == 1}:
         found.append(table("T", alone))
     by_heads = defaultdict(dict)
     for T, several in by_length.items():
         for rows in several if len(several) > 1 else ():
-            by_heads[_heads(rows[0])][str(T)] = rows
-    return [*found, *(table("T", columns, f"heads {heads}") for heads, columns in by_heads.items())]
+            by_heads[heads(rows[0])][str(T)] = rows
+    return [*found, *(table("T", columns, f"heads {cut}") for cut, columns in by_heads.items())]
 
 
-def _heads(row: Row) -> str:
-    return f"{row.heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{row.heads}x{row.d_qk}/{row.d_hv}"
+def _column(label: str, rows: Iterable[Row], kernels: Container[str]) -> Column:
+    column = Column(label, defaultdict(list), defaultdict(list))
+    for row in rows:
+        side = column.kernels if row.implementation in kernels else column.baselines
+        side[row.implementation].append(row)
+    return column
 
 
-def _rendered(table: Table, kernels: frozenset[str]) -> list[str]:
+def _rendered(table: Table) -> list[str]:
     """Time, then memory, each followed by where baselines win; then what was not measured."""
     lines = []
     best = [column.ours() for column in table.columns]
     for quantity in (TIME, MEMORY):
         lines += [_line([f"{quantity.name}, {table.axis} =", *(column.label for column in table.columns)])]
         lines += ["|---|" + "---:|" * len(table.columns)]
-        lines += [_line(["our fastest kernel", *(_kernel(row) if row else "-" for row in best)])] * (quantity is TIME)
+        lines += [_line(["our fastest kernel", *(label(row) if row else "-" for row in best)])] * (quantity is TIME)
         lines += [_line(["ours", *(_own(row, quantity) if row else "-" for row in best)])]
-        for name, example in table.rivals(kernels).items():
+        for name, example in table.baselines.items():
             lines.append(_line([_title(example), *(_cell(column, name, quantity) for column in table.columns)]))
-        lines += ["", _winners(table, kernels, quantity), ""]
-    return lines + _caveats(table, kernels)
+        lines += ["", _winners(table, quantity), ""]
+    return lines + _caveats(table)
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _kernel(row: Row) -> str:
-    return row.implementation + (f", L={row.chunk_size}" if row.chunk_size else "")
 
 
 def _title(row: Row) -> str:
@@ -214,7 +215,8 @@ def _title(row: Row) -> str:
 
 
 def _own(row: Row, quantity: Quantity) -> str:
-    return quantity.write(getattr(row, quantity.column)) + (_roofline(row) if quantity is TIME else "")
+    value = getattr(row, quantity.column)
+    return "" if value is None else quantity.write(value) + (_roofline(row) if quantity is TIME else "")
 
 
 def _roofline(row: Row) -> str:
@@ -234,44 +236,49 @@ def _cell(column: Column, name: str, quantity: Quantity) -> str:
     return f"{mark}{found:.2f}x{mark}{_roofline(rival) if quantity is TIME else ''}"
 
 
-def _winners(table: Table, kernels: frozenset[str], quantity: Quantity) -> str:
+def _winners(table: Table, quantity: Quantity) -> str:
     """Which baselines beat our fastest kernel, where, and by how much at most."""
     if not any(column.ours() for column in table.columns):
         return "No kernel of ours was measured here: the table has the baselines' own values."
     found = []
-    for name, example in table.rivals(kernels).items():
+    for name, example in table.baselines.items():
         ratios = {column.label: column.ratio(name, quantity) for column in table.columns}
         lost = {label: value for label, value in ratios.items() if value is not None and value < 1 - TIE}
         if lost:
-            where = "everywhere" if len(lost) == len(ratios) else f"at {table.axis} = {', '.join(lost)}"
-            found.append(f"{example.title} {where} (ours takes up to {1 / min(lost.values()):.2f} times as much)")
+            most = 1 / min(lost.values())
+            found.append(f"{example.title} {_where(lost, table)} (ours takes up to {most:.2f} times as much)")
     return f"Baselines that are {quantity.wins}: {'; '.join(found) or 'none'}."
 
 
-def _caveats(table: Table, kernels: frozenset[str]) -> list[str]:
+def _where(labels: Collection[str], table: Table) -> str:
+    """Columns of a table in words."""
+    return "everywhere" if len(labels) == len(table.columns) else f"at {table.axis} = {', '.join(labels)}"
+
+
+def _caveats(table: Table) -> list[str]:
     """What was not measured and why, a line a reason; and how many rows were measured in bad conditions."""
-    where = defaultdict(list)
+    missing = defaultdict(list)
     for column in table.columns:
-        for name in dict.fromkeys(row.implementation for row in column.rows):
-            row = column.rival(name)
-            if row and row.status != "ok":
-                where[row.title, row.status, row.reason].append(column.label)
+        for rows in (*column.kernels.values(), *column.baselines.values()):
+            row = fastest(rows)
+            if row.status != "ok":
+                missing[row.title, row.status, row.reason].append(column.label)
     lines = [
-        f"- not measured: {title} at {table.axis} = {', '.join(labels)}: {status}: {reason}"
-        for (title, status, reason), labels in where.items()
+        f"- not measured: {title} {_where(labels, table)}: {status}: {reason}"
+        for (title, status, reason), labels in missing.items()
     ]
-    shown = [row for row in table.rows if row.status == "ok" and not _plain(row)]
+    shown = [row for row in table.rows if row.status == "ok"]
     for flag, meaning in (("throttled", "the GPU held its clock back"), ("noisy", "spread over 5%")):
         if count := sum(bool(getattr(row, flag)) for row in shown):
             lines.append(f"- {count} of {len(shown)} rows are flagged {flag} ({meaning})")
     return lines
 
 
-def _short(table: Table, kernels: frozenset[str]) -> str:
+def _short(table: Table) -> str:
     """How often ours is the fastest, and its ratio to the strongest baseline in the first and the last column."""
     duels = {}
     for column in table.columns:
-        ratios = {row.title: column.ratio(name, TIME) for name, row in table.rivals(kernels).items()}
+        ratios = {row.title: column.ratio(name, TIME) for name, row in table.baselines.items()}
         if measured := {title: value for title, value in ratios.items() if value is not None}:
             duels[column.label] = min((value, title) for title, value in measured.items())
     if not duels:
@@ -280,11 +287,6 @@ def _short(table: Table, kernels: frozenset[str]) -> str:
     ends = dict.fromkeys((next(iter(duels)), list(duels)[-1]))
     words = [f"{duels[label][0]:.2f}x at {table.axis} = {label} (against {duels[label][1]})" for label in ends]
     return f"faster than every baseline at {won} of {len(duels)}; against the strongest one {', '.join(words)}"
-
-
-def _plain(row: Row) -> bool:
-    """Whether it is a PyTorch form of our kernels: neither a kernel nor a baseline."""
-    return row.implementation.startswith("reference_")
 
 
 def _origin(session: Session, beside: Path) -> list[str]:

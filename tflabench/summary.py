@@ -24,8 +24,11 @@ def label(row: Row) -> str:
 
 
 def size(row: Row) -> str:
-    heads = f"{row.heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{row.heads}x{row.d_qk}/{row.d_hv}"
-    return f"B={row.batch} T={row.seq_len} heads {heads}"
+    return f"B={row.batch} T={row.seq_len} heads {heads(row)}"
+
+
+def heads(row: Row) -> str:
+    return f"{row.heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{row.heads}x{row.d_qk}/{row.d_hv}"
 
 
 def line(row: Row) -> str:

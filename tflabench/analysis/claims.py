@@ -89,7 +89,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the rows say of a claim for one set of kernels; `folder`: of the session that the values are from."""
+    """What the rows say of a claim for one set of kernels.
+
+    `reason`: why it is not measurable, else empty; `folder`: of the session that the values are from.
+    """
 
     claim: Claim
     kernels: str
@@ -117,7 +120,7 @@ def check(claim: Claim, kernels: str, sessions: Sequence[Session]) -> Outcome:
         reason = f"{len(values)} {AXIS_SYMBOLS[claim.over]} measured, {claim.at_least} needed"
         return Outcome(claim, kernels, "not measurable", values, reason, session.folder)
     verdict: Verdict = "holds" if claim.holds(values) else "does not hold"
-    return Outcome(claim, kernels, verdict, values, claim.criterion, session.folder)
+    return Outcome(claim, kernels, verdict, values, "", session.folder)
 
 
 def check_all(sessions: Sequence[Session]) -> list[Outcome]:

@@ -86,8 +86,8 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
     return found
 
 
-def fastest(rows: Iterable[Row]) -> Row:
-    """The measured row of least median time; where none was measured, the first one."""
+def fastest(rows: Sequence[Row]) -> Row:
+    """Of one row or more the measured one of least median time; where none was measured, the first."""
     return min(rows, key=lambda row: inf if row.ms_median is None else row.ms_median)
 
 

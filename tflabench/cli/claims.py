@@ -80,16 +80,17 @@ def _table(outcomes: list[Outcome]) -> Table:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("claim", "needs", "kernels", "measured, or why not", "verdict"):
-        table.add_column(column, no_wrap=column in ("kernels", "verdict"))
+        table.add_column(column, no_wrap=column in ("kernels", "verdict"), overflow="fold")
     by_claim: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_claim.setdefault(outcome.claim.says, []).append(outcome)
     for says, own in by_claim.items():
         claim = own[0].claim
+        needs = "; ".join(words for words in (needed(claim), claim.criterion) if words)
         same = len({(outcome.verdict, outcome.reason, outcome.measured) for outcome in own}) == 1
         for n, outcome in enumerate(own[:1] if same else own):
             kernels = "" if not claim.needs else " ".join(one.kernels for one in own) if same else outcome.kernels
-            told = f"{outcome.measured} ({outcome.reason})" if outcome.measured else outcome.reason
+            told = "; ".join(words for words in (outcome.measured, outcome.reason) if words)
             verdict = Text(outcome.verdict, STYLES[outcome.verdict])
-            table.add_row(*((says, needed(claim)) if n == 0 else ("", "")), kernels, told, verdict)
+            table.add_row(*((says, needs) if n == 0 else ("", "")), kernels, told, verdict)
     return table

@@ -201,8 +201,8 @@ def _what(match: Match) -> tuple[str, str, str]:
 
     a, b = match.a, match.b
     size = summary.size(a)
-    if (a.heads, a.d_qk, a.d_hv) != (b.heads, b.d_qk, b.d_hv):
-        size += f" and {summary.size(b).split(' heads ')[1]}"
+    if summary.heads(a) != summary.heads(b):
+        size += f" and {summary.heads(b)}"
     labels = dict.fromkeys((summary.label(a), summary.label(b)))
     return size, a.dtype, " | ".join(labels)
 
