@@ -19,6 +19,7 @@ from tflabench.problem import InputError, Problem
 GIB = 2**30
 SIG, EXP = Kernel("tfla_sig_xl", "sig", "tfla"), Kernel("tfla_exp_xl", "exp", "tfla")
 FUSED = Kernel("fused_sig", "sig", "fused")
+PUBLISHED = Kernel("nxai_sig_xl", "sig", "unpipelined")
 FIG_4 = Problem(16, 16, 4096, 128, 256, pass_="fwbw")
 H200 = hardware.find("H200")
 # What an H200 was measured to reach (calibrate: 782 TFLOP/s, 4.262 TB/s), as in kernels/MEASURED.md.
@@ -27,7 +28,15 @@ MEASURED_H200 = replace(H200, ceilings=hardware.custom(782, 4.262).ceilings)
 
 @pytest.mark.parametrize(
     ("kernel", "size", "measured_ms"),
-    [(SIG, 64, 5.42), (SIG, 128, 4.60), (SIG, 256, 4.42), (SIG, 512, 5.04), (EXP, 256, 4.88), (FUSED, 4096, 2.02)],
+    [
+        (SIG, 64, 5.42),
+        (SIG, 128, 4.60),
+        (SIG, 256, 4.42),
+        (SIG, 512, 5.04),
+        (EXP, 256, 4.88),
+        (FUSED, 4096, 2.02),
+        (PUBLISHED, 128, 8.22),
+    ],
 )
 def test_predictions_come_near_the_times_in_kernels_measured_md(kernel, size, measured_ms):
     seconds, source = advise.predict(kernel, FIG_4.with_(chunk_size=size), MEASURED_H200)
@@ -49,6 +58,7 @@ def test_without_clocks_and_multiprocessors_the_published_bound_is_what_remains(
         (FIG_4, SIG, 256, 2.91 + 0.5),  # peak fw+bw of kernels/MEASURED.md, and the output h that they leave out
         (Problem(8, 8, 8192, 256, 512, pass_="fwbw"), SIG, 4096, 3.17),
         (FIG_4, FUSED, 4096, 3.16),
+        (FIG_4, PUBLISHED, 128, 5.09),
     ],
 )
 def test_memory_is_what_was_measured(problem, kernel, size, gib):

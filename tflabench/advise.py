@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from tflabench import bundled, registry
 from tflabench.adapter import Implementation
-from tflabench.analysis import advise
+from tflabench.analysis import advise, calibrated
 from tflabench.analysis.advise import Choice, Demand, Kernel
 from tflabench.analysis.hardware import Gpu
 from tflabench.bench import Bench
@@ -54,8 +54,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: Kind, pattern: 
             continue
         if pattern is None and plain != (kind == "cpu"):
             continue
-        own = impl in bundled.IMPLEMENTATIONS and not plain
-        algorithm = None if not own else "fused" if impl.formulation == "fused" else "tfla"
+        algorithm = calibrated.algorithm_of(impl.formulation, impl.package, impl.gate)
         kernel = Kernel(impl.name, impl.gate, algorithm)
         sizes, reason = _chunk_sizes(impl, demand, gpu, kind)
         if not sizes:

@@ -1,6 +1,6 @@
 """Which kernel at which chunk size and batch: predicted time and memory of every choice, and those worth making.
 
-Time is the calibrated model's (`tflabench.analysis.launches`) where it knows kernel and GPU, else the paper's upper
+Time is the calibrated model's (`tflabench.analysis.calibrated`) where it knows kernel and GPU, else the paper's upper
 bound (nothing overlaps, eq. 116). Memory counts tensors: inputs, output, states, what a forward keeps for its backward.
 """
 
@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tflabench.analysis import cost, fused, tfla
+from tflabench.analysis import calibrated, cost, fused
+from tflabench.analysis.calibrated import Algorithm
 from tflabench.analysis.cost import Gate
 from tflabench.analysis.hardware import Gpu
-from tflabench.analysis.launches import Chip, total
+from tflabench.analysis.launches import Chip
 from tflabench.analysis.roofline import TimeBounds, time_bounds
 from tflabench.problem import InputError, Problem
 
@@ -27,12 +28,12 @@ class Kernel:
 
     Attributes:
         name: of the implementation.
-        algorithm: the bundled one that it is: the paper's two kernels, the fused walks; None for any other.
+        algorithm: that the calibrated model knows it as; None for any other.
     """
 
     name: str
     gate: Gate
-    algorithm: Literal["tfla", "fused"] | None
+    algorithm: Algorithm | None
 
 
 @dataclass(frozen=True)
@@ -135,14 +136,13 @@ def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int], gpu: Gpu
             call_s, source = predict(kernel, problem, gpu)
             needed = memory(kernel, problem)
             calls = math.ceil(demand.sequences / batch)
-            formulation = "fused" if kernel.algorithm == "fused" else "chunkwise"
             found.append(
                 Choice(
                     kernel=kernel,
                     problem=problem,
                     call_s=call_s,
                     source=source,
-                    bounds=time_bounds(cost.model(problem, formulation, kernel.gate), gpu.ceilings),
+                    bounds=_bounds(kernel, problem, gpu),
                     calls=calls,
                     step_s=demand.layers * calls * call_s,
                     memory_bytes=needed.of_layers(demand.layers),
@@ -173,16 +173,16 @@ def frontier(found: Sequence[Choice]) -> list[Choice]:
 
 def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> tuple[float, Source]:
     """Seconds of one call, and which model says so."""
-    p = problem
-    size = p.chunk_size or p.seq_len
-    if kernel.algorithm and gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors:
-        if kernel.algorithm == "fused":
-            kernels = fused.launches(p, kernel.gate, size)
-        else:
-            kernels = tfla.launches(p, kernel.gate, size, p.element_bytes)
-        return sum(total(kernels, Chip.of(gpu)).values()), "calibrated model"
-    counted = cost.model(p, "chunkwise", kernel.gate)
-    return float(time_bounds(counted, gpu.ceilings).upper), "published bound"
+    known = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
+    if kernel.algorithm and known and problem.element_bytes == 2:
+        terms = calibrated.predict(problem, kernel.gate, kernel.algorithm, Chip.of(gpu))
+        return sum(terms.values()), "calibrated model"
+    return float(_bounds(kernel, problem, gpu).upper), "published bound"
+
+
+def _bounds(kernel: Kernel, problem: Problem, gpu: Gpu) -> TimeBounds:
+    formulation = "fused" if kernel.algorithm == "fused" else "chunkwise"
+    return time_bounds(cost.model(problem, formulation, kernel.gate), gpu.ceilings)
 
 
 def memory(kernel: Kernel, problem: Problem) -> Memory:
@@ -201,7 +201,8 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
         saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
     else:
         elements = cost.state_elements(kernel.gate, p.d_qk, p.d_hv)
-        states = heads * math.ceil(p.seq_len / size) * elements * p.element_bytes
+        width = 4 if kernel.algorithm == "unpipelined" else p.element_bytes
+        states = heads * math.ceil(p.seq_len / size) * elements * width
         checkpoints = 0
         saved = steps * 4 if kernel.gate == "exp" else 0  # 1 / denominator, float32
     if p.pass_ == "fw":
