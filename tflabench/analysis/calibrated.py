@@ -12,7 +12,6 @@ modelled), the chain between the roles of the fused kernels (see `fused`), clock
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +29,7 @@ ALGORITHMS: dict[Algorithm, str] = {
     "unpipelined": "the published mlstm_kernels: every tile waited for, chunk states in float32",
     "fused": "the fused kernels for Hopper: the state stays on chip",
 }
+STATE_BYTES = {"tfla": 2, "unpipelined": 4}  # of an element of the chunk states
 PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the published model knows too
 
 
@@ -58,9 +58,8 @@ def launches(problem: Problem, gate: Gate, algorithm: Algorithm) -> list[Launch]
         raise InputError(f"dtype is {problem.dtype!r}: the calibrated model knows the kernels of bfloat16 and float16")
     if algorithm == "fused":
         return fused.launches(problem, gate, problem.chunk_size)
-    if algorithm == "tfla":
-        return tfla.launches(problem, gate, problem.chunk_size, state_bytes=problem.element_bytes)
-    return tfla.launches(problem, gate, problem.chunk_size, state_bytes=4, tiles=tfla.UNPIPELINED)
+    tiles = None if algorithm == "tfla" else tfla.UNPIPELINED
+    return tfla.launches(problem, gate, problem.chunk_size, STATE_BYTES[algorithm], tiles)
 
 
 def predict(problem: Problem, gate: Gate, algorithm: Algorithm, chip: Chip) -> dict[str, float]:
@@ -125,19 +124,17 @@ def steps(problem: Problem, gate: Gate, algorithm: Algorithm, gpu: Gpu, chip: Ch
     if algorithm == "fused":
         raise InputError("the fused kernels have no trade-off over L to take apart: theirs is `fused.best_chunk_size`")
     sizes = [64 * n for n in range(1, min(problem.seq_len, 4096) // 64 + 1)] or [problem.seq_len]
-    on_paper = Tradeoff(problem, gate, gpu.ceilings)
-    measured_roofs = Tradeoff(problem, gate, chip.ceilings)
-    found = [
-        _step(
-            f"published, {gpu.name.removeprefix('paper-')} datasheet",
-            sizes,
-            [t.upper for t in map(on_paper.time, sizes)],
-        ),
-        _step("measured roofs", sizes, [t.upper for t in map(measured_roofs.time, sizes)]),
-    ]
+    found = []
+    for name, ceilings, state_bytes in (
+        (f"published, {gpu.name.removeprefix('paper-').split()[0]} datasheet", gpu.ceilings, 4),
+        ("measured roofs", chip.ceilings, 4),
+        (f"states in {STATE_BYTES[algorithm]} bytes", chip.ceilings, STATE_BYTES[algorithm]),
+    ):
+        model = Tradeoff(problem, gate, ceilings, state_bytes=state_bytes)
+        found.append(_step(name, sizes, [float(model.time(size).upper) for size in sizes]))
     terms = [predict(problem.with_(chunk_size=size), gate, algorithm, chip) for size in sizes]
     times = [sum(own[name] for name in PUBLISHED_TERMS) for own in terms]
-    found.append(_step("states as stored, what overlaps", sizes, times))
+    found.append(_step("kernel by kernel, overlapping", sizes, times))
     for name in list(TERMS)[len(PUBLISHED_TERMS) :]:
         times = [time + own[name] for time, own in zip(times, terms, strict=True)]
         found.append(_step(f"+ {name}", sizes, times))

@@ -159,6 +159,7 @@ def optimal_chunk(
                 "state_bytes": tradeoff.state_bytes,
                 "problem": asdict(problem),
                 "gpu": asdict(chip),
+                "fused": _fused(problem, gate, chip),
                 "chunk_sizes": rows,
             }
         )
@@ -201,6 +202,12 @@ def optimal_chunk(
         f"{best['memory_bytes'] / 2**30:.2f} GiB{fits}",
         style="bold green",
     )
+    if walks := _fused(problem, gate, chip):
+        filled = ", ".join(f"{name} {waves:.2g}" for name, waves in walks["waves"].items())
+        console.print(
+            f"{'fused kernels, all overlapped':30}L = {walks['chunk_size']}: {walks['predicted_ms_lower']:.3g} ms, "
+            f"{walks['segments']} segment{'s' if walks['segments'] > 1 else ''}; waves of programs: {filled}"
+        )
     console.print()
     for line in sketch(tradeoff, recommended, ascii_only=console.options.ascii_only):
         console.print(line, markup=False, no_wrap=True, crop=True)
@@ -382,7 +389,7 @@ def model_error(
     header = ("implementation", "pass", "rows", "published\nmedian", "\nworst", "calibrated\nmedian", "\nworst")
     table = [
         (
-            row["implementation"], row["pass"], str(row["rows"]), f"{row['published_median']:.0%}",
+            str(row["implementation"]), str(row["pass"]), str(row["rows"]), f"{row['published_median']:.0%}",
             f"{row['published_worst']:+.0%}", f"{row['calibrated_median']:.0%}", f"{row['calibrated_worst']:+.0%}",
         )
         for row in summary
@@ -448,6 +455,22 @@ def _own_gpu(dtype: str) -> Gpu | None:
         return None
     gpu = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings, here.memory_bytes)
     return replace(gpu, ceilings=ceilings)
+
+
+def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
+    """The best L of the fused kernels and what it takes; None on a chip or for inputs that they do not run on."""
+    from tflabench.analysis import fused
+
+    if problem.element_bytes != 2 or not chip.name.removeprefix("paper-").startswith(("H100", "H200")):
+        return None
+    best = fused.best_chunk_size(problem, gate, chip)  # type: ignore[arg-type]
+    return {
+        "chunk_size": best,
+        "segments": fused.segments(problem, best),
+        "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), gate, chip) * 1e3,  # type: ignore[arg-type]
+        "waves": fused.waves(problem, best, chip),
+        "on_chip_state_bytes": {walk.name: walk.on_chip_bytes for walk in fused.walks(problem)},
+    }
 
 
 def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:

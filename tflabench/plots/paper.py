@@ -52,11 +52,13 @@ class Sweep:
         problem: of the rows, without chunk size; the paper's where there are no rows.
         rows: rows of chunkwise and fused kernels of one gate and pass; empty without any.
         gpu: that they ran on, None without rows.
+        asked: whether there were rows to choose from.
     """
 
     problem: Problem
     rows: Rows
     gpu: Gpu | None
+    asked: bool = False
 
     @classmethod
     def of(cls, rows: Rows | None, gate: Gate, pass_: Pass) -> Sweep:
@@ -70,25 +72,25 @@ class Sweep:
         problem = PAPER.with_(pass_=pass_)
         if rows is None:
             return cls(problem, None, None)
-        rows = drawable(rows)
-        rows = rows[
-            (rows["status"] == "ok")
-            & (rows["gate"] == gate)
-            & (rows["pass"] == pass_)
-            & rows["formulation"].isin(["chunkwise", "fused"])
-            & rows["chunk_size"].notna()
-            & (rows["package"] != "torch")
+        own: Rows = drawable(rows)
+        own = own[
+            (own["status"] == "ok")
+            & (own["gate"] == gate)
+            & (own["pass"] == pass_)
+            & own["formulation"].isin(["chunkwise", "fused"])
+            & own["chunk_size"].notna()
+            & (own["package"] != "torch")
         ]
-        if rows.empty:
-            return cls(problem, None, None)
+        if own.empty:
+            return cls(problem, None, None, asked=True)
         size = ["batch", "heads", "seq_len", "d_qk", "d_hv", "dtype"]
 
         def richness(part: Rows) -> tuple[int, bool, float]:
-            own = tuple(part[column].iloc[0] for column in size[:5])
+            found = tuple(part[column].iloc[0] for column in size[:5])
             paper = (PAPER.batch, PAPER.heads, PAPER.seq_len, PAPER.d_qk, PAPER.d_hv)
-            return part["chunk_size"].nunique(), own == paper, part["ms_median"].sum()
+            return part["chunk_size"].nunique(), found == paper, part["ms_median"].sum()
 
-        part = max((part for _, part in rows.groupby(["device", *size])), key=richness)
+        part = max((part for _, part in own.groupby(["device", *size])), key=richness)
         first = part.iloc[0]
         problem = Problem(*(int(first[column]) for column in size[:5]), dtype=first["dtype"], pass_=pass_)
         return cls(problem, part, described(first["device"], first["dtype"]))
@@ -116,9 +118,11 @@ class Sweep:
         return [Line2D([], [], label=f"{look.title}, measured", **look.line()) for look, _ in self.series()]
 
     def notes(self, pass_: Pass) -> list[str]:
-        found = [BACKWARD_NOTE] if pass_ == "fwbw" else []
+        found = _backward(pass_)
         if self.gpu is None:
-            return found
+            return (
+                [*found, "The rows to be laid over hold none of these kernels, gate and pass."] if self.asked else found
+            )
         days = sorted({str(started)[:10] for started in self.rows["started_at"]})
         when = " to ".join(dict.fromkeys((days[0], days[-1])))
         return [*found, f"Measured on {self.rows['device'].iloc[0]}, {when}."]
@@ -153,7 +157,7 @@ def fig15(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
         Line2D([], [], color="0.4", ls=DASHES[2], label="recurrent form"),
         Line2D([], [], color=BLACK, ls=DASHES[3], lw=0.8, label=f"fused, tiles of {fused.TILE} at every L"),
     ]
-    notes = [BACKWARD_NOTE] if pass_ == "fwbw" else []
+    notes = _backward(pass_)
     footer = "Modelled: Table 17 as published; fused: tflabench.analysis.fused. Fig. 15 of the paper is sig, forward."
     sheet.finish(_title(15, "FLOPs of one head and sequence, T = 8192", gate, pass_), handles, keys, notes, footer)
     return sheet.figure
@@ -174,7 +178,7 @@ def fig16(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     sheet.axes[0].set_ylabel("FLOP-optimal L [tokens]")
     sheet.axes[1].set_ylim(sheet.axes[0].get_ylim())
     handles = sheet.axes[0].get_lines()
-    notes = [BACKWARD_NOTE] if pass_ == "fwbw" else []
+    notes = _backward(pass_)
     footer = f"Modelled: {_equation(111, gate, pass_)}, published counts."
     sheet.finish(_title(16, "chunk size of fewest FLOPs", gate, pass_), handles, [], notes, footer)
     return sheet.figure
@@ -254,7 +258,7 @@ def fig18(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
 
 @styled
 def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """Rooflines, the intensity of each L as a column that meets them, and on each column what was measured at that L."""
+    """Rooflines, the intensity of each L as a column that meets them, and on it what was measured at that L."""
     sweep = Sweep.of(rows, gate, pass_)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100")]
     if sweep.gpu and _short(sweep.gpu) not in map(_short, gpus):
@@ -308,8 +312,8 @@ def fig20(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     flops, time = tradeoff.cost(sizes).flops, tradeoff.time(sizes)
     sheet = Sheet(3, gap=0.6)
     rate, count, runtime = sheet.axes
-    band = {"color": GPU_COLOURS.get(_short(gpu), OLIVE), "alpha": 0.18, "lw": 0}
-    line = {"color": GPU_COLOURS.get(_short(gpu), OLIVE)}
+    band: dict[str, Any] = {"color": GPU_COLOURS.get(_short(gpu), OLIVE), "alpha": 0.18, "lw": 0}
+    line: dict[str, Any] = {"color": GPU_COLOURS.get(_short(gpu), OLIVE)}
     rate.fill_between(sizes, flops / time.upper / 1e12, flops / time.lower / 1e12, **band)
     rate.plot(sizes, flops / time.upper / 1e12, **line)
     count.plot(sizes, flops / 1e12, color="0.2")
