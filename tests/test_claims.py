@@ -222,6 +222,11 @@ def test_the_table_has_every_claim_and_120_columns(tmp_path):
     assert text.count(" holds") >= 4
 
 
+def test_reasons_are_printed_as_they_are(tmp_path):
+    failed = row("tfla_sig_xl", None, pass_="fwbw", reason="[/red] in kernel[grid]")
+    assert "[/red] in kernel[grid]" in " ".join(claims(write(tmp_path, [failed])).stdout.split())
+
+
 def test_json_has_every_outcome(tmp_path):
     write(tmp_path, [*SIG, *training("mamba2", 9, 9, 9)])
     found = json.loads(claims(tmp_path, "--json").stdout)

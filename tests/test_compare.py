@@ -148,6 +148,14 @@ def test_other_gpus_and_versions_are_said_before_anything_is_compared(tmp_path):
     assert "A100" in compare(a, nothing_shared, code=2).stderr.splitlines()[0]
 
 
+def test_reasons_are_printed_as_they_are(tmp_path):
+    a = write(tmp_path / "a", [row(), row(seq_len=512)])
+    b = write(tmp_path / "b", [row(ms=1.1, ms_min=1.0), row(seq_len=512, ms=None, reason="[/red] in kernel[grid]")])
+    out = " ".join(compare(a, b, "--no-plot", code=1).stdout.split())
+    assert "[min, p80] overlap: 0.999 to 1.001 and 1 to 1.101 ms" in out
+    assert "oom in B: [/red] in kernel[grid]" in out
+
+
 def test_two_implementations_of_one_folder(tmp_path):
     folder = write(tmp_path, [row(), row("nxai_sig_xl", ms=2.0), row("sdpa", ms=3.0)])
     done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, "--no-plot", code=1)

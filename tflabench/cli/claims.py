@@ -52,8 +52,9 @@ def claims(
         ]
         print(json.dumps(found, indent=2))
         return
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDTH
     console.print(_table(outcomes))
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tflabench.analysis.comparison import Match
     from tflabench.store import Results, Row
 
+WIDTH = 160  # of tables where nobody's terminal limits them
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
 
 
@@ -39,9 +40,9 @@ def compare(
 ) -> None:
     """Match two results folders (or two implementations) point by point; exit code 1 where B is a regression.
 
-    A point is faster or slower where the medians are at least 1% apart, the intervals [min, p80] do not overlap, both
-    have enough samples and neither was throttled; else it is the same, or ambiguous. A point that ran in A and fails
-    in B is broken, which is a regression too.
+    A point is faster or slower where the medians are at least 1% apart, the intervals from minimum to 80th percentile
+    do not overlap, both have enough samples and neither was throttled; else it is the same, or ambiguous. A point that
+    ran in A and fails in B is broken, which is a regression too.
     """
     from rich.console import Console
 
@@ -59,7 +60,7 @@ def compare(
     left, right = _implementations(inside, a, b) if inside else _folders(Path(a), Path(b), impl)
     sides = [conditions_of(side.rows, side.runs) for side in (left, right)]
     differing = differences(*sides)
-    note = Console(stderr=True, soft_wrap=True, highlight=False)
+    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
     matching = (match_implementations if inside else match_points)(left.rows, right.rows)
@@ -97,8 +98,9 @@ def compare(
             )
         )
     else:
-        console = Console(highlight=False)
-        console = console if console.is_terminal else Console(highlight=False, width=160)
+        console = Console(highlight=False, markup=False)
+        if not console.is_terminal:
+            console.width = WIDTH
         console.print(_table(matches, (a, b), allowed))
         console.print(
             ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]), style="bold"
