@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from tflabench.bench import Estimate
     from tflabench.machine import Machine
+    from tflabench.protocol import Protocol
     from tflabench.store import Row
     from tflabench.sweep import Point
 
@@ -64,10 +66,8 @@ def sweep(
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench import bench, registry, summary
     from tflabench import sweep as sweeps
-    from tflabench.executor import LocalExecutor
     from tflabench.machine import detect
     from tflabench.protocol import PAPER, PROTOCOLS
-    from tflabench.store import Store
 
     for name in plugin or ():
         registry.plug_in(name)
@@ -78,40 +78,18 @@ def sweep(
     points = sweeps.plan(settings, overrides, patterns, machine.kind)
     bench.require_runnable(points, machine.kind)
     protocol = PAPER if paper_protocol else PROTOCOLS[settings.protocol.get(machine.kind, "standard")]
-    limit = _memory_limit(memory_limit, machine)
+    limit = host_memory_limit(memory_limit, machine)
     folder = out or Path("results") / machine.slug / preset
 
-    note = _stderr()
+    note = stderr()
     if machine.kind == "cpu" and device == "auto":
         note.print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({machine.name}).")
-    estimates = {point.id: bench.estimate(point, machine, protocol) for point in points}
-    _warn_too_big(estimates, machine)
     if dry_run:
-        _print_plan(points, estimates, machine, folder, json_)
+        print_plan(points, machine, protocol, folder, json_)
         return
-
-    store = Store(folder, machine.name)
-    todo = bench.pending(points, store, protocol, machine.kind) if resume else points
-    note.print(f"{settings.title}\n{len(todo)} of {len(points)} points to measure, into {folder}")
-    interrupted = False
-    try:
-        if todo:
-            with LocalExecutor(machine.kind, plugin or (), limit) as executor, _progress(note) as bar:
-                task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in todo))
-
-                def on_row(row: Row) -> None:
-                    note.print(summary.line(row), style="" if row.status == "ok" else "yellow")
-                    bar.advance(task, 0.1 + estimates[row.point].seconds)
-
-                bench.Bench(machine, executor, protocol, timeout).sweep(todo, store, on_row)
-    except KeyboardInterrupt:
-        interrupted = True
-        store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory
-    rows = [store.rows[point.id] for point in points if point.id in store.rows]
-    files = store.export() if rows else []
-    if interrupted:
-        note.print(f"Interrupted: {len(rows)} of {len(points)} points are safe; the same command measures the rest.")
-        raise typer.Exit(130)
+    rows, files = measure_points(
+        points, folder, machine, protocol, timeout, settings.title, resume, plugin or (), limit
+    )
     if plots:
         from tflabench import plots as figures
 
@@ -121,7 +99,7 @@ def sweep(
         written = [str(path) for path in files]
         print(json.dumps({"folder": str(folder), "files": written, "rows": [row.columns() for row in rows]}, indent=2))
     else:
-        _stdout().print(summary.ending(rows, files, f"tflabench plot {folder}"))
+        stdout().print(summary.ending(rows, files, f"tflabench plot {folder}"))
 
 
 @app.command()
@@ -152,9 +130,9 @@ def verify(
     overrides = {"pass": ("fwbw",)} | sweeps.parse_overrides(axis or ())
     points = sweeps.plan(sweeps.load_preset(preset), overrides, patterns, machine.kind)
     bench.require_runnable(points, machine.kind)
-    note = _stderr()
+    note = stderr()
     results = []
-    with LocalExecutor(machine.kind, plugin or (), _memory_limit(memory_limit, machine)) as executor:
+    with LocalExecutor(machine.kind, plugin or (), host_memory_limit(memory_limit, machine)) as executor:
         checks = bench.Bench(machine, executor, replace(STANDARD, verify_s=budget), timeout)
         with _progress(note) as bar:
             results = [checks.verify(point) for point in bar.track(points)]
@@ -162,7 +140,7 @@ def verify(
     if json_:
         print(json.dumps(results, indent=2))
     else:
-        _stdout().print(summary.error_table(results))
+        stdout().print(summary.error_table(results))
     note.print(f"{len(results) - len(failed)} of {len(results)} points agree with float64 or were refused.")
     if failed:
         raise typer.Exit(1)
@@ -191,12 +169,66 @@ def calibrate(
     table = _table("dtype", "matrix rate", "copy bandwidth", title=machine.name)
     for dtype, found in measured.items():
         table.add_row(dtype, f"{found.flops_per_s / 1e12:.3g} TFLOP/s", f"{found.bytes_per_s / 1e9:.4g} GB/s")
-    _stdout().print(table)
+    stdout().print(table)
 
 
-def _print_plan(
-    points: list[Point], estimates: dict[str, Estimate], machine: Machine, folder: Path, json_: bool
-) -> None:
+def measure_points(
+    points: Sequence[Point],
+    folder: Path,
+    machine: Machine,
+    protocol: Protocol,
+    timeout: float,
+    title: str,
+    resume: bool = True,
+    plugins: Sequence[str] = (),
+    memory_limit: int | None = None,
+) -> tuple[list[Row], list[Path]]:
+    """Measure what a results folder lacks of a plan (all of it without `resume`), telling how far it is on stderr.
+
+    Returns:
+        The rows of the plan, and the files of the folder.
+
+    Raises:
+        typer.Exit: 130, interrupted; what was measured is safe.
+    """
+    from tflabench import bench, summary
+    from tflabench.executor import LocalExecutor
+    from tflabench.store import Store
+
+    note = stderr()
+    estimates = {point.id: bench.estimate(point, machine, protocol) for point in points}
+    _warn_too_big(estimates, machine)
+    store = Store(folder, machine.name)
+    todo = bench.pending(points, store, protocol, machine.kind) if resume else points
+    note.print(f"{title}\n{len(todo)} of {len(points)} points to measure, into {folder}")
+    interrupted = False
+    try:
+        if todo:
+            with LocalExecutor(machine.kind, plugins, memory_limit) as executor, _progress(note) as bar:
+                task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in todo))
+
+                def on_row(row: Row) -> None:
+                    note.print(summary.line(row), style="" if row.status == "ok" else "yellow")
+                    bar.advance(task, 0.1 + estimates[row.point].seconds)
+
+                bench.Bench(machine, executor, protocol, timeout).sweep(todo, store, on_row)
+    except KeyboardInterrupt:
+        interrupted = True
+        store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory
+    rows = [store.rows[point.id] for point in points if point.id in store.rows]
+    files = store.export() if rows else []
+    if interrupted:
+        note.print(f"Interrupted: {len(rows)} of {len(points)} points are safe; the same command measures the rest.")
+        raise typer.Exit(130)
+    return rows, files
+
+
+def print_plan(points: Sequence[Point], machine: Machine, protocol: Protocol, folder: Path, json_: bool) -> None:
+    """What a sweep would measure, and about how long that takes and how much memory."""
+    from tflabench import bench
+
+    estimates = {point.id: bench.estimate(point, machine, protocol) for point in points}
+    _warn_too_big(estimates, machine)
     plan = [
         {
             "implementation": point.implementation.name,
@@ -220,8 +252,8 @@ def _print_plan(
         cells = ["" if value is None else str(value) for value in row.values()]
         table.add_row(*cells, style="dim" if row["refused"] else "")
     runnable = sum(not row["refused"] for row in plan)
-    _stdout().print(table)
-    _stdout().print(
+    stdout().print(table)
+    stdout().print(
         f"{len(plan)} points, {runnable} of them can run on {machine.name}: about {max(1, round(seconds / 60))} min; "
         f"at least {max(row['bytes'] for row in plan) / 2**30:.2f} GiB of memory; rows go to {folder}"
     )
@@ -238,14 +270,14 @@ def _warn_too_big(estimates: dict[str, Estimate], machine: Machine) -> None:
         )
 
 
-def _memory_limit(size: str | None, machine: Machine) -> int | None:
+def host_memory_limit(size: str | None, machine: Machine) -> int | None:
     """Bytes of host memory a point may allocate: as asked for, else what leaves a CPU machine alive."""
     if size is not None:
         return parse_bytes("--memory-limit", size)
     return int(0.8 * machine.memory_bytes) if machine.kind == "cpu" else None
 
 
-def _stdout() -> Console:
+def stdout() -> Console:
     """Tables keep their width where nobody's terminal limits it."""
     from rich.console import Console
 
@@ -253,7 +285,7 @@ def _stdout() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=160)
 
 
-def _stderr() -> Console:
+def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=True, highlight=False)
