@@ -22,14 +22,14 @@ def write(directory: Path | str, out: Path | str | None = None) -> Path:
     out = Path(out) if out else directory / "report.html"
     from tflabench.report import runs
 
-    results = runs.find(directory)
+    parts = runs.find(directory)
     try:
         from tflabench.report import page
     except ModuleNotFoundError as error:
         if error.name not in ("plotly", "jinja2"):
             raise
         raise InputError(f"the report needs the package {error.name}, which is not installed: {INSTALL}") from None
-    html = page.render(directory, results)
+    html = page.render(directory, parts)
     try:
         out.write_text(html, encoding="utf-8")
     except OSError as error:

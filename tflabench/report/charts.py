@@ -20,7 +20,7 @@ from tflabench.plots.words import caption, legend_name, missing
 from tflabench.report import curves, planes
 from tflabench.report.axes import axis_name
 from tflabench.report.facts import FLOP_RATE, html, unit_of
-from tflabench.report.runs import Results
+from tflabench.report.runs import Part
 
 
 @dataclass(frozen=True)
@@ -59,25 +59,23 @@ class Figure:
     roofs: list[tuple[str, str]] = field(default_factory=list)
 
 
-def figures(results: Results, prefix: str, looks: Mapping[str, Look]) -> Iterator[Figure]:
+def figures(of: Part, prefix: str, looks: Mapping[str, Look]) -> Iterator[Figure]:
     """All figures of a results folder, those of `plots.figures`; `prefix` makes their ids unique on a page."""
-    rows = results.rows
+    rows = of.rows
     axes = slices.swept_axes(rows) or ["seq_len"]
     for kind, quantity in (("runtime", RUNTIME), ("memory", MEMORY)):
         for axis in axes:
             for part in slices.split(rows, axis):
-                yield _curves(f"{prefix}-{kind}-{part.stem}", kind, part, quantity, looks, results)
+                yield _curves(f"{prefix}-{kind}-{part.stem}", kind, part, quantity, looks, of)
     if "chunk_size" in axes:
         for part in slices.split(rows, "chunk_size"):
             if part.rows["chunk_size"].nunique() > 1:
                 yield _trade_off(f"{prefix}-chunk-{part.stem}", part, looks)
     for dtype, own in rows.groupby("dtype"):
-        yield _roofline(f"{prefix}-roofline-{dtype}", own, roofs(own, results.runs), looks)
+        yield _roofline(f"{prefix}-roofline-{dtype}", own, roofs(own, of.runs), looks)
 
 
-def _curves(
-    id_: str, kind: str, part: Slice, quantity: Quantity, looks: Mapping[str, Look], results: Results
-) -> Figure:
+def _curves(id_: str, kind: str, part: Slice, quantity: Quantity, looks: Mapping[str, Look], of: Part) -> Figure:
     unit = quantity.unit(part.rows)
     single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
     optima = part.axis == "chunk_size" and kind == "runtime"
@@ -85,7 +83,7 @@ def _curves(
     for pass_, rows in by_pass(part.rows).items():
         plot = (curves.ranking if single else curves.over_axis)(part, rows, quantity, unit, looks)
         for _, own in rows.groupby("dtype") if optima else ():
-            plot["data"] += curves.best_chunk_sizes(own, roofs(own, results.runs), looks)
+            plot["data"] += curves.best_chunk_sizes(own, roofs(own, of.runs), looks)
         panels.append(Panel(PASSES[pass_], plot))
     modelled = quantity.theory is not None and part.rows[quantity.theory[0]].notna().any()
     name = "Runtime" if kind == "runtime" else "Peak memory"

@@ -54,8 +54,9 @@ NOTES = {
     ),
     "ratio": (
         "Measured. Median runtime of the baseline over that of our fastest kernel and chunk size, at the same tokens, "
-        "sequence length, embedding and data type, within one run; ± is half the spread from the 20th to the 80th "
-        "percentile of both. A baseline with several chunk sizes counts with its fastest."
+        "sequence length, embedding and data type, within one folder, machine and set of versions; against an mLSTM, "
+        "ours with the same gate. ± is half the spread from the 20th to the 80th percentile of both. A baseline with "
+        "several chunk sizes counts with its fastest."
     ),
     "error": (
         "Measured. Largest deviation of the output and of every gradient from float64, root mean square over root mean "
@@ -105,33 +106,39 @@ def ratio(value: float, uncertainty: float | None = None) -> str:
     return f"{value:,.{places}f}" + (f" ± {uncertainty:.{places}f}" if uncertainty is not None else "")
 
 
+def percent(value: float) -> str:
+    """ "43.2%"; nothing for no value."""
+    return "" if math.isnan(value) else f"{number(value)}%"
+
+
+def error(value: float) -> str:
+    """ "2.1e-03"; nothing for no value."""
+    return "" if math.isnan(value) else f"{value:.1e}"
+
+
 def facts(row: Mapping[str, Any]) -> list[Fact]:
-    """Everything that was measured at a point, and what theory says of it."""
+    """Everything that was measured at a point, and what theory says of it; nothing where it was not measured."""
     if row["status"] != "ok":
         return []
+    ms = RUNTIME.units
+    samples = "samples" if math.isnan(row["samples"]) else f"{row['samples']:.0f} samples"
+    clock = "" if math.isnan(row["sm_clock_mhz"]) else f"{row['sm_clock_mhz']:,.0f} MHz"
+    both = "modelled / measured"
     found = [
-        Fact("median runtime", amount(row["ms_median"], RUNTIME.units), "measured", "runtime"),
-        Fact(
-            "20–80% of samples",
-            f"{span(row['ms_p20'], row['ms_p80'], RUNTIME.units)}{_of(row['samples'])}",
-            "measured",
-            "runtime",
-        ),
-        Fact("theory", span(row["model_ms_lower"], row["model_ms_upper"], RUNTIME.units), "modelled", "bounds"),
-        Fact("of the roofline", f"{number(row['percent_of_roofline'])}%", "modelled / measured", "percent"),
+        Fact("median runtime", amount(row["ms_median"], ms), "measured", "runtime"),
+        Fact(f"20–80% of {samples}", span(row["ms_p20"], row["ms_p80"], ms), "measured", "runtime"),
+        Fact("theory", span(row["model_ms_lower"], row["model_ms_upper"], ms), "modelled", "bounds"),
+        Fact("of the roofline", percent(row["percent_of_roofline"]), both, "percent"),
         Fact("FLOPs", amount(row["model_flops"], COUNT), "modelled", "counts"),
-        Fact("rate", amount(row["tflops"] * 1e12, FLOP_RATE), "modelled / measured", "rate"),
-        Fact("bandwidth", amount(row["gbps"] * 1e9, BYTE_RATE), "modelled / measured", "rate"),
+        Fact("bytes moved", amount(row["model_bytes"], MOVED), "modelled", "counts"),
+        Fact("rate", amount(row["tflops"] * 1e12, FLOP_RATE), both, "rate"),
+        Fact("bandwidth", amount(row["gbps"] * 1e9, BYTE_RATE), both, "rate"),
         Fact("peak memory", amount(row["peak_bytes"], MEMORY.units), "measured", "memory"),
         Fact("beyond inputs", amount(row["extra_bytes"], MEMORY.units), "measured", "memory"),
-        Fact("error against float64", f"{row['rel_error']:.1e}", "measured", "error"),
-        Fact("SM clock", f"{row['sm_clock_mhz']:,.0f} MHz", "measured", "runtime"),
+        Fact("error against float64", error(row["rel_error"]), "measured", "error"),
+        Fact("SM clock", clock, "measured", "runtime"),
     ]
-    return [fact for fact in found if fact.value and "nan" not in fact.value]
-
-
-def _of(samples: float) -> str:
-    return "" if math.isnan(samples) else f" of {int(samples)}"
+    return [fact for fact in found if fact.value]
 
 
 def flags(row: Mapping[str, Any]) -> list[str]:

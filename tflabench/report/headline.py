@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from tflabench import bundled
-from tflabench.store import Row
+from tflabench.analysis.sessions import sessions
+from tflabench.registry import bundled_kernels
+from tflabench.store import Results, Row
 from tflabench.summary import contests, faster
-
-PYTORCH_FORMS = frozenset(impl.name for impl in bundled.IMPLEMENTATIONS if impl.name.startswith("reference_"))
-KERNELS = frozenset(impl.name for impl in bundled.IMPLEMENTATIONS) - PYTORCH_FORMS
 
 
 class Duel(NamedTuple):
@@ -27,14 +25,11 @@ class Duel(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our best kernel against one baseline in one pass, on one device, at one data type."""
+    """Our best kernel against one baseline in one pass, on one device, at one data type; duels by sequence length."""
 
-    device: str
-    dtype: str
-    pass_: str
     baseline: str
     title: str
-    duels: tuple[Duel, ...]  # by sequence length, then size
+    duels: tuple[Duel, ...]
 
     @property
     def median(self) -> float:
@@ -70,44 +65,43 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Headline:
-    """`stand_in`: whether the PyTorch forms stand for our kernels because none of these was measured."""
+    """`stand_in`: the PyTorch forms stand for our kernels, because none of these was measured."""
 
     verdicts: tuple[Verdict, ...]
     stand_in: bool
 
 
-def compare(rows: Iterable[Row]) -> Headline:
-    """Duels between our best row of a point and the best row of each baseline there, within a run (`run_id`)."""
-    rows = [row for row in rows if row.status == "ok"]
-    stand_in = not any(row.implementation in KERNELS for row in rows)
-    ours = PYTORCH_FORMS if stand_in else KERNELS
-    runs = defaultdict(list)
-    for row in rows:
-        runs[row.run_id].append(row)
-    duels = defaultdict(list)
-    for run in runs.values():
-        for contest in contests(run):  # the fastest first
-            best = next((row for row in contest if row.implementation in ours), None)
-            rivals = {row.implementation: row for row in reversed(contest)}
-            for name, rival in rivals.items() if best else ():
-                if name not in KERNELS | PYTORCH_FORMS:
-                    duels[rival.device, rival.dtype, rival.pass_, name].append(_duel(best, rival))  # type: ignore[arg-type]
-    verdicts = defaultdict(list)
-    for (device, dtype, pass_, name), fought in duels.items():
-        title = fought[0].baseline.title
-        verdicts[device, dtype, pass_].append(
-            Comparison(device, dtype, pass_, name, title, tuple(sorted(fought, key=_size)))
-        )
-    found = [
-        Verdict(device, dtype, pass_, tuple(sorted(group, key=lambda comparison: comparison.median)))
-        for (device, dtype, pass_), group in verdicts.items()
-    ]
-    return Headline(tuple(found), stand_in)
+def compare(results: Iterable[Results]) -> Headline:
+    """Our fastest row of every point against the fastest of each baseline there, within a session (see `sessions`).
+
+    Against an mLSTM, ours is the fastest that computes the same gate; against all others, the fastest of all.
+    """
+    kernels = bundled_kernels()
+    found = sessions(results)
+    measured = [row for session in found for row in session.rows if row.status == "ok"]
+    stand_in = not any(row.implementation in kernels for row in measured)
+    duels: dict[tuple[str, str, str], dict[str, list[Duel]]] = defaultdict(lambda: defaultdict(list))
+    for session in found:
+        for contest in contests(session.rows):  # the fastest first
+            ours = [row for row in contest if (_plain(row) if stand_in else row.implementation in kernels)]
+            baselines = {row.implementation: row for row in reversed(contest)}
+            for name, row in baselines.items():
+                best = next((one for one in ours if row.family != "mlstm" or one.gate == row.gate), None)
+                if best and name not in kernels and not _plain(row):
+                    duels[row.device, row.dtype, row.pass_][name].append(Duel(best, row, *faster(best, row)))
+    verdicts = []
+    for (device, dtype, pass_), fought in duels.items():
+        comparisons = [
+            Comparison(name, own[0].baseline.title, tuple(sorted(own, key=_size))) for name, own in fought.items()
+        ]
+        verdicts.append(Verdict(device, dtype, pass_, tuple(sorted(comparisons, key=lambda one: one.median))))
+    return Headline(tuple(verdicts), stand_in)
+
+
+def _plain(row: Row) -> bool:
+    """Whether it is a PyTorch form of our kernels: neither a kernel nor a baseline."""
+    return row.implementation.startswith("reference_")
 
 
 def _size(duel: Duel) -> tuple[int, int]:
     return duel.ours.seq_len, duel.ours.batch
-
-
-def _duel(ours: Row, rival: Row) -> Duel:
-    return Duel(ours, rival, *faster(ours, rival))

@@ -36,7 +36,8 @@
       trace.visible = !trace.meta.length || trace.meta.some((name) => !hidden.has(name));
     plot.layout.dragmode = phone ? false : "zoom";
     plot.layout.uirevision = "kept"; // a zoom stays when colours or kernels change
-    const first = !drawn.has(div);
+    if (printing) Object.assign(plot.layout, { width: div.clientWidth, height: 0.76 * plot.layout.height });
+    div.style.height = `${plot.layout.height}px`;
     drawn.add(div);
     Plotly.react(div, plot.data, plot.layout, {
       responsive: true,
@@ -45,10 +46,9 @@
       modeBarButtons: [["toImage", "resetScale2d"]], // not the one that sends the chart to a server
       toImageButtonOptions: { format: "svg", filename: div.dataset.plot },
     });
-    if (first) {
-      div.on("plotly_hover", ({ points, event }) => show(points[0], event));
-      div.on("plotly_unhover", () => (card.hidden = true));
-    }
+    div.removeAllListeners("plotly_hover");
+    div.on("plotly_hover", ({ points, event }) => show(points[0], event));
+    div.on("plotly_unhover", () => (card.hidden = true));
   }
 
   // --- what hovering shows
@@ -156,17 +156,13 @@
   );
   all(".plot").forEach((div) => near.observe(div));
 
-  // Paper is light, and narrower than the window.
-  const onPaper = matchMedia("print");
-  const rearrange = () => {
-    all(".plot").forEach((div) => draw(div));
-    all(".plot").forEach((div) => Plotly.relayout(div, { width: printing ? div.clientWidth : null }));
-  };
-  onPaper.addEventListener("change", ({ matches }) => {
-    printing = matches;
+  // --- paper is light, holds every figure, and is narrower than the window
+  function print(now) {
+    printing = now;
+    all(".plot").forEach((div) => drawn.add(div));
     paint();
-    rearrange();
-  });
-  addEventListener("beforeprint", () => { printing = true; paint(); rearrange(); });
-  addEventListener("afterprint", () => { printing = false; paint(); rearrange(); });
+  }
+  matchMedia("print").addEventListener("change", ({ matches }) => print(matches));
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
 })();

@@ -24,7 +24,7 @@ from tflabench.plots.words import provenance
 from tflabench.report import charts, facts, headline, tables
 from tflabench.report.axes import LINES, SYMBOLS, dark_colours
 from tflabench.report.facts import NOTES, amount
-from tflabench.report.runs import Results
+from tflabench.report.runs import Part
 
 _OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
 _DRAWN_SYMBOLS = {  # in a box of 26 x 12, as Plotly draws them
@@ -39,19 +39,19 @@ _DRAWN_SYMBOLS = {  # in a box of 26 x 12, as Plotly draws them
 }
 
 
-def render(directory: Path, results: Sequence[Results]) -> str:
-    """The page about the results in or below `directory`, as HTML."""
-    rows = pd.concat([part.rows for part in results])
+def render(directory: Path, parts: Sequence[Part]) -> str:
+    """The page about the results in and below `directory`, as HTML."""
+    rows = pd.concat([part.rows for part in parts])
     table = looks(rows)
-    figures = [list(charts.figures(part, f"r{n}", table)) for n, part in enumerate(results)]
-    said = headline.compare(row for part in results for row in part.as_rows())
+    figures = [list(charts.figures(part, f"r{n}", table)) for n, part in enumerate(parts)]
+    said = headline.compare(part.results for part in parts)
     plotly = base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
     environment = Environment(loader=PackageLoader("tflabench.report", "."), autoescape=True, **_OPTIONS)
     environment.filters |= {"html": Markup, "ratio": facts.ratio, "look": lambda name: _swatch(table[name])}
     return environment.get_template("page.html.j2").render(
         title=directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         version=tflabench.__version__,
-        provenance=dict.fromkeys(provenance(part.rows, part.runs) for part in results),
+        provenance=dict.fromkeys(provenance(part.rows, part.runs) for part in parts),
         counts=_counts(rows),
         titles={name: look.title for name, look in table.items()},
         passes=PASSES,
@@ -62,22 +62,22 @@ def render(directory: Path, results: Sequence[Results]) -> str:
             {
                 "name": part.name,
                 "figures": own,
-                "best": list(tables.best(part.as_rows())),
+                "best": list(tables.best(part.results)),
                 "missing": list(tables.missing(part.rows, list(table))),
                 "records": list(tables.records(part.rows)),
-                "environments": list(tables.environments(part)),
-                "ceilings": tables.ceilings(part),
                 "commands": part.commands(),
-                "plot": shlex.join(["tflabench", "plot", str(part.folder)]),
+                "plot": shlex.join(["tflabench", "plot", str(part.results.folder)]),
             }
-            for part, own in zip(results, figures, strict=True)
+            for part, own in zip(parts, figures, strict=True)
         ],
         columns=tables.COLUMNS,
+        environments=tables.environments(parts),
+        ceilings=tables.ceilings(parts),
         report=shlex.join(["tflabench", "report", str(directory)]),
         notes={key: (n, Markup(text)) for n, (key, text) in enumerate(NOTES.items(), 1)},
         css=Markup(_text("page.css")),
         script=Markup(_text("page.js")),
-        payload=Markup(_json(_payload(results, rows, figures, table))),
+        payload=Markup(_json(_payload(parts, rows, figures, table))),
         plotly=Markup(plotly),
         plotly_version=get_plotlyjs_version(),
         plotly_size=f"{len(plotly) / 1e6:.1f} MB",
@@ -94,14 +94,14 @@ def _json(value: Any) -> str:
 
 
 def _payload(
-    results: Sequence[Results], rows: Rows, figures: Sequence[Sequence[charts.Figure]], table: Mapping[str, Look]
+    parts: Sequence[Part], rows: Rows, figures: Sequence[Sequence[charts.Figure]], table: Mapping[str, Look]
 ) -> dict[str, Any]:
     """What the script draws and shows: plots by id, the card of every row by its index, dark colours, tables as CSV."""
     plots = {
         f"{figure.id}-{n}": panel.plot for own in figures for figure in own for n, panel in enumerate(figure.panels)
     }
     cards = dict(zip(map(int, rows.index), map(_card, rows.to_dict("records")), strict=True))
-    csv = [part.rows.drop(columns=["details", "chunk_asked"]).to_csv(index=False) for part in results]
+    csv = [part.rows.drop(columns=["details", "chunk_asked"]).to_csv(index=False) for part in parts]
     return {"plots": plots, "cards": cards, "dark": dark_colours(table), "csv": csv}
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pandas as pd
 from markupsafe import Markup
 
 from tflabench.analysis.hardware import from_device_name
+from tflabench.analysis.sessions import sessions
 from tflabench.plots.roofline import roofs
 from tflabench.plots.rows import MEMORY, PASSES, RUNTIME, Rows
 from tflabench.report import facts
 from tflabench.report.facts import BYTE_RATE, FLOP_RATE, amount, number, span
-from tflabench.report.runs import Results
-from tflabench.store import Row
+from tflabench.report.runs import Part
+from tflabench.store import Results
 from tflabench.summary import contests, faster
 
 
@@ -54,10 +57,10 @@ def records(rows: Rows) -> Iterator[dict[str, Any]]:
             "ms_median": amount(row["ms_median"], RUNTIME.units),
             "ms_p80": span(row["ms_p20"], row["ms_p80"], RUNTIME.units),
             "model_ms_lower": span(row["model_ms_lower"], row["model_ms_upper"], RUNTIME.units),
-            "percent_of_roofline": f"{number(row['percent_of_roofline'])}%",
+            "percent_of_roofline": facts.percent(row["percent_of_roofline"]),
             "tflops": amount(row["tflops"] * 1e12, FLOP_RATE),
             "peak_bytes": amount(row["peak_bytes"], MEMORY.units),
-            "rel_error": f"{row['rel_error']:.1e}",
+            "rel_error": facts.error(row["rel_error"]),
         }
         cells = []
         for column in COLUMNS:
@@ -70,10 +73,10 @@ def records(rows: Rows) -> Iterator[dict[str, Any]]:
         yield {"name": row["implementation"], "title": row["title"], "cells": cells, "remarks": remarks}
 
 
-def best(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The fastest implementation of every point, and the next best; only rows of one run are compared."""
-    for run in dict.fromkeys(row.run_id for row in rows):
-        for first, *others in contests(row for row in rows if row.run_id == run):
+def best(results: Results) -> Iterator[dict[str, Any]]:
+    """The fastest implementation of every point, and the next best; only rows of one session are compared."""
+    for session in sessions([results]):
+        for first, *others in contests(session.rows):
             rival = next((row for row in others if row.implementation != first.implementation), None)
             percent = first.percent_of_roofline
             yield {
@@ -94,50 +97,66 @@ def missing(rows: Rows, order: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {"status": status, "name": name, "reason": reason, "points": len(own), "where": Markup(facts.where(own))}
 
 
-def environments(results: Results) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """(run_id, what is known of its environment) of every run that has rows."""
-    for run_id, own in results.rows.groupby("run_id", sort=False):
-        run: Mapping[str, Any] = results.runs.get(str(run_id), {})
-        device = {name: value for name, value in run.get("device_facts", {}).items() if name != "name"}
-        commit = f"({run['commit']})" if run.get("commit") else ""
-        clocks = own["sm_clock_mhz"].dropna()
-        days = sorted({started[:10] for started in own["started_at"]})
-        known = {
-            "device": ", ".join(sorted(set(own["device"]))),
-            "days": " to ".join(dict.fromkeys((days[0], days[-1]))),
-            "driver": run.get("driver"),
-            **{name.replace("_bytes", "").replace("_", " "): _fact(name, value) for name, value in device.items()},
-            "packages": ", ".join(f"{name} {version}" for name, version in run.get("packages", {}).items()),
-            "Python": run.get("python"),
-            "platform": run.get("platform"),
-            "tflabench": f"{run.get('tflabench', '')} {commit}".strip(),
-            "variables": ", ".join(f"{name}={value}" for name, value in run.get("variables", {}).items()),
-            "protocol": ", ".join(sorted(set(own["protocol"]))),
-            "inputs": ", ".join(sorted(set(own["inputs"]))),
+def environments(parts: Sequence[Part]) -> list[tuple[list[str], list[tuple[str, str]]]]:
+    """(the folders, what is known) of every machine and set of versions that rows were measured with."""
+    alike: dict[tuple[tuple[str, str], ...], list[tuple[str, Rows]]] = defaultdict(list)
+    for part in parts:
+        for (run_id, device), own in part.rows.groupby(["run_id", "device"], sort=False):
+            known = {"device": device} | _machine(part.runs.get(str(run_id), {}))
+            alike[tuple((name, str(value)) for name, value in known.items() if value)].append((part.name, own))
+    found = []
+    for machine, measured in alike.items():
+        rows = pd.concat([own for _, own in measured])
+        clocks = rows["sm_clock_mhz"].dropna()
+        days = sorted({started[:10] for started in rows["started_at"]})
+        conditions = {
+            "measured": " to ".join(dict.fromkeys((days[0], days[-1]))),
+            "protocol": ", ".join(sorted(set(rows["protocol"]))),
+            "inputs": ", ".join(sorted(set(rows["inputs"]))),
             "SM clock": f"{clocks.min():,.0f}–{clocks.max():,.0f} MHz, measured" if len(clocks) else "",
-            "not recorded": "" if run else "environment.json does not describe this run",
         }
-        yield str(run_id), [(name, value) for name, value in known.items() if value]
+        lines = [*machine, *((name, value) for name, value in conditions.items() if value)]
+        found.append((list(dict.fromkeys(name for name, _ in measured)), lines))
+    return found
+
+
+def _machine(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What environment.json says of the machine and the versions of a run."""
+    if not run:
+        return {"versions": "not recorded: environment.json does not describe this run"}
+    facts = {name: value for name, value in run.get("device_facts", {}).items() if name != "name"}
+    commit = f"({run['commit']})" if run.get("commit") else ""
+    return {
+        "driver": run.get("driver"),
+        **{name.replace("_bytes", "").replace("_", " "): _fact(name, value) for name, value in facts.items()},
+        "packages": ", ".join(f"{name} {version}" for name, version in run.get("packages", {}).items()),
+        "Python": run.get("python"),
+        "platform": run.get("platform"),
+        "tflabench": f"{run.get('tflabench', '')} {commit}".strip(),
+        "variables": ", ".join(f"{name}={value}" for name, value in run.get("variables", {}).items()),
+    }
 
 
 def _fact(name: str, value: Any) -> str:
     return amount(value, MEMORY.units) if name.endswith("_bytes") else str(value)
 
 
-def ceilings(results: Results) -> list[dict[str, str]]:
-    """The ceilings of the device, from its datasheet and as measured, each with its source."""
-    lines: dict[Any, dict[str, str]] = {}
-    for (_, dtype), rows in results.rows.groupby(["run_id", "dtype"], sort=False):
-        device = rows["device"].iloc[0]
-        gpu = from_device_name(device)
-        for one in roofs(rows, results.runs):
-            lines[dtype, one] = {
-                "what": gpu.name if gpu and one is gpu.ceilings else device,
-                "dtype": str(dtype),
-                "rate": amount(one.flops_per_s, FLOP_RATE),
-                "bandwidth": amount(one.bytes_per_s, BYTE_RATE),
-                "intensity": f"{number(one.intensity)} FLOP/byte",
-                "provenance": one.provenance,
-                "source": one.source,
-            }
+def ceilings(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The ceilings of the devices, from datasheets and as measured, each with its source and the folders it is for."""
+    lines: dict[Any, dict[str, Any]] = {}
+    for part in parts:
+        for (device, _, dtype), rows in part.rows.groupby(["device", "run_id", "dtype"], sort=False):
+            gpu = from_device_name(str(device))
+            for one in roofs(rows, part.runs):
+                line = {
+                    "what": gpu.name if gpu and one is gpu.ceilings else device,
+                    "dtype": str(dtype),
+                    "rate": amount(one.flops_per_s, FLOP_RATE),
+                    "bandwidth": amount(one.bytes_per_s, BYTE_RATE),
+                    "intensity": f"{number(one.intensity)} FLOP/byte",
+                    "provenance": one.provenance,
+                    "source": one.source,
+                    "folders": {},
+                }
+                lines.setdefault((device, dtype, one), line)["folders"][part.name] = None
     return list(lines.values())
