@@ -56,6 +56,18 @@ app = typer.Typer(
 )
 
 # Each adds its commands to `app`.
-from tflabench.cli import advise, claims, compare, figures, measure, profile, report, theory, transfer  # noqa: E402
+from tflabench.cli import advise, claims, compare, figures, measure, profile, report, reproduce, theory, transfer  # noqa: E402
 
-__all__ = ["advise", "app", "claims", "compare", "figures", "measure", "profile", "report", "theory", "transfer"]
+__all__ = [
+    "advise",
+    "app",
+    "claims",
+    "compare",
+    "figures",
+    "measure",
+    "profile",
+    "report",
+    "reproduce",
+    "theory",
+    "transfer",
+]

@@ -22,9 +22,10 @@ def plot(
     """Draw runtime, memory, chunk-size trade-off and roofline of stored rows over theory; print the files written."""
     from tflabench import plots
 
-    for path in plots.draw_all(directory, out, _words(format_), _words(what)):
+    for path in plots.draw_all(directory, out, words(format_), words(what)):
         print(path)
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """The parts of a comma-separated option."""
     return [word.strip() for word in text.split(",")]

@@ -1,0 +1,89 @@
+"""The command that repeats the paper's figures: reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tflabench.cli import app
+from tflabench.cli.measure import Device, Impl, Timeout
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[
+        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")
+    ] = None,
+    matched_heads: Annotated[
+        bool, typer.Option("--matched-heads", help="The same heads and dimensions for every kernel that takes them.")
+    ] = False,
+    impl: Impl = None,
+    device: Device = "auto",
+    root: Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results folders lie.")] = Path(
+        "results"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(help="Where the figures go. [default: the folder `figures` beside their rows]")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
+    timeout: Timeout = 300.0,
+    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
+) -> None:
+    """Repeat the paper's figures: measure what is missing, ours and the baselines, and draw as the paper does.
+
+    Without an NVIDIA GPU nothing is measured: the figures are drawn from the rows stored below --results.
+    """
+    from tflabench import registry
+    from tflabench import reproduce as paper
+    from tflabench.cli.figures import words
+    from tflabench.cli.measure import measure_points, print_plan, stderr
+    from tflabench.machine import detect
+    from tflabench.plots.sheet import FORMATS
+    from tflabench.problem import InputError
+    from tflabench.protocol import PAPER, STANDARD
+
+    names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
+    wanted = [paper.find(name) for name in dict.fromkeys(names)]
+    formats = words(format_)
+    for word in formats:
+        if word not in FORMATS:
+            raise InputError(f"no format is called {word!r}; {registry.nearest(word, FORMATS)}")
+    patterns = registry.split(",".join(impl)) if impl else None
+    machine = detect(device)
+    protocol = PAPER if paper_protocol else STANDARD
+    note = stderr()
+    if machine.kind == "cpu":
+        note.print(f"No NVIDIA GPU here ({machine.name}): drawing the rows stored below {root}, measuring nothing.")
+    if matched_heads and (alike := [figure.name for figure in wanted if not figure.matched]):
+        note.print(f"The same heads for every kernel in any case: {', '.join(alike)}.")
+
+    missing = []
+    for figure in wanted:
+        points = paper.points_of(figure, matched_heads, patterns)
+        preset = figure.preset_for(matched_heads)
+        if machine.kind == "cuda":
+            folder = root / machine.slug / preset
+            if dry_run:
+                print_plan(points, machine, protocol, folder, False)
+                continue
+            measure_points(points, folder, machine, protocol, timeout, f"{figure.name}, sweep {preset}")
+        results = paper.stored(points, root / machine.slug / preset if machine.kind == "cuda" else root)
+        if results is None and not figure.theory:
+            missing.append(figure.name)
+            continue
+        if results is None:
+            note.print(f"{figure.name}: theory alone, no measured point of it is stored")
+        else:
+            measured = sum(row.status == "ok" for row in results.rows)
+            note.print(f"{figure.name}: {measured} of {len(points)} points measured, in {results.folder}")
+        place = out or (results.folder / "figures" if results else root / "theory")
+        for path in paper.draw(figure, results, place, formats):
+            print(path)
+    if missing:
+        hint = f"no point of {', '.join(missing)} is stored below {root}: run the same command on a machine with a GPU"
+        if len(missing) == len(wanted):
+            raise InputError(hint)
+        note.print(f"Not drawn: {hint}")

@@ -1,0 +1,157 @@
+"""The paper's figures with measurements in them: which sweep each needs, which stored rows answer it, how it is drawn.
+
+Figures 4, 5, 12, 13 and 14 show measured rows; 17, 19 and 20 are theory (`tflabench.plots.paper`) with measured rows
+laid over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tflabench.problem import InputError
+from tflabench.registry import nearest
+from tflabench.store import Results, find_results
+from tflabench.sweep import Point, load_preset, plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from tflabench.plots.rows import Quantity, Rows
+
+Drawn = Iterator[tuple[str, "Figure", "Rows"]]  # what follows the figure's name in the file's, the figure, its rows
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """A figure of the paper.
+
+    Attributes:
+        preset: the sweep that measures it.
+        matched: the preset that gives every kernel the same heads and dimensions; None where `preset` does.
+        draw: rows as `tflabench.plots.rows.drawable` gives them, and run_id -> environment -> what is drawn.
+        theory: says something without any rows.
+    """
+
+    name: str
+    preset: str
+    draw: Callable[[Rows, Mapping[str, Any]], Drawn]
+    matched: str | None = None
+    theory: bool = False
+
+    def preset_for(self, matched_heads: bool) -> str:
+        return self.matched if matched_heads and self.matched else self.preset
+
+
+def points_of(figure: PaperFigure, matched_heads: bool, patterns: Sequence[str] | None = None) -> list[Point]:
+    """What a GPU has to measure for a figure; `patterns`: of which implementations."""
+    return plan(load_preset(figure.preset_for(matched_heads)), {}, patterns, "cuda")
+
+
+def stored(points: Sequence[Point], root: Path) -> Results | None:
+    """Of all results folders below `root`, the one that has most of these points measured; None where none has any.
+
+    One folder, not several: ratios count within what was measured together. It is cut down to these points.
+    """
+    asked = {point.id for point in points}
+    best, most = None, 0
+    for results in find_results(root) if any(root.rglob("journal.jsonl")) else ():
+        rows = tuple(row for row in results.rows if row.point in asked)
+        measured = sum(row.status == "ok" for row in rows)
+        if measured > most:
+            best, most = Results(results.folder, rows, results.runs), measured
+    return best
+
+
+def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a figure as `out`/fig4.png, ... in each format, with the rows it shows as CSV; returns the files.
+
+    Raises:
+        InputError: no rows where the figure is nothing without them, or a folder that cannot be written.
+    """
+    from tflabench.plots.rows import drawable
+    from tflabench.plots.sheet import write
+    from tflabench.store import frame
+
+    if results is None and not figure.theory:
+        raise InputError(f"{figure.name} shows measurements only, and none of its points is stored")
+    rows = drawable(frame(results.rows if results else ()))
+    written: list[Path] = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for suffix, drawn, shown in figure.draw(rows, results.runs if results else {}):
+            stem = "-".join([figure.name, *([suffix] if suffix else [])])
+            for format_ in formats:
+                written.append(out / f"{stem}.{format_}")
+                write(drawn, written[-1])
+            if len(shown):
+                written.append(out / f"{stem}.csv")
+                shown.drop(columns="chunk_asked").to_csv(written[-1], index=False)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from None
+    return written
+
+
+def find(name: str) -> PaperFigure:
+    """
+    Raises:
+        InputError: no such figure, with the nearest names.
+    """
+    if name not in FIGURES:
+        raise InputError(f"no figure is called {name!r}; {nearest(name, [*FIGURES, 'all'])}")
+    return FIGURES[name]
+
+
+def _curves(axis: str, quantities: Sequence[str], rows: Rows, runs: Mapping[str, Any]) -> Drawn:
+    """Quantities over an axis, a panel a pass, as measured: the paper draws no theory beside them."""
+    from tflabench.plots import curves, slices
+    from tflabench.plots.rows import MEMORY, RUNTIME
+    from tflabench.plots.style import looks
+    from tflabench.plots.words import provenance
+
+    table, footer = looks(rows), provenance(rows, runs)
+    known: dict[str, Quantity] = {"runtime": RUNTIME._replace(theory=None), "memory": MEMORY}
+    for name in quantities:
+        for part in slices.split(rows, axis):
+            words = [*([name] if len(quantities) > 1 else []), *part.tags]
+            yield "-".join(words), curves.draw(part, known[name], table, footer), part.rows
+
+
+def _tradeoffs(rows: Rows, runs: Mapping[str, Any]) -> Drawn:
+    """Runtime and memory over the chunk size, a figure an implementation."""
+    from tflabench.plots import slices, tradeoff
+    from tflabench.plots.style import looks
+    from tflabench.plots.words import provenance
+
+    table, footer = looks(rows), provenance(rows, runs)
+    for part in slices.split(rows, "chunk_size"):
+        for name in table:
+            own = part.rows[part.rows["implementation"] == name]
+            if own.loc[own["status"] == "ok", "chunk_size"].nunique() > 1:
+                yield "-".join([name, *part.tags]), tradeoff.draw(part, name, table, footer), own
+
+
+def _theory(name: str, rows: Rows, runs: Mapping[str, Any]) -> Drawn:
+    """A figure of the paper's theory, mLSTMsig forward as there."""
+    from tflabench.plots import paper
+
+    yield "", paper.FIGURES[name]("sig", "fw", rows if len(rows) else None), rows
+
+
+OVER_TIME = ("runtime", "memory")
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        PaperFigure("fig4", "paper-fig4", partial(_curves, "seq_len", ("runtime",)), matched="paper-fig4-matched"),
+        PaperFigure("fig5", "paper-fig5", _tradeoffs),
+        PaperFigure("fig12", "paper-fig12", partial(_curves, "seq_len", OVER_TIME)),
+        PaperFigure("fig13", "paper-fig13", partial(_curves, "seq_len", OVER_TIME)),
+        PaperFigure("fig14", "paper-fig14", partial(_curves, "d_hv", ("runtime",))),
+        PaperFigure("fig17", "paper-fig17", partial(_theory, "fig17"), theory=True),
+        PaperFigure("fig19", "paper-fig17", partial(_theory, "fig19"), theory=True),
+        PaperFigure("fig20", "paper-fig17", partial(_theory, "fig20"), theory=True),
+    )
+}
