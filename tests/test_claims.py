@@ -53,6 +53,11 @@ def chosen(ms: float) -> Row:
     return made.model_copy(update={"point": "tfla_sig_xl/fwbw/Lauto/bfloat16"})
 
 
+def errors(by_chunk: dict[int, float]) -> list[Row]:
+    size = {"batch": 8, "seq_len": 8192, **FIG4}
+    return [row("tfla_exp_xl", chunk_size=L, rel_error=error, **size) for L, error in by_chunk.items()]
+
+
 SIG = training("tfla_sig_xl", 4, 4, 4)
 BIG = training("tfla_sig_xl", 10, 10, 10, **FIG12, peak_bytes=3 * GIB)
 SMALL_HEADS = training("tfla_sig_xl", 5, 5, 5, **FIG13, chunk_size=256, peak_bytes=7 * GIB)
@@ -114,6 +119,7 @@ CASES = {
         over_chunks(VALLEY, peak_bytes={64: 9 * GIB, 256: 5 * GIB, 4096: 3 * GIB}),
         over_chunks(VALLEY, peak_bytes={64: 3 * GIB, 256: 5 * GIB, 4096: 3 * GIB}),
     ),
+    "error of exp": (errors({64: 2e-3, 256: 2.1e-3, 2048: 2e-3}), errors({64: 2e-3, 256: 2e-3, 2048: 4e-3})),
     "choosing L": ([*over_chunks(VALLEY), chosen(14.2)], [*over_chunks(VALLEY), chosen(16.0)]),
 }
 

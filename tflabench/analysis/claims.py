@@ -379,6 +379,17 @@ CLAIMS = (
         at_least=1,
     ),
     Claim(
+        "error of exp forward the same for every L, 64 to 2048",
+        "answers to the reviews",
+        {"exp": Need("{}_exp_xl", {**_FW, **_FIG4, "seq_len": 8192})},
+        lambda point: point["exp"].rel_error or 0,
+        form="{:.1e}",
+        criterion="greatest relative error at most 1.5 of the least",
+        holds=lambda values: max(values.values()) <= 1.5 * min(values.values()),
+        over="chunk_size",
+        at_least=3,
+    ),
+    Claim(
         "mean absolute error of exp forward 7.86e-4 (float32), 2.905e-3 (bf16), for every L",
         "answers to the reviews",
         unmeasurable="rows hold errors relative to the root mean square of float64, not mean absolute ones",
