@@ -35,11 +35,11 @@ def over_lengths(name: str, *ms: float, **changes) -> list[Row]:
     ]
 
 
-def over_chunks(ms: dict[int, float], **columns: dict[int, float]) -> list[Row]:
+def over_chunks(ms: dict[int, float], pass_: str = "fwbw", **columns: dict[int, float]) -> list[Row]:
     def at(L: int) -> dict:
         return {name: values[L] for name, values in columns.items()}
 
-    size = {"batch": 8, "seq_len": 8192, "pass_": "fwbw", **FIG12}
+    size = {"batch": 8, "seq_len": 8192, "pass_": pass_, **FIG12}
     return [row("tfla_sig_xl", value, chunk_size=L, **size, **at(L)) for L, value in ms.items()]
 
 
@@ -107,14 +107,14 @@ CASES = {
     ),
     "measured: the best L": (over_chunks(VALLEY), over_chunks({64: 10.0, 256: 14.0, 4096: 70.0})),
     "theory: the best L": (
-        over_chunks(VALLEY | {512: 15}, model_ms_upper={64: 5, 256: 3, 512: 2, 4096: 4}),
-        over_chunks(VALLEY | {512: 15}, model_ms_upper={64: 5, 256: 2, 512: 3, 4096: 4}),
+        over_chunks(VALLEY | {512: 15}, "fw", model_ms_upper={64: 5, 256: 3, 512: 2, 4096: 4}),
+        over_chunks(VALLEY | {512: 15}, "fw", model_ms_upper={64: 5, 256: 2, 512: 3, 4096: 4}),
     ),
     "FLOP/s rise": (
-        over_chunks(VALLEY, tflops={64: 100, 256: 150, 4096: 300}),
-        over_chunks(VALLEY, tflops={64: 100, 256: 150, 4096: 90}),
+        over_chunks(VALLEY, "fw", tflops={64: 100, 256: 150, 4096: 300}),
+        over_chunks(VALLEY, "fw", tflops={64: 100, 256: 150, 4096: 90}),
     ),
-    "... although runtime": (over_chunks(VALLEY), over_chunks({64: 15.0, 256: 14.0, 4096: 13.0})),
+    "... although runtime": (over_chunks(VALLEY, "fw"), over_chunks({64: 15.0, 256: 14.0, 4096: 13.0}, "fw")),
     "L is the knob": (
         over_chunks(VALLEY, peak_bytes={64: 9 * GIB, 256: 5 * GIB, 4096: 3 * GIB}),
         over_chunks(VALLEY, peak_bytes={64: 3 * GIB, 256: 5 * GIB, 4096: 3 * GIB}),
@@ -219,7 +219,7 @@ def claims(*arguments, code: int = 0):
 
 def test_the_table_has_every_claim_and_120_columns(tmp_path):
     write(tmp_path / "h200" / "fig4", [*SIG, *training("mamba2", 9, 9, 9), *CASES["mLSTMexp: xl_chunk"][0]])
-    write(tmp_path / "h200" / "fig5", over_chunks(VALLEY))
+    write(tmp_path / "h200" / "fig5", [*over_chunks(VALLEY), *over_chunks(VALLEY, "fw")])
     lines = claims(tmp_path).stdout.splitlines()
     assert max(map(len, lines)) <= 120
     text = " ".join(" ".join(lines).split())
