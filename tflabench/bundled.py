@@ -1,14 +1,21 @@
-"""The bundled kernels as the bench sees them: every form and kernel of mLSTMexp and mLSTMsig, made from one table."""
+"""The bundled kernels as the bench sees them: every form and kernel of the mLSTM and of the other linear RNNs.
+
+Two tables make them all: `GATES` of mLSTMexp and mLSTMsig, and `RECURRENCES`, whose inputs are those that the adapters
+of fla and mamba-ssm draw, in their layout (B, T, H, ...), so that rows compare.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tflabench.adapter import Case, Formulation, Implementation, Unsupported, draw
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
+from tflabench.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
+from tflabench.analysis import baselines as costs
+from tflabench.analysis.cost import DEFAULT_CHUNK_SIZE, Cost
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -22,14 +29,14 @@ CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastes
 ORACLE_CHUNK_SIZE = 64
 ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
 
-_INPUT_SHIFT = {"f": 3.0}  # forget gates mostly open, as trained models have them
+OPEN = 3.0  # what is added to pre-activations of forget gates: mostly open, as trained models have them
 
 
 def sequence_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """q, k (B, H, T, d_qk), v (B, H, T, d_hv) and gate pre-activations i, f (B, H, T) of `problem.dtype`."""
     tokens = (problem.batch, problem.heads, problem.seq_len)
     shapes = {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
-    return draw(problem, device, {**shapes, "i": tokens, "f": tokens}, _INPUT_SHIFT)
+    return draw(problem, device, {**shapes, "i": tokens, "f": tokens}, {"f": OPEN})
 
 
 def sequence_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -57,22 +64,33 @@ def build_reference(form: str, gate: Gate, problem: Problem, device: torch.devic
     )
 
 
-def build_tfla(kernels: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
+def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
     from tflabench.kernels import api
 
     inputs = sequence_inputs(problem, device)
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
-    try:
-        choice = api.choose(q, v, gate=gate, implementation=kernels, chunk_size=problem.chunk_size or api.AUTO)
-    except ValueError as error:
-        raise Unsupported(str(error)) from None
-    options = {"implementation": choice.implementation, "chunk_size": choice.chunk_size}
+    options = chosen(kernels, gate, problem, q, v)
     return Case(
         inputs=inputs,
         forward=lambda: api.chunkwise(q, k, v, f, i, gate=gate, **options),
         oracle=partial(sequence_oracle, gate),
-        details={"kernel": choice.implementation, "chunk_size": choice.chunk_size},
+        details={"kernel": options["implementation"], "chunk_size": options["chunk_size"]},
     )
+
+
+def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> dict[str, Any]:
+    """Implementation and chunk size, as options of an operation, for q and v (B, H, T, d).
+
+    Raises:
+        Unsupported: it cannot run here, with its reason.
+    """
+    from tflabench.kernels import api
+
+    try:
+        choice = api.choose(q, v, gate=gate, implementation=kernels, chunk_size=problem.chunk_size or api.AUTO)
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
+    return {"implementation": choice.implementation, "chunk_size": choice.chunk_size}
 
 
 def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:
@@ -119,6 +137,168 @@ def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
     return Case(inputs=inputs, forward=forward, oracle=partial(step_oracle, gate), details={"kernel": "step"})
 
 
+# --- The other linear RNNs
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One operation of `kernels.api` and its decode step.
+
+    Attributes:
+        name: in names of implementations; title: as legends write it.
+        function: of `kernels.api`; with "_step" behind it, of `kernels.step`.
+        gate: what runs it.
+        inputs: (problem, device) -> its tensors by argument name, (B, T, H, ...) where they have steps.
+        options: its other arguments.
+        queries, values: which arguments are q and v.
+        decays: values of its gates read a step and head.
+    """
+
+    name: str
+    title: str
+    function: str
+    gate: Gate
+    inputs: Callable[[Problem, torch.device], dict[str, Tensor]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    family: Family = "linear_attention"
+    queries: str = "q"
+    values: str = "v"
+    decays: int = 0
+
+
+def attention_inputs(problem: Problem, device: torch.device, gate: str | None = None) -> dict[str, Tensor]:
+    """q, k (B, T, H, d_qk), v (B, T, H, d_hv), and a gate (B, T, H) by its name."""
+    steps = (problem.batch, problem.seq_len, problem.heads)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (*steps, problem.d_qk),
+        "k": (*steps, problem.d_qk),
+        "v": (*steps, problem.d_hv),
+    }
+    return draw(problem, device, shapes | ({} if gate is None else {gate: steps}), dict.fromkeys("fg", OPEN))
+
+
+def simple_gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    from torch.nn.functional import logsigmoid
+
+    inputs = attention_inputs(problem, device, "g")
+    return inputs | {"g": logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)}
+
+
+def retention_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    from tflabench.kernels.api import retnet_log_decays
+
+    return attention_inputs(problem, device) | {"log_decay": retnet_log_decays(problem.heads, device)}
+
+
+def lightning_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """The slopes are those of a network's first layer, the steepest."""
+    from tflabench.kernels.api import lightning_slopes
+
+    return attention_inputs(problem, device) | {"slopes": lightning_slopes(problem.heads, 0, 1, device)}
+
+
+def mamba2_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """x (B, T, H, d_hv), dt (B, T, H) before bias and softplus, B and C (B, T, 1, d_qk), and parameters (H,), float32:
+    A = -1, -2, ..., -16 and again, D = 1 and steps of about 0.02, as models start with.
+    """
+    import torch
+
+    steps = (problem.batch, problem.seq_len)
+    shared = (*steps, 1, problem.d_qk)
+    shapes = {"x": (*steps, problem.heads, problem.d_hv), "dt": (*steps, problem.heads), "B": shared, "C": shared}
+    heads = torch.arange(problem.heads, dtype=torch.float32, device=device)
+    parameters = {"A": -1.0 - heads % 16, "D": torch.ones_like(heads), "dt_bias": torch.full_like(heads, -4.0)}
+    trained = {name: x.requires_grad_(problem.pass_ == "fwbw") for name, x in parameters.items()}
+    return draw(problem, device, shapes) | trained
+
+
+RECURRENCES = (
+    Recurrence("retention", "Retention", "retention", RETENTION, retention_inputs),
+    Recurrence(
+        "gated_retention",
+        "Gated Retention",
+        "gated_retention",
+        Gate("sigmoid", "none", temperature=16.0),
+        partial(attention_inputs, gate="f"),
+        decays=1,
+    ),
+    Recurrence("simple_gla", "Simple GLA", "simple_gla", SIMPLE_GLA, simple_gla_inputs, decays=1),
+    Recurrence("lightning", "Lightning attention", "lightning_attention", RETENTION, lightning_inputs),
+    Recurrence(
+        "mamba2",
+        "Mamba 2",
+        "mamba2_ssd",
+        Gate("rate", "softplus"),
+        mamba2_inputs,
+        {"dt_softplus": True},
+        family="ssm",
+        queries="C",
+        values="x",
+        decays=1,
+    ),
+)
+
+
+def recurrence_oracle(op: Recurrence, inputs: Mapping[str, Tensor], **options: Any) -> Any:
+    """What the operation gives in plain PyTorch, in the dtype of the inputs, of whole or sliced inputs."""
+    from tflabench.kernels import api
+
+    run = getattr(api, op.function)
+    reference: dict[str, Any] = {"implementation": "reference", "chunk_size": ORACLE_CHUNK_SIZE, "layout": "bthd"}
+    return run(**inputs, **op.options, **reference, **options)
+
+
+def build_recurrence(kernels: str, op: Recurrence, problem: Problem, device: torch.device) -> Case:
+    from tflabench.kernels import api
+
+    inputs = op.inputs(problem, device)
+    q, v = (inputs[name].transpose(1, 2) for name in (op.queries, op.values))
+    options = chosen(kernels, op.gate, problem, q, v)
+    run = partial(getattr(api, op.function), **inputs, **op.options, **options, layout="bthd")
+    return Case(
+        inputs=inputs,
+        forward=run,
+        oracle=partial(recurrence_oracle, op),
+        layout="bthd",
+        details={"kernel": options["implementation"], "chunk_size": options["chunk_size"]},
+    )
+
+
+def build_recurrence_step(op: Recurrence, problem: Problem, device: torch.device) -> Case:
+    """As `build_step`; the state before the step has a time axis of size 1 like the other inputs."""
+    import torch
+
+    from tflabench.kernels import step
+
+    inputs = op.inputs(problem, device)
+    shapes = {"state": (problem.batch, 1, problem.heads, problem.d_qk, problem.d_hv)}
+    state = draw(problem, device, shapes)["state"]
+    inputs["state"] = state if problem.dtype == "float64" else state.float()
+    now = {name: x[:, 0] if x.dim() > 2 else x for name, x in inputs.items() if name != "state"}
+    before, after = (State(x[:, 0].contiguous()) for x in (inputs["state"], torch.empty_like(inputs["state"])))
+    run = getattr(step, f"{op.function}_step")
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        return run(**now, **op.options, state=before, out=after)[:, None]
+
+    def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
+        given = {name: x for name, x in inputs.items() if name != "state"}
+        return recurrence_oracle(op, given, initial_state=State(inputs["state"][:, 0]))
+
+    return Case(inputs=inputs, forward=forward, oracle=oracle, layout="bthd", details={"kernel": "step"})
+
+
+def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
+    """Of Mamba 2 all heads share q and k."""
+    group = problem.heads if op.name == "mamba2" else 1
+    chunk_size = problem.chunk_size or DEFAULT_CHUNK_SIZE
+    return costs.linear_attention(problem, decays=op.decays, chunk_size=chunk_size, group=group)
+
+
+# --- What cannot run
+
+
 def refuse_sequence(problem: Problem, device: str) -> str | None:
     if problem.pass_ != "decode":
         return "computes single steps: the pass must be decode"
@@ -129,16 +309,23 @@ def refuse_decode(problem: Problem, device: str) -> str | None:
     return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
 
 
-def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
-    L = problem.chunk_size
+def refuse_kernels(dtypes: str, problem: Problem, device: str) -> str | None:
+    """What all kernels need; the rest `build` can tell."""
     if problem.pass_ == "decode":
         return refuse_decode(problem, device)
     if find_spec("triton") is None:
         return "needs the package triton"
     if device != "cuda":
         return "needs a CUDA device"
-    if problem.dtype == "float64":
-        return "takes bfloat16, float16 and float32, not float64"
+    if problem.dtype not in dtypes:
+        return f"takes {dtypes}, not {problem.dtype}"
+    return None
+
+
+def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
+    L = problem.chunk_size
+    if reason := refuse_kernels("bfloat16, float16 and float32", problem, device):
+        return reason
     for name, d in (("d_qk", problem.d_qk), ("d_hv", problem.d_hv)):
         if d % 16 or d > 1024:
             return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
@@ -147,6 +334,9 @@ def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
     if L is not None and L % 16:
         return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {L}"
     return None
+
+
+refuse_hopper = partial(refuse_kernels, "bfloat16 and float16")
 
 
 def _reference(form: Formulation, gate: GateName) -> Implementation:
@@ -168,9 +358,23 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         name=f"tfla_{gate}_{kernels}",
         family="mlstm",
         title=f"mLSTM{gate} TFLA {kernels}_chunk",
-        build=partial(build_tfla, f"tfla_{kernels}", GATES[gate]),
+        build=partial(build_kernels, f"tfla_{kernels}", GATES[gate]),
         refuses=partial(refuse_tfla, kernels == "limit"),
         gate=gate,
+        chunked=True,
+        package="triton",
+    )
+
+
+def _hopper(gate: GateName) -> Implementation:
+    return Implementation(
+        name=f"hopper_{gate}",
+        family="mlstm",
+        title=f"mLSTM{gate} fused for Hopper",
+        build=partial(build_kernels, "hopper", GATES[gate]),
+        refuses=refuse_hopper,
+        gate=gate,
+        formulation="fused",
         chunked=True,
         package="triton",
     )
@@ -188,10 +392,41 @@ def _step(gate: GateName) -> Implementation:
     )
 
 
+def _recurrence(op: Recurrence, kernels: str) -> Implementation:
+    """Of `kernels`, an implementation of `kernels.api`."""
+    names = {"hopper": "hopper_{}", "tfla_xl": "tfla_{}_xl", "reference": "reference_{}"}
+    titles = {"hopper": "fused for Hopper", "tfla_xl": "TFLA xl_chunk", "reference": "PyTorch chunkwise"}
+    refuses = {"hopper": refuse_hopper, "tfla_xl": partial(refuse_tfla, False), "reference": refuse_decode}
+    return Implementation(
+        name=names[kernels].format(op.name),
+        family=op.family,
+        title=f"{op.title} {titles[kernels]}",
+        build=partial(build_recurrence, kernels, op),
+        refuses=refuses[kernels],
+        chunked=True,
+        cost=partial(recurrence_cost, op),
+        package="torch" if kernels == "reference" else "triton",
+    )
+
+
+def _recurrence_step(op: Recurrence) -> Implementation:
+    return Implementation(
+        name=f"step_{op.name}",
+        family=op.family,
+        title=f"{op.title} decode step",
+        build=partial(build_recurrence_step, op),
+        refuses=refuse_sequence,
+        formulation="recurrent",
+    )
+
+
 _FORMS: tuple[Formulation, ...] = ("chunkwise", "parallel", "recurrent")
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_tfla(kernels, gate) for gate in GATES for kernels in ("limit", "xl")),
     *(_reference(form, gate) for form in _FORMS for gate in GATES),
     *(_step(gate) for gate in GATES),
+    *(_hopper(gate) for gate in GATES),
+    *(_recurrence(op, kernels) for op in RECURRENCES for kernels in ("hopper", "tfla_xl", "reference")),
+    *(_recurrence_step(op) for op in RECURRENCES),
 )
