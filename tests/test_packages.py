@@ -16,7 +16,9 @@ import tflabench
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tflabench"
 
-OUTER = [f"tflabench.{name}" for name in "bench cli executor plots registry store summary sweep verify worker".split()]
+OUTER = [
+    f"tflabench.{name}" for name in "bench cli executor plots registry report store summary sweep verify worker".split()
+]
 BENCH = [*OUTER, *(f"tflabench.{name}" for name in "adapter bundled machine measure problem".split())]
 HEAVY = ["torch", "triton"]
 # module prefix -> prefixes it must never import, at any depth of the file
@@ -25,7 +27,8 @@ FORBIDDEN = {
     "tflabench.baselines": OUTER,
     "tflabench.analysis": [*HEAVY, "matplotlib", "tflabench.kernels", "tflabench.baselines", *OUTER],
     "tflabench.store": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
-    "tflabench.plots": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
+    "tflabench.plots": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli", "tflabench.report"],
+    "tflabench.report": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
     "tflabench.measure": ["tflabench.kernels", "tflabench.baselines", "tflabench.registry", "tflabench.cli"],
     "tflabench.cli": HEAVY,
 }

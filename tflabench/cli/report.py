@@ -18,7 +18,7 @@ def report(
     ],
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: DIR/report.html.")] = None,
 ) -> None:
-    """Write one self-contained HTML page of stored rows: headline, interactive figures, tables, environment, commands."""
+    """Write stored rows as one HTML page that needs no network: headline, interactive figures, tables, commands."""
     from tflabench import report as reports
 
     path = reports.write(directory, out)

@@ -26,9 +26,10 @@ def write(directory: Path | str, out: Path | str | None = None) -> Path:
     try:
         from tflabench.report import page
     except ModuleNotFoundError as error:
-        if error.name not in ("plotly", "jinja2"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("plotly", "jinja2"):
             raise
-        raise InputError(f"the report needs the package {error.name}, which is not installed: {INSTALL}") from None
+        raise InputError(f"the report needs the package {package}, which is not installed: {INSTALL}") from None
     html = page.render(directory, parts)
     try:
         out.write_text(html, encoding="utf-8")

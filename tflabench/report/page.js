@@ -126,7 +126,9 @@
     });
   for (const button of all("[data-copy]"))
     button.onclick = async () => {
-      await navigator.clipboard?.writeText(button.previousElementSibling.textContent);
+      const command = button.previousElementSibling;
+      getSelection().selectAllChildren(command); // what is left to copy by hand where the browser forbids it
+      await navigator.clipboard.writeText(command.textContent);
       button.textContent = "copied";
     };
   for (const button of all("[data-csv]"))

@@ -43,7 +43,8 @@ def trade_off(rows: Rows, ms: float, memory: tuple[str, float], looks: Mapping[s
         own = rows[(rows["implementation"] == name) & (rows["status"] == "ok")].sort_values("chunk_size")
         if own.empty:
             continue
-        L, best = own["chunk_size"], own["ms_median"] == own["ms_median"].min()
+        L = own["chunk_size"]
+        best = (own["ms_median"] == own["ms_median"].min()) & (L.nunique() > 1)
         named = (best | L.isin([L.min(), L.max()])) & L.notna()
         data.append({
             **points(name, look, own), "mode": "lines+markers+text",
