@@ -163,6 +163,23 @@ def test_two_implementations_of_one_folder(tmp_path):
     assert "sdpa" not in done.stdout
 
 
+def test_versions_between_two_implementations_of_a_folder_are_said_too(tmp_path):
+    newer = {**RUN, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
+    folder = write(tmp_path, [row(), row("nxai_sig_xl", run_id="newer")], newer=newer)
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, "--no-plot")
+    assert "torch 2.11.0 in A, 2.12.0 in B" in done.stderr
+
+
+def test_every_swept_axis_is_a_figure(tmp_path):
+    lengths, sizes = [row(seq_len=n) for n in (512, 1024)], [row(chunk_size=size) for size in (64, 256)]
+    a = write(tmp_path / "a", [*lengths, *sizes])
+    done = compare(a, a, "--out", tmp_path / "ratios.png")
+    assert [line.rpartition("/")[2] for line in done.stderr.splitlines() if line.startswith("wrote")] == [
+        "ratios-seq_len.png",
+        "ratios-chunk_size.png",
+    ]
+
+
 def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     lengths = [512, 1024, 2048]
     a = write(tmp_path / "a", [row(seq_len=n, pass_=p) for n in lengths for p in ("fw", "fwbw")])

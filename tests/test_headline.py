@@ -158,6 +158,13 @@ def test_the_command_prints_or_writes_the_page(fig4):
     assert CliRunner().invoke(app, ["headline", str(fig4), "--out", str(out / "below")]).exit_code == 2
 
 
+def test_the_committed_page_is_what_the_stored_rows_make():
+    results = Path(__file__).resolve().parent.parent / "results"
+    command = ["tflabench", "headline", "results/h200", "--out", "results/README.md"]
+    made = headline.markdown(results / "h200", command, results)
+    assert made == (results / "README.md").read_text(), f"rows have changed: run `{' '.join(command)}`"
+
+
 def test_our_kernels_are_the_bundled_ones_without_the_pytorch_forms():
     kernels = bundled_kernels()
     assert {"tfla_sig_xl", "tfla_exp_limit"} <= kernels
