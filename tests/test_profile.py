@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tflabench.machine import Machine
 from tflabench.plots.profile import MOST_BARS, draw, short, shortened
 from tflabench.problem import Problem
 from tflabench.profile import point as profiles
+from tflabench.profile.calls import merge
 from tflabench.sweep import Point
 
 COLUMNS = "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC".split(",")
@@ -38,7 +40,7 @@ def table(metrics: dict[str, str], *launches: tuple[str, dict[str, str]]) -> str
     return "\n".join([*lines, "==PROF== Disconnected from process 42"]) + "\n"
 
 
-BF16 = counters.TENSOR[0]
+BF16 = counters.BF16
 FFMA, FADD, FMUL = counters.SCALAR
 
 
@@ -46,14 +48,60 @@ def test_launches_of_a_kernel_are_summed_and_units_and_separators_understood():
     metrics = {counters.DURATION: "us", counters.DRAM: "Mbyte", BF16: "", FFMA: "inst", FADD: "inst", FMUL: "inst"}
     one = {counters.DURATION: "1,250.5", counters.DRAM: "3.5", BF16: "4,000,000", FFMA: "10", FADD: "3", FMUL: "2"}
     other = {counters.DURATION: "9.5", counters.DRAM: "0.5", BF16: "0", FFMA: "0", FADD: "0", FMUL: "1"}
-    states, outputs = counters.read_ncu(table(metrics, ("states", one), ("outputs", other), ("states", other)))
-    assert states.ms == pytest.approx(1.26)
-    found = (states.name, states.launches, states.dram_bytes, states.tensor_flops, states.scalar_flops)
-    assert found == ("states", 2, 4e6, 4e6, 2 * 10 + 3 + 2 + 1)
-    assert states.intensity == pytest.approx((4e6 + 26) / 4e6)
-    assert outputs.launches == 1
-    whole = counters.total([states, outputs])
+    outputs, gates = counters.read_ncu(table(metrics, ("outputs", one), ("gates", other), ("gates", other)))
+    assert outputs.ms == pytest.approx(1.2505)
+    found = (outputs.name, outputs.launches, outputs.dram_bytes, outputs.tensor_flops, outputs.scalar_flops)
+    assert found == ("outputs", 1, 3.5e6, 4e6, 2 * 10 + 3 + 2)
+    assert outputs.intensity == pytest.approx((4e6 + 25) / 3.5e6)
+    assert (gates.launches, gates.ms, gates.dram_bytes) == (2, pytest.approx(0.019), 1e6)
+    whole = counters.total([outputs, gates])
     assert (whole.launches, whole.dram_bytes, whole.flops) == (3, 4.5e6, 4e6 + 27)
+
+
+def test_what_ncu_wrote_on_an_h200_is_read():
+    """mLSTMsig forward, 65,536 tokens, 16 heads, 128/256, L = 256: states multiply 2 d_qk d_hv a step and head."""
+    states, outputs = counters.read_ncu((RECORDED / "ncu-h200-tfla_sig_xl-fw.csv").read_text())[2:]
+    assert (states.name, outputs.name) == ("chunk_states", "parallel_outputs")
+    steps = 65536 * 16
+    assert states.tensor_flops == steps * 2 * 128 * 256
+    inputs, stored = steps * (128 + 256) * 2, steps / 256 * 128 * 256 * 2
+    assert states.dram_bytes == pytest.approx(inputs + stored, rel=0.05)
+    assert outputs.dram_bytes == pytest.approx(steps * (2 * 128 + 2 * 256) * 2 + stored, rel=0.05)
+    assert outputs.ms == pytest.approx(0.668, abs=1e-3)
+
+
+TOLD = (("chunk_states", 3), ("parallel_outputs", 4))
+
+
+def test_launches_of_a_long_kernel_are_told_apart_as_recorded():
+    found = counters.read_ncu((RECORDED / "ncu-h200-tfla_exp_xl-fwbw.csv").read_text())
+    long = [kernel.name for kernel in found if "#" in kernel.name]
+    assert sorted(long) == [
+        *(f"chunk_states #{n}" for n in (1, 2, 3)),
+        *(f"parallel_outputs #{n}" for n in (1, 2, 3, 4)),
+    ]
+    (gates,) = [kernel for kernel in found if kernel.name == "_sum_tiles"]
+    assert gates.launches == 3
+    assert counters.total(found).tensor_flops == pytest.approx(1022e9, rel=1e-3)
+
+
+def test_float16_is_counted_once_whichever_names_the_gpu_has():
+    both = {counters.DURATION: "ns", counters.FP16: "", counters.FP16_TO_FP32: ""}
+    values = {counters.DURATION: "1", counters.FP16: "80", counters.FP16_TO_FP32: "60"}
+    (kernel,) = counters.read_ncu(table(both, ("k", values)))
+    assert kernel.tensor_flops == 80
+    one = {counters.DURATION: "ns", counters.FP16_TO_FP32: ""}
+    (kernel,) = counters.read_ncu(table(one, ("k", values)))
+    assert kernel.tensor_flops == 60
+
+
+def test_calls_are_merged_by_kernel_with_medians():
+    calls = [[("a", ms), ("small", 0.01), ("a", 2.0), ("small", 0.01)] for ms in (1.0, 5.0, 1.2)]
+    parts = {part.name: (part.launches, part.ms) for part in merge(calls)}
+    assert parts == {"a #1": (1, 1.2), "small": (2, pytest.approx(0.02)), "a #2": (1, 2.0)}
+    unlike = merge([calls[0], calls[0][:2]])
+    assert {part.name: part.launches for part in unlike} == {"a": 2, "small": 2}
+    assert unlike[0].ms == pytest.approx((3.0 + 1.0) / 2)
 
 
 def test_a_counter_that_the_gpu_lacks_is_missing_not_zero():
@@ -86,6 +134,7 @@ def test_no_counters_is_explained(text, reason):
     assert "\n" not in counters.why_not(text)
 
 
+RECORDED = Path(__file__).parent / "data"
 GPU = Machine("cuda", "NVIDIA H200", 141 << 30)
 CPU = Machine("cpu", "a CPU, 2 cores", 8 << 30)
 SMALL = "--device cpu --seq-len 64 --batch 1 --heads 1 --d-qk 8 --d-hv 8 --calls 2".split()
@@ -105,8 +154,8 @@ log.write_text(done.stdout + open({table!r}).read())
 @pytest.fixture
 def ncu(tmp_path, monkeypatch):
     """A program in place of ncu, which runs the worker and then writes a table of counters."""
-    metrics = {counters.DURATION: "ns", counters.DRAM: "byte", counters.TENSOR[0]: ""}
-    values = {counters.DURATION: "2000", counters.DRAM: "1000", counters.TENSOR[0]: "50000"}
+    metrics = {counters.DURATION: "ns", counters.DRAM: "byte", counters.BF16: ""}
+    values = {counters.DURATION: "2000", counters.DRAM: "1000", counters.BF16: "50000"}
     (tmp_path / "table").write_text(table(metrics, ("outputs", values)))
     program = tmp_path / "ncu"
     program.write_text(FAKE_NCU.format(python=sys.executable, table=str(tmp_path / "table")))
@@ -175,6 +224,7 @@ def profile(counted: tuple[KernelCounters, ...], parts: int = 3) -> profiles.Pro
         counted=counted,
         why_not_counted=None if counted else "ncu is not installed",
         model=Cost(4e11, 3e9),
+        calibrated=(Cost(5e11, 3.5e9), 1.2e-3),
         ceilings=Ceilings(8e14, 4e12, "measured", "test"),
         wrong=None,
     )
@@ -187,7 +237,7 @@ def test_measured_intensity_lies_on_the_roofline_beside_the_modelled_one():
     measured, modelled = points["call, counted FLOPs and DRAM bytes"], points["call, modelled FLOPs and bytes"]
     assert measured.tolist() == [[pytest.approx(110), pytest.approx(4.4e11 / 1.3e-3 / 1e12)]]
     assert modelled.tolist() == [[pytest.approx(4e11 / 3e9), pytest.approx(4e11 / 1.3e-3 / 1e12)]]
-    assert points["GPU kernels, measured"].shape == (2, 2)
+    assert points["its longest kernels, counted"].shape == (2, 2)
 
 
 def test_many_parts_are_summed_under_the_last_bar():
@@ -198,9 +248,13 @@ def test_many_parts_are_summed_under_the_last_bar():
 
 
 def test_names_are_cut_to_what_tells_them_apart():
-    assert short("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor>(int)") == (
-        "vectorized_elementwise_ke…"
+    assert (
+        short("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)") == "FillFunctor"
     )
+    assert short("void at::<unnamed>::CatArrayBatchedCopy<at::OpaqueType<4>>(T1 *)") == "CatArrayBatchedCopy"
+    assert short("void at::native::(anonymous namespace)::CatArrayBatchedCopy<int>()") == "CatArrayBatchedCopy"
+    assert short("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT") == "nvjet_sm90_tst_256x128_64…"
+    assert short("a_kernel_with_a_long_name #2", 20) == "a_kernel_with_a_… #2"
     assert short("aten::bmm") == "aten::bmm"
     assert short("_outputs") == "_outputs"
 

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 DURATION, DRAM = "gpu__time_duration.sum", "dram__bytes.sum"
-# FLOPs of tensor-core instructions, a multiply-add being 2, by type of the operands.
-TENSOR = tuple(f"sm__ops_path_tensor_src_{source}_dst_fp32.sum" for source in ("bf16", "fp16", "tf32"))
+# FLOPs of tensor-core instructions by type of the operands, a multiply-add being 2: a product of 4096^3 in bfloat16
+# counted 2 * 4096**3 on an H200. Of float16's two names a GPU has the first, or the second within it.
+BF16, TF32 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum", "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
+FP16, FP16_TO_FP32 = "sm__ops_path_tensor_src_fp16.sum", "sm__ops_path_tensor_src_fp16_dst_fp32.sum"
 # Metric -> FLOPs of one float32 instruction of a thread.
 SCALAR = {
     f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum": flops
     for op, flops in (("ffma", 2), ("fadd", 1), ("fmul", 1))
 }
-METRICS = (DURATION, DRAM, *TENSOR, *SCALAR)
+METRICS = (DURATION, DRAM, BF16, TF32, FP16, FP16_TO_FP32, *SCALAR)
+WORTH_A_NUMBER = 0.05  # of a call's time, from which the launches of one kernel are told apart
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
@@ -27,7 +31,7 @@ _SECONDS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
 
 @dataclass(frozen=True)
 class KernelCounters:
-    """All launches of one GPU kernel within a call.
+    """One GPU kernel within a call: all its launches, or one of those that `told_apart` numbers.
 
     Attributes:
         ms: summed duration, with the caches emptied before each launch, as Nsight Compute does.
@@ -75,14 +79,30 @@ def read_ncu(text: str) -> list[KernelCounters]:
     table = text[text.find('"ID",') :] if '"ID",' in text else ""
     lines = [line for line in table.splitlines() if line.startswith('"')]
     header, units, *launches = list(csv.reader(lines)) if len(lines) > 2 else [[], []]
-    by_name: dict[str, list[dict[str, float]]] = {}
+    names, counted = [], []
     for launch in launches:
         cells = dict(zip(header, launch, strict=True))
         numbers = {name: cells[name].replace(",", "") for name in METRICS if name in cells}
         scale = {name: _scale(unit) for name, unit in zip(header, units, strict=True) if name in numbers}
-        values = {name: float(number) * scale[name] for name, number in numbers.items() if _is_number(number)}
-        by_name.setdefault(cells["Kernel Name"], []).append(values)
-    return [_kernel(name, counted) for name, counted in by_name.items()]
+        names.append(cells["Kernel Name"])
+        counted.append({name: float(number) * scale[name] for name, number in numbers.items() if _is_number(number)})
+    by_name: dict[str, list[dict[str, float]]] = {}
+    for name, values in zip(told_apart(names, [c.get(DURATION, 0.0) for c in counted]), counted, strict=True):
+        by_name.setdefault(name, []).append(values)
+    return [_kernel(name, values) for name, values in by_name.items()]
+
+
+def told_apart(names: Sequence[str], times: Sequence[float]) -> list[str]:
+    """A name for every launch of a call, given its kernel and time: a kernel that is launched several times and takes
+    WORTH_A_NUMBER of the time gets a number, "outputs #2"; of any other, all launches share the name."""
+    spent = {name: sum(t for n, t in zip(names, times, strict=True) if n == name) for name in set(names)}
+    least, seen = WORTH_A_NUMBER * sum(times), Counter[str]()
+    found = []
+    for name in names:
+        seen[name] += 1
+        numbered = names.count(name) > 1 and spent[name] >= least
+        found.append(f"{name} #{seen[name]}" if numbered else name)
+    return found
 
 
 def why_not(text: str) -> str:
@@ -113,7 +133,7 @@ def _kernel(name: str, launches: list[dict[str, float]]) -> KernelCounters:
         launches=len(launches),
         ms=summed({DURATION: 1000}) or 0.0,
         dram_bytes=summed({DRAM: 1}),
-        tensor_flops=summed(dict.fromkeys(TENSOR, 1)),
+        tensor_flops=summed(dict.fromkeys((BF16, TF32, FP16 if FP16 in launches[0] else FP16_TO_FP32), 1)),
         scalar_flops=summed(SCALAR),
     )
 

@@ -155,18 +155,23 @@ def _print(seen: Profile) -> None:
         header = ("GPU kernel, counted", "ms", "DRAM\nMB", "GB/s", "tensor\nGFLOP", "float32\nGFLOP", "FLOP/B")
         console.print(_table(header, rows))
         console.print("Counted by Nsight Compute with the caches emptied before each kernel.")
-    comparison = [
-        ("DRAM bytes (MB)", _number(seen.model.bytes, 1e6), _number(total and total.dram_bytes, 1e6)),
-        ("FLOPs (GFLOP)", _number(seen.model.flops, 1e9), _number(total and total.flops, 1e9)),
-        ("intensity (FLOP/B)", _number(seen.model.intensity, 1), _number(total and total.intensity, 1)),
-        ("time (ms)", f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}", f"{seen.ms:.4g}"),
+    sources = [("model", seen.model.bytes, seen.model.flops, f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}")]
+    if seen.calibrated:
+        count, seconds = seen.calibrated
+        sources.append(("calibrated\nmodel", count.bytes, count.flops, f"{seconds * 1e3:.4g}"))
+    sources.append(("measured", total and total.dram_bytes, total and total.flops, f"{seen.ms:.4g}"))
+    rows = [
+        ("DRAM bytes (MB)", *(_number(moved, 1e6) for _, moved, _, _ in sources)),
+        ("FLOPs (GFLOP)", *(_number(flops, 1e9) for _, _, flops, _ in sources)),
+        ("intensity (FLOP/B)", *(_number(flops and moved and flops / moved, 1) for _, moved, flops, _ in sources)),
+        ("time (ms)", *(time for _, _, _, time in sources)),
     ]
-    console.print(_table(("", "model", "measured"), comparison))
+    console.print(_table(("", *(name for name, *_ in sources)), rows))
     ceilings = seen.ceilings
     console.print(
-        f"Model: Tables 8 and 9 of the paper, the backward derived from its section B.3; "
+        "Model: Tables 8 and 9 of the paper, the backward derived from its section B.3; "
         f"at {ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {ceilings.bytes_per_s / 1e12:.3g} TB/s "
-        f"({ceilings.provenance}: {ceilings.source})"
+        f"({ceilings.provenance}: {ceilings.source})."
     )
     if not seen.counted:
         console.print(f"No counters: {seen.why_not_counted}.")
@@ -190,6 +195,13 @@ def _json(seen: Profile) -> dict[str, Any]:
             "intensity": float(seen.model.intensity),
             "ms_lower": float(seen.bounds.lower) * 1e3,
             "ms_upper": float(seen.bounds.upper) * 1e3,
+        },
+        "calibrated_model": seen.calibrated
+        and {
+            "bytes": seen.calibrated[0].bytes,
+            "flops": seen.calibrated[0].flops,
+            "intensity": seen.calibrated[0].intensity,
+            "ms": seen.calibrated[1] * 1e3,
         },
         "ceilings": asdict(seen.ceilings),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 PARTS = {"cuda": "GPU kernel", "cpu": "operator"}  # what a call consists of, by kind of device
 MOST_BARS = 9  # parts shown; what is left is summed
 LONGEST_NAME = 26  # characters
+TORCH_KERNEL = re.compile(r"\b(\w*[Ff]unctor\w*|\w+_kernel_(?:cuda|impl))\b")
+WORTH_A_POINT = 0.02  # of a call's time, from which a kernel is drawn on the roofline
 
 
 @styled
@@ -54,11 +57,17 @@ def shortened(profile: Profile) -> list[tuple[str, float]]:
 
 
 def short(name: str, longest: int = LONGEST_NAME) -> str:
-    """A kernel's name without C++ return type, namespaces and template arguments, cut to a length."""
-    bare = name.removeprefix("void ").partition("<")[0].partition("(")[0].split("::")[-1] if "::" in name else name
-    if name.startswith("aten::"):
-        bare = name
-    return bare if len(bare) <= longest else bare[: longest - 1] + "…"
+    """A kernel's name cut to a length: without C++ namespaces and arguments, and torch's own by what they compute."""
+    number = found[0] if (found := re.search(r" #\d+$", name)) else ""
+    bare = name.removesuffix(number).removeprefix("void ")
+    bare = bare.replace("<unnamed>::", "").replace("(anonymous namespace)::", "")
+    if not bare.startswith(("aten::", "at::")):
+        bare = bare.partition("<")[0].partition("(")[0]
+    elif bare.startswith("at::"):
+        told = [word for word in TORCH_KERNEL.findall(bare) if word != "BinaryFunctor"]
+        bare = told[0] if told else bare.partition("<")[0].partition("(")[0].split("::")[-1]
+    room = longest - len(number)
+    return (bare if len(bare) <= room else bare[: room - 1] + "…") + number
 
 
 def _bars(ax: Axes, names: Sequence[str], ms: Sequence[float]) -> None:
@@ -76,13 +85,14 @@ def _bars(ax: Axes, names: Sequence[str], ms: Sequence[float]) -> None:
 def _roofline(ax: Axes, profile: Profile) -> list[Line2D]:
     ceilings, seconds, total = profile.ceilings, profile.ms / 1e3, profile.total
     modelled = (float(profile.model.intensity), float(profile.model.flops) / seconds)
-    kernels = [
-        (kernel.intensity, kernel.flops / kernel.ms * 1e3)
+    long = WORTH_A_POINT * sum(kernel.ms for kernel in profile.counted)
+    kernels = {
+        short(kernel.name): (kernel.intensity, kernel.flops / kernel.ms * 1e3)
         for kernel in profile.counted
-        if kernel.intensity and kernel.flops and kernel.ms
-    ]
+        if kernel.intensity and kernel.flops and kernel.ms >= long
+    }
     measured = (total.intensity, total.flops / seconds) if total and total.intensity and total.flops else None
-    points = [modelled, *kernels, *([measured] if measured else [])]
+    points = [modelled, *kernels.values(), *([measured] if measured else [])]
     top = max(ceilings.flops_per_s, *(y for _, y in points))
     size, unit = (1e12, "TFLOP/s") if top >= 1e12 else (1e9, "GFLOP/s")
     xs = [x for x, _ in points] + [ceilings.intensity]
@@ -98,7 +108,10 @@ def _roofline(ax: Axes, profile: Profile) -> list[Line2D]:
         handles.extend(ax.plot(x, y / size, ls="", **look))  # type: ignore[arg-type]
 
     if kernels:
-        mark(kernels, marker="o", ms=3, color=ORANGE, label="GPU kernels, measured")
+        mark(list(kernels.values()), marker="o", ms=3, color=ORANGE, label="its longest kernels, counted")
+        for name, (x, y) in kernels.items():
+            offset = {"xytext": (4, -5), "textcoords": "offset points"}
+            ax.annotate(name, (x, y / size), fontsize=NOTE_SIZE, color="0.35", **offset)
     mark([modelled], marker="D", ms=5, mfc="white", color=VERMILION, label="call, modelled FLOPs and bytes")
     if measured:
         mark([measured], marker="D", ms=5, color=VERMILION, label="call, counted FLOPs and DRAM bytes")

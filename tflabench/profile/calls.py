@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from tflabench.analysis.counters import told_apart
 
 Run = Callable[[], object]
 
@@ -18,7 +20,7 @@ class Part:
     """A GPU kernel, or on the CPU an operator of torch, within one call.
 
     Attributes:
-        launches: of it in a call.
+        launches: of it in a call; 1 for those of a long kernel, which are told apart.
         ms: of all of these together; on the CPU without the operators that it calls.
     """
 
@@ -44,29 +46,32 @@ def counted_call(run: Run, device: torch.device) -> None:
 def _gpu_kernels(run: Run, device: torch.device, calls: int) -> list[Part]:
     flush = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
 
-    def call() -> dict[str, list[float]]:
+    def call() -> list[tuple[str, float]]:
         flush.zero_()
         torch.cuda.synchronize(device)
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             run()
             torch.cuda.synchronize(device)
-        found: dict[str, list[float]] = {}
-        for event in seen.events() or ():
-            if event.device_type == DeviceType.CUDA:
-                found.setdefault(event.name, []).append(event.device_time / 1e3)
-        return found
+        events = [event for event in seen.events() or () if event.device_type == DeviceType.CUDA]
+        return [(event.name, event.device_time / 1e3) for event in events]
 
     call()  # the first one sets the profiler up
-    samples = [call() for _ in range(calls)]
-    names = dict.fromkeys(name for sample in samples for name in sample)
-    return [
-        Part(
-            name,
-            launches=max(len(sample.get(name, ())) for sample in samples),
-            ms=median(sum(sample.get(name, ())) for sample in samples),
-        )
-        for name in names
-    ]
+    return merge([call() for _ in range(calls)])
+
+
+def merge(samples: Sequence[Sequence[tuple[str, float]]]) -> list[Part]:
+    """Parts of calls that are given as their launches in order, (kernel, ms): medians over the calls.
+
+    The launches of a long kernel are told apart where all calls made the same ones.
+    """
+    kernels = [[name for name, _ in sample] for sample in samples]
+    if all(own == kernels[0] for own in kernels):
+        kernels = [told_apart(kernels[0], [ms for _, ms in samples[0]])] * len(samples)
+    times: dict[str, list[list[float]]] = {}  # by name, a list a call
+    for n, (names, sample) in enumerate(zip(kernels, samples, strict=True)):
+        for name, (_, ms) in zip(names, sample, strict=True):
+            times.setdefault(name, [[] for _ in samples])[n].append(ms)
+    return [Part(name, max(map(len, found)), median(map(sum, found))) for name, found in times.items()]
 
 
 def _cpu_operators(run: Run, calls: int) -> list[Part]:

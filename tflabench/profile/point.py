@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tflabench.analysis import counters, roofline
+from tflabench.adapter import Implementation
+from tflabench.analysis import calibrated, counters, hardware, roofline
+from tflabench.analysis import launches as launch_times
 from tflabench.analysis.cost import Cost
 from tflabench.analysis.counters import KernelCounters
 from tflabench.analysis.hardware import Ceilings
+from tflabench.analysis.launches import Chip
 from tflabench.analysis.roofline import TimeBounds
 from tflabench.bench import ceilings_of, modelled
 from tflabench.executor import LocalExecutor, worker_command
@@ -37,6 +40,7 @@ class Profile:
         parts: GPU kernels (CPU: operators) as {"name", "launches", "ms"}.
         counted: counters by GPU kernel; empty where there are none, and `why_not_counted` says why.
         model: FLOPs and bytes of the algorithm; `bounds`: the time that they take on `ceilings`, in seconds.
+        calibrated: what the calibrated model says of FLOPs, bytes and seconds; None where it does not know the kernels.
         wrong: how the result differs from float64, if it does.
     """
 
@@ -48,6 +52,7 @@ class Profile:
     counted: tuple[KernelCounters, ...]
     why_not_counted: str | None
     model: Cost
+    calibrated: tuple[Cost, float] | None
     ceilings: Ceilings
     wrong: str | None
 
@@ -109,9 +114,26 @@ def profile(
         counted=tuple(counted),
         why_not_counted=why_not,
         model=Cost(theory["model_flops"], theory["model_bytes"]),
+        calibrated=_calibrated(impl, used, machine, ceilings),
         ceilings=ceilings,
         wrong=result["wrong"],
     )
+
+
+def _calibrated(
+    impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings
+) -> tuple[Cost, float] | None:
+    algorithm = calibrated.algorithm_of(impl.formulation, impl.package, impl.gate)
+    gpu = hardware.from_device_name(machine.name)
+    if impl.gate is None or algorithm is None or gpu is None:
+        return None
+    try:
+        launches = calibrated.launches(problem, impl.gate, algorithm)
+        seconds = sum(launch_times.total(launches, Chip.of(gpu, ceilings)).values())
+    except InputError:  # a size, a dtype or a GPU that this model knows too little of
+        return None
+    flops, moved = (sum(sum(getattr(launch, kind).values()) for launch in launches) for kind in ("flops", "moved"))
+    return Cost(flops, moved), seconds
 
 
 def run_ncu(worker: Sequence[str], job: dict[str, Any], machine: Machine, timeout_s: float) -> tuple[str, str | None]:
