@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tflabench.analysis import comparison
 from tflabench.analysis.comparison import Rules, judge, match_implementations, match_points, questions
 from tflabench.analysis.sessions import sessions
 from tflabench.cli import app
+from tflabench.plots.ratios import Side, figures
 from tflabench.store import find_results, read_results
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -113,7 +115,7 @@ def test_a_regression_ends_with_1_and_is_named(tmp_path):
     a = write(tmp_path / "a", [row(), row(seq_len=512)])
     b = write(tmp_path / "b", [row(ms=1.2), row(seq_len=512)])
     done = compare(a, b, "--no-plot", code=1)
-    assert "1 regression beyond 5%" in done.stderr
+    assert "1 of 2 points regress beyond 5%" in done.stderr
     assert "takes 1.20 times as long" in done.stderr
     assert "1 same, 1 slower" in done.stdout
     compare(a, b, "--no-plot", "--threshold", "25%")
@@ -188,10 +190,8 @@ def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     compare(a, b, "--out", out, code=1)
     assert out.read_bytes().startswith(b"\x89PNG")
 
-    from tflabench.plots.ratios import Side, figures
-
-    matches = [judge(*pair) for pair in match_points(read_results(a).rows, read_results(b).rows).pairs]
-    ((stem, figure),) = figures(matches, (Side("a", {}), Side("b", {})), 0.05)
+    found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Rules(), 0.05)
+    ((stem, figure),) = figures(found, (Side("a", {}), Side("b", {})))
     assert stem == "seq_len"
     drawn = [line for line in figure.axes[0].lines if line.get_marker() not in ("", "None", None)]
     assert np.asarray(drawn[0].get_ydata()) == pytest.approx([0.5, 1.0, 2.0])
@@ -203,7 +203,7 @@ def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
     b = write(tmp_path / "b", [row(ms=None), row(seq_len=512)])
     compare(a, b, "--out", tmp_path / "both.svg", code=1)
     assert "× oom" in (tmp_path / "both.svg").read_text()
-    compare(write(tmp_path / "c", [row()]), a, "--out", tmp_path / "one.png")
+    compare(write(tmp_path / "c", [row()]), a, "--out", tmp_path / "one.png", "--threshold", "0%")
     compare(write(tmp_path / "d", [row()]), b, "--out", tmp_path / "none.png", "--impl", "tfla*", code=1)
     assert (tmp_path / "one.png").exists()
 
@@ -221,6 +221,7 @@ def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
         (["{a}", "{b}", "--out", "ratios.gif"], "not gif"),
         (["tfla_sig_xl", "tfla_sig_xl", "--in", "{a}"], "two implementations"),
         (["tfla_sig_xl", "sdpa", "--in", "{a}"], "no rows of 'sdpa'"),
+        (["tfla_sig_xl", "sdpa", "--in", "{a}", "--impl", "tfla*"], "--impl is for two folders"),
     ],
 )
 def test_bad_input_is_one_line_and_2(tmp_path, arguments, says):

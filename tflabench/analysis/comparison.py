@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log
@@ -169,7 +169,33 @@ def _doubts(a: Row, b: Row, rules: Rules) -> list[str]:
     return found
 
 
-def geometric_mean(matches: Iterable[Match]) -> float | None:
-    """Of the time ratios of all points measured on both sides."""
-    ratios = [match.ratio for match in matches if match.ratio]
-    return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
+@dataclass(frozen=True)
+class Comparison:
+    """All points of two sides; `threshold`: how much slower b may be without a regression (0.05: 5%)."""
+
+    matches: tuple[Match, ...]
+    only_a: Sequence[Row]
+    only_b: Sequence[Row]
+    threshold: float
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """How many points have each verdict."""
+        found = Counter(match.verdict for match in self.matches)
+        return {verdict: found[verdict] for verdict in VERDICTS}
+
+    @property
+    def geometric_mean(self) -> float | None:
+        """Of the time ratios of all points measured on both sides."""
+        ratios = [match.ratio for match in self.matches if match.ratio]
+        return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
+
+    @property
+    def regressions(self) -> list[Match]:
+        return [match for match in self.matches if match.regressed(self.threshold)]
+
+
+def compare(matching: Matching, rules: Rules, threshold: float) -> Comparison:
+    """Judge every pair of a matching."""
+    matches = tuple(judge(*pair, rules) for pair in matching.pairs)
+    return Comparison(matches, matching.only_a, matching.only_b, threshold)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,7 @@ from tflabench.cli import app
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tflabench.analysis.comparison import Match
+    from tflabench.analysis.comparison import Comparison, Match
     from tflabench.store import Results, Row
 
 WIDTH = 160  # of tables where nobody's terminal limits them
@@ -46,78 +44,50 @@ def compare(
     """
     from rich.console import Console
 
-    from tflabench.analysis.comparison import (
-        VERDICTS,
-        Rules,
-        geometric_mean,
-        judge,
-        match_implementations,
-        match_points,
-    )
+    from tflabench.analysis import comparison
     from tflabench.analysis.sessions import conditions_of, differences
 
     allowed = _fraction(threshold)
+    if inside and impl != "*":
+        raise InputError("--impl is for two folders: with --in, A and B are the implementations")
     left, right = _implementations(inside, a, b) if inside else _folders(Path(a), Path(b), impl)
-    sides = [conditions_of(side.rows, side.runs) for side in (left, right)]
-    differing = differences(*sides)
+    conditions = [conditions_of(side.rows, side.runs) for side in (left, right)]
+    differing = differences(*conditions)
     note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
-    matching = (match_implementations if inside else match_points)(left.rows, right.rows)
+    match = comparison.match_implementations if inside else comparison.match_points
+    matching = match(left.rows, right.rows)
     if not matching.pairs:
         raise InputError(
             f"{a} ({len(left.rows)} points) and {b} ({len(right.rows)} points) have none in common: "
             "sweep the same axes for both"
         )
-    rules = Rules(min_samples=min_samples, allow_throttled=allow_throttled)
-    matches = [judge(*pair, rules) for pair in matching.pairs]
+    rules = comparison.Rules(min_samples=min_samples, allow_throttled=allow_throttled)
+    found = comparison.compare(matching, rules, allowed)
     files = []
     if plot:
         from tflabench.plots import ratios
 
-        files = ratios.draw_all(matches, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), allowed, out)
-    counts = Counter(match.verdict for match in matches)
-    mean = geometric_mean(matches)
-    regressions = [match for match in matches if match.regressed(allowed)]
+        files = ratios.draw_all(found, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), out)
     if json_:
-        print(
-            json.dumps(
-                {
-                    "a": {"name": a, **sides[0]},
-                    "b": {"name": b, **sides[1]},
-                    "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
-                    "rules": asdict(rules) | {"threshold": allowed},
-                    "counts": {verdict: counts[verdict] for verdict in VERDICTS},
-                    "geometric_mean_ratio": mean,
-                    "points": [_point(match, match.regressed(allowed)) for match in matches],
-                    "only_a": [row.point for row in matching.only_a],
-                    "only_b": [row.point for row in matching.only_b],
-                    "files": [str(file) for file in files],
-                },
-                indent=2,
-            )
-        )
+        head = {
+            "a": {"name": a, **conditions[0]},
+            "b": {"name": b, **conditions[1]},
+            "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
+            "rules": asdict(rules) | {"threshold": allowed},
+        }
+        print(json.dumps({**head, **_as_json(found), "files": [str(file) for file in files]}, indent=2))
     else:
-        console = Console(highlight=False, markup=False)
-        if not console.is_terminal:
-            console.width = WIDTH
-        console.print(_table(matches, (a, b), allowed))
-        console.print(
-            ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]), style="bold"
-        )
-        if mean:
-            console.print(f"B took {mean:.3f} times as long as A (geometric mean)")
-        for side, rows in (("A", matching.only_a), ("B", matching.only_b)):
-            if rows:
-                console.print(f"{len(rows)} points only in {side}, among them {rows[0].point}")
-    if not allow_throttled and any("throttled" in (match.reason or "") for match in matches):
+        _print(found, f"A = {a}, B = {b}")
+    if not allow_throttled and any("throttled" in (match.reason or "") for match in found.matches):
         note.print("Rows measured while the GPU held its clock back are ambiguous; --allow-throttled judges them too.")
     for file in files:
         note.print(f"wrote {file}")
-    if regressions:
-        worst = max(regressions, key=lambda match: match.ratio or float("inf"))
+    if found.regressions:
+        worst = max(found.regressions, key=lambda match: match.ratio or inf)
         note.print(
-            f"{len(regressions)} regression{'s'[: len(regressions) > 1]} beyond {100 * allowed:g}%, the worst: "
+            f"{len(found.regressions)} of {len(found.matches)} points regress beyond {100 * allowed:g}%, the worst: "
             f"{worst.b.point} {f'takes {worst.ratio:.2f} times as long' if worst.ratio else worst.reason}",
             style="bold red",
         )
@@ -131,7 +101,7 @@ def _fraction(text: str) -> float:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         value = -1.0
-    if rest or not 0 <= value < (float("inf") if percent else 1):
+    if rest or not 0 <= value < (inf if percent else 1):
         raise InputError(f"--threshold is {text!r}: it must be a percentage such as 5%, or a fraction such as 0.05")
     return value
 
@@ -176,13 +146,18 @@ def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
     return lines + [f"Different versions or settings: {'; '.join(others)}."] * bool(others)
 
 
-def _table(matches: list[Match], names: tuple[str, str], threshold: float) -> Table:
+def _print(found: Comparison, title: str) -> None:
+    """A line a point, then what they come to."""
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"A = {names[0]}, B = {names[1]}", title_justify="left", box=None, header_style="bold")
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    table = Table(title=title, title_justify="left", box=None, header_style="bold")
     for column in ("pass", "size", "dtype", "implementation", "A", "B", "B / A", "memory", "verdict", ""):
         table.add_column(column, justify="right" if column in ("A", "B", "B / A", "memory") else "left")
-    for match in matches:
+    for match in found.matches:
         table.add_row(
             match.a.pass_,
             *_what(match),
@@ -190,11 +165,17 @@ def _table(matches: list[Match], names: tuple[str, str], threshold: float) -> Ta
             _time(match.b),
             f"{match.ratio:.3f}" if match.ratio else "",
             f"{match.memory_ratio:.2f}" if match.memory_ratio else "",
-            f"{match.verdict}{' !' if match.regressed(threshold) else ''}",
+            f"{match.verdict}{' !' if match.regressed(found.threshold) else ''}",
             match.reason or "",
             style=STYLES.get(match.verdict, ""),
         )
-    return table
+    console.print(table)
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in found.counts.items() if count), style="bold")
+    if found.geometric_mean:
+        console.print(f"B took {found.geometric_mean:.3f} times as long as A (geometric mean)")
+    for side, rows in (("A", found.only_a), ("B", found.only_b)):
+        if rows:
+            console.print(f"{len(rows)} points only in {side}, among them {rows[0].point}")
 
 
 def _what(match: Match) -> tuple[str, str, str]:
@@ -213,19 +194,27 @@ def _time(row: Row) -> str:
     return f"{row.ms_median:.4g} ms" if row.ms_median is not None else row.status
 
 
-def _point(match: Match, regression: bool) -> dict[str, Any]:
-    """A matched point as --json prints it."""
+def _as_json(found: Comparison) -> dict[str, Any]:
     own = ("implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80")
     own = (*own, "samples", "peak_bytes", "throttled")
-    common = {name: getattr(match.a, name) for name in ("batch", "seq_len", "dtype", "inputs")}
+    points = [
+        {
+            "pass": match.a.pass_,
+            **{name: getattr(match.a, name) for name in ("batch", "seq_len", "dtype", "inputs")},
+            "a": {name: getattr(match.a, name) for name in own},
+            "b": {name: getattr(match.b, name) for name in own},
+            "ratio": match.ratio,
+            "memory_ratio": match.memory_ratio,
+            "verdict": match.verdict,
+            "reason": match.reason,
+            "regression": match.regressed(found.threshold),
+        }
+        for match in found.matches
+    ]
     return {
-        "pass": match.a.pass_,
-        **common,
-        "a": {name: getattr(match.a, name) for name in own},
-        "b": {name: getattr(match.b, name) for name in own},
-        "ratio": match.ratio,
-        "memory_ratio": match.memory_ratio,
-        "verdict": match.verdict,
-        "reason": match.reason,
-        "regression": regression,
+        "counts": found.counts,
+        "geometric_mean_ratio": found.geometric_mean,
+        "points": points,
+        "only_a": [row.point for row in found.only_a],
+        "only_b": [row.point for row in found.only_b],
     }

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tflabench.analysis.comparison import Match
+from tflabench.analysis.comparison import Comparison, Match
 from tflabench.plots import slices
 from tflabench.plots.axes import log_ticks, x_axis
 from tflabench.plots.panel import Panel, say_if_empty
@@ -24,6 +23,7 @@ from tflabench.plots.sheet import FORMATS, Sheet, write
 from tflabench.plots.style import NOTE_SIZE, Look, looks, measured, styled
 from tflabench.plots.words import caption, legend_name, missing, provenance
 from tflabench.problem import InputError
+from tflabench.store import frame
 
 RATIO = Quantity("ratio", "runtime, B over A", (("×", 1.0), ("×", 1.0)), spread=("ratio_low", "ratio_high"))
 
@@ -36,8 +36,8 @@ class Side:
     runs: Mapping[str, Any]
 
 
-def draw_all(matches: Sequence[Match], sides: tuple[Side, Side], threshold: float, out: Path) -> list[Path]:
-    """Draw the ratios of matched points with a band of `threshold` around 1; returns the files written.
+def draw_all(found: Comparison, sides: tuple[Side, Side], out: Path) -> list[Path]:
+    """Draw the ratios of matched points with a band of the threshold around 1; returns the files written.
 
     One file is `out` itself; where several axes were swept, the axis is added to its name.
 
@@ -46,7 +46,7 @@ def draw_all(matches: Sequence[Match], sides: tuple[Side, Side], threshold: floa
     """
     if (suffix := out.suffix.removeprefix(".")) not in FORMATS:
         raise InputError(f"--out is {out}: its format must be one of {', '.join(FORMATS)}, not {suffix or 'none'}")
-    drawn = list(figures(matches, sides, threshold))
+    drawn = list(figures(found, sides))
     written = [out if len(drawn) == 1 else out.with_stem(f"{out.stem}-{stem}") for stem, _ in drawn]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -57,31 +57,40 @@ def draw_all(matches: Sequence[Match], sides: tuple[Side, Side], threshold: floa
     return written
 
 
-def figures(matches: Sequence[Match], sides: tuple[Side, Side], threshold: float) -> Iterator[tuple[str, Figure]]:
+def figures(found: Comparison, sides: tuple[Side, Side]) -> Iterator[tuple[str, Figure]]:
     """(axis and setting, figure) of every axis that the points were swept over."""
-    rows = _frame(matches)
+    rows = _frame(found.matches)
     table = looks(rows)
-    a, b = (pd.DataFrame([getattr(match, side).columns() for match in matches]) for side in "ab")
+    a, b = (frame([getattr(match, side) for match in found.matches]) for side in "ab")
     origins = dict.fromkeys((provenance(a, sides[0].runs), provenance(b, sides[1].runs)))
     footer = " — ".join(origins)
     names = f"B = {sides[1].name}, A = {sides[0].name}"
     for axis in slices.swept_axes(rows) or ["seq_len"]:
         for part in slices.split(rows, axis):
-            yield part.stem, _draw(part, table, names, threshold, footer)
+            yield part.stem, _draw(part, table, names, found.threshold, footer)
 
 
 def _frame(matches: Sequence[Match]) -> Rows:
     """The rows of B with the ratio and its interval; status that of the side which failed; ambiguous ones flagged."""
+    spans = [_span(match) for match in matches]
+    return drawable(
+        frame([match.b for match in matches]).assign(
+            status=[match.a.status if match.b.status == "ok" else match.b.status for match in matches],
+            noisy=[match.verdict == "ambiguous" for match in matches],
+            throttled=False,
+            ratio=[match.ratio or np.nan for match in matches],
+            ratio_low=[low for low, _ in spans],
+            ratio_high=[high for _, high in spans],
+        )
+    )
 
-    def record(match: Match) -> dict:
-        a, b = match.a, match.b
-        own = b.columns() | {"noisy": match.verdict == "ambiguous", "throttled": False, "ratio": np.nan}
-        own |= {"ratio_low": np.nan, "ratio_high": np.nan, "status": a.status if b.status == "ok" else b.status}
-        if match.ratio and a.ms_min and a.ms_p80 and b.ms_min and b.ms_p80:
-            own |= {"ratio_low": b.ms_min / a.ms_p80, "ratio_high": b.ms_p80 / a.ms_min}
-        return own | ({"ratio": match.ratio} if match.ratio else {})
 
-    return drawable(pd.DataFrame([record(match) for match in matches]))
+def _span(match: Match) -> tuple[float, float]:
+    """What the intervals [min, p80] of both sides allow the ratio to be."""
+    a, b = match.a, match.b
+    if not (a.ms_min and a.ms_p80 and b.ms_min and b.ms_p80):
+        return np.nan, np.nan
+    return b.ms_min / a.ms_p80, b.ms_p80 / a.ms_min
 
 
 @styled
@@ -112,7 +121,8 @@ def _draw(part: slices.Slice, looks: dict[str, Look], names: str, threshold: flo
 def _around_one(ax: Axes, rows: Rows, threshold: float) -> None:
     """Limits that hold the ratios, 1 and the threshold; logarithmic where they lie further apart than a factor of 3."""
     shown = rows[["ratio", "ratio_low", "ratio_high"]].to_numpy(float)
-    values = np.array([*shown[np.isfinite(shown)], 1 / (1 + threshold), 1 + threshold])
+    margin = max(threshold, 0.01)
+    values = np.array([*shown[np.isfinite(shown)], 1 / (1 + margin), 1 + margin])
     low, high = np.log(values.min()), np.log(values.max())
     span = high - low
     wide = span > np.log(3)
