@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tflabench.plots.rows import Quantity, Rows
 
-Drawn = Iterator[tuple[str, "Figure", "Rows"]]  # what follows the figure's name in the file's, the figure, its rows
+Drawn = Iterator[tuple[list[str], "Figure", "Rows"]]  # what follows the figure's name in the file's; it; its rows
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,13 @@ def stored(points: Sequence[Point], root: Path) -> Results | None:
     return best
 
 
-def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a figure as `out`/fig4.png, ... in each format, with the rows it shows as CSV; returns the files.
+def draw(
+    figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str], matched_heads: bool = False
+) -> list[Path]:
+    """Write a figure as `out`/fig4.png or fig4-matched.png, ... in each format, with the rows it shows as CSV.
+
+    Returns:
+        The files.
 
     Raises:
         InputError: no rows where the figure is nothing without them, or a folder that cannot be written.
@@ -83,7 +88,7 @@ def draw(figure: PaperFigure, results: Results | None, out: Path, formats: Seque
     try:
         out.mkdir(parents=True, exist_ok=True)
         for suffix, drawn, shown in figure.draw(rows, results.runs if results else {}):
-            stem = "-".join([figure.name, *([suffix] if suffix else [])])
+            stem = "-".join([figure.name, *(["matched"] if matched_heads and figure.matched else []), *suffix])
             for format_ in formats:
                 written.append(out / f"{stem}.{format_}")
                 write(drawn, written[-1])
@@ -117,7 +122,7 @@ def _curves(axis: str, quantities: Sequence[str], rows: Rows, runs: Mapping[str,
     for name in quantities:
         for part in slices.split(rows, axis):
             words = [*([name] if len(quantities) > 1 else []), *part.tags]
-            yield "-".join(words), curves.draw(part, known[name], table, footer), part.rows
+            yield words, curves.draw(part, known[name], table, footer), part.rows
 
 
 def _tradeoffs(rows: Rows, runs: Mapping[str, Any]) -> Drawn:
@@ -131,14 +136,14 @@ def _tradeoffs(rows: Rows, runs: Mapping[str, Any]) -> Drawn:
         for name in table:
             own = part.rows[part.rows["implementation"] == name]
             if own.loc[own["status"] == "ok", "chunk_size"].nunique() > 1:
-                yield "-".join([name, *part.tags]), tradeoff.draw(part, name, table, footer), own
+                yield [name, *part.tags], tradeoff.draw(part, name, table, footer), own
 
 
 def _theory(name: str, rows: Rows, runs: Mapping[str, Any]) -> Drawn:
     """A figure of the paper's theory, mLSTMsig forward as there."""
     from tflabench.plots import paper
 
-    yield "", paper.FIGURES[name]("sig", "fw", rows if len(rows) else None), rows
+    yield [], paper.FIGURES[name]("sig", "fw", rows if len(rows) else None), rows
 
 
 OVER_TIME = ("runtime", "memory")

@@ -80,7 +80,7 @@ def reproduce(
             measured = sum(row.status == "ok" for row in results.rows)
             note.print(f"{figure.name}: {measured} of {len(points)} points measured, in {results.folder}")
         place = out or (results.folder / "figures" if results else root / "theory")
-        for path in paper.draw(figure, results, place, formats):
+        for path in paper.draw(figure, results, place, formats, matched_heads):
             print(path)
     if missing:
         hint = f"no point of {', '.join(missing)} is stored below {root}: run the same command on a machine with a GPU"

@@ -57,15 +57,25 @@ def legend_name(look: Look, name: str, rows: Rows) -> str:
 
 
 def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
-    """One line a status other than ok: which implementations have it, and where on the axis."""
+    """One line a status and reason other than ok: which implementations have it, and where on the axis."""
+    failed = rows[rows["status"] != "ok"]
+    failed = failed.assign(why=[_gist(reason) for reason in failed["reason"]])
     lines = []
-    for status, having in rows[rows["status"] != "ok"].groupby("status"):
+    for (status, why), having in failed.groupby(["status", "why"]):
         titles: dict[str, list[str]] = {}
         for name, look in looks.items():
             for where in _where(rows[rows["implementation"] == name], having[having["implementation"] == name], axis):
                 titles.setdefault(where, []).append(look.title)
-        lines.append(f"× {status}: " + "; ".join(f"{', '.join(group)} {where}" for where, group in titles.items()))
+        places = "; ".join(f"{', '.join(group)} {where}" for where, group in titles.items())
+        lines.append(f"× {status}: {places}" + (f" ({why})" if why else ""))
     return lines
+
+
+def _gist(reason: Any, longest: int = 110) -> str:
+    """A reason in short, without the size at hand (", not 512"): points that share it share a line."""
+    text = " ".join(reason.split(", not ")[0].split()) if isinstance(reason, str) else ""
+    text = text.replace("$", r"\$")  # else matplotlib reads formulas
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
 
 
 def _where(asked: Rows, failed: Rows, axis: str) -> Iterator[str]:

@@ -1,0 +1,197 @@
+"""`tflabench reproduce`: which rows answer a figure, what is drawn of them, and what is said where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tflabench import reproduce
+from tflabench.cli import app
+from tflabench.problem import InputError, Problem
+from tflabench.registry import get
+from tflabench.store import Row, Store
+from tflabench.sweep import Point
+
+H200 = "NVIDIA H200"
+FEW = ["tfla_sig_xl", "nxai_exp_xl", "sdpa_cudnn", "fla_gla", "lightning_attention_2"]
+
+
+def row(point: Point, status: str = "ok", ms: float = 2.0) -> Row:
+    impl = point.implementation
+    measured = {"ms_median": ms, "ms_min": ms, "ms_p20": ms, "ms_p80": ms, "samples": 30, "peak_bytes": 2**30}
+    fields = {
+        "run_id": "run",
+        "point": point.id,
+        "implementation": impl.name,
+        **{name: getattr(impl, name) for name in ("title", "family", "gate", "formulation", "package")},
+        **asdict(point.problem),
+        "device": H200,
+        "status": status,
+        "reason": None if status == "ok" else "aborted by signal 6",
+        "protocol": "standard",
+        "started_at": "2026-11-21T12:00:00+00:00",
+    }
+    return Row.model_validate(fields | (measured if status == "ok" else {}))
+
+
+def store(folder: Path, points: list[Point], crashed: str = "nxai_exp_xl") -> None:
+    rows = Store(folder, H200)
+    for n, point in enumerate(points):
+        rows.append(row(point, "crashed" if point.implementation.name == crashed else "ok", 1.0 + n % 7))
+
+
+def test_figures_are_the_papers_and_have_its_heads():
+    assert list(reproduce.FIGURES) == [f"fig{n}" for n in (4, 5, 12, 13, 14, 17, 19, 20)]
+    sizes = {
+        (point.implementation.name, point.problem.heads, point.problem.d_qk, point.problem.d_hv)
+        for point in reproduce.points_of(reproduce.find("fig4"), False)
+    }
+    assert {
+        ("tfla_sig_xl", 16, 128, 256),
+        ("nxai_exp_limit", 16, 128, 256),
+        ("fla_gla", 16, 128, 256),
+        ("sdpa_cudnn", 32, 128, 128),
+        ("flash_attention_3", 32, 128, 128),
+        ("mamba2", 64, 64, 64),
+        ("mamba", 64, 16, 64),
+    } <= sizes
+    assert {heads * d_hv for _, heads, _, d_hv in sizes} == {4096}
+
+
+@pytest.mark.parametrize("name", reproduce.FIGURES)
+def test_with_matched_heads_every_kernel_has_the_same(name):
+    """Mamba has channels, no heads."""
+    points = reproduce.points_of(reproduce.find(name), True)
+    sizes: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
+    for point in points:
+        p = point.problem
+        if point.implementation.name != "mamba":
+            varied = p.d_hv if name in ("fig13", "fig14") else 0
+            sizes.setdefault((p.seq_len, varied), set()).add((p.heads, p.d_qk, p.d_hv))
+    assert all(len(own) == 1 for own in sizes.values())
+
+
+def test_the_presets_without_plain_pytorch():
+    for figure in reproduce.FIGURES.values():
+        names = {point.implementation.name for point in reproduce.points_of(figure, False)}
+        assert not any("native" in name or name.startswith(("reference", "step")) for name in names)
+
+
+def test_rows_come_from_the_folder_that_answers_most_points(tmp_path):
+    figure = reproduce.find("fig4")
+    points = reproduce.points_of(figure, False, FEW)
+    store(tmp_path / "h200" / "some", points[:10])
+    store(tmp_path / "h200" / "most", points)
+    other = Point(get("sdpa"), Problem(1, 1, 64, 64, 64))
+    store(tmp_path / "h200" / "most", [other])
+    found = reproduce.stored(points, tmp_path)
+    assert found
+    assert found.folder == tmp_path / "h200" / "most"
+    assert {row.point for row in found.rows} == {point.id for point in points}
+    assert reproduce.stored(points, tmp_path / "nowhere") is None
+    assert reproduce.stored(reproduce.points_of(figure, True, ["fla_gla"]), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "stems"),
+    [
+        ("fig4", ["fig4"]),
+        ("fig5", ["fig5-tfla_sig_xl"]),
+        ("fig12", ["fig12-memory", "fig12-runtime"]),
+        ("fig13", [f"fig13-{what}-d_hv_{d}" for what in ("memory", "runtime") for d in (128, 64)]),
+        ("fig14", ["fig14"]),
+        ("fig17", ["fig17"]),
+    ],
+)
+def test_draws_what_the_paper_draws(tmp_path, name, stems):
+    figure = reproduce.find(name)
+    patterns = ["tfla_sig_xl"] if name in ("fig5", "fig17") else FEW
+    points = reproduce.points_of(figure, False, patterns)
+    store(tmp_path / "rows", points)
+    files = reproduce.draw(figure, reproduce.stored(points, tmp_path), tmp_path / "out", ["svg"])
+    assert sorted(path.name for path in files) == sorted(f"{stem}.{kind}" for stem in stems for kind in ("csv", "svg"))
+    assert all(path.stat().st_size > 500 for path in files)
+
+
+def test_what_failed_is_drawn_as_missing_with_its_reason(tmp_path, monkeypatch):
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    figure = reproduce.find("fig4")
+    points = reproduce.points_of(figure, False, FEW)
+    store(tmp_path / "rows", points)
+    path = reproduce.draw(figure, reproduce.stored(points, tmp_path), tmp_path / "out", ["svg"])[0]
+    assert "crashed: mlstm_kernels mLSTMexp xl_chunk everywhere (aborted by signal 6)" in path.read_text()
+
+
+def test_a_figure_of_measurements_is_nothing_without_them(tmp_path):
+    with pytest.raises(InputError, match="fig12 shows measurements only, and none of its points is stored"):
+        reproduce.draw(reproduce.find("fig12"), None, tmp_path, ["png"])
+
+
+@pytest.fixture
+def invoke(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            app(["reproduce", "--device", "cpu", "--format", "svg", *arguments])
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, " ".join(captured.err.split())
+
+    return invoke
+
+
+def test_without_a_gpu_it_draws_what_is_stored_and_says_so(invoke, tmp_path):
+    store(tmp_path / "results/h200/mine", reproduce.points_of(reproduce.find("fig4"), False, ["sdpa_cudnn"]))
+    code, out, err = invoke("fig4", "fig12", "fig17", "--impl", "sdpa_cudnn,fla_gla")
+    assert code == 0
+    assert "No NVIDIA GPU here" in err
+    assert "measuring nothing" in err
+    assert "fig4: 16 of 32 points measured, in results/h200/mine" in err
+    assert "fig17: theory alone" in err
+    assert "Not drawn: no point of fig12 is stored below results: run the same command on a machine with a GPU" in err
+    figures = Path("results/h200/mine/figures")
+    assert out.split() == [str(figures / "fig4.svg"), str(figures / "fig4.csv"), "results/theory/fig17.svg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fig3"], "tflabench: no figure is called 'fig3'; did you mean"),
+        (["fig4", "--format", "gif"], "tflabench: no format is called 'gif'; known: png, svg, pdf"),
+        (["fig4", "--impl", "nothing"], "tflabench: no implementation matches 'nothing'"),
+        (["fig4", "--matched-heads"], "tflabench: no point of fig4 is stored below results"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(invoke, arguments, message):
+    code, out, err = invoke(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_matched_heads_say_where_they_change_nothing(invoke):
+    _, _, err = invoke("fig17", "--matched-heads")
+    assert "The same heads for every kernel in any case: fig17." in err
+
+
+def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
+    """A GPU that no worker finds: its plan is printed, and the sweep asks for the preset's folder."""
+    from tflabench import machine
+    from tflabench.cli import measure
+
+    asked = []
+
+    def measured(points, folder, *_, **__):
+        asked.append((folder, {point.implementation.name for point in points}))
+        store(folder, points)
+        return [], []
+
+    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
+    monkeypatch.setattr(measure, "measure_points", measured)
+    code, out, _ = invoke("fig4", "--matched-heads", "--impl", "sdpa_cudnn")
+    assert code == 0
+    assert asked == [(Path("results/h200/paper-fig4-matched"), {"sdpa_cudnn"})]
+    assert "results/h200/paper-fig4-matched/figures/fig4-matched.svg" in out
