@@ -43,14 +43,21 @@ class Tiles:
     def of(cls, d_in: int, d_out: int, chunk_size: int, element_bytes: int) -> Tiles:
         """What kernels/tfla/config.py picks on Hopper for 16-bit elements: the first tiling that fits."""
         tile = min(chunk_size & -chunk_size, 128)
-        inner, outer = _power_of_two(d_in), min(_power_of_two(d_out), 256)
-        options = ((64, 64, 2, 2), (64, 32, 3, 2), (128, 64, 2, 1), (64, 32, 2, 1))
-        for rows, cols, stages, resident in options:
+        whole, outer = _power_of_two(d_in), min(_power_of_two(d_out), 256)
+        options = (  # rows, cols, inner, stages, resident
+            (64, 64, whole, 2, 2),
+            (64, 32, whole, 3, 2),
+            (128, 64, whole, 2, 1),
+            (128, 64, min(whole, 128), 3, 1),
+            (64, 32, min(whole, 64), 2, 1),
+        )
+        for rows, cols, inner, stages, resident in options:
             rows = min(rows, tile)
             cols = min(cols, rows)
-            if element_bytes * (rows * inner + stages * cols * (inner + outer)) <= SHARED_MEMORY // resident - 1024:
-                return cls(rows, cols, inner, outer, resident)
-        return cls(min(64, tile), min(32, tile), 64, outer, 1)
+            room = SHARED_MEMORY // resident - 1024 * (resident - 1)
+            if element_bytes * (rows * inner + stages * cols * (inner + outer)) <= room:
+                break
+        return cls(rows, cols, inner, outer, resident)
 
 
 # mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1); blocks of 64 steps

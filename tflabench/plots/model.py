@@ -144,7 +144,7 @@ def _ladder(ax: Axes, steps: Sequence[Step], measured: dict[int, float]) -> None
     best = min(measured, key=measured.__getitem__)
     ax.axvline(best, color=VERMILION, lw=0.9, ls=":")
     ax.annotate(
-        f" measured best: {best} ", (best, len(steps) - 0.45), fontsize=NOTE_SIZE, color=VERMILION, va="center",
+        f" measured best: {best} ", (best, -0.45), fontsize=NOTE_SIZE, color=VERMILION, va="center",
         ha="left" if best <= steps[0].best else "right",
     )  # fmt: skip
     ax.set_xscale("log", base=2)
@@ -159,11 +159,12 @@ def _ladder(ax: Axes, steps: Sequence[Step], measured: dict[int, float]) -> None
 
 
 def _sources(verdict: Verdict) -> str:
-    own, paper = verdict.chip.ceilings, verdict.gpu.ceilings
     days = " to ".join(dict.fromkeys((verdict.days[0], verdict.days[-1])))
+    own, printed = (
+        f"{roofs.flops_per_s / 1e12:.4g} TFLOP/s, {roofs.bytes_per_s / 1e12:.3g} TB/s ({roofs.source})"
+        for roofs in (verdict.chip.ceilings, verdict.gpu.ceilings)
+    )
     return (
-        f"Measured on {', '.join(verdict.devices)}, {days}. Roofs of the calibrated model, {own.provenance}: "
-        f"{own.flops_per_s / 1e12:.4g} TFLOP/s, {own.bytes_per_s / 1e12:.3g} TB/s ({own.source}); of the published one: "
-        f"{paper.flops_per_s / 1e12:.4g} TFLOP/s, {paper.bytes_per_s / 1e12:.3g} TB/s ({paper.source}). "
+        f"Measured on {', '.join(verdict.devices)}, {days}. Roofs, calibrated model: {own}; published: {printed}. "
         "Terms and constants: tflabench.analysis.launches."
     )

@@ -126,11 +126,15 @@ def text_width(text: str, size: float) -> float:
 
 
 def _wrap(text: str, width: float, size: float) -> list[str]:
-    lines = [""]
+    """Lines of at most `width` inches; measured word by word, for figures share most of their words."""
+    space = text_width("x x", size) - 2 * text_width("x", size)
+    lines, taken = [""], 0.0
     for word in text.split():
-        grown = f"{lines[-1]} {word}".strip()
-        if lines[-1] and text_width(grown, size) > width:
-            lines.append(f"{word}")
+        own = text_width(word, size)
+        if lines[-1] and taken + space + own > width:
+            lines.append(word)
+            taken = own
         else:
-            lines[-1] = grown
+            taken += own + (space if lines[-1] else 0.0)
+            lines[-1] = f"{lines[-1]} {word}".strip()
     return lines

@@ -1,0 +1,178 @@
+"""The model of launches: how terms overlap and add up, and the times it predicts against kernels/MEASURED.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tflabench.analysis import calibrated, tfla
+from tflabench.analysis.calibrated import Judged, median_and_worst, predict, published, steps
+from tflabench.analysis.hardware import Ceilings, custom, find, from_device_name
+from tflabench.analysis.launches import RESOURCES, TERMS, Chip, Launch, total
+from tflabench.problem import InputError, Problem
+
+FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
+WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
+LONG = {"batch": 1, "seq_len": 65536}
+MEASURED_ROOFS = Ceilings(782e12, 4.26e12, "measured", "calibrate")
+H200 = Chip.of(find("H200"), MEASURED_ROOFS)
+
+
+def milliseconds(problem: Problem, algorithm: calibrated.Algorithm = "tfla", gate: str = "sig") -> float:
+    return 1e3 * sum(predict(problem, gate, algorithm, H200).values())  # type: ignore[arg-type]
+
+
+class TestLaunch:
+    chip = Chip(Ceilings(100.0, 10.0, "given", ""), 50.0, 40.0, multiprocessors=4, launch_s=0.5, round_trip_s=0.25)
+    work = Launch(
+        "a kernel", 4, 1, {"between chunks": 300.0, "within chunks": 100.0}, {"states": 20.0}, vector_ops=50.0
+    )
+
+    def test_alone_on_its_multiprocessor_nothing_overlaps(self):
+        """4 s of products, 2 s of bytes, 1 s of pointwise work, half a second to start."""
+        times = self.work.times(self.chip)
+        assert times == {
+            "between chunks": 3, "within chunks": 1, "pointwise": 1, "states": 2, "re-reads": 0, "waiting": 0,
+            "idle multiprocessors": 0, "launches": 0.5,
+        }  # fmt: skip
+
+    def test_the_busiest_resource_counts_in_full_and_the_others_by_how_many_share_them(self):
+        times = replace(self.work, programs=16, resident=4).times(self.chip)
+        assert (times["between chunks"], times["within chunks"]) == (3, 1)
+        assert (times["pointwise"], times["states"]) == (1 / 4, 2 / 4)
+        assert replace(self.work, roles=4).times(self.chip) == times
+
+    def test_re_reads_are_what_the_l2_takes_longer_than_memory_and_hidden_products(self):
+        times = replace(self.work, through_l2=400.0)
+        assert times.times(self.chip)["re-reads"] == 400 / 40 - 2 - 4
+        assert replace(times, pipelined=False).times(self.chip)["re-reads"] == 400 / 40 - 2
+
+    def test_a_last_wave_that_is_half_empty_costs_products_but_not_bandwidth(self):
+        times = replace(self.work, programs=6).times(self.chip)
+        assert times["idle multiprocessors"] == pytest.approx((3 + 1 + 1) * (2 / 1.5 - 1))
+
+    def test_round_trips_are_waited_for_once_a_wave(self):
+        assert replace(self.work, programs=8, trips=3).times(self.chip)["waiting"] == 2 * 3 * 0.25
+        assert replace(self.work, programs=8, resident=2, trips=3).times(self.chip)["waiting"] == 3 * 0.25
+
+    def test_totals_have_every_term_once(self):
+        assert total([self.work, self.work], self.chip)["launches"] == 1
+        assert list(total([self.work], self.chip)) == list(TERMS)
+        assert {term for terms in RESOURCES.values() for term in terms} < set(TERMS)
+
+
+def test_a_gpu_of_which_too_little_is_known():
+    with pytest.raises(InputError, match="knows too little of custom: not its float32 rate, its clock, the number of"):
+        Chip.of(custom(100, 1))
+    gpu = from_device_name("AMD Instinct MI300X")
+    assert gpu
+    with pytest.raises(InputError, match=r"MI300X: not its float32 rate, its clock$"):
+        Chip.of(gpu)
+
+
+@pytest.mark.parametrize(
+    ("problem", "fw", "fwbw"),
+    [
+        (FIG_4.with_(chunk_size=64), 1.39, 5.42),
+        (FIG_4.with_(chunk_size=128), 1.19, 4.60),
+        (FIG_4.with_(chunk_size=256), 1.135, 4.42),
+        (FIG_4.with_(chunk_size=512), 1.23, 5.04),
+        (FIG_4.with_(chunk_size=256, **LONG), 1.37, 5.25),
+        (WIDE.with_(chunk_size=128), 2.12, 7.49),
+        (WIDE.with_(chunk_size=256), 2.00, 7.11),
+        (WIDE.with_(chunk_size=4096), 4.78, 18.8),
+        (WIDE.with_(chunk_size=256, **LONG), 2.52, 8.44),
+    ],
+)
+def test_the_bundled_kernels_are_predicted_within_a_fifth(problem, fw, fwbw):
+    """Version 2 in kernels/MEASURED.md, mLSTMsig."""
+    assert milliseconds(problem) == pytest.approx(fw, rel=0.2)
+    assert milliseconds(problem.with_(pass_="fwbw")) == pytest.approx(fwbw, rel=0.2)
+
+
+@pytest.mark.parametrize("pass_", ["fw", "fwbw"])
+def test_the_best_l_is_the_measured_one_for_kernels_that_prefetch_and_for_those_that_do_not(pass_):
+    """256 for the bundled kernels (kernels/MEASURED.md), 128 for mlstm_kernels 2.0.6; the published model says 529."""
+    for algorithm, best in (("tfla", 256), ("unpipelined", 128)):
+        moves = steps(WIDE.with_(pass_=pass_), "sig", algorithm, find("H200"), H200)  # type: ignore[arg-type]
+        assert moves[0].best == 512
+        assert moves[-1].best == best
+        assert moves[-1].low <= best <= moves[-1].high
+
+
+def test_steps_end_at_the_calibrated_model_and_name_every_term():
+    moves = steps(FIG_4, "exp", "tfla", find("H200"), H200)
+    sizes = range(64, 4097, 64)
+    assert moves[-1].best == min(sizes, key=lambda size: milliseconds(FIG_4.with_(chunk_size=size), gate="exp"))
+    assert [step.name for step in moves[4:]] == [f"+ {term}" for term in list(TERMS)[4:]]
+    with pytest.raises(InputError, match="no trade-off over L"):
+        steps(FIG_4, "sig", "fused", find("H200"), H200)
+
+
+def test_causal_waste_and_recomputation_are_what_the_tiles_say():
+    """At L = 256 tiles of 64 by 64 compute 10 of 16 blocks and 8 are needed; 512 columns make two blocks, 256 one."""
+    (h,) = (launch for launch in tfla.launches(FIG_4, "sig", 256, 2) if launch.name == "H")
+    assert h.flops["causal waste"] / h.flops["within chunks"] == pytest.approx(10 / 8 - 1)
+    assert h.flops["recomputation"] == 0
+    (wide,) = (launch for launch in tfla.launches(WIDE, "sig", 256, 2) if launch.name == "H")
+    scores = 2 * 256 * 192 * WIDE.tokens * WIDE.heads  # 512 columns in two blocks of 256; 192 steps met on average
+    assert wide.flops["recomputation"] == scores
+
+
+@pytest.mark.parametrize("problem", [FIG_4, WIDE])
+@pytest.mark.parametrize("chunk_size", [64, 128, 256, 512])
+def test_the_tiles_are_those_that_the_kernels_pick_on_hopper(problem, chunk_size):
+    torch = pytest.importorskip("torch")
+    config = pytest.importorskip("tflabench.kernels.tfla.config")
+    picked = config.TileConfig.for_shape(problem.d_qk, problem.d_hv, torch.bfloat16, chunk_size, 90)
+    for name, d_in, d_out in (("h", problem.d_qk, problem.d_hv), ("dq", problem.d_hv, problem.d_qk)):
+        own, model = getattr(picked, name), tfla.Tiles.of(d_in, d_out, chunk_size, 2)
+        assert (model.rows, model.cols, model.outer) == (own.rows, own.cols, own.outer), (
+            f"{name}: kernels/tfla/config.py picks other tiles than tflabench.analysis.tfla models: {own}"
+        )
+
+
+def test_published_is_equation_116_on_the_datasheet():
+    H100 = find("paper-H100")
+    problem = WIDE.with_(chunk_size=512)
+    L, d, p, b_C = 512, 512, 0.5, 4
+    flops = L**2 * 0.5 * (2 * d * p + 2 * d + 6) + L**2 + L * (4 * d**2 * p + 2 * d * p + d + 11) + 2 * d**2 * p + 5
+    moved = 6 * L * d * (1 + p) + 8 * L + 2 * b_C * d**2 * p
+    expected = 8 * 8 * 8192 / L * (moved / 3.35e12 + flops / 989e12)
+    assert published(problem, "sig", "tfla", H100) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"chunk_size": None}, "chunk_size is not given"),
+        ({"pass_": "decode", "seq_len": 1}, "pass is 'decode'"),
+        ({"dtype": "float32"}, "dtype is 'float32': the calibrated model knows the kernels of bfloat16"),
+    ],
+)
+def test_what_is_not_modelled(changes, said):
+    with pytest.raises(InputError, match=said):
+        predict(FIG_4.with_(**{"chunk_size": 64, **changes}), "sig", "tfla", H200)
+
+
+@pytest.mark.parametrize(
+    ("row", "algorithm"),
+    [
+        (("chunkwise", "triton", "sig"), "tfla"),
+        (("chunkwise", "mlstm_kernels", "exp"), "unpipelined"),
+        (("fused", "triton", "exp"), "fused"),
+        (("chunkwise", "torch", "sig"), None),
+        (("attention", "torch", None), None),
+        (("chunkwise", "triton", None), None),
+    ],
+)
+def test_which_rows_are_modelled(row, algorithm):
+    assert calibrated.algorithm_of(*row) == algorithm
+
+
+def test_errors():
+    judged = Judged("x", "sig", "tfla", FIG_4, measured=2.0, published=1.0, terms={"states": 1.0, "waiting": 1.5})
+    assert judged.errors == (-0.5, 0.25)
+    assert median_and_worst([0.1, -0.4, 0.2]) == (0.2, -0.4)
+    assert median_and_worst([0.1, -0.3]) == (pytest.approx(0.2), -0.3)

@@ -1,0 +1,111 @@
+"""The cost model of the fused kernels: products by an operation counter, bytes and segments as in MEASURED.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tflabench.analysis import cost, fused
+from tflabench.analysis.hardware import Ceilings, custom, find
+from tflabench.problem import InputError, Problem
+
+FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
+WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
+H200 = replace(find("H200"), ceilings=Ceilings(782e12, 4.26e12, "measured", "calibrate"))
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate):
+    """In chunks of one tile; what a walk computes although an earlier one has is left out. F_causal = 1."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tflabench.bundled import GATES
+    from tflabench.kernels import reference
+
+    p = Problem(batch=1, heads=2, seq_len=3 * fused.TILE, d_qk=8, d_hv=24, pass_="fwbw")
+    tokens = (p.batch, p.heads, p.seq_len)
+    shapes = {"q": (*tokens, p.d_qk), "k": (*tokens, p.d_qk), "v": (*tokens, p.d_hv), "f": tokens, "i": tokens}
+    inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
+    with FlopCounterMode(display=False) as counter:
+        reference.chunkwise(**inputs, gate=GATES[gate], chunk_size=fused.TILE)[0].sum().backward()
+    steps = p.batch * p.heads * p.seq_len
+    once = 0.0
+    for walk in fused.walks(p):
+        flops = walk.flops(causal_factor=1)
+        once += flops["outputs"] + flops["through state"]
+        once += 0 if walk.scores_again else flops["scores"]
+        once += 0 if walk.state_again else 2 * p.d_qk * p.d_hv  # without the decay, which is no product
+    q_n = 2 * p.d_qk if gate == "exp" else 0  # one more product in the reference
+    assert counter.get_total_flops() == steps * (once + q_n)
+
+
+def test_bytes_a_step_are_those_of_the_kernels():
+    """kernels/MEASURED.md, 128/256 at 16 bits: h 1536, dq and dk 1792 with the row sums, dv 1536."""
+    walks = fused.walks(FIG_4.with_(pass_="fwbw"))
+    assert {walk.name: walk.step_bytes(2) for walk in walks} == {"h": 1536, "dq": 1792, "dk": 1792, "dv": 1536}
+    # At 256/512 dq is launched twice, and the second launch adds to the output of the first: k, q, dq again, read too.
+    (dq,) = (walk for walk in fused.walks(WIDE.with_(pass_="fwbw")) if walk.name == "dq")
+    assert dq.step_bytes(2) == 2 * (2 * 512 + 3 * 256 + 4 * 256)
+
+
+def test_the_cost_is_what_the_bench_asks_the_cost_model_for():
+    for pass_ in ("fw", "fwbw"):
+        problem = FIG_4.with_(pass_=pass_, chunk_size=1024)
+        assert cost.model(problem, "fused", "exp") == fused.cost(problem, "exp", 1024)
+        assert cost.model(problem.with_(chunk_size=None), "fused", None) == fused.cost(problem, "sig", 4096)
+
+
+def test_forward_flops_are_those_of_chunks_of_one_tile_whatever_l_is():
+    whole = fused.cost(FIG_4, "sig", 4096)
+    assert whole.flops == cost.model(FIG_4.with_(chunk_size=64), "chunkwise", "sig").flops
+    assert fused.cost(FIG_4, "sig", 1 << 20) == whole
+    state_pass = 2 * 128 * 256 * FIG_4.tokens * FIG_4.heads
+    assert fused.cost(FIG_4, "sig", 1024).flops == fused.cost(FIG_4, "sig", 256).flops == whole.flops + state_pass
+
+
+def test_segments_cost_a_second_read_of_k_and_v_and_four_states():
+    cut, whole = fused.cost(FIG_4, "sig", 1024), fused.cost(FIG_4, "sig", 4096)
+    states = FIG_4.batch * FIG_4.heads * 4 * 128 * 256 * 4
+    assert cut.bytes - whole.bytes == FIG_4.tokens * FIG_4.heads * (128 + 256) * 2 + 4 * states
+
+
+@pytest.mark.parametrize(
+    ("steps", "chunk_size", "count"), [(4096, 4096, 1), (4096, 1024, 4), (100, 64, 2), (4097, 2048, 3)]
+)
+def test_segments_are_whole_tiles(steps, chunk_size, count):
+    assert fused.segments(FIG_4.with_(seq_len=steps), chunk_size) == count
+
+
+def test_the_state_on_chip_fits_the_registers_of_a_program():
+    (narrow,), (wide, *_) = fused.walks(FIG_4), fused.walks(WIDE)
+    assert (narrow.pieces, narrow.on_chip_bytes) == (1, 128 * 256 * 4)
+    assert (wide.pieces, wide.on_chip_bytes) == (4, 128 * 256 * 4)
+
+
+def test_waves_are_programs_over_multiprocessors():
+    assert fused.waves(FIG_4, 4096, H200) == {"h": 256 / 132}
+    assert fused.waves(WIDE.with_(pass_="fwbw"), 4096, H200)["dv"] == 64 * 2 * 4 / 132
+    with pytest.raises(InputError, match="multiprocessors of custom is not known"):
+        fused.waves(FIG_4, 4096, custom(100, 1))
+
+
+@pytest.mark.parametrize("pass_", ["fw", "fwbw"])
+def test_the_best_l_fills_the_chip_and_no_more(pass_):
+    """One pass where batch and heads fill it; at T = 65536 the 8 and 4 segments that measured best."""
+    one = {"batch": 1, "seq_len": 65536, "pass_": pass_}
+    assert fused.best_chunk_size(FIG_4.with_(pass_=pass_), "sig", H200) == 4096
+    assert fused.segments(FIG_4.with_(**one), fused.best_chunk_size(FIG_4.with_(**one), "sig", H200)) == 8
+    assert fused.segments(WIDE.with_(**one), fused.best_chunk_size(WIDE.with_(**one), "sig", H200)) == 4
+
+
+@pytest.mark.parametrize(("problem", "measured_ms"), [(FIG_4, 0.498), (WIDE, 0.667), (FIG_4.with_(pass_="fwbw"), 1.99)])
+def test_the_bound_is_below_what_was_measured_but_not_far(problem, measured_ms):
+    bound = fused.runtime(problem, "sig", H200) * 1e3
+    assert 0.7 * measured_ms < bound < measured_ms
+
+
+def test_decode_has_no_walk():
+    with pytest.raises(InputError, match="pass is 'decode'"):
+        fused.cost(Problem(1, 1, 1, 64, 64, pass_="decode"), "sig", 64)
