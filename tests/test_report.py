@@ -274,7 +274,13 @@ def test_amounts_come_in_the_unit_that_fits(value, words):
 
 @pytest.mark.parametrize(
     ("value", "uncertainty", "words"),
-    [(2.791, 0.0364, "2.79 ± 0.04"), (25.04, 0.51, "25.0 ± 0.5"), (0.0388, None, "0.039"), (1204.0, 3.0, "1,204 ± 3")],
+    [
+        (2.791, 0.0364, "2.79 ± 0.04"),
+        (25.04, 0.51, "25.0 ± 0.5"),
+        (0.0388, None, "0.039"),
+        (1204.0, 3.0, "1,204 ± 3"),
+        (2, 0, "2.000 ± <0.001"),
+    ],
 )
 def test_ratios_are_as_exact_as_they_are(value, uncertainty, words):
     assert facts.ratio(value, uncertainty) == words
@@ -320,7 +326,7 @@ def test_pytorch_forms_stand_in_and_the_page_says_so(tmp_path):
     folder = write(tmp_path, [row("reference_sig", 4.0, **MODEL), sdpa(2.0)], run=RUN)
     page = Page(report.write(folder).read_text())
     assert "stand in for them" in page.text
-    assert "0.50 × as fast as sdpa , the strongest baseline" in page.text
+    assert "0.500 × as fast as sdpa , the strongest baseline" in page.text
 
 
 def test_nothing_to_compare_is_said(tmp_path):

@@ -101,9 +101,17 @@ def number(value: float) -> str:
 
 
 def ratio(value: float, uncertainty: float | None = None) -> str:
-    """A ratio to at least two digits: "2.79 ± 0.04", "0.04"; its uncertainty to as many places."""
-    places = max(0, min(3, 1 - math.floor(math.log10(value)) + (value >= 1)))
-    return f"{value:,.{places}f}" + (f" ± {uncertainty:.{places}f}" if uncertainty is not None else "")
+    """A ratio to as many places as its uncertainty has, "2.79 ± 0.04", or else to about three digits, "0.039"."""
+    if uncertainty is None:
+        return f"{value:,.{_places(value / 100)}f}"
+    places = _places(uncertainty)
+    least = 10.0**-places
+    return f"{value:,.{places}f} ± " + (f"{uncertainty:.{places}f}" if uncertainty >= least / 2 else f"<{least:g}")
+
+
+def _places(size: float) -> int:
+    """Decimal places down to the first digit of a size, at most three."""
+    return max(0, min(3, math.ceil(-math.log10(size)))) if size > 0 else 3
 
 
 def percent(value: float) -> str:

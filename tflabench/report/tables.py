@@ -50,6 +50,9 @@ COLUMNS = (
 )
 
 
+FACTS = {"cuda": "CUDA", "cudnn": "cuDNN", "l2_bytes": "L2 cache", "memory_bytes": "memory"}  # of environment.json
+
+
 def records(rows: Rows) -> Iterator[dict[str, Any]]:
     """Every row: implementation, title, cells (words, what to sort by) in the order of COLUMNS, remarks."""
     for row in rows.to_dict("records"):
@@ -128,7 +131,7 @@ def _machine(run: Mapping[str, Any]) -> dict[str, Any]:
     commit = f"({run['commit']})" if run.get("commit") else ""
     return {
         "driver": run.get("driver"),
-        **{name.replace("_bytes", "").replace("_", " "): _fact(name, value) for name, value in facts.items()},
+        **{str(FACTS.get(name, name)): _fact(name, value) for name, value in facts.items()},
         "packages": ", ".join(f"{name} {version}" for name, version in run.get("packages", {}).items()),
         "Python": run.get("python"),
         "platform": run.get("platform"),
