@@ -127,10 +127,9 @@ def text_width(text: str, size: float) -> float:
 
 def _wrap(text: str, width: float, size: float) -> list[str]:
     """Lines of at most `width` inches; measured word by word, for figures share most of their words."""
-    space = text_width("x x", size) - 2 * text_width("x", size)
     lines, taken = [""], 0.0
     for word in text.split():
-        own = text_width(word, size)
+        own, space = _advance(word, size), _advance(" ", size)
         if lines[-1] and taken + space + own > width:
             lines.append(word)
             taken = own
@@ -138,3 +137,8 @@ def _wrap(text: str, width: float, size: float) -> list[str]:
             taken += own + (space if lines[-1] else 0.0)
             lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
+
+
+def _advance(text: str, size: float) -> float:
+    """Inches that a text takes between others: its ink and the room at its sides."""
+    return text_width(f"x{text}x", size) - text_width("xx", size)
