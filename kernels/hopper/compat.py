@@ -5,6 +5,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+
+@builtin
+def reinterpret(memory, dtype, shape, layout, _semantic=None):
+    """The same shared memory by another shape and layout."""
+    name = "reinterpret" if hasattr(type(memory), "reinterpret") else "_reinterpret"
+    return getattr(memory, name)(dtype, shape, layout, _semantic=_semantic)
+
+
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
