@@ -134,6 +134,16 @@ class TestOptimalChunk:
         assert result.stderr == f"wrote {file}\n"
         json.loads(result.stdout)  # and nothing but data on stdout
 
+    def test_the_fused_kernels_have_an_optimum_of_their_own_where_they_run(self):
+        long = ["--d-hv", "256", "--d-qk", "128", "--heads", "16", "--seq-len", "65536", "--batch", "1"]
+        got = loads("optimal-chunk", "--gpu", "H200", *long)["fused"]
+        assert (got["chunk_size"], got["segments"]) == (8192, 8)
+        assert got["waves"] == {"h": pytest.approx(16 * 8 / 132)}
+        assert got["on_chip_state_bytes"] == {"h": 128 * 256 * 4}
+        assert "L = 8192: " in output("optimal-chunk", "--gpu", "H200", *long)
+        assert loads("optimal-chunk", "--gpu", "A100", *long)["fused"] is None
+        assert loads("optimal-chunk", "--gpu", "H200", "--dtype", "float32", *long)["fused"] is None
+
     def test_colour_is_left_out_when_asked(self):
         green = "\x1b[1;32m"
         assert green in output(*PAPER, FORCE_COLOR="1", TERM="xterm", NO_COLOR="")

@@ -168,3 +168,16 @@ def test_an_unwritable_cache_is_named(own_cache):
     own_cache.parent.write_text("a file where the folder should be")
     with pytest.raises(InputError, match=r"cannot write .*ceilings.json .*: set XDG_CACHE_HOME"):
         hardware.store_ceilings("NVIDIA H200", "bfloat16", Ceilings(1, 1, "measured", ""))
+
+
+def test_vector_rates_and_clocks_agree_with_the_lanes_of_the_architecture():
+    """Multiprocessors times lanes times two times the clock: 64 lanes before Hopper and Ada, then 128."""
+    known = [gpu for gpu in hardware.KNOWN if gpu.float32_flops_per_s]
+    assert len(known) == len(hardware.KNOWN) - 1  # AMD's compute units count otherwise
+    for gpu in known:
+        lanes = 64 if gpu.name.startswith(("V100", "A100")) else 128
+        assert gpu.multiprocessors
+        assert gpu.clock_hz
+        assert gpu.float32_flops_per_s == pytest.approx(2 * lanes * gpu.multiprocessors * gpu.clock_hz, rel=0.16), (
+            gpu.name
+        )

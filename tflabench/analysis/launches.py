@@ -47,7 +47,7 @@ RESOURCES = {
 
 LAUNCH_S = 5e-6  # gates of the fused kernels, three launches with 8 us of traffic, take 26 us (kernels/MEASURED.md)
 # About 480 cycles on an idle H100 (arXiv:2402.13499) are 0.27 us; a kernel near the bandwidth waits longer. The one
-# constant fitted here: to the single kernels in kernels/MEASURED.md, 128/256 and 256/512 at L = 256.
+# constant fitted here, to the ten single kernels of kernels/MEASURED.md at L = 256: their median error is then 3%.
 ROUND_TRIP_S = 0.7e-6
 L2_BYTES_PER_CLOCK = 5120  # read, NVIDIA A100 white paper; none is published for Hopper and Blackwell
 EXP_LANES = 8  # an exponential takes eight lanes' cycles: 16 against 128 a clock (CUDA programming guide, 9.0)
@@ -89,7 +89,10 @@ class Chip:
             if not value
         ]
         if lacking:
-            raise InputError(f"the calibrated model knows too little of {gpu.name}: not {', '.join(lacking)}")
+            raise InputError(
+                f"the calibrated model knows too little of {gpu.name}: not {', '.join(lacking)}; "
+                "add it in tflabench/analysis/hardware.py"
+            )
         assert gpu.float32_flops_per_s
         assert gpu.clock_hz
         assert gpu.multiprocessors

@@ -211,7 +211,7 @@ def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
             fontsize=NOTE_SIZE, color=colour,
         )  # fmt: skip
         if _short(gpu) in HOPPER:
-            steps = [2**k for k in range(6, sweep.problem.seq_len.bit_length())]
+            steps = [size for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
             walks = [fused.runtime(sweep.problem.with_(chunk_size=size), gate, gpu) * 1e3 for size in steps]
             ax.plot(steps, walks, color="0.25", ls=DASHES[3], lw=0.8)
         for look, own in sweep.series() if n == home else ():
@@ -383,12 +383,11 @@ def fig22(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
         ax.plot(intensity, best, color=colour)
     ax.set(xlim=(intensity[0], intensity[-1]), ylim=(0, None), xlabel="accelerator intensity $I_{acc}$ [FLOP/byte]")
     ax.set_ylabel("runtime-optimal L [tokens]")
-    for gpu in gpus:
+    for n, gpu in enumerate(sorted(gpus, key=lambda gpu: gpu.ceilings.intensity)):
         ax.axvline(gpu.ceilings.intensity, color="0.45", lw=0.7, ls=DASHES[2])
-    for level, group in enumerate(_apart([gpu.ceilings.intensity for gpu in gpus])):
-        for n in group:
-            place = {"xy": (gpus[n].ceilings.intensity, 0.97 - 0.055 * level), "xycoords": ax.get_xaxis_transform()}
-            ax.annotate(f" {_short(gpus[n])}", fontsize=NOTE_SIZE, va="top", color="0.3", **place)
+        left = n + 1 < len(gpus) and _short(gpu) == "B200"  # H100's line is next to it
+        place = {"xy": (gpu.ceilings.intensity, 0.97), "xycoords": ax.get_xaxis_transform()}
+        ax.annotate(f" {_short(gpu)} ", ha="right" if left else "left", va="top", fontsize=NOTE_SIZE, **place)
     handles = [Line2D([], [], color=c, label=f"$d_{{hv}}$ = {d}") for d, c in DIM_COLOURS.items()]
     measured = []
     for look, own in sweep.series():
@@ -433,8 +432,8 @@ def _tradeoff(
 
 
 def _sizes(sweep: Sweep) -> np.ndarray:
-    """The chunk sizes of theory's curves: 16 to 4096, and as far as rows go."""
-    most = max([4096, *(sweep.rows["chunk_size"] if sweep.gpu else ())])
+    """The chunk sizes of theory's curves: 16 to 8192, and as far as rows go."""
+    most = max([8192, *(sweep.rows["chunk_size"] if sweep.gpu else ())])
     return np.geomspace(16, min(most, sweep.problem.seq_len), 300)
 
 
@@ -504,16 +503,3 @@ def _shades(count: int) -> list[Any]:
     import matplotlib
 
     return [matplotlib.colormaps["viridis_r"](0.12 + 0.8 * n / max(count - 1, 1)) for n in range(count)]
-
-
-def _apart(values: Sequence[float], least: float = 1.12) -> list[list[int]]:
-    """Indices in rows such that neighbours within a row differ by a factor of `least`."""
-    rows: list[list[int]] = []
-    for n in sorted(range(len(values)), key=values.__getitem__):
-        for row in rows:
-            if values[n] > least * values[row[-1]]:
-                row.append(n)
-                break
-        else:
-            rows.append([n])
-    return rows
