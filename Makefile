@@ -1,14 +1,14 @@
-# `make sweep` and `make test` set up .venv by themselves; with an NVIDIA GPU they install the `gpu` extra, else a CPU torch.
+# `make sweep` and `make test` set up .venv by themselves; with an NVIDIA GPU they install the extras `gpu` and `baselines`
+# (wheels only), else a CPU torch.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
-EXTRA := $(if $(GPU),gpu,cpu)
-STAMP := $(VENV)/.installed-$(EXTRA)
+EXTRAS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu,baselines || echo cpu)
+STAMP := $(VENV)/.installed-$(EXTRAS)
 OLD_TRITON := 3.6.0
 OLD_TRITON_DIR := .triton-$(OLD_TRITON)
 
-.PHONY: sweep test test-gpu check clean
+.PHONY: sweep test test-gpu check clean baselines-mamba2 baselines-compiled
 .DEFAULT_GOAL := sweep
 
 sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
@@ -29,8 +29,16 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: tflabench needs Python 3.11 or newer (make PYTHON=/path/to/python3.11)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade 'pip>=24'
-	$(PY) -m pip install -q -e '.[$(EXTRA),report,dev]'
+	$(PY) -m pip install -q -e '.[$(EXTRAS),report,dev]'
 	@touch $@
+
+baselines-mamba2: $(STAMP) ## mamba-ssm without its compiled scan: Mamba 2 runs in Triton; a few seconds
+	$(PY) -m pip install -q setuptools wheel
+	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(PY) -m pip install --no-deps --no-build-isolation mamba-ssm==2.3.2.post1
+
+baselines-compiled: $(STAMP) ## FlashAttention 2, Mamba, causal-conv1d: needs nvcc, and up to an hour
+	$(PY) -m pip install -q setuptools wheel ninja
+	$(PY) -m pip install --no-build-isolation -e '.[baselines-compiled]'
 
 # A second Triton, the oldest supported, for the compile-only tests.
 $(OLD_TRITON_DIR)/.installed: | $(STAMP)

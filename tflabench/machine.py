@@ -24,11 +24,15 @@ PACKAGES = (
     "torch",
     "triton",
     "numpy",
+    "fla-core",
     "flash-linear-attention",
     "mlstm_kernels",
+    "lightning_attn",
     "flash-attn",
+    "flash_attn_3",
+    "flash-attn-4",
     "mamba-ssm",
-    "fla-core",
+    "causal-conv1d",
 )
 
 
