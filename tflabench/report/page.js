@@ -2,7 +2,6 @@
 (async () => {
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const payload = JSON.parse(document.getElementById("payload").textContent);
   const state = new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
   const hidden = new Set((state.get("hide") || "").split(",").filter(Boolean));
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -26,6 +25,15 @@
     paint();
   };
   prefersDark.addEventListener("change", paint);
+  paint();
+
+  // --- what is large travels compressed
+  async function unpack(id) {
+    const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  }
+  const payload = JSON.parse(await unpack("payload"));
 
   // --- figures: drawn when they come near the window, and all of them before printing
   function draw(div) {
@@ -116,7 +124,7 @@
         const down = heading.getAttribute("aria-sort") === "ascending";
         all("th", table).forEach((other) => other.removeAttribute("aria-sort"));
         heading.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const key = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent;
+        const key = ({ cells }) => cells[column].dataset.v ?? cells[column].textContent;
         const compare = (a, b) => (key(a) === "") - (key(b) === "") || key(a).localeCompare(key(b), "en", { numeric: true });
         const sign = down ? -1 : 1;
         table.tBodies[0].append(
@@ -139,20 +147,16 @@
       link.click();
     };
 
-  paint();
   filter();
 
-  // --- Plotly travels compressed
-  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const code = document.createElement("script");
-  code.textContent = await new Response(stream).text();
+  code.textContent = await unpack("plotly");
   document.head.append(code);
 
   const near = new IntersectionObserver(
     (entries) => {
       for (const { target, isIntersecting } of entries)
-        if (isIntersecting && !drawn.has(target)) draw(target);
+        if (isIntersecting && !target.data) draw(target);
     },
     { rootMargin: "800px" },
   );

@@ -45,15 +45,21 @@ def render(directory: Path, parts: Sequence[Part]) -> str:
     table = looks(rows)
     figures = [list(charts.figures(part, f"r{n}", table)) for n, part in enumerate(parts)]
     said = headline.compare(part.results for part in parts)
-    plotly = base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+    plotly = _packed(get_plotlyjs())
     environment = Environment(loader=PackageLoader("tflabench.report", "."), autoescape=True, **_OPTIONS)
-    environment.filters |= {"html": Markup, "ratio": facts.ratio, "look": lambda name: _swatch(table[name])}
+    environment.filters |= {
+        "html": Markup,
+        "ratio": facts.ratio,
+        "swatch": lambda name: _swatch(list(table).index(name)),
+    }
     return environment.get_template("page.html.j2").render(
         title=directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         version=tflabench.__version__,
         provenance=dict.fromkeys(provenance(part.rows, part.runs) for part in parts),
         counts=_counts(rows),
         titles={name: look.title for name, look in table.items()},
+        symbols=[_symbol(n, look) for n, look in enumerate(table.values())],
+        colours=[(to_hex(look.colour), dark_colours(table)[to_hex(look.colour)]) for look in table.values()],
         passes=PASSES,
         headline=said,
         scale=Scale([duel.ratio for verdict in said.verdicts for one in verdict.comparisons for duel in one.duels]),
@@ -77,8 +83,8 @@ def render(directory: Path, parts: Sequence[Part]) -> str:
         notes={key: (n, Markup(text)) for n, (key, text) in enumerate(NOTES.items(), 1)},
         css=Markup(_text("page.css")),
         script=Markup(_text("page.js")),
-        payload=Markup(_json(_payload(parts, rows, figures, table))),
-        plotly=Markup(plotly),
+        payload=_packed(json.dumps(_payload(parts, rows, figures, table), separators=(",", ":"), allow_nan=False)),
+        plotly=plotly,
         plotly_version=get_plotlyjs_version(),
         plotly_size=f"{len(plotly) / 1e6:.1f} MB",
     )
@@ -88,9 +94,9 @@ def _text(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def _packed(text: str) -> str:
+    """Compressed, for the browser to unpack (`unpack` in page.js)."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def _payload(
@@ -131,14 +137,15 @@ def _counts(rows: Rows) -> list[tuple[str, int]]:
     ]
 
 
-def _swatch(look: Look) -> Markup:
-    """The line and marker of an implementation as a small drawing; --c and --d are its colours in light and dark."""
-    light, dash = to_hex(look.colour), LINES[look.dashes]
-    return Markup(
-        f'<svg class="swatch" style="--c:{light};--d:{dark_colours({"": look})[light]}" viewBox="0 0 26 12" '
-        f'aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" stroke-dasharray="{dash.replace("solid", "none")}"/>'
-        f"{_DRAWN_SYMBOLS[SYMBOLS[look.marker]]}</svg>"
-    )
+def _symbol(n: int, look: Look) -> Markup:
+    """The line and marker of the n-th implementation, to be drawn wherever it is named."""
+    dash = LINES[look.dashes].replace("solid", "none")
+    line = f'<line x1="0" x2="26" y1="6" y2="6" stroke-dasharray="{dash}"/>'
+    return Markup(f'<symbol id="k{n}" viewBox="0 0 26 12">{line}{_DRAWN_SYMBOLS[SYMBOLS[look.marker]]}</symbol>')
+
+
+def _swatch(n: int) -> Markup:
+    return Markup(f'<svg class="swatch k{n}"><use href="#k{n}"/></svg>')
 
 
 class Scale:

@@ -69,8 +69,8 @@ def records(rows: Rows) -> Iterator[dict[str, Any]]:
         for column in COLUMNS:
             value = row[column.key]
             absent = not column.words and math.isnan(value)
-            plain = str(value) if column.words else f"{value:.0f}"
-            cells.append(("", "") if absent else (written.get(column.key, plain), value))
+            plain = str(value) if column.words else f"{value:.6g}"
+            cells.append(("", "") if absent else (written.get(column.key, plain), plain))
         ok = row["status"] == "ok"
         remarks = ", ".join(facts.flags(row)) if ok else f"{row['status'].replace('_', ' ')}: {row['reason']}"
         yield {"name": row["implementation"], "title": row["title"], "cells": cells, "remarks": remarks}
@@ -127,11 +127,11 @@ def _machine(run: Mapping[str, Any]) -> dict[str, Any]:
     """What environment.json says of the machine and the versions of a run."""
     if not run:
         return {"versions": "not recorded: environment.json does not describe this run"}
-    facts = {name: value for name, value in run.get("device_facts", {}).items() if name != "name"}
+    device: dict[str, Any] = run.get("device_facts", {})
     commit = f"({run['commit']})" if run.get("commit") else ""
     return {
         "driver": run.get("driver"),
-        **{str(FACTS.get(name, name)): _fact(name, value) for name, value in facts.items()},
+        **{FACTS.get(name, name): _fact(name, value) for name, value in device.items() if name != "name"},
         "packages": ", ".join(f"{name} {version}" for name, version in run.get("packages", {}).items()),
         "Python": run.get("python"),
         "platform": run.get("platform"),
