@@ -136,6 +136,13 @@ def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_wher
     odd = Demand(FIG_4.with_(d_qk=100))
     with pytest.raises(InputError, match=r"no kernel can run this.*takes a d_qk that is a multiple of 16"):
         advising.advice(odd, H200, ["sig"], "cuda")
+    wide = advising.advice(Demand(FIG_4.with_(d_qk=512)), H200, ["sig"], "cuda")
+    assert "takes a d_qk of 64, 128, 192, 256, not 512" in wide.refused["hopper_sig"]
+
+
+def test_a_chunk_may_hold_a_sequence_of_any_length():
+    given = advising.advice(Demand(FIG_4.with_(seq_len=3000)), H200, ["sig"], "cuda", "tfla_sig_xl")
+    assert sorted(choice.problem.chunk_size or 0 for choice in given.ranked) == [64, 128, 256, 512, 1024, 2048, 3008]
 
 
 def test_fused_kernels_are_for_hopper(monkeypatch):

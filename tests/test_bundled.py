@@ -8,6 +8,7 @@ import torch
 from tflabench import bundled
 from tflabench.adapter import Unsupported
 from tflabench.bundled import IMPLEMENTATIONS
+from tflabench.kernels.hopper import chunkwise
 from tflabench.problem import Problem
 from tflabench.verify import verify
 
@@ -85,6 +86,10 @@ def test_theory_counts_shared_queries_once():
     assert mamba2.bytes < 0.7 * simple_gla.bytes
 
 
+def test_head_dimensions_refused_without_torch_are_those_that_the_kernels_refuse():
+    assert (bundled.HOPPER_D_QK, bundled.HOPPER_D_HV) == (chunkwise.D_QK, chunkwise.D_HV)
+
+
 def test_a_wrong_oracle_is_found_out():
     case = BY_NAME["reference_exp"].build(SEQUENCE, DEVICE)
     case.oracle = BY_NAME["reference_sig"].build(SEQUENCE, DEVICE).oracle
@@ -100,7 +105,8 @@ def test_a_wrong_oracle_is_found_out():
         ("step_exp", {"pass_": "decode"}, "cpu", "computes single steps: seq_len must be 1, not 40"),
         ("step_sig", {"pass_": "decode", "seq_len": 1}, "cpu", None),
         ("hopper_sig", {}, "cuda", "takes bfloat16 and float16, not float32"),
-        ("hopper_mamba2", {"dtype": "bfloat16"}, "cuda", None),
+        ("hopper_mamba2", {"dtype": "bfloat16", "d_qk": 64, "d_hv": 64}, "cuda", None),
+        ("hopper_mamba2", {"dtype": "bfloat16"}, "cuda", "takes a d_qk of 64, 128, 192, 256, not 16"),
         ("hopper_retention", {"dtype": "bfloat16"}, "cpu", "needs a CUDA device"),
         ("step_mamba2", {}, "cpu", "computes single steps: the pass must be decode"),
         (

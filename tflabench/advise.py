@@ -89,11 +89,13 @@ def measure(given: Advice, bench: Bench, top: int, on_choice: Callable[[Choice],
 
 
 def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu, kind: Kind) -> tuple[list[int], str]:
-    """Powers of two up to the sequence length that the implementation takes, or why it takes none."""
+    """Powers of two up to the sequence length, and all of it, that the implementation takes, or why it takes none."""
     if impl.formulation == "fused" and not any(name in gpu.name for name in FUSED_ON):
         return [], f"runs on {', '.join(FUSED_ON)} only"
     last = demand.problem.seq_len
     sizes = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]
+    if last > SMALLEST_CHUNK and last not in sizes:
+        sizes.append(-(-last // SMALLEST_CHUNK) * SMALLEST_CHUNK)
     if kind == "cuda" and find_spec(impl.package) is None:
         return sizes, ""  # theory needs no package; what it would refuse is not known without it
     reasons = {size: impl.refuses(demand.problem.with_(chunk_size=size), kind) for size in sizes}

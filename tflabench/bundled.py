@@ -28,6 +28,7 @@ GATES: dict[GateName, Gate] = {"exp": MLSTM_EXP, "sig": MLSTM_SIG}
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 ORACLE_CHUNK_SIZE = 64
 ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
+HOPPER_D_QK, HOPPER_D_HV = (64, 128, 192, 256), (64, 128, 256, 512)  # as tflabench.kernels.hopper.chunkwise, with torch
 
 OPEN = 3.0  # what is added to pre-activations of forget gates: mostly open, as trained models have them
 
@@ -336,7 +337,15 @@ def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
     return None
 
 
-refuse_hopper = partial(refuse_kernels, "bfloat16 and float16")
+def refuse_hopper(problem: Problem, device: str) -> str | None:
+    if reason := refuse_kernels("bfloat16 and float16", problem, device):
+        return reason
+    for name, d, known in (("d_qk", problem.d_qk, HOPPER_D_QK), ("d_hv", problem.d_hv, HOPPER_D_HV)):
+        if d not in known:
+            return f"takes a {name} of {', '.join(map(str, known))}, not {d}"
+    if problem.chunk_size is not None and problem.chunk_size % 64:
+        return f"takes a chunk_size that is a multiple of 64, its tile, not {problem.chunk_size}"
+    return None
 
 
 def _reference(form: Formulation, gate: GateName) -> Implementation:

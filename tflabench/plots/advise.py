@@ -51,7 +51,8 @@ def draw(
     for axis, logarithmic in ((ax.xaxis, ax.get_xscale() == "log"), (ax.yaxis, ax.get_yscale() == "log")):
         if logarithmic:
             log_ticks(axis)
-    _name(ax, frontier([choice for choice in considered if choice.kernel == recommended.kernel]), size)
+    own = frontier([choice for choice in considered if choice.kernel == recommended.kernel])
+    _name(ax, [recommended, *reversed(own)], size)
     keys.append(Line2D([], [], ls="", ms=2.5, marker="o", mew=0, color="0.6", label="any other choice"))
     sheet.finish(title, handles, keys, [], footer)
     return sheet.figure
@@ -62,12 +63,12 @@ def _places(choices: Sequence[Choice], size: float) -> tuple[list[float], list[f
 
 
 def _name(ax: Axes, choices: Sequence[Choice], size: float) -> None:
-    """Write chunk size and batch beside each choice, from the fastest on, where no other name is."""
+    """Write chunk size and batch beside each choice, in this order, where no earlier name is."""
     box = ax.get_position()
     width, height = ax.figure.get_size_inches() * (box.width, box.height)  # type: ignore[union-attr]
     one_batch = len({choice.problem.batch for choice in choices}) == 1
     taken: list[tuple[float, float, float]] = []  # left, right and middle height of a name, in inches
-    for choice in reversed(choices):
+    for choice in choices:
         words = f"L = {choice.problem.chunk_size}" + ("" if one_batch else f", batch {choice.problem.batch}")
         place = (choice.memory_bytes / GIB, choice.step_s / size)
         x, y = ax.transAxes.inverted().transform(ax.transData.transform(place)) * (width, height)
