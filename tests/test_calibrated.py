@@ -159,12 +159,13 @@ def test_what_is_not_modelled(changes, said):
 @pytest.mark.parametrize(
     ("row", "algorithm"),
     [
-        (("chunkwise", "triton", "sig"), "tfla"),
-        (("chunkwise", "mlstm_kernels", "exp"), "unpipelined"),
-        (("fused", "triton", "exp"), "fused"),
-        (("chunkwise", "torch", "sig"), None),
-        (("attention", "torch", None), None),
-        (("chunkwise", "triton", None), None),
+        (("tfla_sig_xl", "chunkwise", "triton", "sig"), "tfla"),
+        (("nxai_exp_xl", "chunkwise", "mlstm_kernels", "exp"), "unpipelined"),
+        (("hopper_exp", "fused", "triton", "exp"), "fused"),
+        (("nxai_exp_native_chunkwise_custbw", "chunkwise", "mlstm_kernels", "exp"), None),
+        (("reference_sig", "chunkwise", "torch", "sig"), None),
+        (("sdpa", "attention", "torch", None), None),
+        (("tfla_retention", "chunkwise", "triton", None), None),
     ],
 )
 def test_which_rows_are_modelled(row, algorithm):

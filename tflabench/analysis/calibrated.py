@@ -33,9 +33,9 @@ STATE_BYTES = {"tfla": 2, "unpipelined": 4}  # of an element of the chunk states
 PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the published model knows too
 
 
-def algorithm_of(formulation: str, package: str, gate: str | None) -> Algorithm | None:
+def algorithm_of(implementation: str, formulation: str, package: str, gate: str | None) -> Algorithm | None:
     """Which algorithm a row ran, None for what is not modelled (plain PyTorch, attention, other libraries)."""
-    if gate not in ("exp", "sig"):
+    if gate not in ("exp", "sig") or "native" in implementation:  # mlstm_kernels' name for its plain PyTorch
         return None
     if formulation == "fused":
         return "fused"

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tflabench.analysis import cost, fused
+from tflabench.analysis.calibrated import algorithm_of
 from tflabench.analysis.chunk_size import Tradeoff
 from tflabench.analysis.cost import Cost, Gate
 from tflabench.analysis.hardware import Ceilings, Gpu, described, find
@@ -73,13 +74,16 @@ class Sweep:
         if rows is None:
             return cls(problem, None, None)
         own: Rows = drawable(rows)
+        kernels = [
+            algorithm_of(*row) is not None
+            for row in zip(own["implementation"], own["formulation"], own["package"], own["gate"], strict=True)
+        ]
         own = own[
             (own["status"] == "ok")
             & (own["gate"] == gate)
             & (own["pass"] == pass_)
-            & own["formulation"].isin(["chunkwise", "fused"])
             & own["chunk_size"].notna()
-            & (own["package"] != "torch")
+            & np.array(kernels, dtype=bool)
         ]
         if own.empty:
             return cls(problem, None, None, asked=True)
