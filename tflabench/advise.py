@@ -54,7 +54,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: Kind, pattern: 
             continue
         if pattern is None and plain != (kind == "cpu"):
             continue
-        algorithm = calibrated.algorithm_of(impl.formulation, impl.package, impl.gate)
+        algorithm = calibrated.algorithm_of(impl.name, impl.formulation, impl.package, impl.gate)
         kernel = Kernel(impl.name, impl.gate, algorithm)
         sizes, reason = _chunk_sizes(impl, demand, gpu, kind)
         if not sizes:

@@ -159,6 +159,7 @@ def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
     where = f"{chip.name} is here: --measure measures." if is_here else f"{chip.name} is not here: all this is theory."
     return [
         where,
+        *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
         f"Times: {' and '.join(sources)}, at {ceilings}.",
         "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
     ]

@@ -123,7 +123,7 @@ def profile(
 def _calibrated(
     impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings
 ) -> tuple[Cost, float] | None:
-    algorithm = calibrated.algorithm_of(impl.formulation, impl.package, impl.gate)
+    algorithm = calibrated.algorithm_of(impl.name, impl.formulation, impl.package, impl.gate)
     gpu = hardware.from_device_name(machine.name)
     if impl.gate is None or algorithm is None or gpu is None:
         return None
