@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-NEEDS = {"mlstm_kernels": "pip install mlstm_kernels==2.0.6", **EINOPS, "yaml": "pip install PyYAML"}
+NEEDS = {"mlstm_kernels": "pip install mlstm_kernels==2.0.6", **EINOPS}
 NATIVE_ORACLE_BLOCK = 1024  # queries at a time
 
 
