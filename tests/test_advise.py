@@ -108,6 +108,8 @@ def choice(step_s: float, gib: float, largest: int | None = None, kernel: Kernel
 def test_the_frontier_keeps_what_nothing_beats_in_both():
     fast, slow, small, beaten = choice(1, 9), choice(3, 9), choice(2, 4), choice(2.5, 5)
     assert advise.frontier([slow, beaten, fast, small]) == [small, fast]
+    assert advise.frontier([slow, fast, small], gain=0.4) == [small, fast]
+    assert advise.frontier([slow, fast, small], gain=0.6) == [small]
 
 
 def test_what_does_not_fit_ranks_last():

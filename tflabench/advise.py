@@ -17,6 +17,7 @@ from tflabench.problem import InputError
 from tflabench.sweep import Point
 
 SMALLEST_CHUNK = 64
+WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
 FUSED_ON = ("H100", "H200", "GH200")  # compute capability 9.0
 
 
@@ -32,8 +33,8 @@ class Advice:
 
     @property
     def frontier(self) -> list[Choice]:
-        """Of the memory needed against the time of a step, over all choices that fit."""
-        return advise.frontier([choice for choice in self.considered if choice.fits])
+        """Of the memory needed against the time of a step, over all choices that fit, where memory buys time."""
+        return advise.frontier([choice for choice in self.considered if choice.fits], WORTH_MEMORY)
 
 
 def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: Kind, pattern: str | None = None) -> Advice:

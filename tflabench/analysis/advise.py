@@ -162,11 +162,12 @@ def rank(found: Iterable[Choice]) -> list[Choice]:
     return sorted(best.values(), key=_order)
 
 
-def frontier(found: Sequence[Choice]) -> list[Choice]:
-    """The choices that no other beats in both memory and step time, least memory first."""
+def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
+    """The choices that no other beats in both memory and step time, least memory first; each is more than the part
+    `gain` faster than the one before it."""
     kept: list[Choice] = []
     for choice in sorted(found, key=lambda c: (c.memory_bytes, c.step_s)):
-        if not kept or choice.step_s < kept[-1].step_s:
+        if not kept or choice.step_s < (1 - gain) * kept[-1].step_s:
             kept.append(choice)
     return kept
 

@@ -194,7 +194,7 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
             mark if choice.fits else "does not fit",
         )
     console.print(table)
-    console.print("The frontier: no other choice is smaller and as fast.", style="bold")
+    console.print("The frontier: what more memory buys, in steps of more than 1% of the time.", style="bold")
     for choice in advice.frontier:
         p = choice.problem
         console.print(
