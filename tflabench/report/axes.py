@@ -38,7 +38,7 @@ def dark_colours(looks: Mapping[str, Look]) -> dict[str, str]:
 
 def _on_dark(colour: str) -> str:
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(colour))
-    return to_hex(colorsys.hls_to_rgb(hue, max(0.5, 0.92 - 0.8 * lightness), 0.8 * saturation))
+    return to_hex(colorsys.hls_to_rgb(hue, max(0.58, 0.92 - 0.8 * lightness), 0.8 * saturation))
 
 
 def line(look: Look, width: float = 1.8) -> dict[str, Any]:

@@ -187,6 +187,7 @@ def ranking(part: Slice, rows: Rows, quantity: Quantity, unit: Unit, looks: Look
             value, words = 0, {"mode": "text", "text": [f"  {row['status']}"], "textfont": {"color": MUTED}}
         data.append(trace | words | {"x": plain_numbers([value]), "y": [title]})
     most = max((value for trace in data for value in trace["x"] if value), default=1)
-    x_axis = axis(range=[0, 1.15 * most], title={"text": f"{quantity.label} [{unit[0]}]"})
+    x_axis = axis(range=[0, 1.05 * most], nticks=5)
+    margin = {"l": 46, "r": 44, "t": 8, "b": 26}  # room for the value beside the last mark
     y_axis = axis(categoryorder="array", categoryarray=titles, automargin=True, showgrid=False)
-    return {"data": data, "layout": layout(height=70 + 26 * len(asked), xaxis=x_axis, yaxis=y_axis)}
+    return {"data": data, "layout": layout(height=50 + 26 * len(asked), margin=margin, xaxis=x_axis, yaxis=y_axis)}

@@ -42,6 +42,7 @@
     const plot = JSON.parse(dark() ? light.replace(/#[0-9a-f]{6}/g, (colour) => payload.dark[colour] || colour) : light);
     for (const trace of plot.data)
       trace.visible = !trace.meta.length || trace.meta.some((name) => !hidden.has(name));
+    if (div.clientWidth < 480) breakLabels(plot);
     plot.layout.dragmode = phone ? false : "zoom";
     plot.layout.uirevision = "kept"; // a zoom stays when colours or kernels change
     if (printing) Object.assign(plot.layout, { width: div.clientWidth, height: 0.76 * plot.layout.height });
@@ -57,6 +58,15 @@
     div.removeAllListeners("plotly_hover");
     div.on("plotly_hover", ({ points, event }) => show(points[0], event));
     div.on("plotly_unhover", () => (card.hidden = true));
+  }
+
+  // The names of a ranking take two lines where there is little room: "SDPA (32×128)".
+  function breakLabels({ data, layout }) {
+    if (!layout.yaxis.categoryarray) return;
+    const broken = (name) => name.replace(" (", "<br>(");
+    layout.yaxis.categoryarray = layout.yaxis.categoryarray.map(broken);
+    layout.yaxis.tickfont.size = 10;
+    for (const trace of data) trace.y = trace.y.map(broken);
   }
 
   // --- what hovering shows

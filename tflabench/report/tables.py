@@ -111,12 +111,13 @@ def environments(parts: Sequence[Part]) -> list[tuple[list[str], list[tuple[str,
     for machine, measured in alike.items():
         rows = pd.concat([own for _, own in measured])
         clocks = rows["sm_clock_mhz"].dropna()
+        ends = [f"{end:,.0f}" for end in (clocks.min(), clocks.max())]
         days = sorted({started[:10] for started in rows["started_at"]})
         conditions = {
             "measured": " to ".join(dict.fromkeys((days[0], days[-1]))),
             "protocol": ", ".join(sorted(set(rows["protocol"]))),
             "inputs": ", ".join(sorted(set(rows["inputs"]))),
-            "SM clock": f"{clocks.min():,.0f}–{clocks.max():,.0f} MHz, measured" if len(clocks) else "",
+            "SM clock": f"{'–'.join(dict.fromkeys(ends))} MHz, measured" if len(clocks) else "",
         }
         lines = [*machine, *((name, value) for name, value in conditions.items() if value)]
         found.append((list(dict.fromkeys(name for name, _ in measured)), lines))
