@@ -133,6 +133,24 @@ def test_the_tiles_are_those_that_the_kernels_pick_on_hopper(problem, chunk_size
         )
 
 
+@pytest.mark.parametrize("algorithm", calibrated.ALGORITHMS)
+@pytest.mark.parametrize("pass_", ["fw", "fwbw"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(1, 1, 1, 16, 16, chunk_size=16),
+        Problem(1, 1, 100, 64, 128, chunk_size=4096),
+        Problem(2, 3, 4097, 192, 80, chunk_size=192),
+        Problem(1, 1, 1 << 20, 1024, 1024, chunk_size=128),
+    ],
+)
+def test_small_and_ragged_and_large_problems_take_some_time(problem, pass_, algorithm):
+    for gate in ("exp", "sig"):
+        terms = predict(problem.with_(pass_=pass_), gate, algorithm, H200)  # type: ignore[arg-type]
+        assert all(0 <= seconds < 60 for seconds in terms.values()), terms
+        assert sum(terms.values()) > 1e-6
+
+
 def test_published_is_equation_116_on_the_datasheet():
     H100 = find("paper-H100")
     problem = WIDE.with_(chunk_size=512)
@@ -173,7 +191,8 @@ def test_which_rows_are_modelled(row, algorithm):
 
 
 def test_errors():
-    judged = Judged("x", "sig", "tfla", FIG_4, measured=2.0, published=1.0, terms={"states": 1.0, "waiting": 1.5})
+    terms = {"states": 1.0, "waiting": 1.5}
+    judged = Judged("NVIDIA H200", find("H200"), H200, "x", "sig", "tfla", FIG_4, 2.0, published=1.0, terms=terms)
     assert judged.errors == (-0.5, 0.25)
     assert median_and_worst([0.1, -0.4, 0.2]) == (0.2, -0.4)
     assert median_and_worst([0.1, -0.3]) == (pytest.approx(0.2), -0.3)

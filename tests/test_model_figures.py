@@ -17,7 +17,7 @@ from tflabench.analysis.hardware import find
 from tflabench.cli import app
 from tflabench.plots import model, paper
 from tflabench.problem import InputError
-from tflabench.store import Row, read_results, read_rows
+from tflabench.store import Row, find_results, read_results, read_rows
 
 FIG_17 = {"batch": 8, "heads": 8, "seq_len": 8192, "d_qk": 256, "d_hv": 512}
 KINDS = {  # implementation -> formulation, package, gate, milliseconds forward by L
@@ -176,15 +176,24 @@ class TestModelError:
         assert got["not_described"] == {"reference_sig": 1}
 
     def test_measured_roofs_come_from_the_run_and_else_from_the_datasheet(self, results, tmp_path):
-        assert model_error.judge([read_results(results)]).chip.ceilings.flops_per_s == 782e12
+        assert [c.flops_per_s for c in model_error.judge([read_results(results)]).roofs["calibrated"]] == [782e12]
         bare = folder(tmp_path / "bare", [row("tfla_sig_xl", 128, 2.12)], ceilings=False)
-        assert model_error.judge([read_results(bare)]).chip.ceilings == find("H200").ceilings
+        assert model_error.judge([read_results(bare)]).roofs["calibrated"] == [find("H200").ceilings]
 
     def test_folders_below_are_taken_together(self, tmp_path):
         for n, size in enumerate((128, 256)):
             folder(tmp_path / "all" / str(n), [row("tfla_sig_xl", size, 2.0)])
         got = json.loads(run("model-error", str(tmp_path / "all"), "--json").stdout)
         assert got["errors"][-1]["rows"] == 2
+
+    def test_each_device_is_held_against_its_own_roofs_and_drawn_by_itself(self, tmp_path):
+        for device in ("NVIDIA H200", "NVIDIA A100-SXM4-80GB"):
+            folder(tmp_path / device, [row("tfla_sig_xl", 128, 2.0, device=device)], ceilings=False)
+        verdict = model_error.judge(find_results(tmp_path))
+        assert verdict.judged[0].calibrated > 1.5 * verdict.judged[1].calibrated  # the A100
+        assert [stem for stem, _ in model.breakdowns(verdict)] == [
+            "breakdown-a100-sxm4-80gb-tfla_sig_xl-fw", "breakdown-h200-tfla_sig_xl-fw"
+        ]  # fmt: skip
 
     def test_figures_stack_the_terms_to_the_prediction(self, results):
         verdict = model_error.judge([read_results(results)])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from tflabench.analysis import calibrated
-from tflabench.analysis.calibrated import Judged
-from tflabench.analysis.hardware import Ceilings, Gpu, described
+from tflabench.analysis.calibrated import Algorithm, Judged
+from tflabench.analysis.hardware import Ceilings, described
 from tflabench.analysis.launches import Chip
 from tflabench.problem import InputError, Problem
 from tflabench.store import Results, Row
@@ -21,17 +22,25 @@ class Verdict:
         judged: every measured row that the calibrated model describes.
         others: how many measured rows it does not describe, by what they are.
         titles: implementation -> title.
-        gpu, chip: of the rows; the chip's ceilings are the measured ones where a run has stored them.
-        devices, days: that the rows come from.
+        days: on which the rows were measured, sorted.
     """
 
     judged: tuple[Judged, ...]
     others: dict[str, int]
     titles: dict[str, str]
-    gpu: Gpu
-    chip: Chip
-    devices: tuple[str, ...]
     days: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.device for row in self.judged))
+
+    @property
+    def roofs(self) -> dict[str, list[Ceilings]]:
+        """By model, the ceilings it used; several where rows come from several devices or calibrations."""
+        return {
+            "published": list(dict.fromkeys(row.gpu.ceilings for row in self.judged)),
+            "calibrated": list(dict.fromkeys(row.chip.ceilings for row in self.judged)),
+        }
 
 
 def judge(found: Iterable[Results]) -> Verdict:
@@ -42,7 +51,7 @@ def judge(found: Iterable[Results]) -> Verdict:
     """
     judged: list[Judged] = []
     others: dict[str, int] = {}
-    used: list[tuple[Row, Gpu, Chip]] = []
+    rows: list[Row] = []
     folders = []
     for results in found:
         folders.append(str(results.folder))
@@ -54,31 +63,36 @@ def judge(found: Iterable[Results]) -> Verdict:
                 kind = f"{row.implementation} {row.dtype}" if algorithm else row.implementation
                 others[kind] = others.get(kind, 0) + 1
                 continue
-            gpu = described(row.device, row.dtype)
-            chip = Chip.of(gpu, _measured_ceilings(results, row))
-            problem = Problem(
-                row.batch, row.heads, row.seq_len, row.d_qk, row.d_hv, row.chunk_size, row.dtype, row.pass_  # type: ignore[arg-type]
-            )  # fmt: skip
-            asked = (problem, row.gate, algorithm)
-            judged.append(
-                Judged(
-                    row.implementation, row.gate, algorithm, problem,  # type: ignore[arg-type]
-                    row.ms_median / 1e3, calibrated.published(*asked, gpu), calibrated.predict(*asked, chip),  # type: ignore[arg-type]
-                )
-            )  # fmt: skip
-            used.append((row, gpu, chip))
+            rows.append(row)
+            judged.append(_judge(row, algorithm, _measured_ceilings(results, row)))
     if not judged:
         kinds = "bundled kernels (tfla_*, hopper_*) and mlstm_kernels (nxai_*), 16-bit, fw and fwbw"
         raise InputError(f"{', '.join(folders)} holds no measured row that the calibrated model describes: {kinds}")
-    _, gpu, chip = used[-1]
     return Verdict(
         judged=tuple(judged),
         others=others,
-        titles={row.implementation: row.title for row, _, _ in used},
+        titles={row.implementation: row.title for row in rows},
+        days=tuple(sorted({row.started_at[:10] for row in rows})),
+    )
+
+
+def _judge(row: Row, algorithm: Algorithm, measured: Ceilings | None) -> Judged:
+    gpu = described(row.device, row.dtype)
+    chip = Chip.of(gpu, measured)
+    sizes = (row.batch, row.heads, row.seq_len, row.d_qk, row.d_hv, row.chunk_size)
+    problem = Problem(*sizes, dtype=row.dtype, pass_=row.pass_)  # type: ignore[arg-type]
+    gate: Any = row.gate  # exp or sig, or it would have no algorithm
+    return Judged(
+        device=row.device,
         gpu=gpu,
         chip=chip,
-        devices=tuple(dict.fromkeys(row.device for row, _, _ in used)),
-        days=tuple(sorted({row.started_at[:10] for row, _, _ in used})),
+        implementation=row.implementation,
+        gate=gate,
+        algorithm=algorithm,
+        problem=problem,
+        measured=(row.ms_median or 0.0) / 1e3,
+        published=calibrated.published(problem, gate, algorithm, gpu),
+        terms=calibrated.predict(problem, gate, algorithm, chip),
     )
 
 

@@ -77,8 +77,14 @@ def published(problem: Problem, gate: Gate, algorithm: Algorithm, gpu: Gpu) -> f
 
 @dataclass(frozen=True)
 class Judged:
-    """A measured row and what the models say of it: seconds, and by term for the calibrated one."""
+    """A measured row and what the models say of it: seconds, and by term for the calibrated one.
 
+    `gpu` has the datasheet's roofs, `chip` those of the calibrated model.
+    """
+
+    device: str
+    gpu: Gpu
+    chip: Chip
     implementation: str
     gate: Gate
     algorithm: Algorithm

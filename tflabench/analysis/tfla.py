@@ -109,7 +109,7 @@ def launches(
         ]
 
     def parallel(name: str, d_in: int, d_out: int, read: float, written: float, new_scores: bool = True) -> Launch:
-        own = tiles or Tiles.of(d_in, d_out, L, p.element_bytes)
+        own = tiles or Tiles.of(d_in, d_out, min(chunk_size, _power_of_two(p.seq_len)), p.element_bytes)
         rows, cols = min(own.rows, L), min(own.cols, L)
         inner, outer = min(own.inner, d_in), min(own.outer, d_out)
         blocks = math.ceil(d_out / outer)

@@ -396,9 +396,10 @@ def model_error(
     ]  # fmt: skip
     console.print(_table(header, table))
     console.print("Absolute error of the predicted time; worst with its sign: + is predicted too slow.")
-    for model, roofs in (("Published", verdict.gpu.ceilings), ("Calibrated", verdict.chip.ceilings)):
-        rates = f"{roofs.flops_per_s / 1e12:.4g} TFLOP/s, {roofs.bytes_per_s / 1e12:.3g} TB/s"
-        console.print(f"{model} model on {', '.join(verdict.devices)}: {rates} ({roofs.provenance}: {roofs.source})")
+    for name, used in verdict.roofs.items():
+        for roofs in used:
+            rates = f"{roofs.flops_per_s / 1e12:.4g} TFLOP/s, {roofs.bytes_per_s / 1e12:.3g} TB/s"
+            console.print(f"{name.capitalize()} model, roofs: {rates} ({roofs.provenance}: {roofs.source})")
     console.print("The calibrated model is furthest off at:", style="bold")
     for row in sorted(verdict.judged, key=lambda row: -abs(row.errors[1]))[:5]:
         p, most = row.problem, max(row.terms, key=row.terms.__getitem__)

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from tflabench.analysis import calibrated
 from tflabench.analysis.calibrated import Judged, Step
 from tflabench.analysis.launches import TERMS
+from tflabench.machine import Machine
 from tflabench.model_error import Verdict
 from tflabench.plots.axes import log_ticks
 from tflabench.plots.rows import PASSES
@@ -73,14 +74,22 @@ def errors(verdict: Verdict) -> Figure:
 
 
 def breakdowns(verdict: Verdict) -> Iterator[tuple[str, Figure]]:
-    """(stem of the file name, figure) of every implementation and pass, at the problem with the most chunk sizes."""
-    groups: dict[tuple[str, str], dict[Problem, list[Judged]]] = {}
+    """(stem of the file name, figure) of every implementation and pass, at the problem with the most chunk sizes; of
+    every device, where there are several.
+    """
+    groups: dict[tuple[str, ...], dict[Problem, list[Judged]]] = {}
     for row in verdict.judged:
-        own = groups.setdefault((row.implementation, row.problem.pass_), {})
+        name = (_slug(row.device),) if len(verdict.devices) > 1 else ()
+        own = groups.setdefault((*name, row.implementation, row.problem.pass_), {})
         own.setdefault(row.problem.with_(chunk_size=None), []).append(row)
-    for (name, pass_), problems in groups.items():
+    for name, problems in groups.items():
         rows = max(problems.values(), key=lambda rows: (len(rows), sum(row.measured for row in rows)))
-        yield f"breakdown-{name}-{pass_}", breakdown(verdict, sorted(rows, key=lambda row: row.problem.chunk_size or 0))
+        figure = breakdown(verdict, sorted(rows, key=lambda row: row.problem.chunk_size or 0))
+        yield "-".join(("breakdown", *name)), figure
+
+
+def _slug(device: str) -> str:
+    return Machine("cuda", device, 0).slug
 
 
 @styled
@@ -94,11 +103,11 @@ def breakdown(verdict: Verdict, rows: Sequence[Judged]) -> Figure:
     powers = [2**n for n in range(6, min(problem.seq_len, 4096).bit_length())]
     sizes = sorted({*powers, *measured})
     models = {
-        size: calibrated.predict(problem.with_(chunk_size=size), first.gate, first.algorithm, verdict.chip)
+        size: calibrated.predict(problem.with_(chunk_size=size), first.gate, first.algorithm, first.chip)
         for size in sizes
     }
     printed = [
-        calibrated.published(problem.with_(chunk_size=size), first.gate, first.algorithm, verdict.gpu) * 1e3
+        calibrated.published(problem.with_(chunk_size=size), first.gate, first.algorithm, first.gpu) * 1e3
         for size in sizes
     ]
     sheet = Sheet(2 if trades else 1, height=2.9, gap=1.95, wide=True)
@@ -115,9 +124,7 @@ def breakdown(verdict: Verdict, rows: Sequence[Judged]) -> Figure:
     ax.grid(visible=False, axis="x")
     ax.set(title="where the time goes", xlabel="chunk size L [tokens]", ylabel="runtime [ms]", ylim=(0, None))
     if trades:
-        _ladder(
-            sheet.axes[1], calibrated.steps(problem, first.gate, first.algorithm, verdict.gpu, verdict.chip), measured
-        )
+        _ladder(sheet.axes[1], calibrated.steps(problem, first.gate, first.algorithm, first.gpu, first.chip), measured)
     handles = [Patch(facecolor=colour, label=term) for term, colour in TERM_COLOURS.items()]
     keys = [
         Line2D([], [], color="black", marker="D", mec="white", ls="", label="measured"),
@@ -160,11 +167,14 @@ def _ladder(ax: Axes, steps: Sequence[Step], measured: dict[int, float]) -> None
 
 def _sources(verdict: Verdict) -> str:
     days = " to ".join(dict.fromkeys((verdict.days[0], verdict.days[-1])))
-    own, printed = (
-        f"{roofs.flops_per_s / 1e12:.4g} TFLOP/s, {roofs.bytes_per_s / 1e12:.3g} TB/s ({roofs.source})"
-        for roofs in (verdict.chip.ceilings, verdict.gpu.ceilings)
+    roofs = "; ".join(
+        f"{model}: "
+        + ", ".join(
+            f"{c.flops_per_s / 1e12:.4g} TFLOP/s and {c.bytes_per_s / 1e12:.3g} TB/s ({c.source})" for c in used
+        )
+        for model, used in verdict.roofs.items()
     )
     return (
-        f"Measured on {', '.join(verdict.devices)}, {days}. Roofs, calibrated model: {own}; published: {printed}. "
+        f"Measured on {', '.join(verdict.devices)}, {days}. Roofs of the models, {roofs}. "
         "Terms and constants: tflabench.analysis.launches."
     )

@@ -438,7 +438,7 @@ def _tradeoff(
 def _sizes(sweep: Sweep) -> np.ndarray:
     """The chunk sizes of theory's curves: 16 to 8192, and as far as rows go."""
     most = max([8192, *(sweep.rows["chunk_size"] if sweep.gpu else ())])
-    return np.geomspace(16, min(most, sweep.problem.seq_len), 300)
+    return np.geomspace(min(16, sweep.problem.seq_len), min(most, sweep.problem.seq_len), 300)
 
 
 def _short(gpu: Gpu) -> str:
