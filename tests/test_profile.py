@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -224,7 +225,7 @@ def profile(counted: tuple[KernelCounters, ...], parts: int = 3) -> profiles.Pro
         counted=counted,
         why_not_counted=None if counted else "ncu is not installed",
         model=Cost(4e11, 3e9),
-        calibrated=(Cost(5e11, 3.5e9), 1.2e-3),
+        expected=(),
         ceilings=Ceilings(8e14, 4e12, "measured", "test"),
         wrong=None,
     )
@@ -244,6 +245,38 @@ def test_measured_intensity_lies_on_the_roofline_beside_the_modelled_one():
     bars, marks = ({line.get_color(): line.get_marker() for line in ax.lines} for ax in figure.axes)
     assert len(bars) == 2, "the short kernel has no mark"
     assert bars.items() <= marks.items(), "a kernel has the same mark on the roofline"
+
+
+def test_kernels_are_paired_with_the_calibrated_models_and_come_near_it():
+    """What an H200 counted of mLSTMexp forward + backward: bytes to 10%, FLOPs to 25% (the model leaves n out)."""
+    impl, problem = registry.get("tfla_exp_xl"), Problem(16, 16, 4096, 128, 256, chunk_size=256, pass_="fwbw")
+    counted = counters.read_ncu((RECORDED / "ncu-h200-tfla_exp_xl-fwbw.csv").read_text())
+    expected = profiles.expected_kernels(impl, problem, GPU, Ceilings(782e12, 4.262e12, "measured", "test"))
+    pairs = replace(profile(tuple(counted)), expected=expected).pairs
+    assert [(counted.name, made.name) for counted, made in pairs] == [
+        ("chunk_states #1", "C"),
+        ("parallel_outputs #1", "H"),
+        ("chunk_states #2", "C, again"),
+        ("chunk_states #3", "dC"),
+        ("parallel_outputs #2", "dQ"),
+        ("parallel_outputs #3", "dK"),
+        ("parallel_outputs #4", "dV"),
+    ]
+    for seen, made in pairs:
+        assert seen.dram_bytes == pytest.approx(made.bytes, rel=0.1)
+        assert seen.tensor_flops == pytest.approx(made.flops, rel=0.25)
+    assert not profile(tuple(counted)).pairs, "without a model, no pairs"
+
+
+def test_what_the_calibrated_model_does_not_know_is_left_out():
+    sizes = Problem(16, 16, 4096, 128, 256, chunk_size=256)
+    ceilings = Ceilings(1e12, 1e11, "measured", "test")
+    for name, problem, machine in (
+        ("reference_sig", sizes, GPU),
+        ("tfla_sig_xl", sizes.with_(dtype="float32"), GPU),
+        ("tfla_sig_xl", sizes, Machine("cuda", "NVIDIA Unheard Of", 1 << 30)),
+    ):
+        assert profiles.expected_kernels(registry.get(name), problem, machine, ceilings) == ()
 
 
 def test_many_parts_are_summed_under_the_last_bar():

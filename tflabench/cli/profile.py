@@ -155,10 +155,33 @@ def _print(seen: Profile) -> None:
         header = ("GPU kernel, counted", "ms", "DRAM\nMB", "GB/s", "tensor\nGFLOP", "float32\nGFLOP", "FLOP/B")
         console.print(_table(header, rows))
         console.print("Counted by Nsight Compute with the caches emptied before each kernel.")
+    if seen.pairs:
+        rows = [
+            (
+                short(counted.name, 48),
+                expected.name,
+                *(_number(value, 1) for value in (expected.ms, counted.ms)),
+                *(_number(value, 1e6) for value in (expected.bytes, counted.dram_bytes)),
+                *(_number(value, 1e9) for value in (expected.flops, counted.tensor_flops)),
+            )
+            for counted, expected in seen.pairs
+        ]
+        header = (
+            "GPU kernel",
+            "makes",
+            "ms\nmodel",
+            "\ncounted",
+            "MB\nmodel",
+            "\ncounted",
+            "GFLOP\nmodel",
+            "\ncounted",
+        )
+        console.print(_table(("GPU kernel", "makes", *columns), rows))
+        console.print("Model: the calibrated one, kernel by kernel; GFLOP of matrix products.")
     sources = [("model", seen.model.bytes, seen.model.flops, f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}")]
-    if seen.calibrated:
-        count, seconds = seen.calibrated
-        sources.append(("calibrated\nmodel", count.bytes, count.flops, f"{seconds * 1e3:.4g}"))
+    if seen.expected:
+        ms, moved, flops = (sum(getattr(kernel, name) for kernel in seen.expected) for name in ("ms", "bytes", "flops"))
+        sources.append(("calibrated\nmodel", moved, flops, f"{ms:.4g}"))
     sources.append(("measured", total and total.dram_bytes, total and total.flops, f"{seen.ms:.4g}"))
     rows = [
         ("DRAM bytes (MB)", *(_number(moved, 1e6) for _, moved, _, _ in sources)),
@@ -196,13 +219,8 @@ def _json(seen: Profile) -> dict[str, Any]:
             "ms_lower": float(seen.bounds.lower) * 1e3,
             "ms_upper": float(seen.bounds.upper) * 1e3,
         },
-        "calibrated_model": seen.calibrated
-        and {
-            "bytes": seen.calibrated[0].bytes,
-            "flops": seen.calibrated[0].flops,
-            "intensity": seen.calibrated[0].intensity,
-            "ms": seen.calibrated[1] * 1e3,
-        },
+        "expected": [asdict(kernel) for kernel in seen.expected],
+        "pairs": [[counted.name, expected.name] for counted, expected in seen.pairs],
         "ceilings": asdict(seen.ceilings),
     }
 

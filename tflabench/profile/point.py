@@ -14,7 +14,6 @@ from typing import Any
 
 from tflabench.adapter import Implementation
 from tflabench.analysis import calibrated, counters, hardware, roofline
-from tflabench.analysis import launches as launch_times
 from tflabench.analysis.cost import Cost
 from tflabench.analysis.counters import KernelCounters
 from tflabench.analysis.hardware import Ceilings
@@ -31,6 +30,16 @@ USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What the calibrated model says of a GPU kernel: milliseconds, bytes through memory, FLOPs of matrix products."""
+
+    name: str
+    ms: float
+    bytes: float
+    flops: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """What one call of a point does.
 
@@ -40,7 +49,7 @@ class Profile:
         parts: GPU kernels (CPU: operators) as {"name", "launches", "ms"}.
         counted: counters by GPU kernel; empty where there are none, and `why_not_counted` says why.
         model: FLOPs and bytes of the algorithm; `bounds`: the time that they take on `ceilings`, in seconds.
-        calibrated: what the calibrated model says of FLOPs, bytes and seconds; None where it does not know the kernels.
+        expected: GPU kernels by the calibrated model, in order; empty where it does not know them.
         wrong: how the result differs from float64, if it does.
     """
 
@@ -52,7 +61,7 @@ class Profile:
     counted: tuple[KernelCounters, ...]
     why_not_counted: str | None
     model: Cost
-    calibrated: tuple[Cost, float] | None
+    expected: tuple[Expected, ...]
     ceilings: Ceilings
     wrong: str | None
 
@@ -64,6 +73,13 @@ class Profile:
     def total(self) -> KernelCounters | None:
         """The counters of the whole call."""
         return counters.total(self.counted) if self.counted else None
+
+    @property
+    def pairs(self) -> list[tuple[KernelCounters, Expected]]:
+        """Kernels that multiply matrices, as counted and as expected: the first with the first, if they are as many."""
+        counted = [kernel for kernel in self.counted if kernel.tensor_flops]
+        expected = [kernel for kernel in self.expected if kernel.flops]
+        return list(zip(counted, expected, strict=True)) if len(counted) == len(expected) else []
 
 
 def profile(
@@ -114,26 +130,34 @@ def profile(
         counted=tuple(counted),
         why_not_counted=why_not,
         model=Cost(theory["model_flops"], theory["model_bytes"]),
-        calibrated=_calibrated(impl, used, machine, ceilings),
+        expected=expected_kernels(impl, used, machine, ceilings),
         ceilings=ceilings,
         wrong=result["wrong"],
     )
 
 
-def _calibrated(
+def expected_kernels(
     impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings
-) -> tuple[Cost, float] | None:
+) -> tuple[Expected, ...]:
+    """The GPU kernels of a call by the calibrated model, in order; none where it does not know them."""
     algorithm = calibrated.algorithm_of(impl.name, impl.formulation, impl.package, impl.gate)
     gpu = hardware.from_device_name(machine.name)
     if impl.gate is None or algorithm is None or gpu is None:
-        return None
+        return ()
     try:
+        chip = Chip.of(gpu, ceilings)
         launches = calibrated.launches(problem, impl.gate, algorithm)
-        seconds = sum(launch_times.total(launches, Chip.of(gpu, ceilings)).values())
     except InputError:  # a size, a dtype or a GPU that this model knows too little of
-        return None
-    flops, moved = (sum(sum(getattr(launch, kind).values()) for launch in launches) for kind in ("flops", "moved"))
-    return Cost(flops, moved), seconds
+        return ()
+    return tuple(
+        Expected(
+            launch.name,
+            ms=1e3 * sum(launch.times(chip).values()),
+            bytes=sum(launch.moved.values()),
+            flops=sum(launch.flops.values()),
+        )
+        for launch in launches
+    )
 
 
 def run_ncu(worker: Sequence[str], job: dict[str, Any], machine: Machine, timeout_s: float) -> tuple[str, str | None]:
