@@ -236,6 +236,13 @@ def test_a_single_point_is_a_ranking(tmp_path):
     assert [trace["text"][0].strip() for trace in page.traces("runtime", mode="text")] == ["oom"]
 
 
+def test_where_nothing_was_measured_a_figure_says_so(tmp_path):
+    folder = write(tmp_path, [tfla(None, T) for T in (512, 1024)], run=RUN)
+    plots = Page(report.write(folder).read_text()).payload["plots"]
+    (said,) = plots["r0-runtime-seq_len-0"]["layout"]["annotations"]
+    assert said["text"] == "no point was measured"
+
+
 def test_an_unknown_device_has_no_roof_and_says_so(tmp_path):
     rows = [one.model_copy(update={"device": "a toaster", "run_id": "other"}) for one in sweep()]
     page = Page(report.write(write(tmp_path, rows)).read_text())

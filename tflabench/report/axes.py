@@ -85,6 +85,14 @@ def layout(**changes: Any) -> dict[str, Any]:
     }
 
 
+def say_if_empty(values: Sequence[float | None]) -> dict[str, Any]:
+    """What a layout has beside the rest where there is no value to show."""
+    place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False}
+    return (
+        {} if any(values) else {"annotations": [{**place, "text": "no point was measured", "font": {"color": MUTED}}]}
+    )
+
+
 def axis(**changes: Any) -> dict[str, Any]:
     """What all axes share."""
     return {

@@ -27,6 +27,7 @@ from tflabench.report.axes import (
     marks,
     plain_numbers,
     points,
+    say_if_empty,
     swept_axis,
     value_axis,
 )  # fmt: skip
@@ -46,8 +47,11 @@ def over_axis(part: Slice, rows: Rows, quantity: Quantity, unit: Unit, looks: Lo
         data += _line(part, rows[rows["implementation"] == name], quantity, unit, name, look, position)
     crosses = list(_crosses(part, rows, looks, position))
     lowest = min((y for trace in crosses for y in trace["y"]), default=TOP + LEVEL)
-    y_axis = value_axis([value for trace in data for value in trace["y"]], room=0.02 + TOP + LEVEL - lowest)
-    return {"data": data + crosses, "layout": layout(xaxis=x_axis, yaxis=y_axis, yaxis2=OVERLAY)}
+    values = [value for trace in data for value in trace["y"]]
+    y_axis = value_axis(values, room=0.02 + TOP + LEVEL - lowest)
+    measured = [value for trace in data if "customdata" in trace for value in trace["y"]]
+    axes = {"xaxis": x_axis, "yaxis": y_axis, "yaxis2": OVERLAY}
+    return {"data": data + crosses, "layout": layout(**axes, **say_if_empty(measured))}
 
 
 def _line(

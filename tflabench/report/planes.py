@@ -26,6 +26,7 @@ from tflabench.report.axes import (
     marks,
     plain_numbers,
     points,
+    say_if_empty,
     value_axis,
 )  # fmt: skip
 from tflabench.report.facts import BYTE_RATE, FLOP_RATE, amount, html
@@ -55,8 +56,9 @@ def trade_off(rows: Rows, ms: float, memory: tuple[str, float], looks: Mapping[s
         })  # fmt: skip
     title = {"text": f"peak memory [{memory[0]}]"}
     x_axis = value_axis([value for trace in data for value in trace["x"]], room=0.04, title=title)
-    y_axis = value_axis([value for trace in data for value in trace["y"]], room=0.08)
-    return {"data": data, "layout": layout(height=380, xaxis=x_axis, yaxis=y_axis)}
+    times = [value for trace in data for value in trace["y"]]
+    y_axis = value_axis(times, room=0.08)
+    return {"data": data, "layout": layout(height=380, xaxis=x_axis, yaxis=y_axis, **say_if_empty(times))}
 
 
 def rates(rows: Rows) -> Rows:
