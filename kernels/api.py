@@ -30,9 +30,10 @@ from .checks import (
     check_not_positive,
     check_one_dtype,
     check_scale,
+    check_skip,
     check_state,
 )
-from .epilogue import skip_and_gate
+from .epilogue import skip_and_gate, skip_gradients
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 Layout = Literal["bhtd", "bthd"]
@@ -57,6 +58,8 @@ class Kernels(NamedTuple):
         default_chunk_size: (q, v, *, gate) -> L.
         shares_heads: whether q and k may have fewer heads than v, H / G consecutive ones for each (dq and dk are then
             summed over these); kernels that do not are given copies.
+        adds_skip: whether forward and backward take `skip` (H,), by which h_t has skip v_t added, and backward returns
+            its gradient behind the others; for kernels that do not, that is another pass over memory.
     """
 
     forward: Callable[..., tuple[Tensor, State, tuple[Tensor, ...]]]
@@ -65,6 +68,7 @@ class Kernels(NamedTuple):
     refuses: Callable[..., str | None]
     default_chunk_size: Callable[..., int]
     shares_heads: bool = False
+    adds_skip: bool = False
 
 
 def _tfla(levels: int) -> Kernels:
@@ -94,6 +98,7 @@ class Options(TypedDict, total=False):
     return_last_state: bool
     scale: float | None
     state_dtype: torch.dtype
+    skip: Tensor | None
     implementation: str
     config: Any
 
@@ -194,9 +199,10 @@ def mamba2_ssd(
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + (dt_bias[:, None] if layout == "bhtd" else dt_bias)
     gate = Gate("rate", "softplus" if dt_softplus else "step")
-    found = chunkwise(C, B, x, A, dt, gate=gate, **{"scale": 1.0, **options})
+    skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
+    found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, **{"scale": 1.0, **options})
     y, *state = found if options.get("return_last_state") else (found,)
-    y = skip_and_gate(y, x, D, z, head_axis=1 if layout == "bhtd" else 2)
+    y = skip_and_gate(y, x, wide, z, head_axis=1 if layout == "bhtd" else 2)
     return (y, *state) if state else y
 
 
@@ -230,6 +236,7 @@ def chunkwise(
     return_last_state: bool = False,
     scale: float | None = None,
     state_dtype: torch.dtype = torch.float32,
+    skip: Tensor | None = None,
     implementation: str = "auto",
     config: Any = None,
 ) -> Any:
@@ -252,6 +259,7 @@ def chunkwise(
         scale: of q; None is 1/sqrt(d_qk).
         state_dtype: float32 or bfloat16: the widest type in which states between chunks lie in memory. Kernels keep
             them in the dtype of q where that is narrower: their products would round them to it anyway.
+        skip: (H,), the weight of a skip connection: skip v_t is added to h_t, of a gate without normaliser. None is 0.
         implementation: "auto", "reference", "hopper", "tfla_xl" or "tfla_limit". "auto" is a TFLA kernel where
             one takes these inputs, else the reference (CPU, float64, head dimensions that are no multiple of 16).
             "hopper" (compute capability 9.0) is experimental and only chosen by name.
@@ -272,6 +280,8 @@ def chunkwise(
         i = None if i is None else i.transpose(1, 2)
     if initial_state is not None:
         check_state("initial_state", initial_state, gate, q, v)
+    if skip is not None:
+        check_skip(skip, gate, v)
     check_chunk_size(chunk_size)
     check_scale(scale)
     check_name("state_dtype", state_dtype, (torch.float32, torch.bfloat16))
@@ -292,12 +302,13 @@ def chunkwise(
                 chunk_size=L or _REFERENCE_CHUNK_SIZE,
                 state_dtype=None if q.dtype == torch.float64 else state_dtype,
             )
+            h = skip_and_gate(h, v, skip, None, head_axis=1)
         else:
             _check_for_kernels(q, v, L, implementation)
             C, n, m = (None if x is None else x.float() for x in initial_state or (None, None, None))
             gate_fields = (gate.forget, gate.input, gate.normalize, gate.temperature)
             key = _setup_key(implementation, gate_fields, state_dtype, config)
-            h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, scale, L, key)
+            h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, scale, L, key, skip)
             last = _split(states, gate)[0]
     if layout == "bthd":
         h = h.transpose(1, 2)
@@ -412,18 +423,23 @@ def _forward(
     scale: float,
     chunk_size: int,
     setup: str,
+    skip: Tensor | None,
 ) -> list[Tensor]:
     """[h, last C, last n and m where the gate has them, *saved]."""
     kernels, options = _call(q, v, chunk_size, setup)
     initial = None if C is None else State(C, n, m)
     if not kernels.shares_heads:
         q, k = (reference.shared(x, v.shape[1]) for x in (q, k))
+    if kernels.adds_skip:
+        options["skip"] = skip
     h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
+    if not kernels.adds_skip:
+        h = skip_and_gate(h, v, skip, None, head_axis=1)
     return [h, *(x for x in last if x is not None), *saved]
 
 
 @_forward.register_fake
-def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup):
+def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup, skip):
     kernels, options = _call(q, v, chunk_size, setup)
     if not kernels.shares_heads:
         q = reference.shared(q, v.shape[1])
@@ -450,24 +466,32 @@ def _backward(
     scale: float,
     chunk_size: int,
     setup: str,
+    skip: Tensor | None,
 ) -> list[Tensor]:
-    """The gradients of those of q, k, v, f, i, C, n that are not None, in this order."""
+    """The gradients of those of q, k, v, f, i, C, n and skip that are not None, in this order."""
     kernels, options = _call(q, v, chunk_size, setup)
     if dC_last is None and dn_last is not None:
         dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
     d_last = None if dC_last is None else State(dC_last, dn_last)
     initial = None if C is None else State(C, n, m)
     keys = (q, k) if kernels.shares_heads else tuple(reference.shared(x, v.shape[1]) for x in (q, k))
+    if kernels.adds_skip:
+        options["skip"] = skip
     grads = kernels.backward(dh, d_last, *keys, v, f, i, initial, tuple(saved), scale=scale, **options)
     dq, dk, *others = grads
     assert dq is not None
     assert dk is not None
+    if skip is not None and not kernels.adds_skip:
+        through_skip, dskip = skip_gradients(dh, v, skip)
+        assert others[0] is not None
+        others[0] += through_skip
+        others.append(dskip)
     return [reference.sum_shared(dq, q), reference.sum_shared(dk, k), *(g for g in others if g is not None)]
 
 
 @_backward.register_fake
-def _(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup):
-    return [torch.empty_like(x) for x in (q, k, v, f, i, C, n) if x is not None]
+def _(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup, skip):
+    return [torch.empty_like(x) for x in (q, k, v, f, i, C, n, skip) if x is not None]
 
 
 def _call(q: Tensor, v: Tensor, chunk_size: int, setup: str) -> tuple[Kernels, dict[str, Any]]:
@@ -486,21 +510,21 @@ def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *tensors, scale, chunk_size, setup = inputs
+    *tensors, scale, chunk_size, setup, skip = inputs
     ctx.numbers = (scale, chunk_size, setup)
     ctx.gate = _setups[setup].gate
-    ctx.save_for_backward(*tensors, *_split(output[1:], ctx.gate)[1])
+    ctx.save_for_backward(*tensors, skip, *_split(output[1:], ctx.gate)[1])
 
 
 def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     dh, *d_states = grads
     (dC, dn, _), _ = _split(d_states, ctx.gate)
-    tensors, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+    tensors, skip, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8], ctx.saved_tensors[9:]
     if dh is None:
         dh = torch.zeros_like(tensors[2])
-    found = iter(torch.ops.tflabench.chunkwise_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers))
-    q_to_n = (next(found) if x is not None else None for x in tensors[:7])
-    return (*q_to_n, None, *(None for _ in ctx.numbers))
+    found = iter(torch.ops.tflabench.chunkwise_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip))
+    q_to_n = [next(found) if x is not None else None for x in tensors[:7]]
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(found) if skip is not None else None)
 
 
 def _refuse_double_backward(ctx: Any, grads: Any) -> None:

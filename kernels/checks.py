@@ -99,6 +99,13 @@ def check_state(argument: str, state: State, gate: Gate, q: Tensor, v: Tensor) -
             raise ValueError(f"{argument}.{name} is {kind(x)}: it must be None for {gate}")
 
 
+def check_skip(skip: Tensor, gate: Gate, v: Tensor) -> None:
+    """A weight for each head of v (B, H, ...), which a normaliser does not divide."""
+    check_shape("skip", check_tensor("skip", skip, v, "v"), v.shape[1:2])
+    if gate.normalize:
+        raise ValueError(f"skip is {kind(skip)}: it must be None for {gate}, which divides by its normaliser")
+
+
 def check_scale(scale: Any) -> None:
     if scale is None:
         return

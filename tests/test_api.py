@@ -196,11 +196,11 @@ def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
     key = api._setup_key("probe", astuple(gate), torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
-    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 16, key))
+    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 16, key, None))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
-    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 0, key))
+    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 0, key, None))
     dh, saved = torch.randn_like(transposed[2]), [torch.ones(3)]
-    torch.library.opcheck(backward, (dh, None, None, *transposed, None, None, None, saved, 0.25, 0, key))
+    torch.library.opcheck(backward, (dh, None, None, *transposed, None, None, None, saved, 0.25, 0, key, None))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,8 @@ def test_triton_kernels_are_opaque_to_torch(implementation):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
     key = api._setup_key(implementation, astuple(gate), torch.float32, None)
-    torch.library.opcheck(torch.ops.tflabench.chunkwise, (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key))
+    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key, None)
+    torch.library.opcheck(torch.ops.tflabench.chunkwise, arguments)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     options = {"gate": gate, "chunk_size": 16}
     found = results(compiled, x, None, implementation=implementation, **options)
@@ -263,6 +264,24 @@ def test_kernels_that_cannot_share_heads_are_given_copies(probe, gate):
     wanted = results(api.chunkwise, x, None, gate=gate, implementation="reference")
     assert_close(results(api.chunkwise, x, None, **options), wanted)
     assert probe.calls[-1]["q"].shape == (B, H, T, D_QK)
+    compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
+    assert_close(results(compiled, x, None, **options), wanted)
+
+
+@pytest.mark.parametrize("implementation", ["probe", "tfla_xl"])
+def test_a_skip_connection(probe, implementation):
+    """By kernels that have one and by a pass of its own, for those that do not."""
+    if implementation == "tfla_xl" and torch.cuda.is_available():
+        pytest.skip("gpu tests run the kernels")
+    gate = GATES["retention"]
+    x = inputs(gate) | {"skip": torch.tensor([0.5, -2.0]).requires_grad_()}
+    exact = {n: double(t) for n, t in x.items()}
+    wanted = results(api.chunkwise, exact, None, gate=gate, implementation="reference")
+    bare: dict[str, Any] = {n: t for n, t in exact.items() if n != "skip"}
+    without = api.chunkwise(**bare, gate=gate, implementation="reference")
+    assert_close({"h": wanted["h"]}, {"h": without + exact["skip"][:, None, None] * exact["v"]}, 1e-12)
+    options = {"gate": gate, "implementation": implementation, "chunk_size": 16}
+    assert_close(results(api.chunkwise, x, None, **options), wanted)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     assert_close(results(compiled, x, None, **options), wanted)
 
@@ -315,6 +334,12 @@ BAD_INPUTS = {
     "gate_a_name": ({"gate": "exp"}, TypeError, "gate is a str: it must be a kernels.types.Gate"),
     "dtypes_differ": ({"v": torch.ones(B, H, T, D_HV).half()}, TypeError, "they must be of one dtype"),
     "devices_differ": ({"f": torch.ones(B, H, T, device="meta")}, ValueError, "f is on meta: it must be where q is"),
+    "skip_shape": ({"gate": MLSTM_SIG, "skip": torch.ones(3)}, ValueError, "skip has the shape (3,): it must be (2,)"),
+    "skip_divided": (
+        {"skip": torch.ones(H)},
+        ValueError,
+        "skip is a Tensor: it must be None for Gate(forget=",
+    ),
     "layout": ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be one of bhtd, bthd"),
     "chunk_size_zero": ({"chunk_size": 0}, ValueError, "chunk_size is 0: it must be at least 1"),
     "chunk_size_float": ({"chunk_size": 16.0}, TypeError, "chunk_size is a float: it must be an int or 'auto'"),
