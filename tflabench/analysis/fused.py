@@ -7,17 +7,19 @@ forward, Q, dH backward) computes the state that each starts from. L = T is best
 the L of so many segments that they do where not (`best_chunk_size`).
 
 `runtime` is a lower bound: every walk takes the slowest of memory, matrix products and the L2, over whole waves of
-programs. Against kernels/MEASURED.md (H200, version 1, us):
+programs. In us, beside kernels/MEASURED.md (H200, version 2, which has the checkpoints counted here) and what the
+calibrated model makes of it, where one role's work hides only in part behind another's:
 
-    walk            128/256: bound, measured    256/512: bound, measured
-    h               398, 483                    486, 655
-    dq and dk       461, 481 and 500            733, 869 and 840
-    dv              380, 471                    455, 685
+            128/256, T = 4096                 256/512, T = 8192
+    walk    bound  calibrated  measured       bound  calibrated  measured
+    h         388         479       483         501         641       766
+    dq        467         553       531         749         912       943
+    dk        467         553       526         749         912      1017
+    dv        380         471       434         501         639       732
 
-It chooses the number of segments that measured best (8 and 4 at T = 65536). What it leaves out is the chain inside a
-tile: the role that computes scores waits for memory after each product, and two roles that multiply wait for it; with
-that overlap imperfect as `launches` has it the model comes to 489, 548, 471 and 649, 896, 639. For exp's forward, where
-that role also sums rows and carries n, neither does: 558 to 744 and 1363 to 1476 measured, 496 and 672 modelled.
+What neither has is the chain inside a tile: the role that computes scores waits for the L2 after each product, and the
+two roles that multiply wait for it. It is longest for exp's forward, where that role also sums rows and carries n: 744
+and 1363 measured, 485 and 664 calibrated. The best number of segments at T = 65536, 8 and 4, is the one that ran.
 """
 
 from __future__ import annotations
@@ -156,7 +158,8 @@ def launches(problem: Problem, gate: Gate, chunk_size: int) -> list[Launch]:
             ]  # fmt: skip
     for walk in walks(p):
         needed, whole = walk.flops(0.5), walk.flops(1.0)
-        kept = _kept_bytes(p, heads) / (1 if p.pass_ == "fw" else 3) if walk.name in ("h", "dq", "dk") else 0
+        last = dd * heads * STATE_BYTES
+        kept = {"h": last, "dv": 0}.get(walk.name, last * _checkpoints(p))
         flops = {
             "between chunks": needed["through state"] + (0 if walk.state_again else needed["state"]),
             "within chunks": needed["outputs"] + (0 if walk.scores_again else needed["scores"]),
@@ -235,8 +238,12 @@ def _gate_bytes(p: Problem, steps: float) -> float:
 def _kept_bytes(p: Problem, heads: int) -> float:
     """The last state, written; backward, the checkpoints, written and read."""
     state = heads * p.d_qk * p.d_hv * STATE_BYTES
-    checkpoints = (math.ceil(p.seq_len / TILE) - 1) // (CHECKPOINT_STEPS // TILE)
-    return state * (1 + (2 * checkpoints if p.pass_ == "fwbw" else 0))
+    return state * (1 + (2 * _checkpoints(p) if p.pass_ == "fwbw" else 0))
+
+
+def _checkpoints(p: Problem) -> int:
+    """Of each head and sequence."""
+    return (math.ceil(p.seq_len / TILE) - 1) // (CHECKPOINT_STEPS // TILE)
 
 
 def _segment_bytes(p: Problem) -> float:
