@@ -165,6 +165,7 @@ def test_theory_of_a_gpu_that_is_not_here_says_that_it_is_theory(tmp_path):
     done = invoke("--gpu", "A100", "--layers", "24", "--tokens", "262144", "--plot", str(tmp_path / "advice.svg"))
     assert done.exit_code == 0, done.output
     assert "A100 SXM 80GB is not here: all this is theory." in done.stdout
+    assert "The paper's Table 18 calls its row A100 SXM" in done.stdout, "what is arguable of this GPU"
     assert "calibrated model, at 312 TFLOP/s" in done.stdout
     assert "recommended" in done.stdout
     assert (tmp_path / "advice.svg").stat().st_size > 10_000
@@ -181,6 +182,7 @@ def test_json_has_ranks_frontier_and_batches_in_order():
     assert [row["memory_bytes"] for row in front] == sorted(row["memory_bytes"] for row in front)
     assert [row["step_ms"] for row in front] == sorted((row["step_ms"] for row in front), reverse=True)
     assert result["memory_budget_bytes"] == 20 * GIB
+    assert any("took up to 1.4 times as long" in note for note in result["notes"])
     assert {row["gate"] for row in result["ranked"]} == {"sig"}
 
 

@@ -17,6 +17,7 @@ from tflabench.analysis.cost import Cost
 from tflabench.analysis.counters import KernelCounters
 from tflabench.analysis.hardware import Ceilings
 from tflabench.cli import app
+from tflabench.cli import profile as command
 from tflabench.machine import Machine
 from tflabench.plots.profile import MOST_BARS, draw, short, shortened
 from tflabench.problem import Problem
@@ -266,6 +267,16 @@ def test_kernels_are_paired_with_the_calibrated_models_and_come_near_it():
         assert seen.dram_bytes == pytest.approx(made.bytes, rel=0.1)
         assert seen.tensor_flops == pytest.approx(made.flops, rel=0.25)
     assert not profile(tuple(counted)).pairs, "without a model, no pairs"
+
+
+def test_the_table_sets_model_and_counters_side_by_side(capsys):
+    counted = (KernelCounters("outputs", 1, 0.5, 2e9, 3e11, 1e10), KernelCounters("gates", 1, 0.1, 1e8, 0.0, 1e6))
+    expected = (profiles.Expected("gates", 0.1, 1e8, 0.0), profiles.Expected("H", 0.4, 1.9e9, 2.9e11))
+    command._print(replace(profile(counted), expected=expected))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["outputs", "H", "0.4", "0.5", "1,900", "2,000", "290", "300"] in lines
+    assert ["DRAM", "bytes", "(MB)", "3,000", "2,000", "2,100"] in lines
+    assert ["time", "(ms)", "0.75", "to", "1.25", "0.5", "1.3"] in lines
 
 
 def test_what_the_calibrated_model_does_not_know_is_left_out():

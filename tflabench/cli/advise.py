@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from tflabench.machine import Machine
 
 
+FUSED_CAVEAT = (
+    "The fused kernels (hopper_*) took up to 1.4 times as long as this model says where both were known, sig less than "
+    "exp (kernels/MEASURED.md): measure before you rely on it."
+)
+
+
 @app.command()
 def advise(
     gpu: Annotated[str | None, typer.Option(help="See `tflabench gpus`. Default: this machine's, else H100.")] = None,
@@ -161,6 +167,7 @@ def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
         where,
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
         f"Times: {' and '.join(sources)}, at {ceilings}.",
+        *([FUSED_CAVEAT] if any(choice.kernel.algorithm == "fused" for choice in advice.ranked) else []),
         "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
     ]
 

@@ -166,16 +166,7 @@ def _print(seen: Profile) -> None:
             )
             for counted, expected in seen.pairs
         ]
-        header = (
-            "GPU kernel",
-            "makes",
-            "ms\nmodel",
-            "\ncounted",
-            "MB\nmodel",
-            "\ncounted",
-            "GFLOP\nmodel",
-            "\ncounted",
-        )
+        columns = [name for unit in ("ms", "MB", "GFLOP") for name in (f"{unit}\nmodel", "\ncounted")]
         console.print(_table(("GPU kernel", "makes", *columns), rows))
         console.print("Model: the calibrated one, kernel by kernel; GFLOP of matrix products.")
     sources = [("model", seen.model.bytes, seen.model.flops, f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}")]
