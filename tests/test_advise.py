@@ -186,7 +186,8 @@ def test_json_has_ranks_frontier_and_batches_in_order():
     assert {row["gate"] for row in result["ranked"]} == {"sig"}
 
 
-def test_measured_advice_ranks_by_what_it_measured():
+def test_measured_advice_ranks_by_what_it_measured(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on the CPU, wherever this runs
     sizes = "--seq-len 128 --batch 1 --heads 1 --d-qk 16 --d-hv 16 --dtype float32 --gate sig --top 2".split()
     done = invoke("--measure", *sizes, "--json")
     assert done.exit_code == 0, done.output
