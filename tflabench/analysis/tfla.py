@@ -18,6 +18,8 @@ from tflabench.problem import Problem
 
 SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA programming guide)
 STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
+NARROW = 64  # rows of the state in one of the products with it, each waited for
+TILE_GATES = 5 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
 STATE_PROGRAMS = 264  # the state walk cuts sequences until it has about this many (kernels/tfla/config.py)
 
 
@@ -68,101 +70,120 @@ UNPIPELINED = Tiles(rows=64, cols=64, inner=64, outer=128, resident=2, pipelined
 def launches(
     problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None
 ) -> list[Launch]:
-    """The kernels of one call, in order; `tiles`: of all four roles, None for those that fit each.
+    """The kernels of one call, in order.
 
     Args:
         problem: pass_ "fw" or "fwbw".
         state_bytes: of an element of the chunk states in memory.
+        tiles: of all four roles; None for those that fit each.
     """
-    p, L = problem, min(chunk_size, problem.seq_len)
-    exp = gate == "exp"
-    heads = p.batch * p.heads
-    steps = heads * p.seq_len
-    chunks = heads * math.ceil(p.seq_len / L)
+    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles)
     qk, hv = p.d_qk * p.element_bytes, p.d_hv * p.element_bytes
-    state = chunks * state_elements(gate, p.d_qk, p.d_hv) * state_bytes
-    gates = 5 * 4  # float32 sums of gates that every kernel reads of a step (kernels.gates.TileGates)
-
-    def walk(name: str, again: bool, extra_states: float = 0.0) -> list[Launch]:
-        rows, u, v = STATE_TILE
-        u, v = min(u, p.d_qk), min(v, p.d_hv)
-        blocks = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v)
-        segments = max(1, min(chunks // heads, STATE_PROGRAMS // (heads * blocks)))
-        through = steps * blocks * (u + v) * p.element_bytes
-        shared = 3 * rows * (u + v) * p.element_bytes
-        # Cut into segments, a sequence is walked twice: what each adds, then the states.
-        return [
-            Launch(
-                name if n == 0 else f"{name}, segments",
-                programs=heads * blocks * segments,
-                resident=max(1, SHARED_MEMORY // shared),
-                flops={"recomputation" if again or n else "between chunks": steps * 2 * p.d_qk * p.d_hv},
-                moved={
-                    "inputs and outputs": steps * (qk + hv + 8),
-                    "states": state * (1 + extra_states) if n == 0 else 4 * heads * segments * p.d_qk * p.d_hv * 3,
-                },
-                through_l2=through,
-                vector_ops=steps * blocks * (u * 2 + u * v / rows),  # weights of u; the state's decay a tile
-                trips=2,
-            )
-            for n in range(1 if segments == 1 else 2)
-        ]
-
-    def parallel(name: str, d_in: int, d_out: int, read: float, written: float, new_scores: bool = True) -> Launch:
-        own = tiles or Tiles.of(d_in, d_out, min(chunk_size, _power_of_two(p.seq_len)), p.element_bytes)
-        rows, cols = min(own.rows, L), min(own.cols, L)
-        inner, outer = min(own.inner, d_in), min(own.outer, d_out)
-        blocks = math.ceil(d_out / outer)
-        computed = (L + rows) / 2 if cols <= rows else L  # steps of the other side that a row meets, on average
-        needed = L / 2
-        scores, outputs = 2 * d_in, 2 * d_out
-        flops = {
-            "between chunks": steps * 2 * d_in * d_out,
-            "within chunks": steps * needed * (scores * new_scores + outputs),
-            "causal waste": steps * (computed - needed) * (scores * new_scores + outputs),
-            "recomputation": steps * computed * scores * (blocks - 1 + (not new_scores)),
-        }
-        iterations = computed / cols
-        loads = math.ceil(d_in / inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
-        # Weights, scale, conversion; exponentials on the diagonal only.
-        per_score = 4 + EXP_LANES * rows / max(computed, 1)
-        if exp:
-            per_score += 1  # the row sum
-        state_trips = math.ceil(d_in / 64)
-        return Launch(
-            name,
-            programs=steps / rows * blocks,
-            resident=own.resident,
-            flops=flops,
-            moved={"inputs and outputs": steps * (read + written + gates), "states": state},
-            through_l2=steps * blocks * (iterations * cols / rows * (d_in + outer) + 2 * d_in) * p.element_bytes
-            + steps / rows * d_in * d_out * state_bytes
-            + steps * written,
-            vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
-            trips=2 + state_trips + (0 if own.pipelined else iterations * loads),
-            pipelined=own.pipelined,
-        )
-
-    gate_launches = [_small("gates", steps, 2 * p.element_bytes + (12 if exp else 8))]
-    gate_launches += [_small("sums of gates", steps, 8 + gates)] * 2
-    forward = [*gate_launches, *walk("C", again=False), parallel("H", p.d_qk, p.d_hv, 2 * qk + hv, hv + 4 * exp)]
+    exp = 4 if gate == "exp" else 0  # one float32 a step: m, then 1 / denominator
+    gates = [call.small("gates", 2 * p.element_bytes + 8 + exp), *[call.small("sums of gates", 8 + TILE_GATES)] * 2]
+    forward = [*gates, *call.walk("C"), call.parallel("H", p.d_qk, p.d_hv, 2 * qk + 2 * hv + exp)]
     if p.pass_ == "fw":
         return forward
     return [
         *forward,
-        *gate_launches,
-        *walk("C, again", again=True),
-        *walk("dC", again=False, extra_states=1),
-        parallel("dQ", p.d_hv, p.d_qk, 2 * hv + 2 * qk, qk + 4),
-        parallel("dK", p.d_hv, p.d_qk, 2 * hv + 2 * qk, qk + 4, new_scores=False),
-        parallel("dV", p.d_qk, p.d_hv, 2 * qk + hv, hv, new_scores=False),
-        _small("gate gradients", steps, 24 + 4 * p.element_bytes),
+        *gates,
+        *call.walk("C, again", again=True),
+        *call.walk("dC", reads_states=True),
+        call.parallel("dQ", p.d_hv, p.d_qk, 2 * hv + 3 * qk + 4),
+        call.parallel("dK", p.d_hv, p.d_qk, 2 * hv + 3 * qk + 4, again=True),
+        call.parallel("dV", p.d_qk, p.d_hv, 2 * qk + 2 * hv, again=True),
+        call.small("gate gradients", 24 + 4 * p.element_bytes),
     ]
 
 
-def _small(name: str, steps: float, step_bytes: float) -> Launch:
-    """A kernel over the gates alone: bytes and a launch."""
-    return Launch(name, steps / 1024, 8, {}, {"inputs and outputs": steps * step_bytes}, trips=2)
+@dataclass(frozen=True)
+class _Call:
+    """What the launches of one call share; see `launches`."""
+
+    problem: Problem
+    gate: Gate
+    chunk_size: int
+    state_bytes: float
+    tiles: Tiles | None
+
+    @property
+    def heads(self) -> int:
+        return self.problem.batch * self.problem.heads
+
+    @property
+    def steps(self) -> int:
+        return self.heads * self.problem.seq_len
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.problem.seq_len / self.chunk_size)
+
+    @property
+    def states(self) -> float:
+        """Bytes of all chunk states."""
+        p = self.problem
+        return self.heads * self.chunks * state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
+
+    def small(self, name: str, step_bytes: float) -> Launch:
+        """A kernel over the gates alone: bytes and a launch."""
+        return Launch(name, self.steps / 1024, 8, {}, {"inputs and outputs": self.steps * step_bytes}, trips=2)
+
+    def walk(self, name: str, *, again: bool = False, reads_states: bool = False) -> list[Launch]:
+        """The state walk; twice where sequences are cut into segments: what each adds, and then the states."""
+        p = self.problem
+        rows, u, v = STATE_TILE
+        u, v = min(u, p.d_qk), min(v, p.d_hv)
+        blocks = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v)
+        segments = max(1, min(self.chunks, STATE_PROGRAMS // (self.heads * blocks)))
+        ends = 3 * self.heads * segments * p.d_qk * p.d_hv * 4  # float32: written, read and written when joined
+
+        def launch(name: str, reason: str, states: float) -> Launch:
+            return Launch(
+                name,
+                programs=self.heads * blocks * segments,
+                resident=max(1, SHARED_MEMORY // (3 * rows * (u + v) * p.element_bytes)),
+                flops={reason: self.steps * 2 * p.d_qk * p.d_hv},
+                moved={
+                    "inputs and outputs": self.steps * ((p.d_qk + p.d_hv) * p.element_bytes + 8),
+                    "states": states,
+                },
+                through_l2=self.steps * blocks * (u + v) * p.element_bytes,
+                vector_ops=self.steps * blocks * (u * 2 + u * v / rows),  # weights of u; the state's decay a tile
+                trips=2,
+            )
+
+        found = [launch(name, "recomputation" if again else "between chunks", self.states * (1 + reads_states))]
+        return found if segments == 1 else [*found, launch(f"{name}, segments", "recomputation", ends)]
+
+    def parallel(self, name: str, d_in: int, d_out: int, step_bytes: float, *, again: bool = False) -> Launch:
+        """The parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
+        p, steps = self.problem, self.steps
+        L = min(self.chunk_size, p.seq_len)
+        own = self.tiles or Tiles.of(d_in, d_out, min(self.chunk_size, _power_of_two(p.seq_len)), p.element_bytes)
+        rows, cols, outer = min(own.rows, L), min(own.cols, L), min(own.outer, d_out)
+        blocks = math.ceil(d_out / outer)
+        needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
+        scores, first = 2 * d_in, 0 if again else 1
+        loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
+        # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
+        per_score = 4 + (self.gate == "exp") + EXP_LANES * rows / computed
+        return Launch(
+            name,
+            programs=steps / rows * blocks,
+            resident=own.resident,
+            flops={
+                "between chunks": steps * 2 * d_in * d_out,
+                "within chunks": steps * needed * (scores * first + 2 * d_out),
+                "causal waste": steps * (computed - needed) * (scores * first + 2 * d_out),
+                "recomputation": steps * computed * scores * (blocks - first),
+            },
+            moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
+            through_l2=steps * blocks * (computed / rows * (d_in + outer) + 2 * d_in + outer) * p.element_bytes
+            + steps / rows * d_in * d_out * self.state_bytes,
+            vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
+            trips=2 + math.ceil(d_in / NARROW) + (0 if own.pipelined else computed / cols * loads),
+            pipelined=own.pipelined,
+        )
 
 
 def _power_of_two(d: int) -> int:
