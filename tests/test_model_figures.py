@@ -180,6 +180,17 @@ class TestModelError:
         bare = folder(tmp_path / "bare", [row("tfla_sig_xl", 128, 2.12)], ceilings=False)
         assert model_error.judge([read_results(bare)]).roofs["calibrated"] == [find("H200").ceilings]
 
+    def test_rows_that_lack_what_the_model_needs_are_counted_not_fatal(self, tmp_path):
+        lacking = [
+            row("tfla_sig_xl", 128, 2.0),
+            row("tfla_sig_xl", 256, 9.0, dtype="float32"),
+            row("hopper_sig", 64, 1.0, chunk_size=None),
+            row("tfla_sig_xl", 512, 1.0, status="oom", ms_median=None),
+        ]
+        verdict = model_error.judge([read_results(folder(tmp_path / "some", lacking))])
+        assert len(verdict.judged) == 1
+        assert verdict.others == {"tfla_sig_xl float32": 1, "hopper_sig bfloat16": 1}
+
     def test_folders_below_are_taken_together(self, tmp_path):
         for n, size in enumerate((128, 256)):
             folder(tmp_path / "all" / str(n), [row("tfla_sig_xl", size, 2.0)])

@@ -59,7 +59,7 @@ def judge(found: Iterable[Results]) -> Verdict:
             if row.status != "ok" or row.ms_median is None:
                 continue
             algorithm = calibrated.algorithm_of(row.implementation, row.formulation, row.package, row.gate)
-            if algorithm is None or row.pass_ == "decode" or row.dtype not in ("bfloat16", "float16"):
+            if algorithm is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
                 kind = f"{row.implementation} {row.dtype}" if algorithm else row.implementation
                 others[kind] = others.get(kind, 0) + 1
                 continue
