@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,8 +36,7 @@ def build(problem: Problem, device: torch.device) -> Case:
     import torch
 
     require_capability(device, 8)
-    from lightning_attn.ops import lightning_attn_func
-
+    attention = importlib.import_module("lightning_attn.ops").lightning_attn_func
     tokens = (problem.batch, problem.heads, problem.seq_len)
     inputs = draw(
         problem, device, {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
@@ -46,7 +46,7 @@ def build(problem: Problem, device: torch.device) -> Case:
     slopes = slope(inputs["head"], problem.heads)[:, None, None]
     return Case(
         inputs=inputs,
-        forward=lambda: lightning_attn_func(q, k, v, slopes),
+        forward=lambda: attention(q, k, v, slopes),
         oracle=partial(oracle, problem.heads),
         details={"kernel": "lightning_attn.ops.lightning_attn_func"},
     )

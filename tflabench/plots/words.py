@@ -112,6 +112,9 @@ def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
     for package in ("torch", "triton"):
         if versions := sorted({run["packages"][package] for run in described if package in run.get("packages", {})}):
             words.append(f"{package} {', '.join(versions)}")
+    measured = rows[(rows["status"] == "ok") & ~rows["package"].isin(["torch", "triton"])]
+    for package, own in measured.dropna(subset="package_version").groupby("package"):
+        words.append(f"{package} {', '.join(sorted(set(own['package_version'])))}")
     if commits := sorted({f"{run['tflabench']} ({run['commit']})" for run in described if run.get("commit")}):
         words.append(f"tflabench {', '.join(commits)}")
     return " · ".join(words)
