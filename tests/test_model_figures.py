@@ -184,7 +184,7 @@ class TestModelError:
         lacking = [
             row("tfla_sig_xl", 128, 2.0),
             row("tfla_sig_xl", 256, 9.0, dtype="float32"),
-            row("hopper_sig", 64, 1.0, chunk_size=None),
+            row("hopper_sig", 64, 1.0).model_copy(update={"chunk_size": None}),
             row("tfla_sig_xl", 512, 1.0, status="oom", ms_median=None),
         ]
         verdict = model_error.judge([read_results(folder(tmp_path / "some", lacking))])
