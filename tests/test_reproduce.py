@@ -195,3 +195,19 @@ def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
     assert code == 0
     assert asked == [(Path("results/h200/paper-fig4-matched"), {"sdpa_cudnn"})]
     assert "results/h200/paper-fig4-matched/figures/fig4-matched.svg" in out
+
+
+def test_figures_name_the_versions_of_their_baselines(tmp_path):
+    from tflabench.plots.rows import drawable
+    from tflabench.plots.words import provenance
+    from tflabench.store import frame
+
+    points = reproduce.points_of(reproduce.find("fig4"), False, ["fla_gla", "nxai_exp_xl"])
+    rows = [
+        row(point, status).model_copy(update={"package_version": version})
+        for point in points
+        for status, version in [("ok", "0.6.0") if point.implementation.name == "fla_gla" else ("crashed", None)]
+    ]
+    words = provenance(drawable(frame(rows)), {})
+    assert "flash-linear-attention 0.6.0" in words
+    assert "mlstm_kernels" not in words
