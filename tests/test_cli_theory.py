@@ -134,6 +134,14 @@ class TestOptimalChunk:
         assert result.stderr == f"wrote {file}\n"
         json.loads(result.stdout)  # and nothing but data on stdout
 
+    def test_the_calibrated_model_has_the_l_that_was_measured(self):
+        got = loads(*PAPER, "--gpu", "H200")["calibrated"]
+        assert got["chunk_size"] == 256
+        assert sum(got["ms_by_term"].values()) == pytest.approx(got["predicted_ms"])
+        assert "bundled kernels, calibrated   L = 256: " in output(*PAPER, "--gpu", "H200")
+        for unknown in (["--gpu", "MI300X"], ["--dtype", "float32"]):
+            assert loads(*PAPER, *unknown)["calibrated"] is None
+
     def test_the_fused_kernels_have_an_optimum_of_their_own_where_they_run(self):
         long = ["--d-hv", "256", "--d-qk", "128", "--heads", "16", "--seq-len", "65536", "--batch", "1"]
         got = loads("optimal-chunk", "--gpu", "H200", *long)["fused"]

@@ -104,8 +104,9 @@ def optimal_chunk(
 ) -> None:
     """The chunk size L with the least theoretical runtime, and what it costs to leave it.
 
-    Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the model knows no pointwise units, launches
-    or tile shapes. The curve is flat, so measure at smaller L too: tflabench sweep --preset chunk.
+    Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the paper's model knows no pointwise units,
+    launches or tile shapes. The calibrated model does, and its L is printed too (see tflabench model-error). Either
+    curve is flat, so measure: tflabench sweep --preset chunk.
     """
     from tflabench.analysis import chunk_size as chunks
 
@@ -159,6 +160,7 @@ def optimal_chunk(
                 "state_bytes": tradeoff.state_bytes,
                 "problem": asdict(problem),
                 "gpu": asdict(chip),
+                "calibrated": _calibrated(problem, gate, chip, tile),
                 "fused": _fused(problem, gate, chip),
                 "chunk_sizes": rows,
             }
@@ -202,6 +204,12 @@ def optimal_chunk(
         f"{best['memory_bytes'] / 2**30:.2f} GiB{fits}",
         style="bold green",
     )
+    if kernels := _calibrated(problem, gate, chip, tile):
+        most = max(kernels["ms_by_term"], key=kernels["ms_by_term"].__getitem__)
+        console.print(
+            f"{'bundled kernels, calibrated':30}L = {kernels['chunk_size']}: {kernels['predicted_ms']:.3g} ms, "
+            f"most of it {most}"
+        )
     if walks := _fused(problem, gate, chip):
         filled = ", ".join(f"{name} {waves:.2g}" for name, waves in walks["waves"].items())
         console.print(
@@ -459,6 +467,25 @@ def _own_gpu(dtype: str) -> Gpu | None:
         return None
     gpu = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings, here.memory_bytes)
     return replace(gpu, ceilings=ceilings)
+
+
+def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, Any] | None:
+    """The best L of the bundled Triton kernels by the calibrated model, among powers of two from a tile to T; None
+    where it knows too little of the chip, or the inputs are not 16 bits wide.
+    """
+    from tflabench.analysis.calibrated import predict
+    from tflabench.analysis.launches import Chip
+
+    if problem.element_bytes != 2 or not (chip.multiprocessors and chip.clock_hz and chip.float32_flops_per_s):
+        return None
+    sizes = [2**n for n in range(tile.bit_length() - 1, problem.seq_len.bit_length())]
+    terms = {
+        size: predict(problem.with_(chunk_size=size), gate, "tfla", Chip.of(chip))  # type: ignore[arg-type]
+        for size in sizes
+    }
+    best = min(sizes, key=lambda size: sum(terms[size].values()))
+    by_term = {term: seconds * 1e3 for term, seconds in terms[best].items()}
+    return {"chunk_size": best, "predicted_ms": sum(by_term.values()), "ms_by_term": by_term}
 
 
 def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
