@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,6 +70,9 @@ class Case:
         return f"{self.gate}-{dtype}-{sizes}-{self.layout}-{self.gates}{'-states' * self.states}{sharing}"
 
 
+MAMBA2_HEADS = Case(gate="mamba2_softplus", heads=8, sharing=8, d_qk=64, d_hv=64, L=256, layout="bthd")
+
+
 def cases() -> list[Case]:
     """Every value of every axis at least once, exp and sig throughout."""
     both = ("exp", "sig")
@@ -93,21 +96,9 @@ def cases() -> list[Case]:
             Case(gate=gate, batch=1, heads=1, T=64, d_qk=1024, d_hv=1024),
             Case(gate=gate, batch=1, heads=2, T=16384, L=256, d_qk=128, d_hv=256, gates="documents", states=True),
         ]
-    found += [  # heads that share B and C
-        Case(
-            gate="mamba2_softplus",
-            heads=heads,
-            sharing=sharing,
-            d_qk=d_qk,
-            d_hv=64,
-            L=256,
-            T=T,
-            layout="bthd",
-            states=states,
-        )
-        for heads, sharing, d_qk in ((8, 8, 64), (6, 3, 128), (64, 64, 64))
-        for T, states in ((1000, False), (300, True))
-    ]
+    found += [replace(MAMBA2_HEADS, T=T, states=states) for T, states in ((1000, False), (300, True))]
+    found += [replace(MAMBA2_HEADS, heads=6, sharing=3, d_qk=128, states=states) for states in (False, True)]
+    found += [replace(MAMBA2_HEADS, heads=64, sharing=64, T=4096 + 40)]  # enough programs for one to sum several heads
     found += [Case(gate=gate, heads=4, sharing=2, dtype=dtype, states=True) for gate in both for dtype in SLACK]
     found += [
         Case(gate=gate, heads=2, T=T, L=256, states=True) for gate in ("retention", "simple_gla") for T in (1, 63, 2100)
