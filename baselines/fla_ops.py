@@ -49,6 +49,7 @@ class Op:
         delta: whether it has the delta rule; it then takes beta.
         options: further arguments.
         broken_backward: whether fla refuses its backward pass on Hopper with the Triton versions that miscompile it.
+        summed_decay_gradient: whether it forms dg as `decay_gradient_as_summed` does.
         largest_d_qk: that it takes.
         dtypes: that it takes.
     """
@@ -61,6 +62,7 @@ class Op:
     delta: bool = False
     options: Mapping[str, object] | None = None
     broken_backward: bool = False
+    summed_decay_gradient: bool = False
     largest_d_qk: int | None = None
     dtypes: str = "bfloat16 float16 float32"
 
@@ -70,7 +72,14 @@ OPS = (
     Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel"),
     Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel"),
     Op("fla_simple_gla", "Simple GLA chunk", "simple_gla", "chunk_simple_gla", "head", broken_backward=True),
-    Op("fla_simple_gla_fused", "Simple GLA fused chunk", "simple_gla", "fused_chunk_simple_gla", "head"),
+    Op(
+        "fla_simple_gla_fused",
+        "Simple GLA fused chunk",
+        "simple_gla",
+        "fused_chunk_simple_gla",
+        "head",
+        summed_decay_gradient=True,
+    ),
     Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay),
     Op(
         "fla_lightning",
@@ -133,6 +142,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
         forward=lambda: function(**arguments, **options)[0],
         oracle=partial(oracle, op, problem.heads),
         layout="bthd",
+        as_kernels_do=decay_gradient_as_summed if op.summed_decay_gradient else None,
         details={"kernel": f"fla.ops.{op.module}.{op.function}"},
     )
 
@@ -155,6 +165,18 @@ def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
         log_decay = g if op.decay == "channel" else g[..., None]
     beta = inputs["beta"].transpose(1, 2) if op.delta else None
     return recurrence(q, k, v, log_decay, beta, scale=q.shape[-1] ** -0.5).transpose(1, 2)
+
+
+def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """dg of scalar decays as q.dq - k.dk summed over the rest of the sequence: its error grows with the sequence."""
+    import torch
+
+    if "dg" not in results:
+        return {}
+    work = torch.promote_types(inputs["q"].dtype, torch.float32)
+    q, k = (inputs[name].detach().to(work) for name in "qk")
+    d_log = (q * results["dq"] - k * results["dk"]).sum(-1)
+    return {"dg": d_log.flip(1).cumsum(1).flip(1).to(inputs["g"].dtype)}
 
 
 def require_sound_triton(device: torch.device) -> None:

@@ -28,7 +28,8 @@ VERSION = "mamba-ssm==2.3.2.post1"
 COMPILED = f"pip install --no-build-isolation {VERSION} (needs nvcc)"
 SSD_MODULE = "mamba_ssm.ops.triton.ssd_combined"
 SSD_NEEDS = {
-    SSD_MODULE: f"MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation --no-deps {VERSION}",
+    SSD_MODULE: "MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE "
+    f"pip install --no-build-isolation --no-deps {VERSION}",
     "triton": "pip install triton",
     **EINOPS,
 }
