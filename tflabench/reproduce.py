@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tflabench.problem import InputError
-from tflabench.registry import nearest
+from tflabench.registry import nearest, split
 from tflabench.store import Results, find_results
 from tflabench.sweep import Point, load_preset, plan
 
@@ -110,8 +112,17 @@ def find(name: str) -> PaperFigure:
     return FIGURES[name]
 
 
-def _curves(axis: str, quantities: Sequence[str], rows: Rows, runs: Mapping[str, Any]) -> Drawn:
-    """Quantities over an axis, a panel a pass, as measured: the paper draws no theory beside them."""
+def _curves(
+    axis: str,
+    quantities: Sequence[str],
+    rows: Rows,
+    runs: Mapping[str, Any],
+    sheets: Mapping[str, str] = {"": "*"},
+) -> Drawn:
+    """Quantities over an axis, a panel a pass, as measured: the paper draws no theory beside them.
+
+    `sheets`: what a file's name ends in -> patterns of the implementations it shows.
+    """
     from tflabench.plots import curves, slices
     from tflabench.plots.rows import MEMORY, RUNTIME
     from tflabench.plots.style import looks
@@ -119,9 +130,11 @@ def _curves(axis: str, quantities: Sequence[str], rows: Rows, runs: Mapping[str,
 
     table, footer = looks(rows), provenance(rows, runs)
     known: dict[str, Quantity] = {"runtime": RUNTIME._replace(theory=None), "memory": MEMORY}
-    for name in quantities:
-        for part in slices.split(rows, axis):
-            words = [*([name] if len(quantities) > 1 else []), *part.tags]
+    for sheet, patterns in sheets.items():
+        belongs = [any(fnmatchcase(name, pattern) for pattern in split(patterns)) for name in rows["implementation"]]
+        shown = rows[belongs]
+        for name, part in product(quantities, slices.split(shown, axis) if (shown["status"] == "ok").any() else ()):
+            words = [*([sheet] if sheet else []), *([name] if len(quantities) > 1 else []), *part.tags]
             yield words, curves.draw(part, known[name], table, footer), part.rows
 
 
@@ -146,14 +159,21 @@ def _theory(name: str, rows: Rows, runs: Mapping[str, Any]) -> Drawn:
     yield [], paper.FIGURES[name]("sig", "fw", rows if len(rows) else None), rows
 
 
-OVER_TIME = ("runtime", "memory")
+# Fig. 4 has too many lines for one: the paper's kernels, and the other linear RNNs, ours and the libraries'.
+FIG4 = {
+    "": "tfla_exp_*,tfla_sig_*,hopper_exp,hopper_sig,nxai_*,sdpa*,flash_attention_*,fla_*gla*,mamba*",
+    "linear-rnns": "hopper_*,tfla_*_xl,fla_*,lightning_*,mamba2*",
+}
+BOTH = ("runtime", "memory")
 FIGURES = {
     figure.name: figure
     for figure in (
-        PaperFigure("fig4", "paper-fig4", partial(_curves, "seq_len", ("runtime",)), matched="paper-fig4-matched"),
+        PaperFigure(
+            "fig4", "paper-fig4", partial(_curves, "seq_len", ("runtime",), sheets=FIG4), matched="paper-fig4-matched"
+        ),
         PaperFigure("fig5", "paper-fig5", _tradeoffs),
-        PaperFigure("fig12", "paper-fig12", partial(_curves, "seq_len", OVER_TIME)),
-        PaperFigure("fig13", "paper-fig13", partial(_curves, "seq_len", OVER_TIME)),
+        PaperFigure("fig12", "paper-fig12", partial(_curves, "seq_len", BOTH)),
+        PaperFigure("fig13", "paper-fig13", partial(_curves, "seq_len", BOTH)),
         PaperFigure("fig14", "paper-fig14", partial(_curves, "d_hv", ("runtime",))),
         PaperFigure("fig17", "paper-fig17", partial(_theory, "fig17"), theory=True),
         PaperFigure("fig19", "paper-fig17", partial(_theory, "fig19"), theory=True),
