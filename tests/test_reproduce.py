@@ -212,3 +212,13 @@ def test_figures_name_the_versions_of_their_baselines(tmp_path):
     words = provenance(drawable(frame(rows)), {})
     assert "flash-linear-attention 0.6.0" in words
     assert "mlstm_kernels" not in words
+
+
+def test_no_two_lines_of_a_figure_look_alike():
+    from tflabench.plots.rows import drawable
+    from tflabench.plots.style import looks
+    from tflabench.store import frame
+
+    points = reproduce.points_of(reproduce.find("fig4"), False)
+    table = looks(drawable(frame([row(point) for point in points])))
+    assert len({(look.colour, look.marker, str(look.dashes)) for look in table.values()}) == len(table)

@@ -63,7 +63,7 @@ COLOURS = {  # of what is computed
 OTHER_COLOUR = ORANGE
 ROOF_COLOUR = "0.25"
 SHADES = (0.0, -0.35, 0.3)  # none, towards black, towards white
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "*")  # 11: shade, marker and dashes repeat after 132
 DASHES = ("-", (0, (4, 1.2)), (0, (1.2, 1)), (0, (5, 1.2, 1.2, 1.2)))
 
 
