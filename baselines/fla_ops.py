@@ -105,7 +105,8 @@ OPS = (
 
 
 def build(op: Op, problem: Problem, device: torch.device) -> Case:
-    """
+    """The Case of a function of fla.
+
     Raises:
         Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
     """
@@ -180,7 +181,8 @@ def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str,
 
 
 def require_sound_triton(device: torch.device) -> None:
-    """
+    """Some Triton versions miscompile the gated backward pass on Hopper; tilelang, where it is installed, does it then.
+
     Raises:
         Unsupported: fla refuses its gated backward pass with this Triton on this GPU.
     """

@@ -103,7 +103,8 @@ def draw(
 
 
 def find(name: str) -> PaperFigure:
-    """
+    """The figure of this name.
+
     Raises:
         InputError: no such figure, with the nearest names.
     """
