@@ -38,6 +38,7 @@ baselines-mamba2: $(STAMP) ## mamba-ssm without its compiled scan: Mamba 2 runs 
 
 baselines-compiled: $(STAMP) ## FlashAttention 2, Mamba, causal-conv1d: needs nvcc, and up to an hour
 	$(PY) -m pip install -q setuptools wheel ninja
+	$(PY) -m pip uninstall -q -y mamba-ssm # the one without its compiled scan would do for pip
 	$(PY) -m pip install --no-build-isolation -e '.[baselines-compiled]'
 
 # A second Triton, the oldest supported, for the compile-only tests.
