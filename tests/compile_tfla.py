@@ -26,11 +26,14 @@ from tflabench.kernels.tfla import chunkwise, config
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
+SHARED = Gate("rate", "softplus")  # 64 heads, of which all share q and k, with a skip connection
 CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype
     (80, 128, 256, 64, MLSTM_EXP, torch.bfloat16),
     (90, 128, 256, 256, MLSTM_SIG, torch.bfloat16),
     (90, 256, 512, 256, MLSTM_EXP, torch.float16),
     (90, 48, 64, 128, MLSTM_SIG, torch.float32),
+    (80, 64, 64, 256, SHARED, torch.bfloat16),
+    (90, 64, 64, 256, SHARED, torch.bfloat16),
 ]
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -47,16 +50,18 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
     JITFunction.run = catch  # type: ignore[method-assign]
     config.architecture = lambda device: sm
     try:
-        B, H, T = 2, 16, 4096
+        B, H, T = 2, 64 if gate == SHARED else 16, 4096
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
-        q, k, v = (empty(B, H, T, d, dtype=dtype) for d in (d_qk, d_qk, d_hv))
+        q, k = (empty(B, 1 if gate == SHARED else H, T, d_qk, dtype=dtype) for _ in range(2))
+        v = empty(B, H, T, d_hv, dtype=dtype)
         n = empty(B, H, d_qk) if gate.normalize else None
         initial = State(empty(B, H, d_qk, d_hv), n, empty(B, H) if gate.stabilized else None)
-        inputs = (q, k, v, empty(B, H, T), empty(B, H, T), initial)
-        options: dict[str, Any] = {"gate": gate, "scale": 0.1, "chunk_size": L}
+        inputs = (q, k, v, empty(H) if gate.per_head else empty(B, H, T), empty(B, H, T), initial)
+        skip = empty(H) if gate == SHARED else None
+        options: dict[str, Any] = {"gate": gate, "scale": 0.1, "chunk_size": L, "skip": skip}
         h, last, saved = chunkwise.forward(*inputs, **options)
         chunkwise.backward(h, last, *inputs, saved, **options)
     finally:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tflabench.kernels.gates import gate_gradients, log_gates, tile_gates
-from tflabench.kernels.tfla import chunkwise, config
+from tflabench.kernels.tfla import chunkwise, config, outputs
 from tflabench.kernels.tfla.config import TileConfig
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, State
 
@@ -66,6 +66,23 @@ def test_a_sequence_in_segments_is_the_sequence(gate: str) -> None:
         cut = TileConfig(**{**default.__dict__, "programs": programs})
         for name, x in computed(case, inputs, grads, config=cut).items():
             torch.testing.assert_close(x, whole[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_heads_added_up_in_a_program_are_the_sum(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dQ and dK of four heads that share q and k, with all programs wanted, half and a quarter of them."""
+    seen = []
+    monkeypatch.setattr(outputs, "_members", lambda sharing, *_: seen.append(sharing) or min(members, sharing))
+    assert failures(small(gate="mamba2_softplus", T=40, heads=4, sharing=4, states=True)) == []
+    assert sorted(seen) == [1, 1, 4, 4]
+
+
+def test_programs_add_up_as_many_heads_as_leave_enough_programs() -> None:
+    assert outputs._members(1, 100, 10) == 1
+    assert outputs._members(64, 64 * 1024, 2112) == 16
+    assert outputs._members(6, 60, 10) == 6
+    assert outputs._members(6, 60, 25) == 2
+    assert outputs._members(4, 4, 2112) == 1
 
 
 @pytest.mark.parametrize("gate", ["exp", "sig"])

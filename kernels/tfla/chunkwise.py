@@ -49,6 +49,7 @@ def kernels(levels: int) -> Kernels:
         refuses=functools.partial(refuses, levels=levels),
         default_chunk_size=functools.partial(default_chunk_size, levels=levels),
         shares_heads=True,
+        adds_skip=True,
     )
 
 
@@ -130,6 +131,7 @@ def forward(
     chunk_size: int,
     state_dtype: torch.dtype = torch.float32,
     config: TileConfig | None = None,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor, State, tuple[Tensor, ...]]:
     """H, the last state, and what `backward` needs besides the inputs.
 
@@ -140,13 +142,16 @@ def forward(
         initial: state before the first step (float32), None is zero.
         chunk_size: L, a multiple of 16; how often a state is materialised.
         state_dtype: of the chunk states, where it is narrower than what q's dtype calls for.
+        skip: (H,), for a gate without normaliser: H_t has skip v_t added.
     """
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
     C, n = _matrices(initial)
     states = walk(plan, config.forward_states, k, v, C, n, _stored(q.dtype, state_dtype))
-    h, inverse = hidden(plan, config.h, q, k, v, states.states, states.n_states, initial=initial is not None)
+    h, inverse = hidden(
+        plan, config.h, q, k, v, states.states, states.n_states, initial=initial is not None, skip=_weights(skip)
+    )
     m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
@@ -172,8 +177,9 @@ def backward(
     chunk_size: int,
     state_dtype: torch.dtype = torch.float32,
     config: TileConfig | None = None,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
+    """Gradients (dq, dk, dv, df, di, dC_0, dn_0), those of an absent gate or initial state None; dskip if there is one.
 
     Args:
         dh: gradient of H; d_last: of the last state's C and n (m is a constant), itself or its fields None without one.
@@ -200,7 +206,11 @@ def backward(
         plan, config.backward_states, q, dh, dC, None, dtype,
         reverse=True, inverse_denominator=query_weight, other=states,
     )  # fmt: skip
-    dq, qdq = d_queries(plan, config.dq, q, k, v, dh, states, query_weight, initial=initial is not None)
+    skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
+    dq, qdq = d_queries(
+        plan, config.dq, q, k, v, dh, states, query_weight,
+        initial=initial is not None, skip=_weights(skip), skip_dots=skip_dots,
+    )  # fmt: skip
     crossing = back.crossing
     assert crossing is not None
     if dC is not None:
@@ -217,18 +227,25 @@ def backward(
     dk, kdk = d_keys(
         plan, config.dk, q, k, v, dh, back.states, dn_states, query_weight, last=dC is not None or dn is not None
     )  # fmt: skip
-    dv = d_values(plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None)
+    dv = d_values(
+        plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None, skip=_weights(skip)
+    )  # fmt: skip
     start = 0 if C_0 is None else (C_0 * back.last).sum((-2, -1))
     if n_0 is not None and dn_0 is not None:
         start = start + (n_0 * dn_0).sum(-1)
     df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size, start)
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
+    dskip = () if skip is None or skip_dots is None else (skip_dots.sum((0, 2)).to(skip.dtype),)
     if initial is None:
-        return (*found, None, None)
+        return (*found, None, None, *dskip)
     if n_0 is not None and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
-    return (*found, made_like(back.last, initial.C), made_like(dn_0, initial.n))
+    return (*found, made_like(back.last, initial.C), made_like(dn_0, initial.n), *dskip)
+
+
+def _weights(skip: Tensor | None) -> Tensor | None:
+    return None if skip is None else skip.float().contiguous()
 
 
 def _prepare(

@@ -20,11 +20,17 @@ def d_queries(
     inverse: Tensor | None,
     *,
     initial: bool,
+    skip: Tensor | None = None,
+    skip_dots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """dQ like q, or of every head if some share one, and q_t.dq_t (parts, B, H, T) float32, from the forward states."""
+    """dQ like q, or of more heads if some share one, and q_t.dq_t (parts, B, H, T) float32, from the forward states.
+
+    With a skip connection dh_t.v_t goes into skip_dots (B, H, T) float32.
+    """
     dq, row_dots = launch(
-        plan, tiles, dh, v, k, states, None, inverse, like=q, reverse=False, first_state=initial, probe=q
-    )
+        plan, tiles, dh, v, k, states, None, inverse,
+        like=q, reverse=False, first_state=initial, probe=q, skip=skip, skip_dots=skip_dots,
+    )  # fmt: skip
     assert row_dots is not None
     return dq, row_dots
 
@@ -42,7 +48,7 @@ def d_keys(
     *,
     last: bool,
 ) -> tuple[Tensor, Tensor]:
-    """dK like k (or every head) and k_t.dk_t (parts, B, H, T) float32, from state gradients and those of n, if any."""
+    """dK like k (or of more heads), k_t.dk_t (parts, B, H, T) float32, from state gradients and those of n, if any."""
     dk, row_dots = launch(
         plan, tiles, v, dh, q, d_states, dn_states, inverse, like=k, reverse=True, first_state=last, probe=k
     )
@@ -61,6 +67,8 @@ def d_values(
     inverse: Tensor | None,
     *,
     last: bool,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """dV like v, from the state gradients."""
-    return launch(plan, tiles, k, q, dh, d_states, None, inverse, like=v, reverse=True, first_state=last)[0]
+    dv, _ = launch(plan, tiles, k, q, dh, d_states, None, inverse, like=v, reverse=True, first_state=last, skip=skip)
+    return dv

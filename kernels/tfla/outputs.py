@@ -12,7 +12,10 @@ All four are, for a tile of rows r of one chunk, with c the steps that r attends
       dV  | K   Q   dH  dC     c >= r
 
 with W the gates' weights, scale and, on the query's side, 1 / denominator; S is the state at the chunk's near edge.
-Consecutive heads may share one head of Q and K: they read the same tiles, and their dQ and dK are added up afterwards.
+Consecutive heads may share one head of Q and K. They read the same tiles; a program adds up dQ or dK of several of them,
+as many as leave enough programs, and the rest is added up afterwards.
+
+H may have a skip connection, skip v_t, as weights on the diagonal of W (Q K^T): so has dV; d skip sums dh_t . v_t.
 Rows are parallel over tiles, columns of `out` over blocks; the loops run over c and over the dimension of x and y.
 """
 
@@ -30,6 +33,8 @@ from torch import Tensor
 from .config import Tiles
 from .plan import Plan
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
+
+SUMMING_WAVES = 8  # programs that add up heads last long: so many times those that run at once, or the last ones idle
 
 
 @triton.jit
@@ -51,42 +56,21 @@ def _scores(
 
 
 @triton.jit
-def parallel_outputs(
-    x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
+def _rows_of_head(
+    bh, row_tile, out_block, x_tiles, y_tiles, z_tiles, x_narrow, x_b, x_h, x_t, states, n_states,
     row_log, col_log, g, b_log, segment, log_i, m, inverse_denominator, probe, probe_b, probe_h, probe_t, row_dots,
-    scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
+    skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
     REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
     RESCALE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr,
-    NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
+    SKIP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One tile (ROWS, OUT) of `out`; see the module's table.
-
-    Args:
-        states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK; n_states: (B, H, chunks, d_qk).
-        row_log: prefix (H, dQ) or a (dK, dV) of tiles of ROWS steps; col_log: the other, of tiles of COLS steps, as g.
-        b_log, segment, log_i: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
-        in_sharing, out_sharing: heads that share one of x and y, of z and probe.
-        probe, row_dots: dQ and dK also write probe_t . out_t, (d_out blocks, B, H, T), float32.
-        REVERSE: dK, dV.  STATES: there are states; FIRST_STATE: also for the first chunk met (an initial state).
-        NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  RESCALE: H of a stabilised gate
-        without normaliser.  N_GRADIENT: dK adds n_states, gradients of the normaliser.
-        WHOLE: IN covers d_in.
-    """
-    x_tiles = open_rows(x, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, IN, TMA)
-    y_tiles = open_rows(y, y_b, y_h, y_t, batch, heads, T, d_in, COLS, IN, TMA)
-    z_tiles = open_rows(z, z_b, z_h, z_t, batch, heads, T, d_out, COLS, OUT, TMA)
-    out_tiles = open_rows(out, out_b, out_h, out_t, batch, heads, T, d_out, ROWS, OUT, TMA)
-
+    """`parallel_outputs` of the head bh of all batches, (ROWS, OUT) float32, which writes all but `out` itself."""
+    b, h, bh64 = bh // heads, bh % heads, bh.to(tl.int64)
+    h_in, h_out = h // in_sharing, h // out_sharing
     row_tiles = tl.cdiv(T, ROWS)
     col_tiles = tl.cdiv(T, COLS)
     chunks = tl.cdiv(T, chunk_size)
-    out_blocks = tl.cdiv(d_out, OUT)
-    out_block = tl.program_id(0) % out_blocks  # neighbours share x and y through L2
-    row_tile = (tl.program_id(0) // out_blocks) % row_tiles
-    bh = tl.program_id(0) // out_blocks // row_tiles
-    b, h, bh64 = bh // heads, bh % heads, bh.to(tl.int64)
-    h_in, h_out = h // in_sharing, h // out_sharing
     column = out_block * OUT
     row = row_tile * ROWS
     chunk = row // chunk_size
@@ -114,6 +98,7 @@ def parallel_outputs(
     row_weight = tl.exp(tl.load(row_log + row_offset + r))
     acc = tl.zeros([ROWS, OUT], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
+    skip_dot = tl.zeros([ROWS], tl.float32)
     query_weight = tl.full([ROWS], 1.0, tl.float32) * scale
     if HAS_DENOMINATOR and not REVERSE:
         query_weight *= tl.load(inverse_denominator + t_offset + r, mask=inside, other=0.0)
@@ -125,6 +110,8 @@ def parallel_outputs(
         col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c) + far)
         g_tile = tl.load(g + tile_offset + tile)
         s = _scores(x_tile, x_tiles, y_tiles, b, h_in, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
+        if SKIP and ROW_DOTS:  # dh_t . v_t of the same step t
+            skip_dot += tl.sum(tl.where((col - row + c)[None, :] == r[:, None], s, 0.0), 1)
         # The query's factor comes first, so that dQ and dK round the same numbers and q.dq - k.dk cancels as it should
         # (and Triton 3.6 cannot compile a product whose first use is in a branch).
         if REVERSE:
@@ -146,6 +133,8 @@ def parallel_outputs(
                 together &= c_row[None, :] <= r[:, None]
                 exponent = b_row[:, None] - b_col[None, :] + tl.load(log_i + row_offset + c_row)[None, :]
             s *= tl.exp(tl.where(together, exponent, float("-inf")))
+            if SKIP and not ROW_DOTS:  # what is added to H (and dV) of the same step's v (dH) is a weight like others
+                s += tl.where(c_row[None, :] == r[:, None], tl.load(skip + h), 0.0)
         else:
             # Away from it, it is a product of a row's and a column's.
             s *= row_weight[:, None] * col_weight[None, :]
@@ -201,7 +190,58 @@ def parallel_outputs(
         partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT).to(tl.float32)
         part = out_block.to(tl.int64) * batch * heads * T
         tl.store(row_dots + part + t_offset + r, tl.sum(partner * acc, 1), mask=inside)
-    out_tiles.store([b, h, row, column], acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
+        if SKIP:  # noqa: SIM102  a constant decides alone
+            if out_block == 0:
+                tl.store(skip_dots + t_offset + r, skip_dot, mask=inside)
+    return acc
+
+
+@triton.jit
+def parallel_outputs(
+    x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
+    row_log, col_log, g, b_log, segment, log_i, m, inverse_denominator, probe, probe_b, probe_h, probe_t, row_dots,
+    skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
+    REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
+    RESCALE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
+    SKIP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, MEMBERS: tl.constexpr,
+):  # fmt: skip
+    """One tile (ROWS, OUT) of `out`; see the module's table.
+
+    Args:
+        states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK; n_states: (B, H, chunks, d_qk).
+        row_log: prefix (H, dQ) or a (dK, dV) of tiles of ROWS steps; col_log: the other, of tiles of COLS steps, as g.
+        b_log, segment, log_i: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
+        in_sharing, out_sharing: heads that share one of x and y, of z and probe.  MEMBERS: of `out`: summed here.
+        skip: (H,) float32, SKIP: H adds skip v_t to row t; dQ writes skip_dots = dh_t . v_t, (B, H, T) float32.
+        probe, row_dots: dQ and dK also write probe_t . out_t, (d_out blocks, B, H, T), float32.
+        REVERSE: dK, dV.  STATES: there are states; FIRST_STATE: also for the first chunk met (an initial state).
+        NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  RESCALE: H of a stabilised gate
+        without normaliser.  N_GRADIENT: dK adds n_states, gradients of the normaliser.
+        WHOLE: IN covers d_in.
+    """
+    x_tiles = open_rows(x, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, IN, TMA)
+    y_tiles = open_rows(y, y_b, y_h, y_t, batch, heads, T, d_in, COLS, IN, TMA)
+    z_tiles = open_rows(z, z_b, z_h, z_t, batch, heads, T, d_out, COLS, OUT, TMA)
+    out_tiles = open_rows(out, out_b, out_h, out_t, batch, heads, T, d_out, ROWS, OUT, TMA)
+    row_tiles = tl.cdiv(T, ROWS)
+    out_blocks = tl.cdiv(d_out, OUT)
+    out_block = tl.program_id(0) % out_blocks  # neighbours share x and y through L2
+    row_tile = (tl.program_id(0) // out_blocks) % row_tiles
+    of_out = tl.program_id(0) // out_blocks // row_tiles
+    acc = tl.full([ROWS, OUT], -0.0, tl.float32)  # the one number whose sum with x is x for every x
+    for member in range(MEMBERS):
+        acc += _rows_of_head(
+            of_out * MEMBERS + member, row_tile, out_block, x_tiles, y_tiles, z_tiles, x_narrow, x_b, x_h, x_t,
+            states, n_states, row_log, col_log, g, b_log, segment, log_i, m, inverse_denominator,
+            probe, probe_b, probe_h, probe_t, row_dots, skip, skip_dots,
+            scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
+            REVERSE, STATES, FIRST_STATE, NORMALIZE, RESCALE, HAS_DENOMINATOR, ROW_DOTS, N_GRADIENT, SKIP,
+            PRECISION, TMA, ROWS, COLS, IN, NARROW, OUT, WHOLE,
+        )  # fmt: skip
+    heads_of_out = heads // MEMBERS
+    at = [of_out // heads_of_out, of_out % heads_of_out, row_tile * ROWS, out_block * OUT]
+    out_tiles.store(at, acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
 
 
 def launch(
@@ -218,20 +258,26 @@ def launch(
     reverse: bool,
     first_state: bool,
     probe: Tensor | None = None,
+    skip: Tensor | None = None,
+    skip_dots: Tensor | None = None,
     normalize: bool = False,
     rescale: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Runs `parallel_outputs` in one of its four roles; see the module's table and the kernel's docstring.
 
     Returns:
-        out, made as torch.empty_like(like) or, where heads share one of `like`, (B, H, T, d_out), and the row sums
-        probe.out (parts, B, H, T) if there is a probe.
+        out, made as torch.empty_like(like) or, where heads share one of `like`, the sums over some of these, (B, a
+        divisor of H, T, d_out); and the row sums probe.out (parts, B, H, T) if there is a probe.
     """
     d_in, d_out = x.shape[-1], z.shape[-1]
     batch, heads, T = plan.gates.log_f.shape
-    out = torch.empty_like(like) if like.shape[1] == heads else like.new_empty((batch, heads, T, d_out))
     row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
     blocks = triton.cdiv(d_out, tiles.outer)
+    programs = batch * triton.cdiv(T, tiles.rows) * blocks
+    sharing = heads // like.shape[1] if plan.tma else 1  # without TMA addresses take the registers that a sum needs
+    members = _members(sharing, heads * programs, SUMMING_WAVES * plan.programs)
+    out_heads = heads // members
+    out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, T, d_out))
     row_dots = None if probe is None else x.new_empty((blocks, batch, heads, T), dtype=torch.float32)
 
     def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[object, ...]:
@@ -239,7 +285,7 @@ def launch(
 
     narrow = min(tiles.inner, tiles.narrow)
     state_block = (narrow, tiles.outer) if probe is None else (tiles.outer, narrow)
-    parallel_outputs[(batch * heads * triton.cdiv(T, tiles.rows) * blocks,)](
+    parallel_outputs[(out_heads * programs,)](
         *rows_of(x, tiles.rows, tiles.inner),
         rows_of(x, tiles.rows, narrow)[0],
         *rows_of(y, tiles.cols, tiles.inner),
@@ -257,6 +303,8 @@ def launch(
         inverse_denominator,
         *rows_of(probe, tiles.rows, tiles.outer),
         row_dots,
+        skip,
+        skip_dots,
         plan.scale,
         batch,
         heads,
@@ -274,6 +322,7 @@ def launch(
         HAS_DENOMINATOR=inverse_denominator is not None and not normalize,
         ROW_DOTS=probe is not None,
         N_GRADIENT=reverse and n_states is not None,
+        SKIP=skip is not None,
         PRECISION=plan.precision,
         TMA=plan.tma,
         ROWS=tiles.rows,
@@ -282,10 +331,17 @@ def launch(
         NARROW=narrow,
         OUT=tiles.outer,
         WHOLE=tiles.inner >= d_in,
+        MEMBERS=members,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
     return out, row_dots
+
+
+def _members(sharing: int, programs: int, enough: int) -> int:
+    """How many of `sharing` heads a program adds up: a divisor, the largest that leaves `enough` of the programs."""
+    divisors = [n for n in range(1, sharing + 1) if sharing % n == 0]
+    return max([n for n in divisors if programs // n >= enough], default=1)
 
 
 def hidden(
@@ -298,12 +354,13 @@ def hidden(
     n_states: Tensor | None,
     *,
     initial: bool,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """H (B, H, T, d_hv) in the dtype and layout of v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
     gate = plan.gate
     inverse = q.new_empty(v.shape[:3], dtype=torch.float32) if gate.normalize else None
     h, _ = launch(
         plan, tiles, q, k, v, states, n_states, inverse,
-        like=v, reverse=False, first_state=initial, normalize=gate.normalize, rescale=gate.stabilized,
+        like=v, reverse=False, first_state=initial, normalize=gate.normalize, rescale=gate.stabilized, skip=skip,
     )  # fmt: skip
     return h, inverse
