@@ -24,14 +24,17 @@ from torch import Tensor
 from . import reference
 from .checks import (
     check_chunk_size,
+    check_gate,
     check_inputs,
     check_mamba2,
     check_name,
+    check_not_negative,
     check_not_positive,
     check_one_dtype,
     check_scale,
     check_skip,
     check_state,
+    heads_of,
 )
 from .epilogue import skip_and_gate, skip_gradients
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
@@ -121,7 +124,9 @@ def retention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, 
         log_decay: (H,), <= 0; None is `retnet_log_decays`.
     """
     if log_decay is None:
-        log_decay = retnet_log_decays(_heads(v, options), device=q.device)
+        log_decay = retnet_log_decays(heads_of(v, options.get("layout", "bhtd")), device=v.device)
+    check_gate("log_decay", log_decay, v, options.get("layout", "bhtd"), per_head=True)
+    check_not_positive("log_decay", log_decay)
     return chunkwise(q, k, v, log_decay, gate=RETENTION, **options)
 
 
@@ -135,6 +140,7 @@ def gated_retention(
         f: gate pre-activations (B, H, T).
         temperature: > 0; the larger, the slower it forgets.
     """
+    check_gate("f", f, v, options.get("layout", "bhtd"), per_head=False)
     return chunkwise(q, k, v, f, gate=Gate("sigmoid", "none", temperature=temperature), **options)
 
 
@@ -145,6 +151,7 @@ def simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **options: Unpack[Opt
         q, k, v: see `chunkwise`, as the options and results.
         g: log decays (B, H, T), <= 0, such as logsigmoid of a projection; -inf starts a new document.
     """
+    check_gate("g", g, v, options.get("layout", "bhtd"), per_head=False)
     check_not_positive("g", g)
     return chunkwise(q, k, v, g, gate=SIMPLE_GLA, **options)
 
@@ -156,7 +163,8 @@ def lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, **optio
         q, k, v: see `chunkwise`, as the options and results.
         slopes: (H,), >= 0, such as `lightning_slopes`.
     """
-    check_not_positive("-slopes", -slopes)
+    check_gate("slopes", slopes, v, options.get("layout", "bhtd"), per_head=True)
+    check_not_negative("slopes", slopes)
     return chunkwise(q, k, v, -slopes, gate=RETENTION, **options)
 
 
@@ -216,12 +224,6 @@ def lightning_slopes(heads: int, layer: int, layers: int, device: torch.device |
     return 8.0 / heads * (1 - layer / layers) * torch.arange(heads, dtype=torch.float32, device=device)
 
 
-def _heads(v: Tensor, options: Options) -> int:
-    if not isinstance(v, Tensor) or v.dim() != 4:
-        return 1  # `chunkwise` says what is wrong with v
-    return v.shape[2 if options.get("layout") == "bthd" else 1]
-
-
 def chunkwise(
     q: Tensor,
     k: Tensor,
@@ -242,8 +244,8 @@ def chunkwise(
 ) -> Any:
     """h_t = scale C_t^T q_t of C_t = F_t C_{t-1} + I_t k_t v_t^T, normalised if the gate says so (paper, eqs. 1-9).
 
-    Gradients flow from h and the last C and n to q, k, v, f, i and the initial C and n; the denominator of h and
-    the stabiliser m count as constants (TFLA paper, B.3). NaN in an input reaches every output that depends on it.
+    Gradients flow from h and the last C and n to q, k, v, f, i, skip and the initial C and n; the denominator of h
+    and the stabiliser m count as constants (TFLA paper, B.3). NaN in an input reaches every output that depends on it.
 
     Args:
         q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference), any strides. With fewer heads than

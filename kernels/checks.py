@@ -140,15 +140,37 @@ def check_tensor(argument: str, x: Any, like: Tensor, like_name: str = "q") -> T
     return x
 
 
+def check_gate(argument: str, gate: Tensor, v: Tensor, layout: str, *, per_head: bool) -> None:
+    """A gate by the name it has in an operation of its own: (H,), or one number a step and head."""
+    check_name("layout", layout, ("bhtd", "bthd"))
+    heads = heads_of(v, layout)
+    check_shape(argument, check_tensor(argument, gate, v, "v"), (heads,) if per_head else v.shape[:3])
+
+
+def heads_of(v: Tensor, layout: str) -> int:
+    if not isinstance(v, Tensor):
+        raise TypeError(f"v is {kind(v)}: it must be a tensor")
+    if v.dim() != 4:
+        sizes = "(B, H, T, d)" if layout == "bhtd" else "(B, T, H, d)"
+        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be {sizes}, every size at least 1")
+    return v.shape[1 if layout == "bhtd" else 2]
+
+
+def check_not_negative(argument: str, slopes: Tensor) -> None:
+    """The same of -log decays."""
+    if _is_looked_at(slopes) and (smallest := slopes.detach().min().item()) < 0:
+        raise ValueError(f"{argument} is down to {smallest:g}: it must be at least 0, -log of a decay")
+
+
 def check_not_positive(argument: str, log_decay: Tensor) -> None:
-    """A log decay is at most 0: looked at where that costs no waiting, on the CPU outside of torch.compile."""
-    if not isinstance(log_decay, Tensor) or log_decay.numel() == 0:
-        return  # other checks tell
-    if log_decay.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    largest = log_decay.detach().max().item()
-    if largest > 0:
+    """A log decay is at most 0."""
+    if _is_looked_at(log_decay) and (largest := log_decay.detach().max().item()) > 0:
         raise ValueError(f"{argument} is up to {largest:g}: it must be at most 0, the logarithm of a decay")
+
+
+def _is_looked_at(x: Tensor) -> bool:
+    """Whether values are: where that costs no waiting, on the CPU, outside of torch.compile."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
 
 
 def check_shape(argument: str, x: Tensor, shape: Sequence[int]) -> None:

@@ -183,7 +183,8 @@ def test_mamba2s_sequences_do_not_meet():
     [
         ({"g": torch.zeros(1), "g_gamma": torch.zeros(1)}, "g and g_gamma are both given"),
         ({"cu_seqlens": torch.tensor([0, T])}, "q has the batch size 2: it must be 1 with cu_seqlens"),
-        ({"g_gamma": torch.ones(HEADS)}, "it must be at most 0"),
+        ({"g_gamma": torch.ones(HEADS)}, "g_gamma is up to 1: it must be at most 0"),
+        ({"g": torch.zeros(BATCH, HEADS, T)}, "g has the shape"),
     ],
 )
 def test_bad_input_is_named(arguments, words):

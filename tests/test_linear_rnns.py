@@ -290,9 +290,12 @@ def test_the_epilogue_in_triton_is_that_in_pytorch(names, wide):
 
 
 BAD_INPUTS = {
-    "positive_log_decay": ("retention", {"log_decay": torch.tensor([0.0, 2.0])}, "f is up to 2: it must be at mo"),
+    "positive_log_decay": ("retention", {"log_decay": torch.tensor([0.0, 2.0])}, "log_decay is up to 2: it must be"),
     "positive_g": ("simple_gla", {"g": torch.ones(BATCH, HEADS, T)}, "g is up to 1: it must be at most 0"),
-    "negative_slope": ("lightning_attention", {"slopes": -torch.ones(HEADS)}, "-slopes is up to 1"),
+    "negative_slope": ("lightning_attention", {"slopes": -torch.ones(HEADS)}, "slopes is down to -1: it must be"),
+    "slopes_shape": ("lightning_attention", {"slopes": torch.ones(3)}, "slopes has the shape (3,): it must be (2,)"),
+    "g_shape": ("simple_gla", {"g": -torch.ones(BATCH, T, HEADS)}, "g has the shape (2, 37, 2): it must be (2, 2, 37)"),
+    "v_shape": ("retention", {"v": torch.ones(BATCH, HEADS, T)}, "v has the shape (2, 2, 37): it must be (B, H, T, d)"),
     "positive_A": ("mamba2", {"A": torch.ones(HEADS)}, "A is up to 1: it must be at most 0"),
     "groups": ("mamba2", {"B": torch.ones(BATCH, 3, T, D_QK)}, "B has 3 groups: they must divide the 2 heads of x"),
     "groups_of_C": ("mamba2", {"C": torch.ones(BATCH, 2, T, D_QK)}, "C has the shape (2, 2, 37, 16): it must be (2, 1"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.api import chunkwise, lightning_slopes, retnet_log_decays
+from tflabench.kernels.checks import check_gate, check_not_positive, heads_of
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, State
 
 
@@ -50,8 +51,11 @@ def chunk_simple_gla(
     """
     if g is not None and g_gamma is not None:
         raise ValueError("g and g_gamma are both given: only one of them may be")
+    name = "g_gamma" if g is None else "g"
     if g is None:
-        g = torch.zeros(v.shape[2], device=v.device) if g_gamma is None else g_gamma
+        g = torch.zeros(heads_of(v, "bthd"), device=v.device) if g_gamma is None else g_gamma
+    check_gate(name, g, v, "bthd", per_head=name == "g_gamma")
+    check_not_positive(name, g)
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
         if start is not None and state_v_first:
