@@ -51,7 +51,9 @@ def every_kernel(sm: int) -> list[dict[str, Any]]:
         warps = tile.pop("num_warps")
         sig = {"FORGET": "sigmoid", "INPUT": "sigmoid", "TEMPERATURE": 1.0}
         exp = {"FORGET": "sigmoid", "INPUT": "exp", "TEMPERATURE": 1.0}
+        mamba2 = {"FORGET": "rate", "INPUT": "softplus", "TEMPERATURE": 1.0}
         found += [
+            compiled(step.advance_state, {**mamba2, "WEIGHED": False, **tile}, warps, sm),
             compiled(step.advance_state, {**sig, "WEIGHED": False, **tile}, warps, sm),
             compiled(step.advance_state, {**exp, "WEIGHED": True, **tile}, warps, sm),
             compiled(step.head_weights, {**exp, "STABILIZED": True, "D_QK": d_qk}, 1, sm),

@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tflabench.kernels.tfla import chunkwise, config
+from tflabench.kernels.tfla import chunkwise, config, epilogue
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
@@ -64,6 +64,10 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
         options: dict[str, Any] = {"gate": gate, "scale": 0.1, "chunk_size": L, "skip": skip}
         h, last, saved = chunkwise.forward(*inputs, **options)
         chunkwise.backward(h, last, *inputs, saved, **options)
+        if gate == SHARED:
+            epilogue.forward(h, v, skip, v)
+            epilogue.backward(h, h, v, skip, v)
+            epilogue.backward(h, None, v, skip, None)
     finally:
         JITFunction.run, config.architecture = run, architecture  # type: ignore[method-assign]
     return caught
