@@ -25,18 +25,14 @@ from tflabench.kernels.hopper.launch import BLOCK, LAYOUT, WalkShape
 SHAPES = ("128/256", "256/512")
 
 
-def compiled(
-    name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str, types: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """types: of arguments whose names do not say it."""
-
+def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
     def type_of(argument: str) -> str:
         if argument in constants:
             return "constexpr"
-        if types and argument in types:
-            return types[argument]
         if argument.endswith("_desc"):
             return f"tensordesc<{dtype}{BLOCK},{LAYOUT!r}>"
+        if argument == "checkpoint_ptr":
+            return f"*{dtype}"
         return "*fp32" if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}

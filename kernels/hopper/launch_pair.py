@@ -1,10 +1,11 @@
-"""Host side of pair.py: which shapes it takes, what fits into shared memory, its launch."""
+"""Host side of pair.py: which shapes it takes, its launch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -13,25 +14,11 @@ from . import pair
 from .exponents import TILE, Exponents
 from .launch import Checkpoints, Segments, descriptor
 
+BLOCK = [1, 1, 64, 128]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+SUM_PARTS = 2
 
-_pair: Any = pair.pair
-
-
-@dataclass(frozen=True)
-class PairShape:
-    """Compile-time shape of the walk for dk and dv."""
-
-    WB: int  # blocks of 64 columns of d_hv
-    STAGES: int  # tiles of Q, K, dH in flight
-    SLOTS: int  # blocks of V
-    COPIES: int  # blocks of columns of dC
-    STATE_REGISTERS: int
-
-    @classmethod
-    def of(cls, d_hv: int) -> PairShape:
-        """What fits into shared memory and measured best on the H200."""
-        return cls(WB=d_hv // 64, STAGES=2, SLOTS=8, COPIES=1, STATE_REGISTERS=208)
+_pair: Any = pair.pair  # what the decorator returns has no types that a Python checker knows
 
 
 def takes(d_qk: int, d_hv: int) -> bool:
@@ -42,14 +29,13 @@ def takes(d_qk: int, d_hv: int) -> bool:
 def launch_pair(
     q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Exponents, cut: Segments, *,
     sums: Tensor, checkpoints: Checkpoints, first: Tensor | None = None, last: Tensor | None = None,
-    shape: PairShape | None = None,
 ) -> None:  # fmt: skip
     """dk, dv and the row sums k . dk, walking backward in time (see pair.py).
 
     Args:
         q, k, dk: (B, H, T, d_qk <= 128), v, dh, dv: (B, H, T, d_hv <= 256), as TMA takes them (tfla.tiles.aligned).
         cut: where segments begin; with more than one, `first` holds the dC each of them starts from.
-        sums: (B, H, T) float32, written, in float32 before dk is rounded.
+        sums: (2, SUM_PARTS, B, H, T) float32, written before dk is rounded: k . dk, and what of it comes through dC.
         checkpoints: C as the walk for dq left it; their dots are written.
         first, last: (B, H, segments, d_qk, d_hv) float32: dC after and before each segment, read and written if given.
     """
@@ -60,11 +46,12 @@ def launch_pair(
         for e in (exponents.x.view(-1, TILE), exponents.y.view(-1, TILE))
     )
     dummy = exponents.g
-    _pair[(B * H * cut.count,)](
-        *map(descriptor, (q, k, v, dh, dk, dv)), x, y, exponents.g,
+    items = B * H * cut.count
+    programs = min(items, torch.cuda.get_device_properties(q.device).multi_processor_count)
+    _pair[(programs,)](
+        *(replace(descriptor(z), block_shape=BLOCK) for z in (q, k, v, dh, dk, dv)), x, y, exponents.g,
         dummy if first is None else first, dummy if last is None else last,
         sums, checkpoints.states, checkpoints.dots,
-        H, T, cut.tiles, cut.segment_tiles, cut.count, d_qk, d_hv,
-        **vars(shape or PairShape.of(d_hv)), FIRST=first is not None, LAST=last is not None,
-        num_warps=4, maxnreg=128,
+        items, H, T, cut.tiles, cut.segment_tiles, cut.count, d_qk, d_hv, B * H * T,
+        WB=d_hv // TILE, FIRST=first is not None, LAST=last is not None, num_warps=8, maxnreg=168,
     )  # fmt: skip
