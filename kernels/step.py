@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import reference
 from .api import HAS_TRITON, KERNEL_DTYPES, autocast, retnet_log_decays
-from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_state
+from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_skip, check_state
 from .epilogue import skip_and_gate
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
@@ -74,10 +74,11 @@ def mamba2_ssd_step(
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
     gate = Gate("rate", "softplus" if dt_softplus else "step")
-    y = step(C, B, x, A, dt, state, gate=gate, **{"scale": 1.0, **options})
+    skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
+    y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **{"scale": 1.0, **options})
     z = None if z is None else z[:, :, None]
     with torch.no_grad():
-        return skip_and_gate(y[:, :, None], x[:, :, None], D, z, head_axis=1)[:, :, 0]
+        return skip_and_gate(y[:, :, None], x[:, :, None], wide, z, head_axis=1)[:, :, 0]
 
 
 def step(
@@ -90,6 +91,7 @@ def step(
     *,
     gate: Gate,
     scale: float | None = None,
+    skip: Tensor | None = None,
     out: State | None = None,
     implementation: str = "auto",
 ) -> Tensor:
@@ -105,6 +107,7 @@ def step(
         state: contiguous; C float32 or bfloat16, n and m float32 (for float64 q: all float64).
         gate: which gates, with a normaliser or without.
         scale: of q; None is 1/sqrt(d_qk).
+        skip: (H,), skip v_t is added to h_t, of a gate without normaliser; None is 0.
         out: where to put the state after the step, `state` staying as it is; None replaces `state`.
         implementation: "reference", "triton" (any CUDA device, any d_qk and d_hv), or "auto".
 
@@ -120,6 +123,8 @@ def step(
     for name, one in (("state", state), ("out", after)):
         check_state(name, one, gate, q, v)
         _check_in_place(name, one, q)
+    if skip is not None:
+        check_skip(skip, gate, v)
     check_scale(scale)
     check_name("implementation", implementation, ("auto", "reference", "triton"))
     if torch.is_grad_enabled():
@@ -133,10 +138,11 @@ def step(
         before = (None, None, None) if out is None else state
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
         return torch.ops.tflabench.step(
-            *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature
+            *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature, skip
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        return _step_in_torch(q, k, v, f, i, state, after, gate, scale)
+        h = _step_in_torch(q, k, v, f, i, state, after, gate, scale)
+        return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1)[:, :, 0]
 
 
 def _step_in_torch(
@@ -213,6 +219,7 @@ def _step_in_triton(
     input: str,
     normalize: bool,
     temperature: float = 1.0,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """h_t; C, n, m become the state after the step. The state before it: *_before, or C, n, m where those are None."""
     kernels = importlib.import_module(".tfla.step", __package__)
@@ -222,7 +229,8 @@ def _step_in_triton(
     f = f.expand(v.shape[:2]).contiguous()
     i = None if i is None else i.contiguous()
     gate = Gate(forget, input, normalize, temperature)  # type: ignore[arg-type]
-    return kernels.step(q, k, v, f, i, before, after, gate=gate, scale=scale)
+    skip = None if skip is None else skip.contiguous()
+    return kernels.step(q, k, v, f, i, before, after, gate=gate, scale=scale, skip=skip)
 
 
 @_step_in_triton.register_fake

@@ -18,9 +18,7 @@ from tflabench.kernels.tfla import step
 TYPES = {
     **dict.fromkeys(["q", "k", "v", "f", "i", "h"], "*bf16"),
     "scale": "fp32",
-    "d_qk": "i32",
-    "d_hv": "i32",
-    "sharing": "i32",
+    **dict.fromkeys(["d_qk", "d_hv", "sharing", "heads"], "i32"),
 }
 
 
@@ -53,9 +51,9 @@ def every_kernel(sm: int) -> list[dict[str, Any]]:
         exp = {"FORGET": "sigmoid", "INPUT": "exp", "TEMPERATURE": 1.0}
         mamba2 = {"FORGET": "rate", "INPUT": "softplus", "TEMPERATURE": 1.0}
         found += [
-            compiled(step.advance_state, {**mamba2, "WEIGHED": False, **tile}, warps, sm),
-            compiled(step.advance_state, {**sig, "WEIGHED": False, **tile}, warps, sm),
-            compiled(step.advance_state, {**exp, "WEIGHED": True, **tile}, warps, sm),
+            compiled(step.advance_state, {**mamba2, "WEIGHED": False, "SKIP": True, **tile}, warps, sm),
+            compiled(step.advance_state, {**sig, "WEIGHED": False, "SKIP": False, **tile}, warps, sm),
+            compiled(step.advance_state, {**exp, "WEIGHED": True, "SKIP": False, **tile}, warps, sm),
             compiled(step.head_weights, {**exp, "STABILIZED": True, "D_QK": d_qk}, 1, sm),
         ]
     return found

@@ -63,11 +63,14 @@ def head_weights(
 
 @triton.jit
 def advance_state(
-    q, k, v, f, i, weights, C_before, C, h, scale, sharing, d_qk, d_hv,
+    q, k, v, f, i, weights, C_before, C, h, skip, scale, sharing, heads, d_qk, d_hv,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, WEIGHED: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    SKIP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """COLS columns of C and of h for one head; weights are read if WEIGHED, else they are the gates and the scale."""
+    """COLS columns of C and of h for one head; weights are read if WEIGHED, else they are the gates and the scale.
+
+    skip: (heads,), weights of v_t in h_t, read if SKIP.
+    """
     blocks = tl.cdiv(d_hv, COLS)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     source = head // sharing * d_qk
@@ -79,7 +82,8 @@ def advance_state(
         log_f, log_i = _log_gates(f, i, head, FORGET, INPUT, TEMPERATURE)
         keep, write = tl.exp(log_f), tl.exp(log_i)
         read = scale
-    v_t = write * tl.load(v + head * d_hv + col, mask=col < d_hv, other=0.0).to(tl.float32)
+    v_given = tl.load(v + head * d_hv + col, mask=col < d_hv, other=0.0).to(tl.float32)
+    v_t = write * v_given
     h_t = tl.zeros([COLS], tl.float32)
     for start in range(0, d_qk, ROWS):
         row = start + tl.arange(0, ROWS)
@@ -90,7 +94,10 @@ def advance_state(
         C_t = keep * tl.load(C_before + at, mask=mask, other=0.0).to(tl.float32) + k_t[:, None] * v_t[None, :]
         tl.store(C + at, C_t.to(C.dtype.element_ty), mask=mask)
         h_t += tl.sum(q_t[:, None] * C_t, 0)
-    tl.store(h + head * d_hv + col, (h_t * read).to(h.dtype.element_ty), mask=col < d_hv)
+    h_t *= read
+    if SKIP:
+        h_t += tl.load(skip + head % heads).to(tl.float32) * v_given
+    tl.store(h + head * d_hv + col, h_t.to(h.dtype.element_ty), mask=col < d_hv)
 
 
 def step(
@@ -104,6 +111,7 @@ def step(
     *,
     gate: Gate,
     scale: float,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """h_t (B, H, d_hv); writes the state `after`, which may be `before`. Contiguous; q, k (B, G, d_qk), f, i (B, H)."""
     heads, (d_qk, d_hv) = v.shape[0] * v.shape[1], before.C.shape[-2:]
@@ -120,23 +128,9 @@ def step(
         )  # fmt: skip
     tile = tile_of(heads, d_qk, d_hv)
     advance_state[(heads * triton.cdiv(d_hv, tile["COLS"]),)](
-        q,
-        k,
-        v,
-        f,
-        i,
-        weights,
-        before.C,
-        after.C,
-        h,
-        scale,
-        sharing,
-        d_qk,
-        d_hv,
-        **gates,
-        WEIGHED=gate.normalize,
-        **tile,
-    )
+        q, k, v, f, i, weights, before.C, after.C, h, skip, scale, sharing, v.shape[1], d_qk, d_hv,
+        **gates, WEIGHED=gate.normalize, SKIP=skip is not None, **tile,
+    )  # fmt: skip
     return h
 
 
