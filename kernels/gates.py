@@ -19,7 +19,7 @@ Everything here is float32, except that gradients come back in the dtype of the 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -48,6 +48,18 @@ class LogGates(NamedTuple):
     log_f: Tensor
     log_i: Tensor
     m: Tensor | None
+
+
+class RowSums(NamedTuple):
+    """Row sums q_t.dq_t or k_t.dk_t, float32, of what is not rounded yet. Parts are added up.
+
+    Attributes:
+        every: (parts, B, H, T).
+        within: (parts, B, H, T), what of them comes from steps of the same chunk.
+    """
+
+    every: Tensor
+    within: Tensor
 
 
 class TileGates(NamedTuple):
@@ -269,13 +281,8 @@ def tile_gates(gates: LogGates, tile: int) -> TileGates:
 
 
 @triton.jit
-def _add_unless_cut(cut_right, sum_right, cut_left, sum_left):
-    """Sums running backward in time (right to left), started anew where the left part ends before a cut."""
-    return cut_right | cut_left, tl.where(cut_left != 0, sum_left, sum_left + sum_right)
-
-
-@triton.jit
-def _load_row_dots(x, row, rows, t, mask, PARTS: tl.constexpr, T):
+def load_parts(x, row, rows, t, mask, T, PARTS: tl.constexpr):
+    """Sum over the parts of x (PARTS, rows, T)."""
     total = tl.zeros(t.shape, tl.float32)
     for part in range(PARTS):
         total += tl.load(x + (part * rows + row) * T + t, mask=mask, other=0.0)
@@ -283,77 +290,60 @@ def _load_row_dots(x, row, rows, t, mask, PARTS: tl.constexpr, T):
 
 
 @triton.jit
-def _scan_backward(qdq, kdk, log_f, row, rows, t, mask, T, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr):
-    """Sums of q.dq - k.dk from each step to the block's end or the next cut; whether there was one; and k.dk itself."""
-    kdk_t = _load_row_dots(kdk, row, rows, t, mask, K_PARTS, T)
-    net = _load_row_dots(qdq, row, rows, t, mask, Q_PARTS, T) - kdk_t
-    cut = tl.load(log_f + row * T + t + 1, mask=mask & (t + 1 < T), other=0.0) < FORGOTTEN
-    cut, net = tl.associative_scan((cut.to(tl.int32), net), 0, _add_unless_cut, reverse=True)
-    return cut, net, kdk_t
+def _crossing_summands(
+    qdq, q_within, kdk, k_within, row, rows, t, mask, T,
+    Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,
+):  # fmt: skip
+    """What is summed over the steps from t on, what over those before t, and k.dk."""
+    q_within_t = load_parts(q_within, row, rows, t, mask, T, WITHIN_PARTS)
+    k_within_t = load_parts(k_within, row, rows, t, mask, T, WITHIN_PARTS)
+    kdk_t = load_parts(kdk, row, rows, t, mask, T, K_PARTS)
+    qdq_t = load_parts(qdq, row, rows, t, mask, T, Q_PARTS)
+    return (qdq_t - q_within_t) + (q_within_t - k_within_t), kdk_t - k_within_t, kdk_t
 
 
 @triton.jit
-def _sum_backward(
-    qdq, kdk, log_f, block_cut, block_sum, rows, T, chunk_size, chunks, blocks,
-    Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, BLOCK: tl.constexpr,
+def _sum_blocks(
+    qdq, q_within, kdk, k_within, sum_from, sum_before, rows, T, chunk_size, chunks, blocks,
+    Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, part = _row_and_part(chunks * blocks)
-    chunk, block = part // blocks, part % blocks
-    inside = block * BLOCK + tl.arange(0, BLOCK)
-    t = chunk * chunk_size + inside
+    inside = part % blocks * BLOCK + tl.arange(0, BLOCK)
+    t = part // blocks * chunk_size + inside
     mask = (inside < chunk_size) & (t < T)
-    cut, net, _ = _scan_backward(qdq, kdk, log_f, row, rows, t, mask, T, Q_PARTS, K_PARTS)
-    out = row * chunks * blocks + part
-    first = tl.arange(0, BLOCK) == 0
-    tl.store(block_cut + out, tl.sum(tl.where(first, cut, 0), 0))
-    tl.store(block_sum + out, tl.sum(tl.where(first, net, 0.0), 0))
+    from_t, before_t, _ = _crossing_summands(
+        qdq, q_within, kdk, k_within, row, rows, t, mask, T, Q_PARTS, K_PARTS, WITHIN_PARTS
+    )
+    tl.store(sum_from + row * chunks * blocks + part, tl.sum(from_t, 0))
+    tl.store(sum_before + row * chunks * blocks + part, tl.sum(before_t, 0))
 
 
 @triton.jit
 def _gate_gradients(
-    f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, kdk, log_f, start, boundary, block_cut, block_sum, df, di,
-    rows, heads, T, chunk_size, chunks, blocks, Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, START: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, q_within, kdk, k_within, log_f, through, sum_from, sum_before, df, di,
+    rows, heads, T, chunk_size, chunks, groups, blocks,
+    Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    row, part = _row_and_part(chunks * blocks)
+    """A group of CHUNKS chunks, or of a long chunk one of its blocks."""
+    row, part = _row_and_part(groups * blocks)
     b, h = row // heads, row % heads
-    chunk, block = part // blocks, part % blocks
-    # What flows in from behind this block: the later blocks of the chunk, then what crosses the chunk's end.
-    crossing_end = tl.load(boundary + row * chunks + chunk)
-    carry = crossing_end
-    if BLOCKS > 1:
-        later = block + 1 + tl.arange(0, BLOCKS)
-        base = row * chunks * blocks + chunk * blocks
-        cuts = tl.load(block_cut + base + later - 1, mask=(later - 1 > block) & (later - 1 < blocks), other=0)
-        reached = tl.cumsum(cuts, 0) == 0  # no boundary in the blocks between
-        sums = tl.load(block_sum + base + later, mask=later < blocks, other=0.0)
-        cut_after = tl.sum(tl.load(block_cut + base + later, mask=later < blocks, other=0), 0)
-        carry = tl.where(cut_after == 0, carry, 0.0) + tl.sum(tl.where(reached, sums, 0.0), 0)
+    block = part % blocks
+    chunk = part // blocks * CHUNKS + tl.arange(0, CHUNKS)
     inside = block * BLOCK + tl.arange(0, BLOCK)
-    t = chunk * chunk_size + inside
-    mask = (inside < chunk_size) & (t < T)
-    cut, net, kdk_t = _scan_backward(qdq, kdk, log_f, row, rows, t, mask, T, Q_PARTS, K_PARTS)
-    dlog_f = net + tl.where(cut == 0, carry, 0.0)
-    # The sum walks away from the truth, one rounding error a step. At the chunk's first step the truth is what crosses
-    # into the chunk: what the sum misses there is spread over the steps (unless a cut is in between).
+    t = chunk[:, None] * chunk_size + inside[None, :]
+    mask = (inside < chunk_size)[None, :] & (t < T)
+    from_t, before_t, kdk_t = _crossing_summands(
+        qdq, q_within, kdk, k_within, row, rows, t, mask, T, Q_PARTS, K_PARTS, WITHIN_PARTS
+    )
+    dlog_f = tl.cumsum(from_t, 1, reverse=True) + (tl.cumsum(before_t, 1) - before_t)
+    dlog_f += tl.load(through + row * chunks + chunk, mask=chunk < chunks, other=0.0)[:, None]
     if BLOCKS > 1:
-        every = tl.arange(0, BLOCKS)
-        total = tl.sum(tl.load(block_sum + base + every, mask=every < blocks, other=0.0), 0)
-        cuts_inside = tl.sum(tl.load(block_cut + base + every, mask=every < blocks, other=0), 0)
-    else:
-        first = tl.arange(0, BLOCK) == 0
-        total = tl.sum(tl.where(first, net, 0.0), 0)
-        cuts_inside = tl.sum(tl.where(first, cut, 0), 0)
-    crossing_start = tl.load(boundary + row * chunks + chunk - 1, mask=chunk > 0, other=0.0)
-    known = cuts_inside == 0
-    if START == "given":
-        crossing_start += tl.load(start + row, mask=chunk == 0, other=0.0)
-    elif START == "unknown":
-        known = known & (chunk > 0)
-    missed = tl.where(known, crossing_start - crossing_end - total, 0.0)
-    length = tl.minimum(chunk_size, T - chunk * chunk_size)
-    dlog_f += missed * (length - inside).to(tl.float32) / length
+        other = tl.arange(0, BLOCKS)
+        at = row * chunks * blocks + part // blocks * blocks + other
+        dlog_f += tl.sum(tl.load(sum_from + at, mask=(other > block) & (other < blocks), other=0.0), 0)
+        dlog_f += tl.sum(tl.load(sum_before + at, mask=other < block, other=0.0), 0)
     dlog_f = tl.where(tl.load(log_f + row * T + t, mask=mask, other=0.0) < FORGOTTEN, 0.0, dlog_f)
     t = t.to(tl.int64)
     df_t = dlog_f
@@ -378,7 +368,7 @@ def _gate_gradients(
             kdk_t += d_step
         tl.store(di + row * T + t, kdk_t.to(di.dtype.element_ty), mask=mask)
     if FORGET == "fixed" or FORGET == "rate":
-        tl.store(df + row * chunks * blocks + part, tl.sum(tl.where(mask, df_t, 0.0), 0))
+        tl.store(df + row * groups * blocks + part, tl.sum(tl.sum(tl.where(mask, df_t, 0.0), 1), 0))
     else:
         tl.store(df + row * T + t, df_t.to(df.dtype.element_ty), mask=mask)
 
@@ -388,25 +378,26 @@ def gate_gradients(
     i: Tensor | None,
     gate: Gate,
     gates: LogGates,
-    qdq: Tensor,
-    kdk: Tensor,
-    boundary: Tensor,
+    qdq: RowSums,
+    kdk: RowSums,
+    through: Tensor,
     chunk_size: int,
-    start: Tensor | Literal[0] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the pre-activations from row sums: d log f_t = sum of (q.dq - k.dk) from t on, d log i_t = k_t.dk_t.
+    """Gradients of the pre-activations from row sums: d log f_t = sum of q.dq - k.dk from t on, d log i_t = k_t.dk_t.
 
-    The sum runs to the end of t's chunk and there adds what crosses it, sum(C * dC) + sum(n * dn) of the state
-    at that point, so that rounding errors of far steps do not pile up; one chunk of T steps is the paper's sum. Within
-    the chunk they do, up to what crosses its start, which is known as well: the difference is spread over the steps.
-    Where next to nothing passes a forget gate (a document boundary) sums stop, and its own gradient is 0.
+    The first (TFLA paper, B.3) is in exact arithmetic the sum, over all pairs j < t <= i, of what step j gives step i;
+    computed as it stands it cancels, down to what its summands were rounded by. Here pairs are told apart by the chunk
+    of t: those around it (`through`), from it to later steps (k.dk through the state, before t), from earlier steps to
+    it (q.dq through the state, from t on), and those within it: q.dq - k.dk without the state from t on, of numbers
+    that the kernels round alike, so that it cancels exactly.
+
+    Where next to nothing passes a forget gate (a document boundary) its own gradient is 0.
 
     Args:
         f, i, gate: as given to `log_gates`, whose result is `gates`.
-        qdq, kdk: (parts, B, H, T) float32 row sums q_t.dq_t and k_t.dk_t, before rounding; parts are added up.
-        boundary: (B, H, chunks) float32, what crosses the end of each chunk; at last: the state times its gradient.
-        start: (B, H) float32, the same before the first step, the initial state times its gradient; 0 without an
-            initial state; None where it is not known.
+        qdq, kdk: q_t.dq_t and k_t.dk_t.
+        through: (B, H, chunks) float32, exp(g) (sum(C * dC) + sum(n * dn)) with the state before a chunk, the state's
+            gradient after it and its log gate g.
 
     Returns:
         df like f (one number a head is summed over batch and time, a block of steps in the kernel), di like i or None.
@@ -416,25 +407,31 @@ def gate_gradients(
     chunks = triton.cdiv(T, chunk_size)
     block = min(BLOCK, triton.next_power_of_2(min(chunk_size, max(T, 16))))
     blocks = triton.cdiv(min(chunk_size, T), block)
+    together = 1 if blocks > 1 else min(BLOCK // block, triton.next_power_of_2(chunks))
+    groups = triton.cdiv(chunks, together)
     rows = batch * heads
-    grid = (rows * chunks * blocks,)
-    parts = {"Q_PARTS": qdq.shape[0], "K_PARTS": kdk.shape[0], "BLOCK": block}
+    parts = {
+        "Q_PARTS": qdq.every.shape[0],
+        "K_PARTS": kdk.every.shape[0],
+        "WITHIN_PARTS": qdq.within.shape[0],
+        "BLOCK": block,
+    }
     if gate.per_head:
-        df = torch.empty((batch, heads, chunks * blocks), dtype=torch.float32, device=f.device)
+        df = torch.empty((batch, heads, groups * blocks), dtype=torch.float32, device=f.device)
     else:
         df = torch.empty(shape, dtype=f.dtype, device=f.device)
     di = df if i is None else torch.empty(shape, dtype=i.dtype, device=f.device)
-    block_sum = torch.empty(grid if blocks > 1 else (1,), dtype=torch.float32, device=f.device)
-    block_cut = torch.empty_like(block_sum, dtype=torch.int32)
+    sum_from = sum_before = None
     if blocks > 1:
-        _sum_backward[grid](qdq, kdk, gates.log_f, block_cut, block_sum, rows, T, chunk_size, chunks, blocks, **parts)
-    _gate_gradients[grid](
-        f_all, *f_all.stride(), i_all, *i_all.stride(), qdq, kdk, gates.log_f,
-        start if isinstance(start, Tensor) else boundary, boundary, block_cut, block_sum, df, di,
-        rows, heads, T, chunk_size, chunks, blocks, **parts,
+        sum_from, sum_before = torch.empty((2, rows * chunks * blocks), dtype=torch.float32, device=f.device)
+        _sum_blocks[(rows * chunks * blocks,)](
+            *qdq, *kdk, sum_from, sum_before, rows, T, chunk_size, chunks, blocks, **parts
+        )  # fmt: skip
+    _gate_gradients[(rows * groups * blocks,)](
+        f_all, *f_all.stride(), i_all, *i_all.stride(), *qdq, *kdk, gates.log_f, through, sum_from, sum_before, df, di,
+        rows, heads, T, chunk_size, chunks, groups, blocks, **parts,
         FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature,
-        START="unknown" if start is None else "given" if isinstance(start, Tensor) else "zero",
-        BLOCKS=triton.next_power_of_2(blocks),
+        CHUNKS=together, BLOCKS=triton.next_power_of_2(blocks),
     )  # fmt: skip
     if gate.per_head:
         df = df.sum((0, 2)).to(f.dtype)

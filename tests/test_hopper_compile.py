@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import reference
+from tflabench.kernels.gates import RowSums
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
 if not torch.cuda.is_available():
@@ -30,7 +31,7 @@ from tflabench.kernels.hopper.walk import WINDOW
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 SHARED_BYTES = 232_448
-SPILLED_BYTES = 256  # stores and loads, mostly of what is used once a segment
+SPILLED_BYTES = 272  # stores and loads, mostly of what is used once a segment or, meeting checkpoints, every 8 tiles
 SPILLED_BYTES_NEWER = 640  # the normalised h on Triton 3.9
 GATES = {
     "exp": MLSTM_EXP,
@@ -58,12 +59,12 @@ def walk_tiles(cut: Segments, segment: int, reverse: bool) -> list[int]:
 
 def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
-    first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
+    first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: RowSums | None = None,
     checkpoints: Checkpoints | None = None, norm: Normaliser | None = None,
 ) -> None:  # fmt: skip
     T = u.shape[2]
     U, W, Z = tiles_of(u), tiles_of(w), tiles_of(z)
-    O = torch.full_like(Z, torch.nan)  # noqa: E741
+    O, inside = torch.full_like(Z, torch.nan), torch.full_like(Z, torch.nan)  # noqa: E741
     a_u, a_z = (e.double().unflatten(2, (-1, TILE)) for e in (exponents.x, exponents.y)[:: -1 if reverse else 1])
     g_all = exponents.g.double()
     keep = torch.ones(TILE, TILE, dtype=torch.bool)
@@ -99,19 +100,20 @@ def emulate_walk(
                 norm.back[:, :, t * TILE : (t + 1) * TILE] = au - denominator.log2()
                 P, r = P / denominator[..., None], r / denominator
                 n = n * g.exp2() + (s[..., None] * W[:, :, t]).sum(-2)
-            O[:, :, t] = P @ Z[:, :, t] + r[..., None] * (U[:, :, t] @ S.mT)
+            inside[:, :, t] = P @ Z[:, :, t]
+            O[:, :, t] = inside[:, :, t] + r[..., None] * (U[:, :, t] @ S.mT)
             S = g[..., None].exp2() * S + (s[..., None] * Z[:, :, t]).mT @ W[:, :, t]
         if last is not None:
             last.copy_((S.mT if transposed else S).reshape(last.shape))
             if norm is not None:
                 assert norm.last is not None
                 norm.last.copy_(n)
-    O = O.flatten(2, 3)[:, :, :T]  # noqa: E741
-    out.copy_(O)
+    out.copy_(O.flatten(2, 3)[:, :, :T])
     if sums is not None:
         assert x is not None
-        sums.zero_()
-        sums[0] = (x.double() * O).sum(-1)
+        for kept, y in zip(sums, (O, inside), strict=True):
+            kept.zero_()
+            kept[0] = (x.double() * y.flatten(2, 3)[:, :, :T]).sum(-1)
 
 
 def emulate_segments(

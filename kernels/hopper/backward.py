@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.gates import LogGates, gate_gradients
+from tflabench.kernels.gates import LogGates, RowSums, gate_gradients
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
+from .crossings import through_tiles
 from .exponents import TILE, Exponents
 from .forward import initial_matrices, restored
-from .launch import Checkpoints, Segments, launch_segments, launch_walk, sum_parts
+from .launch import Checkpoints, Segments, empty_row_sums, launch_segments, launch_walk
 from .walk import WINDOW
 
 
@@ -37,7 +38,7 @@ def backward(
     cut = Segments(q.shape[2], chunk_size)
     gates, e, C = restored(saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
-    B, H, T, d_qk = q.shape
+    T = q.shape[2]
     d_hv = v.shape[-1]
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
@@ -51,7 +52,7 @@ def backward(
 
     checkpoints = Checkpoints.of(q, d_hv)
     dq, dk, dv = (_output(x) for x in (q, k, v))
-    qdq, kdk = (torch.empty((sum_parts(d_qk, d_hv), B, H, T), dtype=torch.float32, device=q.device) for _ in range(2))
+    qdq, kdk = empty_row_sums(q, d_hv), empty_row_sums(q, d_hv)
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq, checkpoints=checkpoints)
     last = dC_0 if cut.count == 1 else None
     launch_walk(
@@ -60,19 +61,17 @@ def backward(
     )  # fmt: skip
     launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first)
 
-    boundary = torch.nn.functional.pad(checkpoints.dots.sum(0), (0, 1))
+    edges = torch.nn.functional.pad(checkpoints.dots.sum(0), (1, 1))  # what crosses into every window, and at last
     if dC is not None:
-        boundary[..., -1] += (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
+        edges[..., -1] += (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
+    if C_0 is not None and dC_0 is not None:
+        edges[..., 0] += (C_0 * dC_0).sum((-2, -1))
     dn_0 = None
     if dn is not None:
         dn_0, dk, kdk, crossing = _through_last_n(dn, n_0, k, dk, kdk, gates)
-        boundary += crossing
-    start = 0
-    if C_0 is not None and dC_0 is not None:
-        start = (C_0 * dC_0).sum((-2, -1))
-        if n_0 is not None and dn_0 is not None:
-            start += (n_0 * dn_0).sum(-1)
-    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, boundary, TILE * WINDOW.value, start)
+        edges += crossing
+    through = through_tiles(qdq, kdk, edges, e.g, q.dtype)
+    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, through, TILE)
     if scale < 0:
         dq = -dq
     if n_0 is not None and dn_0 is None:
@@ -90,9 +89,9 @@ def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) 
 
 
 def _through_last_n(
-    dn: Tensor, n_0: Tensor | None, k: Tensor, dk: Tensor, kdk: Tensor, gates: LogGates
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: dn_0, dk, kdk and sum(n * dn) after every window.
+    dn: Tensor, n_0: Tensor | None, k: Tensor, dk: Tensor, kdk: RowSums, gates: LogGates
+) -> tuple[Tensor, Tensor, RowSums, Tensor]:
+    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: dn_0, dk, kdk and sum(n * dn) at windows' edges.
 
     Plain PyTorch, for it is rare.
     """
@@ -101,12 +100,12 @@ def _through_last_n(
     weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + gates.log_i).exp()
     dn_0 = reach[..., :1].exp() * dn
     dots = weight * torch.einsum("bhtd,bhd->bht", k.float(), dn)
-    ends = torch.arange(TILE * WINDOW.value, T + TILE * WINDOW.value, TILE * WINDOW.value, device=k.device).clamp(max=T)
-    crossing = dots.cumsum(-1)[..., ends - 1]
+    edges = torch.arange(0, T + TILE * WINDOW.value, TILE * WINDOW.value, device=k.device).clamp(max=T)
+    crossing = torch.nn.functional.pad(dots.cumsum(-1), (1, 0))[..., edges]
     if n_0 is not None:
         crossing = crossing + (n_0 * dn_0).sum(-1, keepdim=True)
     dk = (dk.float() + weight[..., None] * dn[:, :, None]).to(dk.dtype)
-    return dn_0, dk, torch.cat([kdk, dots[None]]), crossing
+    return dn_0, dk, RowSums(torch.cat([kdk.every, dots[None]]), kdk.within), crossing
 
 
 def _output(like: Tensor) -> Tensor:

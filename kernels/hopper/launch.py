@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,8 @@ import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tflabench.kernels.gates import RowSums
 
 from . import segments, walk
 from .exponents import TILE, Exponents
@@ -61,26 +62,25 @@ class WalkShape:
     def of(cls, w: int, z: int, *, sums: bool, norm: bool) -> WalkShape:
         """For a state of z rows and w <= 256 columns; what measured best on the H200.
 
-        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Where `score` has much to
-        do it gets two slots, to run ahead of the math roles; else a third stage is worth more. What registers the math
-        roles do not need are its, for it has few.
+        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
+        ahead of the math roles, where shared memory has room. What registers the math roles do not need are its.
         """
         WB = w // 64
         ZB = 1 if sums else max(1, min(4 // WB, z // 128))
-        slots = 2 if not sums and (norm or WB == 4) else 1
+        slots = 1 if sums or norm else 2
         stage = 2 * WB + 2 * ZB * (1 + sums)
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
         stages = min(4, (blocks - 3 * slots) // stage)
-        return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=168 if WB * ZB <= 2 else 208)
+        registers = 168 if WB * ZB <= 2 else 200 if norm and WB == 4 else 208
+        return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers)
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """C every WINDOW tiles, left by the walk for dq and met by the walk for dk, which has dC there: gate gradients are
-    sums over a window plus sum(C * dC) at its end, so rounding errors of far steps do not pile up in them.
+    """C every WINDOW tiles, left by the walk for dq and met by the walk for dk, which has dC there: see crossings.py.
 
     Attributes:
-        states: (launches, parts of a launch, ...) float32, in the order of a math role's registers.
+        states: (launches, parts of a launch, ...) in the dtype of q, in the order of a math role's registers.
         dots: (parts, B, H, windows) float32, sum(C * dC) after each window but the last.
     """
 
@@ -94,8 +94,10 @@ class Checkpoints:
         launches = triton.cdiv(d_hv, 256)
         parts = sum_parts(d_qk, d_hv)
         blocks = d_hv // launches // 64 * TILE * TILE
-        new = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
-        return cls(new((launches, parts // launches, B, H, windows, blocks)), new((parts, B, H, windows)))
+        return cls(
+            torch.empty((launches, parts // launches, B, H, windows, blocks), dtype=q.dtype, device=q.device),
+            torch.empty((parts, B, H, windows), dtype=torch.float32, device=q.device),
+        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def descriptor(x: Tensor) -> TensorDescriptor:
 def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
-    x: Tensor | None = None, sums: Tensor | None = None, checkpoints: Checkpoints | None = None,
+    x: Tensor | None = None, sums: RowSums | None = None, checkpoints: Checkpoints | None = None,
     norm: Normaliser | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
@@ -128,7 +130,7 @@ def launch_walk(
         reverse: walk backward in time (dk, dv).
         transposed: states lie in memory as (w, z), not (z, w) (h, dv).
         first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
-        x, sums: row sums of x * out, in float32 before out is rounded, are written to sums (sum_parts(z), B, H, T).
+        x, sums: row sums of x * out, in float32 before out is rounded, and of x * (P Z) alone, are written to sums.
         checkpoints: with sums; written going forward, read going backward.
         norm: divide by the normaliser's denominator, and keep it.
     """
@@ -138,23 +140,27 @@ def launch_walk(
     per_launch = width // launches
     shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
     pieces = triton.cdiv(rows, 128 * shape.ZB)
+    items = B * H * cut.count * pieces
+    multiprocessors = torch.cuda.get_device_properties(u.device).multi_processor_count
+    programs = min(items, max(1, multiprocessors // pieces) * pieces)  # the pieces of a state side by side: L2
     a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
     dummy = exponents.g
     u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
     x_desc = z_desc if x is None else descriptor(x)
     for launch in range(launches):
         column = launch * per_launch
-        _walk[(B * H * cut.count * pieces,)](
+        _walk[(programs,)](
             u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
             dummy if first is None else first, dummy if last is None else last,
-            *(dummy,) * 3 if sums is None or checkpoints is None else (
-                sums[launch * 2 * pieces :], checkpoints.states[launch], checkpoints.dots[launch * 2 * pieces :],
+            *(dummy,) * 4 if sums is None or checkpoints is None else (
+                sums.every[launch * 2 * pieces :], sums.within[launch * pieces :],
+                checkpoints.states[launch], checkpoints.dots[launch * 2 * pieces :],
             ),
             *(dummy,) * 4 if norm is None else (
                 norm.m, norm.back,
                 dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
             ),
-            H, T, cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
+            items, H, T, cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
             1 if transposed else width, rows if transposed else 1, B * H * T,
             **vars(shape), REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
@@ -165,6 +171,12 @@ def launch_walk(
 def sum_parts(z: int, w: int) -> int:
     """How many parts the row sums of a walk with a state of z rows and w columns have: one a math role and launch."""
     return 2 * triton.cdiv(z, 128) * triton.cdiv(w, 256)
+
+
+def empty_row_sums(q: Tensor, d_hv: int) -> RowSums:
+    """For the walks of dq or dk; the sums within tiles come from the role `score`, one a program."""
+    parts = sum_parts(q.shape[-1], d_hv)
+    return RowSums(*(q.new_empty((n, *q.shape[:3]), dtype=torch.float32) for n in (parts, parts // 2)))
 
 
 def launch_segments(

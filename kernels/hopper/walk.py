@@ -19,7 +19,8 @@ Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
                      wait for one another, so one computes while the other stores; with row sums X . out they also
                      leave C (going forward) or meet it with dC (backward) every WINDOW tiles: see launch.Checkpoints
-    score            computes P, r and s of a tile ahead of them; with a normaliser also carries n and divides P and r
+    score            computes P, r and s of a tile ahead of them; with a normaliser also carries n and divides P and r;
+                     with row sums also those of P Z alone
     produce          one warp that fetches tiles of U, W, Z (and X, for row sums X . out) by TMA into a ring of stages
 
 A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is
@@ -38,10 +39,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .compat import barrier, tma_add, tma_load, tma_store
+from .compat import barrier, reinterpret, tma_add, tma_load, tma_store
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
-WINDOW = gl.constexpr(16)  # tiles between two checkpoints
+WINDOW = gl.constexpr(8)  # tiles between two checkpoints
 
 
 @gluon.jit
@@ -51,6 +52,17 @@ def nth_tile(first, i, n, REVERSE: gl.constexpr):
         return first + n - 1 - i
     else:
         return first + i
+
+
+@gluon.jit
+def place_of(item, heads, tiles, segment_tiles, segments, pieces):
+    """(batch, head, first tile, tiles, row of batch and head, segment's index over all rows, piece) of a work item."""
+    piece = item % pieces
+    segment = (item // pieces) % segments
+    row = item // (pieces * segments)
+    first = segment * segment_tiles
+    n = gl.minimum(segment_tiles, tiles - first)
+    return row // heads, row % heads, first, n, row, (row * segments + segment).to(gl.int64), piece
 
 
 @gluon.jit
@@ -67,116 +79,163 @@ def block(buffer, i):
 
 @gluon.jit
 def produce(
-    descs, buffers, empty, ready, place, column, z0,
+    descs, buffers, empty, ready, items, geometry, column,
     STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     u_desc, w_desc, z_desc, x_desc = descs
     u_buf, w_buf, z_buf, x_buf = buffers
-    batch, head, first, n = place
-    for i in range(n):
-        s = i % STAGES
-        mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
-        arrived = ready.index(s)
-        tile = nth_tile(first, i, n, REVERSE)
-        mbarrier.expect(arrived, BLOCK_BYTES * (2 * WB + 2 * ZB * (1 + SUMS)))
-        fetch(u_desc, batch, head, tile, column, WB, u_buf, s, arrived)
-        fetch(w_desc, batch, head, tile, column, WB, w_buf, s, arrived)
-        fetch(z_desc, batch, head, tile, z0, 2 * ZB, z_buf, s, arrived)
-        if SUMS:
-            fetch(x_desc, batch, head, tile, z0, 2 * ZB, x_buf, s, arrived)
+    heads, tiles, segment_tiles, segments, pieces = geometry
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, head, first, n, _row, _index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
+        z0 = piece * (128 * ZB)
+        for j in range(n):
+            s = i % STAGES
+            mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+            arrived = ready.index(s)
+            tile = nth_tile(first, j, n, REVERSE)
+            mbarrier.expect(arrived, BLOCK_BYTES * (2 * WB + 2 * ZB * (1 + SUMS)))
+            fetch(u_desc, batch, head, tile, column, WB, u_buf, s, arrived)
+            fetch(w_desc, batch, head, tile, column, WB, w_buf, s, arrived)
+            fetch(z_desc, batch, head, tile, z0, 2 * ZB, z_buf, s, arrived)
+            if SUMS:
+                fetch(x_desc, batch, head, tile, z0, 2 * ZB, x_buf, s, arrived)
+            i += 1
 
 
 @gluon.jit
 def score(
-    exponents, norm, u_buf, w_buf, n_buf, p_buf, factors, empty, ready, p_full, p_empty,
-    place, row, tiles, steps, n0, piece,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
-    FIRST: gl.constexpr, LAST: gl.constexpr,
+    exponents, norm, within_ptr, buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
+    items, geometry, steps, part_stride, w_dim,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
-    across: gl.constexpr = gl.BlockedLayout([1, 32], [16, 2], [4, 1], [1, 0])  # half a row a thread, for q . n
-    down: gl.constexpr = gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0])  # two columns a thread, for the sum into n
+    down: gl.constexpr = gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0])  # two columns of 16 steps a thread
+    n_l: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])  # their sums: n is kept in four parts
     au_ptr, az_ptr, g_ptr = exponents
     m_ptr, back_ptr, n_first_ptr, n_last_ptr = norm
+    heads, tiles, segment_tiles, segments, pieces = geometry
+    u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf = factors
-    _, _, first, n = place
     t = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
-    w = gl.arange(0, 64, layout=gl.SliceLayout(0, down))
+    parts_of_n = n_buf
     if NORM:
-        for j in gl.static_range(WB):
-            if FIRST:
-                n_buf.index(j).store(gl.load(n_first_ptr + n0 + 64 * j + w))
-            else:
-                n_buf.index(j).store(gl.zeros([64], gl.float32, layout=gl.SliceLayout(0, down)))
-        barrier()
-    for i in range(n):
-        s = i % STAGES
-        b = i % SLOTS
-        tile = nth_tile(first, i, n, REVERSE)
-        at = (row * tiles + tile) * 64
-        mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+        parts_of_n = reinterpret(n_buf, gl.float32, [WB, 4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
+    part = gl.arange(0, 4, layout=gl.SliceLayout(1, n_l))[:, None]
+    w = gl.arange(0, 64, layout=gl.SliceLayout(0, n_l))[None, :]
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        _batch, _head, first, n, row, index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
+        n0 = index * w_dim
         if NORM:
-            qn = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, across))
-            for c in range(WB):
-                q = block(u_buf, s * WB + c).load(across).to(gl.float32)
-                qn += gl.sum(q * n_buf.index(c).load(gl.SliceLayout(0, across))[None, :], axis=1)
-            qn = gl.convert_layout(qn, u_l)
-        p = gl.zeros([64, 64], gl.float32, layout=p_l)
-        for j in gl.static_range(WB):
-            wT = block(w_buf, s * WB + j).permute((1, 0))
-            p = warpgroup_mma(block(u_buf, s * WB + j), wT, p, use_acc=(j > 0), is_async=True)
-        p = warpgroup_mma_wait(0, deps=(p,))
-        # Not before the product: the registers that exponents take would serialise it (ptxas C7512).
-        a_u = gl.load(au_ptr + at + u)
-        a_z = gl.load(az_ptr + at + z)
+            for wb in gl.static_range(WB):
+                if FIRST:
+                    parts_of_n.index(wb).store(
+                        gl.load(n_first_ptr + n0 + 64 * wb + w + 0 * part, mask=w + 64 * part < 64, other=0.0)
+                    )
+                else:
+                    parts_of_n.index(wb).store(gl.zeros([4, 64], gl.float32, layout=n_l))
+        # The exponents of a tile are loaded while the one before it is at work, and spread through shared memory.
+        tile = nth_tile(first, 0, n, REVERSE)
+        x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
+        y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
         g = gl.load(g_ptr + row * tiles + tile)
-        if REVERSE:
-            keep = z[None, :] >= u[:, None]
-        else:
-            keep = u[:, None] >= z[None, :]
-        p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
+        m_t = x_t
         if NORM:
-            r = gl.exp2(a_u)
-            step = tile * 64 + u
-            m = gl.load(m_ptr + row * steps + step, mask=step < steps, other=0.0)
-            denominator = gl.maximum(gl.abs(r * qn + gl.sum(p, axis=1)), gl.exp2(-1.4426950408889634 * m))
-            a_u -= gl.log2(denominator)
-            if piece == 0:
-                gl.store(back_ptr + at + u, a_u)
-            p = p * (1.0 / denominator)[:, None]
-            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-            r_buf.index(b).store(gl.exp2(a_u))
-            p_buf.index(b).store(p.to(p_buf.dtype))
-        else:
-            mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-            p_buf.index(b).store(p.to(p_buf.dtype))
-            r = gl.load(au_ptr + at + t)  # again, in one register
+            m_t = gl.load(m_ptr + row * steps + tile * 64 + t, mask=tile * 64 + t < steps, other=0.0)
+        for j in range(n):
+            s = i % STAGES
+            b = i % SLOTS
+            tile_now = nth_tile(first, j, n, REVERSE)
+            at = (row * tiles + tile_now) * 64
+            e_buf.index(0).store(x_t)
+            e_buf.index(1).store(y_t)
+            if NORM:
+                e_buf.index(2).store(m_t)
+            barrier()
+            x_now, y_now, g_now = x_t, y_t, g
+            tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
+            x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
+            y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
+            g = gl.load(g_ptr + row * tiles + tile)
+            if NORM:
+                m_t = gl.load(m_ptr + row * steps + tile * 64 + t, mask=tile * 64 + t < steps, other=0.0)
+            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            if NORM:
+                qn = gl.zeros([64], gl.float32, layout=u_l)
+                for c in range(WB):
+                    n_z = gl.zeros([64], gl.float32, layout=z_l)
+                    for a in gl.static_range(4):
+                        n_z += n_buf.index(4 * c + a).load(z_l)
+                    qn += gl.sum(block(u_buf, s * WB + c).load(p_l).to(gl.float32) * n_z[None, :], axis=1)
+            p = gl.zeros([64, 64], gl.float32, layout=p_l)
+            for wb in gl.static_range(WB):
+                wT = block(w_buf, s * WB + wb).permute((1, 0))
+                p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
+            p = warpgroup_mma_wait(0, deps=(p,))
+            # Not before the product: the registers that exponents take would serialise it (ptxas C7512).
+            a_u = e_buf.index(0).load(u_l)
+            a_z = e_buf.index(1).load(z_l)
             if REVERSE:
-                r += g
-            r_buf.index(b).store(gl.exp2(r))
-        s_z = gl.load(az_ptr + at + t)
-        if not REVERSE:
-            s_z += g
-        s_buf.index(b).store(gl.exp2(s_z))
+                keep = z[None, :] >= u[:, None]
+            else:
+                keep = u[:, None] >= z[None, :]
+            p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
+            if NORM:
+                bound = gl.exp2(-1.4426950408889634 * e_buf.index(2).load(u_l))
+                denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + gl.sum(p, axis=1)), bound)
+                a_u -= gl.log2(denominator)
+                if piece == 0:
+                    gl.store(back_ptr + at + u, a_u)
+                p = p * (1.0 / denominator)[:, None]
+                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                r_buf.index(b).store(gl.exp2(a_u))
+                s_buf.index(b).store(gl.exp2(y_now + g_now))
+            elif REVERSE:
+                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                r_buf.index(b).store(gl.exp2(x_now + g_now))
+                s_buf.index(b).store(gl.exp2(y_now))
+            else:
+                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                r_buf.index(b).store(gl.exp2(x_now))
+                s_buf.index(b).store(gl.exp2(y_now + g_now))
+            rounded = p.to(p_buf.dtype)
+            p_buf.index(b).store(rounded)
+            fence_async_shared()
+            barrier()  # P, r and s are in shared memory; the exponents and n have been read
+            mbarrier.arrive(p_full.index(b), count=1)
+            if SUMS:  # of P Z alone: sum of X . (P Z) = sum of P (X Z^T)
+                xz = gl.zeros([64, 64], gl.float32, layout=p_l)
+                for c in gl.static_range(2 * ZB):
+                    zT = block(z_buf, s * 2 * ZB + c).permute((1, 0))
+                    xz = warpgroup_mma(block(x_buf, s * 2 * ZB + c), zT, xz, use_acc=(c > 0), is_async=True)
+                xz = warpgroup_mma_wait(0, deps=(xz,))
+                within = within_ptr + piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps
+                step = tile_now * 64 + u
+                gl.store(within + step, gl.sum(rounded.to(gl.float32) * xz, axis=1), mask=step < steps)
+            if NORM:
+                s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
+                for c in range(WB):
+                    k = block(w_buf, s * WB + c).load(down).to(gl.float32)
+                    added = gl.sum((k * s_k[:, None]).reshape([4, 16, 64]), axis=1)  # each warp its 16 steps
+                    n_c = parts_of_n.index(c)
+                    n_c.store(n_c.load(n_l) * gl.exp2(g_now) + gl.convert_layout(added, n_l, assert_trivial=True))
+                fence_async_shared()
+                barrier()
+            mbarrier.arrive(empty.index(s), count=1)
+            i += 1
         if NORM:
-            barrier()  # s_z is in shared memory, n has been read
-            s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
-            for c in range(WB):
-                k = block(w_buf, s * WB + c).load(down).to(gl.float32)
-                n_old = n_buf.index(c).load(gl.SliceLayout(0, down))
-                n_buf.index(c).store(n_old * gl.exp2(g) + gl.sum(k * s_k[:, None], axis=0))
-        fence_async_shared()
-        barrier()
-        mbarrier.arrive(empty.index(s), count=1)
-        mbarrier.arrive(p_full.index(b), count=1)
-    if NORM and LAST:  # noqa: SIM102
-        if piece == 0:
-            for j in gl.static_range(WB):
-                gl.store(n_last_ptr + n0 + 64 * j + w, n_buf.index(j).load(gl.SliceLayout(0, down)))
+            if LAST:  # noqa: SIM102
+                if piece == 0:
+                    for wb in gl.static_range(WB):
+                        last = gl.sum(parts_of_n.index(wb).load(n_l), axis=0)
+                        gl.store(n_last_ptr + n0 + 64 * wb + gl.arange(0, 64, layout=gl.SliceLayout(0, n_l)), last)
+            barrier()
 
 
 @gluon.jit
@@ -187,20 +246,26 @@ def state_pointers(ptr, z, w, z_stride, w_stride, layout: gl.constexpr):
 
 
 @gluon.jit
-def checkpoint_offsets(layout: gl.constexpr):
-    """Where the elements of a block go in a checkpoint: so that threads side by side write words side by side."""
-    r = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))[:, None]
-    c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))[None, :]
-    thread = r // 16 * 32 + r % 8 * 4 + c % 8 // 2
-    register = c // 8 * 4 + r % 16 // 8 * 2 + c % 2
-    return register * 128 + thread
+def by_thread(x):
+    """A block in registers, [64, 64], as [16, 256]: two neighbours of each of 128 threads a row. No data moves."""
+    x = x.reshape([4, 2, 8, 8, 4, 2])  # 16 rows a warp in two halves, 8 columns a quad in neighbours
+    return x.permute((3, 1, 0, 2, 4, 5)).reshape([16, 256])
+
+
+@gluon.jit
+def checkpoint_pointers(ptr, like):
+    """Where a block goes in a checkpoint: so that threads side by side write words side by side."""
+    layout: gl.constexpr = like.type.layout
+    rows = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+    words = gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+    return (ptr + words[None, :]) + rows[:, None] * 256  # in this order: constants added to one pointer a thread
 
 
 @gluon.jit
 def math(
     o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr,
     buffers, p_buf, o_buf, factors, empty, ready, p_full, p_empty,
-    place, row, tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
+    items, geometry, steps, part_stride, column, z_dim, w_dim, z_stride, w_stride,
     HALF: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr,
@@ -211,135 +276,142 @@ def math(
     dtype: gl.constexpr = p_buf.dtype
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf = factors
-    batch, head, first, n = place
-    state = ()  # ZB x WB blocks
-    for zb in gl.static_range(ZB):
-        for wb in gl.static_range(WB):
-            if FIRST:
-                at, rows = state_pointers(first_ptr, z0 + 64 * zb, column + 64 * wb, z_stride, w_stride, s_l)
-                state += (gl.load(at, mask=rows < z_dim, other=0.0),)
-            else:
-                state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
-    for i in range(n):
-        tile = nth_tile(first, i, n, REVERSE)
-        if SUMS:
-            if REVERSE:  # the state is dC after the tile
-                edge = tile + 1
-            else:  # C before the tile
-                edge = tile
-            if (edge % WINDOW == 0) & (edge > 0) & (edge < tiles):
-                window = edge // WINDOW - 1
-                at = checkpoint_ptr + window * (WB * 4096) + checkpoint_offsets(s_l)
-                product = gl.zeros([64, 64], gl.float32, layout=s_l)
-                for wb in gl.static_range(WB):
-                    if REVERSE:
-                        product += gl.load(at + wb * 4096) * state[wb]
-                    else:
-                        gl.store(at + wb * 4096, state[wb])
-                if REVERSE:
-                    gl.store(dots_ptr + window, gl.sum(gl.sum(product, axis=1), axis=0))
-        mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
-        new_state = ()
-        e = gl.exp2(gl.load(g_ptr + row * tiles + tile))
+    heads, tiles, segment_tiles, segments, pieces = geometry
+    windows = (tiles - 1) // WINDOW
+    sequences = items // (pieces * segments)
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, head, first, n, row, index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
+        z0 = piece * (128 * ZB) + HALF * (64 * ZB)
+        part = piece * 2 + HALF
+        part_window = ((part * sequences + row) * windows).to(gl.int64)
+        opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
+        state = ()  # ZB x WB blocks
         for zb in gl.static_range(ZB):
-            s = i % STAGES + (i >> (30 - zb))  # i >> 30 is 0: spelled anew for each zb, or addresses stay in registers
-            b = i % SLOTS + (i >> (30 - zb))
-            z_block = (s * 2 + HALF) * ZB + zb
-            zT = block(z_buf, z_block).permute((1, 0))
-            o = gl.zeros([64, 64], gl.float32, layout=s_l)  # out^T, [z, u]
             for wb in gl.static_range(WB):
-                a = gl.convert_layout(state[zb * WB + wb].to(dtype), a_l)
-                uT = block(u_buf, s * WB + wb).permute((1, 0))
-                o = warpgroup_mma(a, uT, o, use_acc=(wb > 0), is_async=True)
-                o, a = warpgroup_mma_wait(0, deps=(o, a))
-            tma.store_wait(pendings=OUTS - 1)
-            barrier()  # a buffer for out is free
-            if zb == 0:
-                mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
-            o = o * r_buf.index(b).load(u_l)[None, :]
-            o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
-            flight = ()
-            for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
-                flight += (state[zb * WB + wb] * e,)
-            operands = ()
-            for h in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
-                zs = zT.slice(32 * h, 32, dim=1).load(a_l).to(gl.float32)
-                zs = (zs * s_buf.index(b).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
-                operands += (zs,)
-                onward = ()
-                for wb in gl.static_range(WB):
-                    w_part = block(w_buf, s * WB + wb).slice(32 * h, 32, dim=0)
-                    onward += (warpgroup_mma(zs, w_part, flight[wb], is_async=True),)
-                flight = onward
-            if ZB == 1:
-                o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
-            else:
-                o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
+                if FIRST:
+                    at, rows = state_pointers(
+                        first_ptr + index * z_dim * w_dim, z0 + 64 * zb + opaque, column + 64 * wb + opaque,
+                        z_stride, w_stride, s_l,
+                    )  # fmt: skip
+                    state += (gl.load(at, mask=rows < z_dim, other=0.0),)
+                else:
+                    state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
+        for j in range(n):
+            tile = nth_tile(first, j, n, REVERSE)
             if SUMS:
-                x = block(x_buf, z_block).permute((1, 0)).load(s_l)
-                step = tile * 64 + gl.arange(0, 64, layout=u_l)
-                dot = gl.sum(x.to(gl.float32) * o, axis=0)
-                gl.store(sums_ptr + zb * part_stride + row * steps + step, dot, mask=step < steps)
-            out = o_buf.index((i * ZB + zb) % OUTS)
-            out.reshape([64, 64]).permute((1, 0)).store(o.to(dtype))
+                if REVERSE:  # the state is dC after the tile
+                    edge = tile + 1
+                else:  # C before the tile
+                    edge = tile
+                if (edge % WINDOW == 0) & (edge > 0) & (edge < tiles):
+                    window = edge // WINDOW - 1
+                    kept = checkpoint_ptr + (part_window + window) * (WB * 4096)
+                    if REVERSE:
+                        product = by_thread(state[0])
+                        product *= gl.load(checkpoint_pointers(kept, product)).to(gl.float32)
+                        for wb in gl.static_range(1, WB):
+                            mine = by_thread(state[wb])
+                            product += gl.load(checkpoint_pointers(kept + wb * 4096, mine)).to(gl.float32) * mine
+                        dot = gl.sum(gl.sum(product, axis=1), axis=0)
+                        gl.store(dots_ptr + part_window + window, dot)
+                    else:
+                        one = gl.exp2((i >> 30).to(gl.float32))  # else the rounded state would be kept for the products
+                        for wb in gl.static_range(WB):
+                            mine = by_thread(state[wb] * one)
+                            gl.store(checkpoint_pointers(kept + wb * 4096, mine), mine.to(dtype))
+            mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
+            new_state = ()
+            e = gl.exp2(gl.load(g_ptr + row * tiles + tile))
+            for zb in gl.static_range(ZB):
+                # i >> 30 is 0: spelled anew for each zb, or addresses stay in registers
+                s = i % STAGES + (i >> (30 - zb))
+                b = i % SLOTS + (i >> (30 - zb))
+                z_block = (s * 2 + HALF) * ZB + zb
+                zT = block(z_buf, z_block).permute((1, 0))
+                o = gl.zeros([64, 64], gl.float32, layout=s_l)  # out^T, [z, u]
+                for wb in gl.static_range(WB):
+                    a = gl.convert_layout(state[zb * WB + wb].to(dtype), a_l)
+                    uT = block(u_buf, s * WB + wb).permute((1, 0))
+                    o = warpgroup_mma(a, uT, o, use_acc=(wb > 0), is_async=True)
+                    o, a = warpgroup_mma_wait(0, deps=(o, a))
+                tma.store_wait(pendings=OUTS - 1)
+                barrier()  # a buffer for out is free
+                if zb == 0:
+                    mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
+                o = o * r_buf.index(b).load(u_l)[None, :]
+                o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
+                flight = ()
+                for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
+                    flight += (state[zb * WB + wb] * e,)
+                operands = ()
+                for h in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
+                    zs = zT.slice(32 * h, 32, dim=1).load(a_l).to(gl.float32)
+                    zs = (zs * s_buf.index(b).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
+                    operands += (zs,)
+                    onward = ()
+                    for wb in gl.static_range(WB):
+                        w_part = block(w_buf, s * WB + wb).slice(32 * h, 32, dim=0)
+                        onward += (warpgroup_mma(zs, w_part, flight[wb], is_async=True),)
+                    flight = onward
+                if ZB == 1:
+                    o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
+                else:
+                    o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
+                if SUMS:
+                    x = block(x_buf, z_block).permute((1, 0)).load(s_l)
+                    x = block(x_buf, z_block).permute((1, 0)).load(s_l)
+                    dot = gl.sum(x.to(gl.float32) * o, axis=0)
+                    sums = sums_ptr + (part * ZB + zb).to(gl.int64) * part_stride + row.to(gl.int64) * steps
+                    step = tile * 64 + gl.arange(0, 64, layout=u_l)
+                    gl.store(sums + step, dot, mask=step < steps)
+                out = o_buf.index((i * ZB + zb) % OUTS)
+                out.reshape([64, 64]).permute((1, 0)).store(o.to(dtype))
+                fence_async_shared()
+                barrier()
+                if zb == ZB - 1:
+                    mbarrier.arrive(p_empty.index(b), count=1)
+                at_out = [batch, head, tile * 64, z0 + 64 * zb]
+                if ADD:
+                    tma_add(o_desc, at_out, out)
+                else:
+                    tma_store(o_desc, at_out, out)
+                done = warpgroup_mma_wait(0, deps=flight + operands)  # operands: kept until the products are done
+                for wb in gl.static_range(WB):
+                    new_state += (done[wb],)
+            state = new_state
             fence_async_shared()
             barrier()
-            if zb == ZB - 1:
-                mbarrier.arrive(p_empty.index(b), count=1)
-            at_out = [batch, head, tile * 64, z0 + 64 * zb]
-            if ADD:
-                tma_add(o_desc, at_out, out)
-            else:
-                tma_store(o_desc, at_out, out)
-            done = warpgroup_mma_wait(0, deps=flight + operands)  # operands: kept until the products are done
-            for wb in gl.static_range(WB):
-                new_state += (done[wb],)
-        state = new_state
-        fence_async_shared()
-        barrier()
-        mbarrier.arrive(empty.index(i % STAGES), count=1)
-    if LAST:
-        for zb in gl.static_range(ZB):
-            for wb in gl.static_range(WB):
-                at, rows = state_pointers(last_ptr, z0 + 64 * zb, column + 64 * wb, z_stride, w_stride, s_l)
-                gl.store(at, state[zb * WB + wb], mask=rows < z_dim)
+            mbarrier.arrive(empty.index(i % STAGES), count=1)
+            i += 1
+        if LAST:
+            opaque = i >> 30
+            for zb in gl.static_range(ZB):
+                for wb in gl.static_range(WB):
+                    at, rows = state_pointers(
+                        last_ptr + index * z_dim * w_dim, z0 + 64 * zb + opaque, column + 64 * wb + opaque,
+                        z_stride, w_stride, s_l,
+                    )  # fmt: skip
+                    gl.store(at, state[zb * WB + wb], mask=rows < z_dim)
     tma.store_wait(pendings=0)
 
 
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
 @gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
 def walk(
-    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr,
-    dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr,
-    heads, steps, tiles, segment_tiles, segments, pieces, column, z_dim, w_dim, z_stride, w_stride, part_stride,
+    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr, within_ptr,
+    checkpoint_ptr, dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr,
+    items, heads, steps, tiles, segment_tiles, segments, pieces, column, z_dim, w_dim, z_stride, w_stride, part_stride,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
     ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr,
 ):  # fmt: skip
-    """One program: the piece `piece` of the state of a segment of a (batch, head) row. Launched by launch.py."""
-    pid = gl.program_id(0)
-    piece = pid % pieces
-    segment = (pid // pieces) % segments
-    row = pid // (pieces * segments)
-    first = segment * segment_tiles
-    place = (row // heads, row % heads, first, gl.minimum(segment_tiles, tiles - first))
-    z0 = piece * (128 * ZB)
-    z1 = z0 + 64 * ZB
-    index = (row * segments + segment).to(gl.int64)
-    first_ptr += index * z_dim * w_dim
-    last_ptr += index * z_dim * w_dim
-    n0 = index * w_dim
-    sums_0 = sums_ptr + (piece * 2 * ZB).to(gl.int64) * part_stride
-    sums_1 = sums_0 + ZB * part_stride
-    rows = gl.num_programs(0) // (pieces * segments)
-    windows = (tiles - 1) // WINDOW
-    window_0 = (((piece * 2) * rows + row) * windows).to(gl.int64)
-    checkpoint_0 = checkpoint_ptr + window_0 * (WB * 4096)
-    checkpoint_1 = checkpoint_0 + (rows * windows).to(gl.int64) * (WB * 4096)
-    dots_0 = dots_ptr + window_0
-    dots_1 = dots_0 + rows * windows
+    """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
+    So the loads of an item run while the one before it ends. Launched by launch.py.
+    """
+    geometry = (heads, tiles, segment_tiles, segments, pieces)
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
@@ -353,9 +425,10 @@ def walk(
     o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
     r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     s_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
+    e_buf = gl.allocate_shared_memory(gl.float32, [2 + NORM, 64], flat)
     n_buf = r_buf
     if NORM:
-        n_buf = gl.allocate_shared_memory(gl.float32, [WB, 64], flat)
+        n_buf = gl.allocate_shared_memory(gl.float32, [WB * 4, 64], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     p_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -370,19 +443,19 @@ def walk(
     factors = (r_buf, s_buf)
     gl.warp_specialize(
         [
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_0, checkpoint_0, dots_0,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr,
                     buffers, p_buf, o_buf0, factors, empty, ready, p_full, p_empty,
-                    place, row, tiles, steps, part_stride, column, z0, z_dim, z_stride, w_stride,
+                    items, geometry, steps, part_stride, column, z_dim, w_dim, z_stride, w_stride,
                     0, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_1, checkpoint_1, dots_1,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr,
                     buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
-                    place, row, tiles, steps, part_stride, column, z1, z_dim, z_stride, w_stride,
+                    items, geometry, steps, part_stride, column, z_dim, w_dim, z_stride, w_stride,
                     1, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
-                     u_buf, w_buf, n_buf, p_buf, factors, empty, ready, p_full, p_empty,
-                     place, row, tiles, steps, n0, piece,
-                     STAGES, SLOTS, WB, REVERSE, NORM, FIRST, LAST)),
-            (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, place, column, z0,
+            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr), within_ptr,
+                     buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
+                     items, geometry, steps, part_stride, w_dim,
+                     STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST)),
+            (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, items, geometry, column,
                        STAGES, WB, ZB, REVERSE, SUMS)),
         ],
         [4, 4, 1],

@@ -197,11 +197,10 @@ def backward(
         assert plan.gates.m is not None
         query_weight = plan.gates.m.exp()
 
-    last = n_last = None
-    if config.keep_states and dC is None and dn is None:
+    if config.keep_states:
         states, n_states = kept[0], kept[1] if gate.normalize else None
     else:
-        states, n_states, last, n_last, _ = walk(plan, config.forward_states, k, v, C_0, n_0, dtype)
+        states, n_states, *_ = walk(plan, config.forward_states, k, v, C_0, n_0, dtype)
     back = walk(
         plan, config.backward_states, q, dh, dC, None, dtype,
         reverse=True, inverse_denominator=query_weight, other=states,
@@ -211,18 +210,13 @@ def backward(
         plan, config.dq, q, k, v, dh, states, query_weight,
         initial=initial is not None, skip=_weights(skip), skip_dots=skip_dots,
     )  # fmt: skip
-    crossing = back.crossing
-    assert crossing is not None
-    if dC is not None:
-        assert last is not None
-        crossing[:, :, -1] += (last * dC).sum((-2, -1))
+    through = back.through
+    assert through is not None
     dn_states = dn_0 = None
     if dn is not None:
         assert n_states is not None
-        assert n_last is not None
-        dn_states, dn_0 = _n_gradients(plan, dn)
-        following = torch.cat([n_states[:, :, 1:], n_last[:, :, None]], 2)
-        crossing = crossing + (following * dn_states).sum(-1)
+        g, dn_states, dn_0 = _n_gradients(plan, dn)
+        through = through + g.exp() * (n_states * dn_states).sum(-1)
     del states, n_states
     dk, kdk = d_keys(
         plan, config.dk, q, k, v, dh, back.states, dn_states, query_weight, last=dC is not None or dn is not None
@@ -230,10 +224,7 @@ def backward(
     dv = d_values(
         plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None, skip=_weights(skip)
     )  # fmt: skip
-    start = 0 if C_0 is None else (C_0 * back.last).sum((-2, -1))
-    if n_0 is not None and dn_0 is not None:
-        start = start + (n_0 * dn_0).sum(-1)
-    df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, crossing, plan.chunk_size, start)
+    df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, through, plan.chunk_size)
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum((0, 2)).to(skip.dtype),)
@@ -293,8 +284,10 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     return C, n
 
 
-def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor]:
-    """dn after every chunk (B, H, chunks, d_qk) and before the first: the last one, forgotten backward."""
+def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first, (B, H, d_qk):
+    the last one, forgotten backward.
+    """
     tile = configs.largest_tile(plan.chunk_size, 64)
     per_chunk = plan.chunk_size // tile
     g = plan.tile_gates(tile).g
@@ -305,4 +298,4 @@ def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor]:
     )
     reach = g.flip(-1).cumsum(-1).flip(-1)  # from before each chunk to the end
     after = torch.nn.functional.pad(reach[..., 1:], (0, 1))
-    return after.exp()[..., None] * dn[:, :, None], reach[..., :1].exp() * dn
+    return g, after.exp()[..., None] * dn[:, :, None], reach[..., :1].exp() * dn

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tflabench.kernels.gates import RowSums
+
 from .config import Tiles
 from .outputs import launch
 from .plan import Plan
@@ -22,8 +24,8 @@ def d_queries(
     initial: bool,
     skip: Tensor | None = None,
     skip_dots: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """dQ like q, or of more heads if some share one, and q_t.dq_t (parts, B, H, T) float32, from the forward states.
+) -> tuple[Tensor, RowSums]:
+    """dQ like q, or of more heads if some share one, and q_t.dq_t, from the forward states.
 
     With a skip connection dh_t.v_t goes into skip_dots (B, H, T) float32.
     """
@@ -47,8 +49,8 @@ def d_keys(
     inverse: Tensor | None,
     *,
     last: bool,
-) -> tuple[Tensor, Tensor]:
-    """dK like k (or of more heads), k_t.dk_t (parts, B, H, T) float32, from state gradients and those of n, if any."""
+) -> tuple[Tensor, RowSums]:
+    """dK like k (or of more heads), k_t.dk_t, from state gradients and those of n, if any."""
     dk, row_dots = launch(
         plan, tiles, v, dh, q, d_states, dn_states, inverse, like=k, reverse=True, first_state=last, probe=k
     )

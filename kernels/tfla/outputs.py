@@ -12,7 +12,7 @@ All four are, for a tile of rows r of one chunk, with c the steps that r attends
       dV  | K   Q   dH  dC     c >= r
 
 with W the gates' weights, scale and, on the query's side, 1 / denominator; S is the state at the chunk's near edge.
-Consecutive heads may share one head of Q and K. They read the same tiles; a program adds up dQ or dK of several of them,
+Consecutive heads may share one head of Q and K. They read the same tiles; a program adds up dQ or dK of several,
 as many as leave enough programs, and the rest is added up afterwards.
 
 H may have a skip connection, skip v_t, as weights on the diagonal of W (Q K^T): so has dV; d skip sums dh_t . v_t.
@@ -29,6 +29,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from tflabench.kernels.gates import RowSums
 
 from .config import Tiles
 from .plan import Plan
@@ -144,6 +146,10 @@ def _rows_of_head(
         z_tile = z_tiles.load([b, h_out, col, column]).reshape(COLS, OUT)
         acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
 
+    if ROW_DOTS:
+        probe_tiles = open_rows(probe, probe_b, probe_h, probe_t, batch, heads, T, d_out, ROWS, OUT, TMA)
+        partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT).to(tl.float32)
+        within = tl.sum(partner * acc, 1)
     if STATES:
         edge = chunks - 1 if REVERSE else 0  # the chunk whose state is zero without an initial state
         if FIRST_STATE:
@@ -186,10 +192,12 @@ def _rows_of_head(
     elif RESCALE:
         acc *= tl.exp(tl.load(m + t_offset + r, mask=inside, other=0.0))[:, None]
     if ROW_DOTS:
-        probe_tiles = open_rows(probe, probe_b, probe_h, probe_t, batch, heads, T, d_out, ROWS, OUT, TMA)
         partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT).to(tl.float32)
         part = out_block.to(tl.int64) * batch * heads * T
-        tl.store(row_dots + part + t_offset + r, tl.sum(partner * acc, 1), mask=inside)
+        dots = tl.sum(partner * acc, 1)
+        tl.store(row_dots + part + t_offset + r, dots, mask=inside)
+        part += tl.cdiv(d_out, OUT).to(tl.int64) * batch * heads * T
+        tl.store(row_dots + part + t_offset + r, within, mask=inside)
         if SKIP:  # noqa: SIM102  a constant decides alone
             if out_block == 0:
                 tl.store(skip_dots + t_offset + r, skip_dot, mask=inside)
@@ -214,7 +222,8 @@ def parallel_outputs(
         b_log, segment, log_i: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
         in_sharing, out_sharing: heads that share one of x and y, of z and probe.  MEMBERS: of `out`: summed here.
         skip: (H,) float32, SKIP: H adds skip v_t to row t; dQ writes skip_dots = dh_t . v_t, (B, H, T) float32.
-        probe, row_dots: dQ and dK also write probe_t . out_t, (d_out blocks, B, H, T), float32.
+        probe, row_dots: dQ and dK also write probe_t . out_t, and what of it comes from steps of the
+            same chunk, (2, d_out blocks, B, H, T), float32.
         REVERSE: dK, dV.  STATES: there are states; FIRST_STATE: also for the first chunk met (an initial state).
         NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  RESCALE: H of a stabilised gate
         without normaliser.  N_GRADIENT: dK adds n_states, gradients of the normaliser.
@@ -262,12 +271,12 @@ def launch(
     skip_dots: Tensor | None = None,
     normalize: bool = False,
     rescale: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, RowSums | None]:
     """Runs `parallel_outputs` in one of its four roles; see the module's table and the kernel's docstring.
 
     Returns:
         out, made as torch.empty_like(like) or, where heads share one of `like`, the sums over some of these, (B, a
-        divisor of H, T, d_out); and the row sums probe.out (parts, B, H, T) if there is a probe.
+        divisor of H, T, d_out); and the row sums probe.out if there is a probe.
     """
     d_in, d_out = x.shape[-1], z.shape[-1]
     batch, heads, T = plan.gates.log_f.shape
@@ -278,7 +287,7 @@ def launch(
     members = _members(sharing, heads * programs, SUMMING_WAVES * plan.programs)
     out_heads = heads // members
     out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, T, d_out))
-    row_dots = None if probe is None else x.new_empty((blocks, batch, heads, T), dtype=torch.float32)
+    row_dots = None if probe is None else x.new_empty((2, blocks, batch, heads, T), dtype=torch.float32)
 
     def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[object, ...]:
         return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, plan.tma)
@@ -335,7 +344,7 @@ def launch(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return out, row_dots
+    return out, None if row_dots is None else RowSums(*row_dots)
 
 
 def _members(sharing: int, programs: int, enough: int) -> int:

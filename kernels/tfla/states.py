@@ -27,11 +27,11 @@ from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
 @triton.jit
 def chunk_states(
-    u, u_b, u_h, u_t, v, v_b, v_h, v_t, initial, n_initial, states, n_states, ends, n_ends, segment_g, other, crossing,
+    u, u_b, u_h, u_t, v, v_b, v_h, v_t, initial, n_initial, states, n_states, ends, n_ends, segment_g, other, through,
     row_log, g, inverse_denominator, scale, batch, heads, sharing, T, d_u, d_v, tiles_per_chunk, tiles_per_segment,
     REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, STORE_STATES: tl.constexpr, STORE_ENDS: tl.constexpr,
-    NORMALIZE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, CROSSING: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, ROWS: tl.constexpr, U: tl.constexpr, V: tl.constexpr,
+    NORMALIZE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, THROUGH: tl.constexpr, CHUNK_TILES: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, U: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """Walks one segment with one tile (U, V) of the state on chip.
 
@@ -40,8 +40,8 @@ def chunk_states(
         initial (B * H * segments, d_u, d_v), n_initial (.., d_u): the state before each segment, float32.
         states (B * H * chunks, d_u, d_v), n_states (.., d_u): before each chunk, in the direction of the walk.
         ends, n_ends, segment_g: the state after each segment, and the segment's log gate, float32.
-        other, crossing: the backward walk also reads the forward states and writes, for each chunk's end and each tile
-            of the state, sum(C * dC): (B * H * chunks, tiles of the state).
+        other, through: the backward walk also reads the forward states and writes, for each chunk and each tile of
+            the state, what passes through it, exp(g) sum(C before it * dC after it): (B * H * chunks, tiles).
     """
     u_tiles = open_rows(u, u_b, u_h, u_t, batch, heads, T, d_u, ROWS, U, TMA)
     v_tiles = open_rows(v, v_b, v_h, v_t, batch, heads, T, d_v, ROWS, V, TMA)
@@ -62,16 +62,18 @@ def chunk_states(
 
     if STORE_STATES:
         state_tiles = open_matrices(states, batch * heads * chunks, d_u, d_v, U, V, TMA)
-    if CROSSING:
+    if THROUGH:
         other_tiles = open_matrices(other, batch * heads * chunks, d_u, d_v, U, V, TMA)
     acc = tl.zeros([U, V], tl.float32)
-    n_rows = tl.zeros([ROWS, U], tl.float32)  # n before it is summed over the rows of tiles, which can wait
+    # n is a column of the state for a v of ones: column 0 here, as products are at least 16 wide.
+    n_columns = tl.zeros([U, 16], tl.float32)
+    is_n = tl.arange(0, 16) == 0
     if HAS_INITIAL:
         initial_tiles = open_matrices(initial, batch * heads * segments, d_u, d_v, U, V, TMA)
         acc = initial_tiles.load([segment_row, u_start, v_start]).reshape(U, V)
         if NORMALIZE:
             n = tl.load(n_initial + segment_row.to(tl.int64) * d_u + u_offset, mask=u_offset < d_u, other=0.0)
-            n_rows = tl.where((row == 0)[:, None], n[None, :], 0.0)
+            n_columns = tl.where(is_n[None, :], n[:, None], 0.0)
     total = 0.0
     for j in range(count):
         tile = first + count - 1 - j if REVERSE else first + j
@@ -82,16 +84,18 @@ def chunk_states(
             )
             if entering:
                 matrix = bh * chunks + chunk
-                if CROSSING:  # noqa: SIM102  a constant decides alone
-                    if chunk + 1 < chunks:
-                        c = other_tiles.load([matrix + 1, u_start, v_start]).reshape(U, V)
-                        part = matrix.to(tl.int64) * u_blocks * v_blocks + block
-                        tl.store(crossing + part, tl.sum(tl.sum(c.to(tl.float32) * acc, 1), 0))
+                if THROUGH:
+                    c = other_tiles.load([matrix, u_start, v_start]).reshape(U, V)
+                    of_chunk = chunk * tiles_per_chunk + tl.arange(0, CHUNK_TILES)
+                    mask = (tl.arange(0, CHUNK_TILES) < tiles_per_chunk) & (of_chunk < tiles)
+                    g_chunk = tl.sum(tl.load(g + bh64 * tiles + of_chunk, mask=mask, other=0.0), 0)
+                    part = matrix.to(tl.int64) * u_blocks * v_blocks + block
+                    tl.store(through + part, tl.exp(g_chunk) * tl.sum(tl.sum(c.to(tl.float32) * acc, 1), 0))
                 state_tiles.store([matrix, u_start, v_start], acc.to(state_tiles.dtype).reshape(1, U, V))
                 if NORMALIZE:  # noqa: SIM102
                     if v_start == 0:
                         tl.store(
-                            n_states + matrix.to(tl.int64) * d_u + u_offset, tl.sum(n_rows, 0), mask=u_offset < d_u
+                            n_states + matrix.to(tl.int64) * d_u + u_offset, tl.sum(n_columns, 1), mask=u_offset < d_u
                         )
         t = tile * ROWS
         weight = tl.exp(tl.load(row_log + (bh64 * tiles + tile) * ROWS + row))
@@ -105,9 +109,15 @@ def chunk_states(
         u_tile = u_tiles.load([b, h // sharing, t, u_start]).reshape(ROWS, U)
         v_tile = v_tiles.load([b, h, t, v_start]).reshape(ROWS, V)
         weighted = u_tile.to(tl.float32) * weight[:, None]
-        if NORMALIZE:
-            n_rows = n_rows * keep + weighted
-        acc = tl.dot(weighted.to(u_tile.dtype).T, v_tile, acc * keep, input_precision=PRECISION)
+        rounded = weighted.to(u_tile.dtype)
+        acc = tl.dot(rounded.T, v_tile, acc * keep, input_precision=PRECISION)
+        if NORMALIZE:  # noqa: SIM102
+            if v_start == 0:
+                ones = tl.broadcast_to(is_n[None, :], (ROWS, 16)).to(u_tile.dtype)
+                n_columns = tl.dot(rounded.T, ones, n_columns * keep, input_precision=PRECISION)
+                if u_tile.dtype != tl.float32:  # q.n may cancel: what rounding took off counts
+                    rest = (weighted - rounded.to(tl.float32)).to(u_tile.dtype)
+                    n_columns = tl.dot(rest.T, ones, n_columns)
 
     if STORE_ENDS:
         end_tiles = open_matrices(ends, batch * heads * segments, d_u, d_v, U, V, TMA)
@@ -116,7 +126,7 @@ def chunk_states(
             tl.store(segment_g + segment_row, total)
         if NORMALIZE:  # noqa: SIM102
             if v_start == 0:
-                tl.store(n_ends + segment_row.to(tl.int64) * d_u + u_offset, tl.sum(n_rows, 0), mask=u_offset < d_u)
+                tl.store(n_ends + segment_row.to(tl.int64) * d_u + u_offset, tl.sum(n_columns, 1), mask=u_offset < d_u)
 
 
 @triton.jit
@@ -146,14 +156,15 @@ class Walk(NamedTuple):
         states: (B, H, chunks, d_qk, d_hv), before each chunk in the direction of the walk; None if not asked for.
         n_states: (B, H, chunks, d_qk) float32 where the gate normalises and the walk is forward.
         last, n_last: the state after the last chunk met, (B, H, d_qk, d_hv) and (B, H, d_qk) float32.
-        crossing: (B, H, chunks) sum(C * dC) at the end of each chunk but the last, of a backward walk; there 0.
+        through: (B, H, chunks), of a backward walk: gradient of the log gate of a chunk as a whole, less what its own
+            steps have a part in: exp(g) sum(C before it * dC after it).
     """
 
     states: Tensor | None
     n_states: Tensor | None
     last: Tensor
     n_last: Tensor | None
-    crossing: Tensor | None
+    through: Tensor | None
 
 
 def walk(
@@ -175,7 +186,7 @@ def walk(
         initial, n_initial: state (B, H, d_qk, d_hv), (B, H, d_qk) float32 before the first chunk met; None is zero.
         dtype: of the chunk states; None stores none, only the last.
         inverse_denominator: (B, H, T), weight of the query side besides `scale`.
-        other: forward states of the same chunks, for `crossing`.
+        other: forward states of the same chunks, for `through`.
     """
     batch, heads, T, d_v = v.shape
     d_u = u.shape[-1]
@@ -197,13 +208,13 @@ def walk(
     n_states = (
         u.new_empty((batch, heads, chunks, d_u), dtype=torch.float32) if normalize and dtype is not None else None
     )
-    parts = None if other is None else u.new_zeros((batch, heads, chunks, blocks), dtype=torch.float32)
+    parts = None if other is None else u.new_empty((batch, heads, chunks, blocks), dtype=torch.float32)
 
     def run(segment_tiles: int, before: Tensor | None, n_before: Tensor | None, store: bool, keep_ends: bool):
         segments = triton.cdiv(gates.g.shape[-1], segment_tiles)
         ends, n_ends = state(segments) if keep_ends else (None, None)
         segment_g = u.new_empty((batch, heads, segments), dtype=torch.float32) if keep_ends else None
-        crossing = store and parts is not None
+        through = store and parts is not None
 
         def matrices(x: Tensor | None) -> object:
             return None if x is None else matrices_argument(x, tiles.u, tiles.v, plan.tma)
@@ -218,8 +229,8 @@ def walk(
             matrices(ends),
             n_ends,
             segment_g,
-            matrices(other if crossing else None),
-            parts if crossing else None,
+            matrices(other if through else None),
+            parts if through else None,
             gates.prefix if reverse else gates.a,
             gates.g,
             inverse_denominator,
@@ -238,7 +249,8 @@ def walk(
             STORE_ENDS=keep_ends,
             NORMALIZE=normalize,
             HAS_DENOMINATOR=inverse_denominator is not None,
-            CROSSING=crossing,
+            THROUGH=through,
+            CHUNK_TILES=triton.next_power_of_2(per_chunk) if through else 1,
             PRECISION=plan.precision,
             TMA=plan.tma,
             ROWS=tiles.rows,
@@ -258,9 +270,9 @@ def walk(
         if dtype is not None:
             run(per_segment, before, n_before, True, False)
     assert last is not None
-    crossing = None if parts is None else parts.sum(-1)
+    through = None if parts is None else parts.sum(-1)
     shape = (batch, heads, d_u)
-    return Walk(states, n_states, last.view(*shape, d_v), None if n_last is None else n_last.view(shape), crossing)
+    return Walk(states, n_states, last.view(*shape, d_v), None if n_last is None else n_last.view(shape), through)
 
 
 def _join(
