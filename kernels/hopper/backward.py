@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.gates import LogGates, RowSums, gate_gradients
+from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
@@ -38,8 +39,7 @@ def backward(
     cut = Segments(q.shape[2], chunk_size)
     gates, e, C = restored(saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
-    T = q.shape[2]
-    d_hv = v.shape[-1]
+    H, T = v.shape[1:3]
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
     first = dC
@@ -50,9 +50,9 @@ def backward(
         C = C_0
         dC_0 = torch.empty_like(C_0)
 
-    checkpoints = Checkpoints.of(q, d_hv)
-    dq, dk, dv = (_output(x) for x in (q, k, v))
-    qdq, kdk = empty_row_sums(q, d_hv), empty_row_sums(q, d_hv)
+    checkpoints = Checkpoints.of(q, v)
+    dq, dk, dv = (_output(x, H) for x in (q, k, v))
+    qdq, kdk = empty_row_sums(q, v), empty_row_sums(q, v)
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq, checkpoints=checkpoints)
     last = dC_0 if cut.count == 1 else None
     launch_walk(
@@ -68,12 +68,11 @@ def backward(
         edges[..., 0] += (C_0 * dC_0).sum((-2, -1))
     dn_0 = None
     if dn is not None:
-        dn_0, dk, kdk, crossing = _through_last_n(dn, n_0, k, dk, kdk, gates)
+        dn_0, dk, kdk, crossing = _through_last_n(dn, n_0, shared(k, H), dk, kdk, gates)
         edges += crossing
     through = through_tiles(qdq, kdk, edges, e.g, q.dtype)
     df, di = gate_gradients(f, i, gate, gates, qdq, kdk, through, TILE)
-    if scale < 0:
-        dq = -dq
+    dq, dk = sum_shared(-dq if scale < 0 else dq, given[0]), sum_shared(dk, given[1])
     if n_0 is not None and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
     C_given, n_given = (None, None) if initial is None else initial[:2]
@@ -108,10 +107,13 @@ def _through_last_n(
     return dn_0, dk, RowSums(torch.cat([kdk.every, dots[None]]), kdk.within), crossing
 
 
-def _output(like: Tensor) -> Tensor:
-    """An empty tensor with the strides of torch.empty_like(like), or contiguous where TMA cannot take these."""
+def _output(like: Tensor, heads: int) -> Tensor:
+    """An empty tensor with the strides of torch.empty_like(like), or contiguous where TMA cannot take these, or where
+    heads share one of `like` and each has its own.
+    """
+    B, _, T, d = like.shape
     out = torch.empty_like(like)
-    return out if aligned(out) is out else torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    return out if out.shape[1] == heads and aligned(out) is out else like.new_empty((B, heads, T, d))
 
 
 def _made_like(x: Tensor, like: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ def kernels() -> Kernels:
         empty_saved=empty_saved,
         refuses=refuses,
         default_chunk_size=default_chunk_size,
+        shares_heads=True,
     )
 
 

@@ -22,13 +22,15 @@ def forward(
     """h, the last state, and what `backward` needs besides the inputs (see `empty_saved`).
 
     Args:
-        q, k: (B, H, T, d_qk), v: (B, H, T, d_hv), bfloat16 or float16, any strides (copied where TMA cannot take them).
+        q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); bfloat16 or float16, any
+            strides (copied where TMA cannot take them).
         f, i: gates as `Gate` describes them; initial: state before the first step, float32.
         chunk_size: L, a multiple of 64: steps between two states in memory; nothing below T materialises none at all.
         state_dtype: without effect: states are float32, one every L steps.
     """
     del state_dtype, config
-    B, H, T, d_qk = q.shape
+    B, H, T, d_hv = v.shape
+    d_qk = q.shape[-1]
     cut = Segments(T, chunk_size)
     gates = log_gates(f, i, gate, (B, H, T), None if initial is None else initial.m)
     e = exponents(gates, abs(scale), unstabilise=gate.stabilized and not gate.normalize)
@@ -42,7 +44,7 @@ def forward(
         last, states = None, (C,)
     else:
         C, n = C_0, n_0
-        C_last = last = torch.empty((B, H, d_qk, v.shape[-1]), dtype=torch.float32, device=q.device)
+        C_last = last = torch.empty((B, H, d_qk, d_hv), dtype=torch.float32, device=q.device)
         n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
     norm, back = None, e.x
     if gate.normalize:
@@ -65,10 +67,11 @@ def empty_saved(
     with several segments the state each starts from; all float32.
     """
     del gate, state_dtype, config
-    B, H, T, d_qk = q.shape
+    B, H, T, d_hv = v.shape
+    d_qk = q.shape[-1]
     cut = Segments(T, chunk_size)
     shapes = [*[(B, H, T)] * 2, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles)]
-    states = [(B, H, cut.count, d_qk, v.shape[-1])] if cut.count > 1 else []
+    states = [(B, H, cut.count, d_qk, d_hv)] if cut.count > 1 else []
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *states))
 
 

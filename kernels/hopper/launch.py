@@ -88,8 +88,9 @@ class Checkpoints:
     dots: Tensor
 
     @classmethod
-    def of(cls, q: Tensor, d_hv: int) -> Checkpoints:
-        B, H, T, d_qk = q.shape
+    def of(cls, q: Tensor, v: Tensor) -> Checkpoints:
+        B, H, T, d_hv = v.shape
+        d_qk = q.shape[-1]
         windows = (triton.cdiv(T, TILE) - 1) // walk.WINDOW.value
         launches = triton.cdiv(d_hv, 256)
         parts = sum_parts(d_qk, d_hv)
@@ -125,7 +126,8 @@ def launch_walk(
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
     Args:
-        u, w: (B, H, T, w), z, out: (B, H, T, z), bfloat16 or float16, as TMA takes them (tfla.tiles.aligned).
+        u, w: (B, H, T, w), z, out: (B, H, T, z), bfloat16 or float16, as TMA takes them (tfla.tiles.aligned); u and w,
+            or z and x, may have fewer heads, each for consecutive ones of out.
         cut: where segments begin; with more than one, `first` holds the state each of them starts from.
         reverse: walk backward in time (dk, dv).
         transposed: states lie in memory as (w, z), not (z, w) (h, dv).
@@ -134,8 +136,8 @@ def launch_walk(
         checkpoints: with sums; written going forward, read going backward.
         norm: divide by the normaliser's denominator, and keep it.
     """
-    B, H, T, width = u.shape
-    rows = z.shape[-1]
+    B, H, T, rows = out.shape
+    width = u.shape[-1]
     launches = triton.cdiv(width, 256)
     per_launch = width // launches
     shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
@@ -160,7 +162,8 @@ def launch_walk(
                 norm.m, norm.back,
                 dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
             ),
-            items, H, T, cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
+            items, H, H // u.shape[1], H // z.shape[1], T,
+            cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
             1 if transposed else width, rows if transposed else 1, B * H * T,
             **vars(shape), REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
@@ -173,10 +176,10 @@ def sum_parts(z: int, w: int) -> int:
     return 2 * triton.cdiv(z, 128) * triton.cdiv(w, 256)
 
 
-def empty_row_sums(q: Tensor, d_hv: int) -> RowSums:
+def empty_row_sums(q: Tensor, v: Tensor) -> RowSums:
     """For the walks of dq or dk; the sums within tiles come from the role `score`, one a program."""
-    parts = sum_parts(q.shape[-1], d_hv)
-    return RowSums(*(q.new_empty((n, *q.shape[:3]), dtype=torch.float32) for n in (parts, parts // 2)))
+    parts = sum_parts(q.shape[-1], v.shape[-1])
+    return RowSums(*(q.new_empty((n, *v.shape[:3]), dtype=torch.float32) for n in (parts, parts // 2)))
 
 
 def launch_segments(
@@ -186,12 +189,12 @@ def launch_segments(
     """States (C, n) or (dC, None) that each segment starts from, and those after the last segment walked.
 
     Args:
-        z, w: (B, H, T, d_qk) and (B, H, T, d_hv): k, v or, backward, q, dh.
+        z, w: (B, H, T, d_qk) and (B, H, T, d_hv): k, v or, backward, q, dh; z may have fewer heads.
         start: (B, H, d_qk, d_hv) and (B, H, d_qk), the states before the first segment walked; None is zero.
         norm: with n.
     """
-    B, H, _, d_qk = z.shape
-    d_hv = w.shape[-1]
+    B, H, _, d_hv = w.shape
+    d_qk = z.shape[-1]
     WB = min(d_hv, 256) // 64
     z_pieces, w_pieces = triton.cdiv(d_qk, 128), triton.cdiv(d_hv, 256)
     states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
@@ -199,7 +202,7 @@ def launch_segments(
     _accumulate[(B * H * cut.count * z_pieces * w_pieces,)](
         descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
         states, states if n_states is None else n_states,
-        H, cut.tiles, cut.segment_tiles, cut.count, z_pieces, w_pieces, d_qk, d_hv,
+        H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, z_pieces, w_pieces, d_qk, d_hv,
         STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
     )  # fmt: skip
     ends = []

@@ -30,7 +30,7 @@ from .walk import BLOCK_BYTES, block, fetch, nth_tile, state_pointers
 
 @gluon.jit
 def produce(
-    z_desc, w_desc, z_buf, w_buf, empty, ready, batch, head, first, n, z0, w0,
+    z_desc, w_desc, z_buf, w_buf, empty, ready, batch, z_head, head, first, n, z0, w0,
     STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr,
 ):  # fmt: skip
     for i in range(n):
@@ -39,7 +39,7 @@ def produce(
         arrived = ready.index(s)
         tile = nth_tile(first, i, n, REVERSE)
         mbarrier.expect(arrived, BLOCK_BYTES * (2 + WB))
-        fetch(z_desc, batch, head, tile, z0, 2, z_buf, s, arrived)
+        fetch(z_desc, batch, z_head, tile, z0, 2, z_buf, s, arrived)
         fetch(w_desc, batch, head, tile, w0, WB, w_buf, s, arrived)
 
 
@@ -96,7 +96,7 @@ def math(
 @gluon.jit
 def accumulate(
     z_desc, w_desc, az_ptr, g_ptr, state_ptr, n_ptr,
-    heads, tiles, segment_tiles, segments, z_pieces, w_pieces, z_dim, w_dim,
+    heads, z_sharing, tiles, segment_tiles, segments, z_pieces, w_pieces, z_dim, w_dim,
     STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
     """One program: 128 rows and 64 * WB columns of the state of a segment of a (batch, head) row."""
@@ -123,7 +123,8 @@ def accumulate(
                     z0, w0, z_dim, w_dim, 0, STAGES, WB, REVERSE, NORM)),
             (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
                     z0 + 64, w0, z_dim, w_dim, 1, STAGES, WB, REVERSE, NORM)),
-            (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready, row // heads, row % heads, first, n, z0, w0,
+            (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready,
+                       row // heads, row % heads // z_sharing, row % heads, first, n, z0, w0,
                        STAGES, WB, REVERSE)),
         ],
         [4, 1],

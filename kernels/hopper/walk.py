@@ -79,7 +79,7 @@ def block(buffer, i):
 
 @gluon.jit
 def produce(
-    descs, buffers, empty, ready, items, geometry, column,
+    descs, buffers, empty, ready, items, geometry, sharing, column,
     STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     u_desc, w_desc, z_desc, x_desc = descs
@@ -89,17 +89,18 @@ def produce(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, _row, _index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
         z0 = piece * (128 * ZB)
+        u_head, z_head = head // sharing[0], head // sharing[1]
         for j in range(n):
             s = i % STAGES
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
             arrived = ready.index(s)
             tile = nth_tile(first, j, n, REVERSE)
             mbarrier.expect(arrived, BLOCK_BYTES * (2 * WB + 2 * ZB * (1 + SUMS)))
-            fetch(u_desc, batch, head, tile, column, WB, u_buf, s, arrived)
-            fetch(w_desc, batch, head, tile, column, WB, w_buf, s, arrived)
-            fetch(z_desc, batch, head, tile, z0, 2 * ZB, z_buf, s, arrived)
+            fetch(u_desc, batch, u_head, tile, column, WB, u_buf, s, arrived)
+            fetch(w_desc, batch, u_head, tile, column, WB, w_buf, s, arrived)
+            fetch(z_desc, batch, z_head, tile, z0, 2 * ZB, z_buf, s, arrived)
             if SUMS:
-                fetch(x_desc, batch, head, tile, z0, 2 * ZB, x_buf, s, arrived)
+                fetch(x_desc, batch, z_head, tile, z0, 2 * ZB, x_buf, s, arrived)
             i += 1
 
 
@@ -401,13 +402,16 @@ def math(
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr, within_ptr,
     checkpoint_ptr, dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr,
-    items, heads, steps, tiles, segment_tiles, segments, pieces, column, z_dim, w_dim, z_stride, w_stride, part_stride,
+    items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, pieces, column,
+    z_dim, w_dim, z_stride, w_stride, part_stride,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
     ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
+
+    u_sharing, z_sharing: consecutive heads that share one of U and W, of Z and X; out has all of them.
 
     So the loads of an item run while the one before it ends. Launched by launch.py.
     """
@@ -455,7 +459,8 @@ def walk(
                      buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride, w_dim,
                      STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST)),
-            (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, items, geometry, column,
+            (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready,
+                       items, geometry, (u_sharing, z_sharing), column,
                        STAGES, WB, ZB, REVERSE, SUMS)),
         ],
         [4, 4, 1],
