@@ -148,8 +148,10 @@ def _rows_of_head(
 
     if ROW_DOTS:
         probe_tiles = open_rows(probe, probe_b, probe_h, probe_t, batch, heads, T, d_out, ROWS, OUT, TMA)
-        partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT).to(tl.float32)
-        within = tl.sum(partner * acc, 1)
+        partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT)
+        within = tl.sum(partner.to(tl.float32) * acc, 1)
+        part = out_block.to(tl.int64) + tl.cdiv(d_out, OUT)
+        tl.store(row_dots + part * batch * heads * T + t_offset + r, within, mask=inside)
     if STATES:
         edge = chunks - 1 if REVERSE else 0  # the chunk whose state is zero without an initial state
         if FIRST_STATE:
@@ -196,8 +198,6 @@ def _rows_of_head(
         part = out_block.to(tl.int64) * batch * heads * T
         dots = tl.sum(partner * acc, 1)
         tl.store(row_dots + part + t_offset + r, dots, mask=inside)
-        part += tl.cdiv(d_out, OUT).to(tl.int64) * batch * heads * T
-        tl.store(row_dots + part + t_offset + r, within, mask=inside)
         if SKIP:  # noqa: SIM102  a constant decides alone
             if out_block == 0:
                 tl.store(skip_dots + t_offset + r, skip_dot, mask=inside)
