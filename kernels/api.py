@@ -87,9 +87,8 @@ _KERNELS: dict[str, Callable[[], Kernels]] = {
     "tfla_xl": functools.partial(_tfla, 2),
     "tfla_limit": functools.partial(_tfla, 1),
 }
-# What "auto" tries, in this order. Not "hopper": earlier versions ran right on an H200, and faster than these, but the
-# one that stands has only been compiled and emulated (MEASURED.md): by name only, until its GPU tests have passed.
-_AUTO = ("tfla_xl", "tfla_limit")
+_TRIED = {"auto": ("hopper", "tfla_xl", "tfla_limit"), "tfla": ("tfla_xl", "tfla_limit")}  # in this order
+_RARE_STATES = 512  # steps between states from which on the fused kernels are the faster ones: theirs are float32
 
 
 class Options(TypedDict, total=False):
@@ -262,9 +261,11 @@ def chunkwise(
         state_dtype: float32 or bfloat16: the widest type in which states between chunks lie in memory. Kernels keep
             them in the dtype of q where that is narrower: their products would round them to it anyway.
         skip: (H,), the weight of a skip connection: skip v_t is added to h_t, of a gate without normaliser. None is 0.
-        implementation: "auto", "reference", "hopper", "tfla_xl" or "tfla_limit". "auto" is a TFLA kernel where
-            one takes these inputs, else the reference (CPU, float64, head dimensions that are no multiple of 16).
-            "hopper" (compute capability 9.0) is experimental and only chosen by name.
+        implementation: "auto", "reference", "hopper", "tfla" (one of the next two), "tfla_xl" or "tfla_limit". "auto"
+            is the fused kernels ("hopper": compute capability 9.0) where they take these inputs, else a TFLA kernel,
+            else the reference (CPU, float64, head dimensions that are no multiple of 16). Of a gate that is one number
+            a head it is not the fused kernels where the gate's gradient is asked for, nor below a chunk size of 512:
+            they sum that gradient less exactly, and write larger states.
         config: for experts, the tuning parameters of the implementation, one frozen object (`tfla.config.TileConfig`).
 
     Returns:
@@ -287,7 +288,7 @@ def chunkwise(
     check_chunk_size(chunk_size)
     check_scale(scale)
     check_name("state_dtype", state_dtype, (torch.float32, torch.bfloat16))
-    check_name("implementation", implementation, ("auto", "reference", *_KERNELS))
+    check_name("implementation", implementation, ("auto", "reference", "tfla", *_KERNELS))
     q, k, v = autocast(q, k, v)
     check_one_dtype(q, k, v)
 
@@ -295,6 +296,8 @@ def chunkwise(
     L = AUTO if chunk_size == "auto" else chunk_size
     if implementation == "auto" and not _kernels_take(q, v):
         implementation = "reference"
+    if implementation == "auto" and gate.per_head and f.requires_grad:
+        implementation = "tfla"
     with torch.autocast(q.device.type, enabled=False):
         if implementation == "reference":
             h, last = reference.chunkwise(
@@ -372,7 +375,9 @@ def choose(
         return Choice("reference", min(chunk_size or _REFERENCE_CHUNK_SIZE, q.shape[2]))
     q = q[:, :1].expand(-1, v.shape[1], -1, -1)  # the heads that are computed, some of which may share one of q
     reasons = []
-    for name in _AUTO if implementation == "auto" else (implementation,):
+    for name in _TRIED.get(implementation, (implementation,)):
+        if name == "hopper" and implementation == "auto" and 0 < chunk_size < _RARE_STATES:
+            continue
         kernels = _kernels(name)
         L = chunk_size or kernels.default_chunk_size(q, v, gate=gate)
         reason = kernels.refuses(q, v, gate=gate, chunk_size=L, config=config)

@@ -101,7 +101,9 @@ def cases() -> list[Case]:
     found += [replace(MAMBA2_HEADS, heads=64, sharing=64, T=4096 + 40)]  # enough programs for one to sum several heads
     found += [Case(gate=gate, heads=4, sharing=2, dtype=dtype, states=True) for gate in both for dtype in SLACK]
     found += [
-        Case(gate=gate, heads=2, T=T, L=256, states=True) for gate in ("retention", "simple_gla") for T in (1, 63, 2100)
+        Case(gate=gate, batch=batch, L=256, T=T, states=True)
+        for gate in ("retention", "simple_gla")
+        for batch, T in ((20, 1), (2, 63), (2, 2100))  # of one step enough numbers for an error to be one
     ]
     return found
 
