@@ -56,7 +56,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
 
 
 def walk_constants(w: int, z: int, *, sums: bool = False, **branches: bool) -> dict[str, Any]:
-    flags = {"REVERSE": False, "NORM": False, "FIRST": False, "LAST": False, "ADD": False, **branches}
+    flags = {"SKIP": False, "REVERSE": False, "NORM": False, "FIRST": False, "LAST": False, "ADD": False, **branches}
     return {
         **asdict(WalkShape.of(w, z, sums=sums, norm=flags["NORM"])),
         "SUMS": sums,
@@ -80,9 +80,9 @@ def every_kernel(d_qk: int, d_hv: int, dtype: str = "bf16") -> Iterator[dict[str
         "dv": walk_constants(d_qk, d_hv, REVERSE=True),
         "dv of segments": walk_constants(d_qk, d_hv, REVERSE=True, FIRST=True),
     }
-    for name in ("h", "dq"):  # not constants where heads share q and k
+    for name in ("h", "dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
         shared = {x: value for x, value in walks[name].items() if not x.endswith("_sharing")}
-        walks[f"{name} of shared heads"] = shared
+        walks[f"{name} of shared heads and a skip connection"] = shared | {"SKIP": True}
     for name, constants in walks.items():
         yield compiled(f"{d_qk}/{d_hv} {name}", walk.walk, constants, 128, dtype)
     for reverse in (False, True):

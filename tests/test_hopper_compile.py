@@ -60,7 +60,7 @@ def walk_tiles(cut: Segments, segment: int, reverse: bool) -> list[int]:
 def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
     first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: RowSums | None = None,
-    checkpoints: Checkpoints | None = None, norm: Normaliser | None = None,
+    checkpoints: Checkpoints | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
 ) -> None:  # fmt: skip
     H, T = out.shape[1:3]
     U, W, Z = (tiles_of(reference.shared(y, H)) for y in (u, w, z))
@@ -93,6 +93,8 @@ def emulate_walk(
             s = (az if reverse else az + g).exp2()
             D = (au[..., :, None] + az[..., None, :]).masked_fill(~keep, -torch.inf).exp2()
             P = U[:, :, t] @ W[:, :, t].mT * D
+            if skip is not None and sums is None:
+                P = P + skip.double()[:, None, None] * torch.eye(TILE)
             if norm is not None:
                 total = r * (U[:, :, t] @ n[..., None])[..., 0] + P.sum(-1)
                 m = torch.nn.functional.pad(norm.m, (0, -T % TILE)).double()[:, :, t * TILE : (t + 1) * TILE]
@@ -109,6 +111,8 @@ def emulate_walk(
                 assert norm.last is not None
                 norm.last.copy_(n)
     out.copy_(O.flatten(2, 3)[:, :, :T])
+    if skip is not None and sums is not None:
+        skip.copy_((U * W).sum(-1).flatten(2)[:, :, :T])
     if sums is not None:
         assert x is not None
         for kept, y in zip(sums, (O, inside), strict=True):
@@ -188,6 +192,8 @@ def test_walks_compute_the_recurrence_and_its_gradients(
     """Roles, exponents with denominators, segments, checkpoints, states, gate gradients; no rounding to bfloat16."""
     x = inputs(gate, T, with_state, hard, sharing)
     options: dict[str, Any] = {"gate": gate, "scale": -0.3 if with_state else 0.25, "chunk_size": chunk_size}
+    if sharing > 1 and not gate.normalize:
+        options["skip"] = torch.randn(2)
     saved: tuple[Tensor, ...]
     h, last, saved = hopper_forward.forward(**x, **options)
     shapes = hopper_forward.empty_saved(x["q"], x["v"], gate=gate, chunk_size=chunk_size)
@@ -195,6 +201,9 @@ def test_walks_compute_the_recurrence_and_its_gradients(
 
     exact = {name: double(y) for name, y in x.items()}
     h_exact, last_exact = reference.chunkwise(**exact, gate=gate, scale=options["scale"], chunk_size=64)
+    skip = double(options.get("skip"))
+    if skip is not None:
+        h_exact = h_exact + skip[:, None, None] * exact["v"]
     dh = torch.randn_like(h)
     d_last = (
         State(torch.randn_like(last.C), None if last.n is None else torch.randn_like(last.n)) if with_state else None
@@ -204,12 +213,12 @@ def test_walks_compute_the_recurrence_and_its_gradients(
         if state is not None and gradient is not None:
             loss = loss + (state * gradient).sum()
     C_0, n_0 = (exact["initial"] or (None, None))[:2]
-    wanted = [y for y in (exact["q"], exact["k"], exact["v"], exact["f"], exact["i"], C_0, n_0) if y is not None]
+    wanted = [y for y in (exact["q"], exact["k"], exact["v"], exact["f"], exact["i"], C_0, n_0, skip) if y is not None]
     gradients = torch.autograd.grad(loss, wanted)
 
     got = hopper_backward.backward(dh, d_last, **x, saved=saved, **options)
     pairs = [("h", h, h_exact), ("C", last.C, last_exact.C), ("n", last.n, last_exact.n), ("m", last.m, last_exact.m)]
-    names = [n for n, y in zip(("dq", "dk", "dv", "df", "di", "dC", "dn"), got, strict=True) if y is not None]
+    names = [n for n, y in zip(("dq", "dk", "dv", "df", "di", "dC", "dn", "dskip"), got, strict=False) if y is not None]
     pairs += zip(names, [y for y in got if y is not None], gradients, strict=True)
     for name, y, y_exact in pairs:
         if y is None:

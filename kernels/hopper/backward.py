@@ -18,7 +18,7 @@ from tflabench.kernels.types import Gate, State
 
 from .crossings import through_tiles
 from .exponents import TILE, Exponents
-from .forward import initial_matrices, restored
+from .forward import initial_matrices, restored, weights
 from .launch import Checkpoints, Segments, empty_row_sums, launch_segments, launch_walk
 from .walk import WINDOW
 
@@ -27,8 +27,9 @@ def backward(
     dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
     initial: State | None, saved: tuple[Tensor, ...], *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients (dq, dk, dv, df, di, dC_0, dn_0); those of an absent gate or initial state are None.
+    """Gradients (dq, dk, dv, df, di, dC_0, dn_0), those of an absent gate or initial state None; dskip if there is one.
 
     Args:
         dh: gradient of h; d_last: of the last state's C and n, None or with None fields where there is none.
@@ -53,13 +54,17 @@ def backward(
     checkpoints = Checkpoints.of(q, v)
     dq, dk, dv = (_output(x, H) for x in (q, k, v))
     qdq, kdk = empty_row_sums(q, v), empty_row_sums(q, v)
-    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq, checkpoints=checkpoints)
+    skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
+    launch_walk(
+        dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq, checkpoints=checkpoints,
+        skip=skip_dots,
+    )  # fmt: skip
     last = dC_0 if cut.count == 1 else None
     launch_walk(
         v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last,
         x=k, sums=kdk, checkpoints=checkpoints,
     )  # fmt: skip
-    launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first)
+    launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip))
 
     edges = torch.nn.functional.pad(checkpoints.dots.sum(0), (1, 1))  # what crosses into every window, and at last
     if dC is not None:
@@ -77,7 +82,8 @@ def backward(
         dn_0 = torch.zeros_like(n_0)
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
-    return tuple(None if like is None or x is None else _made_like(x, like) for x, like in made)
+    found = tuple(None if like is None or x is None else _made_like(x, like) for x, like in made)
+    return found if skip is None or skip_dots is None else (*found, skip_dots.sum((0, 1, 3)).to(skip.dtype))
 
 
 def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:

@@ -30,6 +30,7 @@ def kernels() -> Kernels:
         refuses=refuses,
         default_chunk_size=default_chunk_size,
         shares_heads=True,
+        adds_skip=True,
     )
 
 

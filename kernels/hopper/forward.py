@@ -18,6 +18,7 @@ from .launch import Normaliser, Segments, launch_segments, launch_walk
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor, State, tuple[Tensor, ...]]:  # fmt: skip
     """h, the last state, and what `backward` needs besides the inputs (see `empty_saved`).
 
@@ -27,6 +28,7 @@ def forward(
         f, i: gates as `Gate` describes them; initial: state before the first step, float32.
         chunk_size: L, a multiple of 64: steps between two states in memory; nothing below T materialises none at all.
         state_dtype: without effect: states are float32, one every L steps.
+        skip: (H,), for a gate without normaliser: h_t has skip v_t added.
     """
     del state_dtype, config
     B, H, T, d_hv = v.shape
@@ -53,7 +55,9 @@ def forward(
         norm = Normaliser(m, n, back, n_last)
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    launch_walk(q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm)
+    launch_walk(
+        q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm, skip=weights(skip)
+    )  # fmt: skip
     if out is not h:
         h.copy_(out)
     m_last = None if gates.m is None else gates.m[:, :, -1].contiguous()
@@ -81,6 +85,11 @@ def initial_matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]
         return None, None
     C, n = (None if x is None else x.float().contiguous() for x in state[:2])
     return C, n
+
+
+def weights(skip: Tensor | None) -> Tensor | None:
+    """skip (H,) as the kernels take it."""
+    return None if skip is None else skip.float().contiguous()
 
 
 def restored(saved: tuple[Tensor, ...]) -> tuple[LogGates, Exponents, Tensor | None]:

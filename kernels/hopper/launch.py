@@ -121,7 +121,7 @@ def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
     x: Tensor | None = None, sums: RowSums | None = None, checkpoints: Checkpoints | None = None,
-    norm: Normaliser | None = None,
+    norm: Normaliser | None = None, skip: Tensor | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -135,6 +135,7 @@ def launch_walk(
         x, sums: row sums of x * out, in float32 before out is rounded, and of x * (P Z) alone, are written to sums.
         checkpoints: with sums; written going forward, read going backward.
         norm: divide by the normaliser's denominator, and keep it.
+        skip: (H,) float32: out_t gets skip z_t more; with sums, where u_t . w_t goes, (launches, B, H, T) float32.
     """
     B, H, T, rows = out.shape
     width = u.shape[-1]
@@ -162,12 +163,14 @@ def launch_walk(
                 norm.m, norm.back,
                 dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
             ),
+            dummy if skip is None or sums is not None else skip,
+            dummy if skip is None or sums is None else skip[launch],
             items, H, H // u.shape[1], H // z.shape[1], T,
             cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
             1 if transposed else width, rows if transposed else 1, B * H * T,
             **vars(shape), REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
-            num_warps=4, maxnreg=128,
+            SKIP=skip is not None, num_warps=4, maxnreg=128,
         )  # fmt: skip
 
 

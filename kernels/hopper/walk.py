@@ -106,10 +106,10 @@ def produce(
 
 @gluon.jit
 def score(
-    exponents, norm, within_ptr, buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
+    exponents, norm, skip, within_ptr, buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
     items, geometry, steps, part_stride, w_dim,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
@@ -131,8 +131,10 @@ def score(
     w = gl.arange(0, 64, layout=gl.SliceLayout(0, n_l))[None, :]
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _batch, _head, first, n, row, index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
+        _batch, head, first, n, row, index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
         n0 = index * w_dim
+        if SKIP and not SUMS:
+            skip_weight = gl.load(skip[0] + head)
         if NORM:
             for wb in gl.static_range(WB):
                 if FIRST:
@@ -179,6 +181,11 @@ def score(
                 wT = block(w_buf, s * WB + wb).permute((1, 0))
                 p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
             p = warpgroup_mma_wait(0, deps=(p,))
+            if SKIP and SUMS:  # noqa: SIM102  dh . v of the same step
+                if piece == 0:
+                    step = tile_now * 64 + u
+                    dots = gl.sum(gl.where(u[:, None] == z[None, :], p, 0.0), axis=1)
+                    gl.store(skip[1] + row.to(gl.int64) * steps + step, dots, mask=step < steps)
             # Not before the product: the registers that exponents take would serialise it (ptxas C7512).
             a_u = e_buf.index(0).load(u_l)
             a_z = e_buf.index(1).load(z_l)
@@ -187,6 +194,8 @@ def score(
             else:
                 keep = u[:, None] >= z[None, :]
             p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
+            if SKIP and not SUMS:
+                p += gl.where(u[:, None] == z[None, :], skip_weight, 0.0)
             if NORM:
                 bound = gl.exp2(-1.4426950408889634 * e_buf.index(2).load(u_l))
                 denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + gl.sum(p, axis=1)), bound)
@@ -401,16 +410,17 @@ def math(
 @gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr, within_ptr,
-    checkpoint_ptr, dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr,
+    checkpoint_ptr, dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, skip_dots_ptr,
     items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, pieces, column,
     z_dim, w_dim, z_stride, w_stride, part_stride,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
     ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
-    ADD: gl.constexpr,
+    ADD: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
+    SKIP: skip (heads,) is added to the diagonal of P (h, dv); with sums (dq) U_u . W_u is written to skip_dots instead.
     u_sharing, z_sharing: consecutive heads that share one of U and W, of Z and X; out has all of them.
 
     So the loads of an item run while the one before it ends. Launched by launch.py.
@@ -455,10 +465,11 @@ def walk(
                     buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
                     items, geometry, steps, part_stride, column, z_dim, w_dim, z_stride, w_stride,
                     1, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr), within_ptr,
+            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
+                     (skip_ptr, skip_dots_ptr), within_ptr,
                      buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride, w_dim,
-                     STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST)),
+                     STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column,
                        STAGES, WB, ZB, REVERSE, SUMS)),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tflabench.kernels.api import mamba2_ssd
 from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -70,3 +71,33 @@ def test_random_inputs_give_the_same_bits_twice(gate: str, d_qk: int, d_hv: int,
         inputs, grads = draw(case, seed)
         one, two = computed(case, inputs, grads), computed(case, inputs, grads)
         assert all(torch.equal(one[name], two[name]) for name in one), seed
+
+
+@pytest.mark.parametrize(
+    ("groups", "d_qk", "d_hv", "chunk_size"), [(1, 64, 64, 64), (2, 64, 64, 2048), (4, 128, 512, 512)]
+)
+def test_mamba2_with_shared_heads_and_a_skip_connection(groups: int, d_qk: int, d_hv: int, chunk_size: int) -> None:
+    """What the gates' cases lack: every gradient by name, against float64."""
+    torch.manual_seed(0)
+    B, H, T = 2, 8, 1000
+
+    def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+
+    wide: dict[str, Any] = {"dtype": torch.float32}
+    x = {"x": normal(B, H, T, d_hv), "dt": normal(B, H, T, **wide), "A": normal(H, **wide)}
+    x |= {"B": normal(B, groups, T, d_qk), "C": normal(B, groups, T, d_qk)}
+    x |= {"D": normal(H, **wide), "dt_bias": normal(H, **wide)}
+    with torch.no_grad():
+        x["A"].copy_(-x["A"].abs())
+    dy = torch.randn(B, H, T, d_hv, device="cuda", dtype=torch.bfloat16)
+
+    def outputs(x: dict[str, Any], implementation: str) -> list[torch.Tensor]:
+        y = mamba2_ssd(**x, dt_softplus=True, implementation=implementation, chunk_size=chunk_size)
+        return [y, *torch.autograd.grad(y, list(x.values()), dy.to(y.dtype))]
+
+    exact = {name: y.detach().double().requires_grad_() for name, y in x.items()}
+    wanted, plain, found = outputs(exact, "reference"), outputs(x, "reference"), outputs(x, "hopper")
+    for name, y, y_plain, y_exact in zip(("y", *x), found, plain, wanted, strict=True):
+        ours, theirs = ((z.double() - y_exact).norm() / y_exact.norm() for z in (y, y_plain))
+        assert ours <= 2 * theirs + 2e-3, name
