@@ -150,9 +150,12 @@ def _available_bytes() -> int:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout this package runs from, with "+" after it if files have changed since."""
+    """Commit of the checkout this package runs from, with "+" after it if files have changed since.
+
+    For a copy without .git the variable TFLABENCH_COMMIT may say it.
+    """
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists() or not shutil.which("git"):
-        return None
+        return os.environ.get("TFLABENCH_COMMIT")
     show = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     return subprocess.run(show, capture_output=True, text=True, timeout=60).stdout.strip() or None

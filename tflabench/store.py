@@ -149,6 +149,32 @@ class Store:
         return [path for name in names if (path := self.folder / name).exists()]
 
 
+def write_errors(folder: Path, results: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> Path:
+    """Errors against float64 as errors.csv, a line for each tensor of each point, beside their environment.json.
+
+    Args:
+        results: as `tflabench.bench.Bench.verify` gives them.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    import pandas as pd
+
+    lines = [
+        {name: value for name, value in result.items() if name != "errors"} | error
+        for result in results
+        for error in result["errors"] or [{}]
+    ]
+    path = folder / "errors.csv"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(lines).to_csv(path, index=False)
+        _write_whole(folder / "environment.json", json.dumps({"runs": {"verify": environment}}, indent=2) + "\n")
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}): give another folder with --out") from error
+    return path
+
+
 def read_rows(folder: Path | str) -> pd.DataFrame:
     """The last row of every point of a results folder, columns as `Row` names them, `details` as dicts.
 

@@ -34,6 +34,7 @@ class Error:
         name: "forward", or "d" and the input's name.
         error, allowed: root mean square over all compared elements.
         step_error, step_allowed: of the worst single time step, so that one wrong row in a long sequence shows.
+        mean_absolute: mean of |actual - true|, not relative to anything.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Error:
     allowed: float
     step_error: float
     step_allowed: float
+    mean_absolute: float
 
     @property
     def wrong(self) -> bool:
@@ -148,7 +150,8 @@ def compare(name: str, actual: Tensor, plain: Tensor, true: Tensor, time_dim: in
     plain_error, plain_step_error = (value if isfinite(value) else 0.0 for value in _errors(plain, true, time_dim))
     allowed = min(ALLOWED * max(plain_error, rounding / 2), LIMIT)
     step_allowed = min(ALLOWED_STEP * max(plain_step_error, rounding), LIMIT_STEP)
-    return Error(name, error, allowed, step_error, step_allowed)
+    mean_absolute = float((actual.double() - true).abs().mean())
+    return Error(name, error, allowed, step_error, step_allowed, mean_absolute)
 
 
 def _errors(actual: Tensor, true: Tensor, time_dim: int | None) -> tuple[float, float]:

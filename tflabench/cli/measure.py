@@ -112,15 +112,16 @@ def verify(
     timeout: Timeout = 600.0,
     memory_limit: MemoryLimit = None,
     plugin: Plugin = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write errors.csv here.")] = None,
     json_: Json = False,
 ) -> None:
     """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
     from dataclasses import replace
 
-    from tflabench import bench, registry, summary
+    from tflabench import bench, registry, store, summary
     from tflabench import sweep as sweeps
     from tflabench.executor import LocalExecutor
-    from tflabench.machine import detect
+    from tflabench.machine import detect, environment
     from tflabench.protocol import STANDARD
 
     for name in plugin or ():
@@ -136,6 +137,9 @@ def verify(
         checks = bench.Bench(machine, executor, replace(STANDARD, verify_s=budget), timeout)
         with _progress(note) as bar:
             results = [checks.verify(point) for point in bar.track(points)]
+        facts = executor.facts() if out else {}
+    if out:
+        note.print(f"Wrote {store.write_errors(out, results, environment(machine, facts))}")
     failed = [result for result in results if result["status"] not in ("ok", "unsupported")]
     if json_:
         print(json.dumps(results, indent=2))
