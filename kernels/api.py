@@ -517,6 +517,7 @@ def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
     *tensors, scale, chunk_size, setup, skip = inputs
     ctx.numbers = (scale, chunk_size, setup)
     ctx.gate = _setups[setup].gate

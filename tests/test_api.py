@@ -35,6 +35,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.calls: list[dict] = []
+        self.d_last: list[State | None] = []
 
     def forward(self, q, k, v, f, i, initial, *, config, **options):
         self.calls.append({"q": q, "v": v, "f": f, "config": config, **options})
@@ -42,6 +43,7 @@ class Probe:
         return torch.empty_like(v).copy_(h), map_state(torch.clone, last), (v.new_ones(3),)
 
     def backward(self, dh, d_last, *args, **options):
+        self.d_last.append(d_last)
         # Operators run below autograd; a thread of its own starts above it.
         with ThreadPoolExecutor(1) as other:
             return other.submit(self._backward, dh, d_last, *args, **options).result()
@@ -388,6 +390,16 @@ def test_bad_input_is_named(probe, changes, error, words):
     with pytest.raises(error, match=re.escape(words)) as raised:
         api.chunkwise(**{**inputs(), "gate": MLSTM_EXP, **changes})
     assert "\n" not in str(raised.value)
+
+
+def test_a_last_state_that_is_not_used_has_no_gradient(probe):
+    x = inputs()
+    h, last = api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe", return_last_state=True)
+    h.sum().backward(retain_graph=True)
+    assert probe.d_last == [None]
+    last.C.sum().backward()
+    assert probe.d_last[1].C.equal(torch.ones_like(last.C))
+    assert probe.d_last[1].n is None
 
 
 def test_a_gate_has_known_parts():
