@@ -263,9 +263,9 @@ def chunkwise(
         skip: (H,), the weight of a skip connection: skip v_t is added to h_t, of a gate without normaliser. None is 0.
         implementation: "auto", "reference", "hopper", "tfla" (one of the next two), "tfla_xl" or "tfla_limit". "auto"
             is the fused kernels ("hopper": compute capability 9.0) where they take these inputs, else a TFLA kernel,
-            else the reference (CPU, float64, head dimensions that are no multiple of 16). Of a gate that is one number
-            a head it is not the fused kernels where the gate's gradient is asked for, nor below a chunk size of 512:
-            they sum that gradient less exactly, and write larger states.
+            else the reference (CPU, float64, head dimensions that are no multiple of 16). It is not the fused kernels
+            where f needs a gradient, which these sum less exactly than the others (MEASURED.md; twice as fast in
+            training all the same, by name), nor below a chunk size of 512, as they write larger states.
         config: for experts, the tuning parameters of the implementation, one frozen object (`tfla.config.TileConfig`).
 
     Returns:
@@ -296,7 +296,7 @@ def chunkwise(
     L = AUTO if chunk_size == "auto" else chunk_size
     if implementation == "auto" and not _kernels_take(q, v):
         implementation = "reference"
-    if implementation == "auto" and gate.per_head and f.requires_grad:
+    if implementation == "auto" and f.requires_grad:
         implementation = "tfla"
     with torch.autocast(q.device.type, enabled=False):
         if implementation == "reference":
@@ -510,7 +510,8 @@ def _call(q: Tensor, v: Tensor, chunk_size: int, setup: str) -> tuple[Kernels, d
 
 def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
     """The State and what follows it, of tensors or gradients that the operator gives after h."""
-    C, *rest = states
+    rest = list(states)  # not `C, *rest = states`: torch.compile before 2.13 makes a tuple of it
+    C = rest.pop(0)
     n = rest.pop(0) if gate.normalize else None
     m = rest.pop(0) if gate.stabilized else None
     return State(C, n, m), rest

@@ -86,6 +86,15 @@ def test_theory_counts_shared_queries_once():
     assert mamba2.bytes < 0.7 * simple_gla.bytes
 
 
+@pytest.mark.parametrize("op", ["retention", "simple_gla", "lightning", "gated_retention", "mamba2"])
+def test_fused_kernels_count_tiles_not_chunks(op):
+    """A chunk of the fused kernels is how often they write a state, not what they take the quadratic form of."""
+    short, long = (Problem(batch=1, heads=4, seq_len=4096, d_qk=64, d_hv=64, chunk_size=L) for L in (512, 4096))
+    hopper = BY_NAME[f"hopper_{op}"]
+    assert hopper.cost(long).flops < hopper.cost(short).flops
+    assert hopper.cost(long).flops < 0.2 * bundled.recurrence_cost(RECURRENCES[op], long).flops
+
+
 def test_head_dimensions_refused_without_torch_are_those_that_the_kernels_refuse():
     assert (bundled.HOPPER_D_QK, bundled.HOPPER_D_HV) == (chunkwise.D_QK, chunkwise.D_HV)
 

@@ -241,9 +241,9 @@ def test_verify_prints_every_gradient_and_fails_on_the_wrong_one():
     good = run("verify", "--device", "cpu", "--impl", "reference_exp", *TINY, "--out", "errors", "--json")
     (result, *_) = json.loads(good.stdout)
     assert [error["name"] for error in result["errors"]] == ["forward", "dq", "dk", "dv", "di", "df"]
-    written = pd.read_csv("errors/errors.csv")
-    assert written["name"][:6].tolist() == [error["name"] for error in result["errors"]]
-    assert written["mean_absolute"][0] == pytest.approx(result["errors"][0]["mean_absolute"])
+    written = pd.read_csv("errors/errors.csv").to_dict("records")
+    assert [line["name"] for line in written[:6]] == [error["name"] for error in result["errors"]]
+    assert written[0]["mean_absolute"] == pytest.approx(result["errors"][0]["mean_absolute"])
     assert "verify" in json.loads(Path("errors/environment.json").read_text())["runs"]["verify"]["arguments"]
     bad = run("verify", "--device", "cpu", "--plugin", PLUGIN, "--impl", "fine,bad_gradient", *TINY, code=1)
     assert "WRONG" in bad.stdout

@@ -33,7 +33,8 @@ from tflabench.analysis.launches import EXP_LANES, Chip, Launch
 from tflabench.problem import InputError, Problem
 
 TILE = 64
-CHECKPOINT_STEPS = 1024  # dq leaves C every so many steps for dk: gate gradients
+CHECKPOINT_STEPS = 512  # dq leaves C, in 16 bits, every so many steps for dk: gate gradients
+CHECKPOINT_BYTES = 2
 STATE_BYTES = 4  # float32, whatever the inputs are
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 ROLES = 4  # of a program: one fetches, one computes scores, two multiply
@@ -159,7 +160,7 @@ def launches(problem: Problem, gate: Gate, chunk_size: int) -> list[Launch]:
     for walk in walks(p):
         needed, whole = walk.flops(0.5), walk.flops(1.0)
         last = dd * heads * STATE_BYTES
-        kept = {"h": last, "dv": 0}.get(walk.name, last * _checkpoints(p))
+        kept = {"h": last, "dv": 0}.get(walk.name, dd * heads * CHECKPOINT_BYTES * _checkpoints(p))
         flops = {
             "between chunks": needed["through state"] + (0 if walk.state_again else needed["state"]),
             "within chunks": needed["outputs"] + (0 if walk.scores_again else needed["scores"]),
@@ -237,8 +238,8 @@ def _gate_bytes(p: Problem, steps: float) -> float:
 
 def _kept_bytes(p: Problem, heads: int) -> float:
     """The last state, written; backward, the checkpoints, written and read."""
-    state = heads * p.d_qk * p.d_hv * STATE_BYTES
-    return state * (1 + (2 * _checkpoints(p) if p.pass_ == "fwbw" else 0))
+    kept = STATE_BYTES + (2 * CHECKPOINT_BYTES * _checkpoints(p) if p.pass_ == "fwbw" else 0)
+    return heads * p.d_qk * p.d_hv * kept
 
 
 def _checkpoints(p: Problem) -> int:
