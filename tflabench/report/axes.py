@@ -26,6 +26,7 @@ PAPER, INK, MUTED, GRID, SHADE, CLEAR = "#ffffff", "#1b1e23", "#697180", "#e6e8e
 DARK = {PAPER: "#16191e", INK: "#e8eaed", MUTED: "#99a1ae", GRID: "#2b3038", SHADE: "#1d2127"}
 OVERLAY = {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False}  # y from foot to top of a panel
 _SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "pentagon")
+_SYMBOLS += ("triangle-left", "triangle-right", "star")
 SYMBOLS: dict[str, str] = dict(zip(MARKERS, _SYMBOLS, strict=True))
 LINES: dict[Any, str] = dict(zip(DASHES, ("solid", "6px,2px", "2px,2px", "7px,2px,2px,2px"), strict=True))
 
