@@ -92,7 +92,23 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
         "multiprocessors": gpu.multi_processor_count,
         "l2_bytes": gpu.L2_cache_size,
         "memory_bytes": gpu.total_memory,
+        "ptxas": assembler(10 * gpu.major + gpu.minor),
     }
+
+
+def assembler(capability: int) -> str | None:
+    """Version and origin of the ptxas that Triton uses for a compute capability (90: sm_90), None without Triton.
+
+    The origin is Triton itself, or the path that TRITON_PTXAS_PATH or one like it names.
+    """
+    try:
+        import triton
+        from triton.backends.nvidia.compiler import get_ptxas
+    except ImportError:
+        return None
+    ptxas = get_ptxas(capability)
+    own = Path(ptxas.path).is_relative_to(Path(triton.__file__).parent)
+    return f"{ptxas.version} of {'Triton' if own else ptxas.path}"
 
 
 def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:

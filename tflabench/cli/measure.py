@@ -137,7 +137,7 @@ def verify(
         checks = bench.Bench(machine, executor, replace(STANDARD, verify_s=budget), timeout)
         with _progress(note) as bar:
             results = [checks.verify(point) for point in bar.track(points)]
-        facts = executor.facts() if out else {}
+        facts = executor.facts()
     if out:
         note.print(f"Wrote {store.write_errors(out, results, environment(machine, facts))}")
     failed = [result for result in results if result["status"] not in ("ok", "unsupported")]
@@ -145,6 +145,8 @@ def verify(
         print(json.dumps(results, indent=2))
     else:
         stdout().print(summary.error_table(results))
+    if facts.get("ptxas"):
+        note.print(f"Triton's kernels were assembled by ptxas {facts['ptxas']}.")
     note.print(f"{len(results) - len(failed)} of {len(results)} points agree with float64 or were refused.")
     if failed:
         raise typer.Exit(1)
