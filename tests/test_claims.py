@@ -1,4 +1,4 @@
-"""`tflabench claims`: every claim borne out, refuted and not measurable, from rows of one session only."""
+"""`tflabench claims`: every claim borne out, refuted and not measurable, from rows of one campaign only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tflabench.analysis.campaigns import campaigns
 from tflabench.analysis.claims import CLAIMS, KERNELS, Outcome, check, check_all, needed
-from tflabench.analysis.sessions import sessions
 from tflabench.cli import app
 from tflabench.registry import implementations
 from tflabench.store import Results, Row
@@ -130,7 +130,7 @@ def claim(start: str):
 
 
 def outcome(start: str, rows: list[Row], kernels: str = "tfla") -> Outcome:
-    return check(claim(start), kernels, sessions([Results(Path("fig"), tuple(rows), {"run": RUN})]))
+    return check(claim(start), kernels, campaigns([Results(Path("fig"), tuple(rows), {"run": RUN})]))
 
 
 def test_every_claim_that_rows_can_tell_has_a_case():
@@ -188,15 +188,15 @@ def test_rows_of_different_runs_are_not_divided_by_each_other():
     newer = {**RUN, "packages": {"torch": "2.12.0"}}
     together = [Results(Path("a"), (*SIG, *theirs), {"run": RUN, "newer": newer})]
     for results in (apart, together):
-        found = check(claim("training: over 2x"), "tfla", sessions(results))
+        found = check(claim("training: over 2x"), "tfla", campaigns(results))
         assert (found.verdict, found.reason) == ("not measurable", "measured, but nowhere side by side")
 
 
-def test_the_session_with_most_points_counts():
+def test_the_campaign_with_most_points_counts():
     few = [*SIG[:2], *training("mamba2", 9, 9, 9)[:2]]
     many = [*SIG, *training("mamba2", 5, 5, 5)]
     results = [Results(Path(name), tuple(rows), {"run": RUN}) for name, rows in (("few", few), ("many", many))]
-    found = check(claim("training: over 2x"), "tfla", sessions(results))
+    found = check(claim("training: over 2x"), "tfla", campaigns(results))
     assert (found.folder, found.verdict) == ("many", "does not hold")
 
 

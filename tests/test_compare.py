@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tflabench.analysis import comparison
+from tflabench.analysis.campaigns import campaigns
 from tflabench.analysis.comparison import Rules, judge, match_implementations, match_points, questions
-from tflabench.analysis.sessions import sessions
 from tflabench.cli import app
 from tflabench.plots.ratios import Side, figures
 from tflabench.store import find_results, read_results
@@ -102,13 +102,13 @@ def test_another_length_pass_or_dtype_is_another_question():
     assert sorted(map(len, questions(rows))) == [1] * 5
 
 
-def test_rows_of_other_versions_are_other_sessions(tmp_path):
+def test_rows_of_other_versions_are_other_campaigns(tmp_path):
     same, newer = {**RUN, "arguments": ["sweep"]}, {**RUN, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
     rows = [row(), row(seq_len=512, run_id="again"), row(seq_len=1024, run_id="newer")]
     write(tmp_path / "fig4", rows, again=same, newer=newer)
-    found = sessions(find_results(tmp_path))
-    assert [[r.seq_len for r in session.rows] for session in found] == [[4096, 512], [1024]]
-    assert [set(session.runs) for session in found] == [{"run", "again"}, {"newer"}]
+    found = campaigns(find_results(tmp_path))
+    assert [[r.seq_len for r in campaign.rows] for campaign in found] == [[4096, 512], [1024]]
+    assert [set(campaign.runs) for campaign in found] == [{"run", "again"}, {"newer"}]
 
 
 def test_a_regression_ends_with_1_and_is_named(tmp_path):

@@ -1,6 +1,6 @@
 """The generated results/README.md: our best kernel against each baseline, from stored rows only. No torch.
 
-A table belongs to one session (a folder, a machine, a set of versions) and one pass; a ratio is the baseline's time or
+A table belongs to one campaign (a folder, a machine, a set of versions) and one pass; a ratio is the baseline's time or
 memory over that of our fastest kernel at the same point, so above 1 ours is better.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from pathlib import Path
 
+from tflabench.analysis.campaigns import DECISIVE, Campaign, campaigns, conditions_of
 from tflabench.analysis.comparison import fastest, questions, ratio
-from tflabench.analysis.sessions import DECISIVE, Session, conditions_of, sessions
 from tflabench.problem import InputError
 from tflabench.registry import bundled_kernels
 from tflabench.store import Row, find_results
@@ -107,12 +107,12 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
     """The page about all results at and below `root`, its links relative to the folder `beside`."""
     kernels = bundled_kernels()
     sections, shorts = [], []
-    every = sessions(find_results(root))
-    for session in every:
-        found = tables(session, kernels)
+    every = campaigns(find_results(root))
+    for campaign in every:
+        found = tables(campaign, kernels)
         if found:
-            name = _heading(session, every, root)
-            sections += ["", f"## {name}", "", *_origin(session, beside)]
+            name = _heading(campaign, every, root)
+            sections += ["", f"## {name}", "", *_origin(campaign, beside)]
             for table in found:
                 sections += ["", f"### {table.title}", "", *_rendered(table)]
                 shorts += [f"- [{name}](#{_anchor(name)}), {table.title}: {_short(table)}"]
@@ -133,13 +133,13 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
     return "\n".join([*head, *sections]) + "\n"
 
 
-def tables(session: Session, kernels: Container[str]) -> list[Table]:
-    """The tables of a session, forward first: by tokens, embedding, dtype and, where several ran, by head dimension.
+def tables(campaign: Campaign, kernels: Container[str]) -> list[Table]:
+    """The tables of a campaign, forward first: by tokens, embedding, dtype and, where several ran, by head dimension.
 
     The plain PyTorch forms of our kernels are left out: neither kernels nor baselines.
     """
     groups = defaultdict(list)
-    compared = (row for row in session.rows if row.pass_ in PASSES and not row.implementation.startswith("reference_"))
+    compared = (row for row in campaign.rows if row.pass_ in PASSES and not row.implementation.startswith("reference_"))
     for rows in questions(compared):
         row = rows[0]
         size = (row.batch * row.seq_len, row.heads * row.d_hv)
@@ -147,12 +147,12 @@ def tables(session: Session, kernels: Container[str]) -> list[Table]:
     return [table for _, group in sorted(groups.items()) for table in _split(group, kernels)]
 
 
-def _heading(session: Session, every: Sequence[Session], root: Path) -> str:
-    """The folder below `root`, with the conditions that tell its sessions apart where it has several."""
-    folder = Path(session.folder)
+def _heading(campaign: Campaign, every: Sequence[Campaign], root: Path) -> str:
+    """The folder below `root`, with the conditions that tell its campaigns apart where it has several."""
+    folder = Path(campaign.folder)
     name = root.resolve().name if folder == root else folder.relative_to(root).as_posix()
-    own = conditions_of(session.rows, session.runs)
-    siblings = [conditions_of(other.rows, other.runs) for other in every if other.folder == session.folder]
+    own = conditions_of(campaign.rows, campaign.runs)
+    siblings = [conditions_of(other.rows, other.runs) for other in every if other.folder == campaign.folder]
     telling = [key for key in DECISIVE if any(other.get(key) != own.get(key) for other in siblings)]
     return ", ".join([name, *(f"{key} {' '.join(own.get(key, ['not recorded']))}" for key in telling)])
 
@@ -289,17 +289,17 @@ def _short(table: Table) -> str:
     return f"faster than every baseline at {won} of {len(duels)}; against the strongest one {', '.join(words)}"
 
 
-def _origin(session: Session, beside: Path) -> list[str]:
-    """Commands, machine and versions behind a session's tables."""
-    rows = Path(os.path.relpath(session.folder, beside)) / "rows.csv"
+def _origin(campaign: Campaign, beside: Path) -> list[str]:
+    """Commands, machine and versions behind a campaign's tables."""
+    rows = Path(os.path.relpath(campaign.folder, beside)) / "rows.csv"
     commands = dict.fromkeys(
-        shlex.join(["tflabench", *run["arguments"]]) for run in session.runs.values() if "arguments" in run
+        shlex.join(["tflabench", *run["arguments"]]) for run in campaign.runs.values() if "arguments" in run
     )
-    found = conditions_of(session.rows, session.runs)
+    found = conditions_of(campaign.rows, campaign.runs)
     versions = [
         f"{name} {', '.join(found[name])}" for name in (*DECISIVE[1:], "python", "tflabench", "commit") if name in found
     ]
-    days = sorted({row.started_at[:10] for row in session.rows})
+    days = sorted({row.started_at[:10] for row in campaign.rows})
     return [
         f"- command: {'; '.join(f'`{command}`' for command in commands) or 'not recorded'}",
         f"- machine: {', '.join(found['device'])}; {', '.join(versions) or 'versions not recorded'}",

@@ -124,7 +124,10 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
         "arguments": sys.argv[1:],
         "variables": {
-            name: value for name, value in os.environ.items() if name.startswith(("TRITON_", "OMP_", "CUDA_VIS"))
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("TRITON_", "OMP_", "CUDA_VIS"))
+            and not name.endswith("_DIR")  # where caches lie is private
         },
     }
 

@@ -1,7 +1,7 @@
 """The paper's claims as data, and what measured rows say of each: holds, does not hold, not measurable here. No torch.
 
 A claim is put to the kernels published with the paper (`nxai_*`) and to ours of the same algorithm (`tfla_*`). Its
-values are ratios, times, rates or sizes of rows of one session: one folder, one machine, one set of versions.
+values are ratios, times, rates or sizes of rows of one campaign: one folder, one machine, one set of versions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tflabench.analysis.comparison import fastest
 
 if TYPE_CHECKING:
-    from tflabench.analysis.sessions import Session
+    from tflabench.analysis.campaigns import Campaign
     from tflabench.store import Row
 
 Verdict = Literal["holds", "does not hold", "not measurable"]
@@ -92,7 +92,7 @@ class Claim:
 class Outcome:
     """What the rows say of a claim for one set of kernels.
 
-    `reason`: why it is not measurable, else empty; `folder`: of the session that the values are from.
+    `reason`: why it is not measurable, else empty; `folder`: of the campaign that the values are from.
     """
 
     claim: Claim
@@ -108,26 +108,28 @@ class Outcome:
         return self.claim.tells(self.values, self.claim.form, self.claim.over) if self.values else ""
 
 
-def check(claim: Claim, kernels: str, sessions: Sequence[Session]) -> Outcome:
-    """A claim about one set of kernels, from the session that has most points of it (of several, the latest)."""
+def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> Outcome:
+    """A claim about one set of kernels, from the campaign that has most points of it (of several, the latest)."""
     if claim.unmeasurable:
         return Outcome(claim, kernels, "not measurable", {}, claim.unmeasurable)
-    found = [(points, session) for session in sessions if (points := _points(claim, kernels, session.rows))]
+    found = [(points, campaign) for campaign in campaigns if (points := _points(claim, kernels, campaign.rows))]
     if not found:
-        return Outcome(claim, kernels, "not measurable", {}, _lacking(claim, kernels, sessions))
-    points, session = max(found, key=lambda one: (len(one[0]), max(row.started_at for row in one[1].rows)))
+        return Outcome(claim, kernels, "not measurable", {}, _lacking(claim, kernels, campaigns))
+    points, campaign = max(found, key=lambda one: (len(one[0]), max(row.started_at for row in one[1].rows)))
     values = {at: claim.value(points[at]) for at in sorted(points)}
     if len(values) < claim.at_least:
         reason = f"{len(values)} {AXIS_SYMBOLS[claim.over]} measured, {claim.at_least} needed"
-        return Outcome(claim, kernels, "not measurable", values, reason, session.folder)
+        return Outcome(claim, kernels, "not measurable", values, reason, campaign.folder)
     verdict: Verdict = "holds" if claim.holds(values) else "does not hold"
-    return Outcome(claim, kernels, verdict, values, "", session.folder)
+    return Outcome(claim, kernels, verdict, values, "", campaign.folder)
 
 
-def check_all(sessions: Sequence[Session]) -> list[Outcome]:
+def check_all(campaigns: Sequence[Campaign]) -> list[Outcome]:
     """Every claim for every set of kernels; one outcome where no row could tell."""
     return [
-        check(claim, kernels, sessions) for claim in CLAIMS for kernels in (KERNELS if claim.needs else ("any kernel",))
+        check(claim, kernels, campaigns)
+        for claim in CLAIMS
+        for kernels in (KERNELS if claim.needs else ("any kernel",))
     ]
 
 
@@ -142,9 +144,9 @@ def _points(claim: Claim, kernels: str, rows: Iterable[Row]) -> dict[int, Point]
     return {at: {role: fastest(found[at]) for role, found in by_role.items()} for at in shared}
 
 
-def _lacking(claim: Claim, kernels: str, sessions: Sequence[Session]) -> str:
+def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> str:
     """Why a claim has no point: what was not asked for, what failed and why, or that nothing ran side by side."""
-    rows = [row for session in sessions for row in session.rows]
+    rows = [row for campaign in campaigns for row in campaign.rows]
     reasons = []
     for need in claim.needs.values():
         asked = [row for row in rows if row.implementation == need.name.format(kernels)]

@@ -28,11 +28,11 @@ def claims(
     """Hold the paper's claims against measured rows, for its own kernels (nxai_*) and ours (tfla_*)."""
     from rich.console import Console
 
+    from tflabench.analysis.campaigns import campaigns
     from tflabench.analysis.claims import check_all, needed
-    from tflabench.analysis.sessions import sessions
     from tflabench.store import find_results
 
-    outcomes = check_all(sessions(find_results(directory)))
+    outcomes = check_all(campaigns(find_results(directory)))
     if json_:
         found = [
             {

@@ -45,7 +45,7 @@ def compare(
     from rich.console import Console
 
     from tflabench.analysis import comparison
-    from tflabench.analysis.sessions import conditions_of, differences
+    from tflabench.analysis.campaigns import conditions_of, differences
 
     allowed = _fraction(threshold)
     if inside and impl != "*":

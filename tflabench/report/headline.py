@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from tflabench.analysis.sessions import sessions
+from tflabench.analysis.campaigns import campaigns
 from tflabench.registry import bundled_kernels
 from tflabench.store import Results, Row
 from tflabench.summary import contests, faster
@@ -72,17 +72,17 @@ class Headline:
 
 
 def compare(results: Iterable[Results]) -> Headline:
-    """Our fastest row of every point against the fastest of each baseline there, within a session (see `sessions`).
+    """Our fastest row of every point against the fastest of each baseline there, within a campaign (see `campaigns`).
 
     Against an mLSTM, ours is the fastest that computes the same gate; against all others, the fastest of all.
     """
     kernels = bundled_kernels()
-    found = sessions(results)
-    measured = [row for session in found for row in session.rows if row.status == "ok"]
+    found = campaigns(results)
+    measured = [row for campaign in found for row in campaign.rows if row.status == "ok"]
     stand_in = not any(row.implementation in kernels for row in measured)
     duels: dict[tuple[str, str, str], dict[str, list[Duel]]] = defaultdict(lambda: defaultdict(list))
-    for session in found:
-        for contest in contests(session.rows):  # the fastest first
+    for campaign in found:
+        for contest in contests(campaign.rows):  # the fastest first
             ours = [row for row in contest if (_plain(row) if stand_in else row.implementation in kernels)]
             baselines = {row.implementation: row for row in reversed(contest)}
             for name, row in baselines.items():

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 from markupsafe import Markup
 
+from tflabench.analysis.campaigns import campaigns
 from tflabench.analysis.hardware import from_device_name
-from tflabench.analysis.sessions import sessions
 from tflabench.plots.roofline import roofs
 from tflabench.plots.rows import MEMORY, PASSES, RUNTIME, Rows
 from tflabench.report import facts
@@ -77,9 +77,9 @@ def records(rows: Rows) -> Iterator[dict[str, Any]]:
 
 
 def best(results: Results) -> Iterator[dict[str, Any]]:
-    """The fastest implementation of every point, and the next best; only rows of one session are compared."""
-    for session in sessions([results]):
-        for first, *others in contests(session.rows):
+    """The fastest implementation of every point, and the next best; only rows of one campaign are compared."""
+    for campaign in campaigns([results]):
+        for first, *others in contests(campaign.rows):
             rival = next((row for row in others if row.implementation != first.implementation), None)
             percent = first.percent_of_roofline
             yield {

@@ -45,7 +45,7 @@ def differences(a: Mapping[str, Sequence[str]], b: Mapping[str, Sequence[str]]) 
 
 
 @dataclass(frozen=True)
-class Session:
+class Campaign:
     """Rows of one results folder that ran under the same decisive conditions: a ratio of two of them counts."""
 
     folder: str
@@ -53,7 +53,7 @@ class Session:
     runs: Mapping[str, Any]
 
 
-def sessions(results: Iterable[Results]) -> list[Session]:
+def campaigns(results: Iterable[Results]) -> list[Campaign]:
     """The rows of results folders, apart where device, driver or the versions that decide a time differ."""
     found = []
     for folder in results:
@@ -63,5 +63,5 @@ def sessions(results: Iterable[Results]) -> list[Session]:
             apart[tuple(run.get(name) for name in DECISIVE)].append(row)
         for rows in apart.values():
             runs = {run: folder.runs[run] for run in dict.fromkeys(row.run_id for row in rows) if run in folder.runs}
-            found.append(Session(str(folder.folder), tuple(rows), runs))
+            found.append(Campaign(str(folder.folder), tuple(rows), runs))
     return found
