@@ -6,11 +6,13 @@ python compile_hopper.py [d_qk/d_hv ...]     default: the shapes of the bars
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -66,7 +68,8 @@ def walk_constants(w: int, z: int, *, sums: bool = False, **branches: bool) -> d
     }
 
 
-def every_kernel(d_qk: int, d_hv: int, dtype: str = "bf16") -> Iterator[dict[str, Any]]:
+def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
+    """By name: the kernel, its constants, maxnreg."""
     w = min(d_hv, 256)
     walks = {
         "h": walk_constants(d_qk, d_hv, LAST=True),
@@ -83,16 +86,26 @@ def every_kernel(d_qk: int, d_hv: int, dtype: str = "bf16") -> Iterator[dict[str
     for name in ("h", "dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
         shared = {x: value for x, value in walks[name].items() if not x.endswith("_sharing")}
         walks[f"{name} of shared heads and a skip connection"] = shared | {"SKIP": True}
-    for name, constants in walks.items():
-        yield compiled(f"{d_qk}/{d_hv} {name}", walk.walk, constants, 128, dtype)
+    found: dict[str, tuple[Any, dict[str, Any], int]]
+    found = {name: (walk.walk, constants, 128) for name, constants in walks.items()}
     for reverse in (False, True):
         constants = {"z_sharing": 1, "STAGES": 4, "WB": w // 64, "REVERSE": reverse, "NORM": not reverse}
-        yield compiled(f"{d_qk}/{d_hv} {'dC' if reverse else 'C, n'}", segments.accumulate, constants, 168, dtype)
+        found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
+    return found
+
+
+def compiled_by_name(shape: str, name: str) -> dict[str, Any]:
+    """In a process that has nothing but these names of a kernel."""
+    d_qk, d_hv = map(int, shape.split("/"))
+    return compiled(f"{shape} {name}", *every_kernel(d_qk, d_hv)[name], "bf16")
+
+
+def main() -> None:
+    jobs = [(shape, name) for shape in sys.argv[1:] or SHAPES for name in every_kernel(*map(int, shape.split("/")))]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        rows = list(pool.map(compiled_by_name, *zip(*jobs, strict=True)))
+    print(json.dumps({"triton": triton.__version__, "kernels": rows}))
 
 
 if __name__ == "__main__":
-    rows = []
-    for shape in sys.argv[1:] or SHAPES:
-        d_qk, d_hv = map(int, shape.split("/"))
-        rows += every_kernel(d_qk, d_hv)
-    print(json.dumps({"triton": triton.__version__, "kernels": rows}))
+    main()
