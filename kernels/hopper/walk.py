@@ -228,6 +228,7 @@ def score(
                 within = within_ptr + piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps
                 step = tile_now * 64 + u
                 gl.store(within + step, gl.sum(rounded.to(gl.float32) * xz, axis=1), mask=step < steps)
+                barrier()  # every warp has read its rows of X and Z
             if NORM:
                 s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
                 for c in range(WB):
