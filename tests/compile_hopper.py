@@ -1,6 +1,6 @@
 """Compiles the fused kernels for sm_90a, without a GPU; prints what they use as JSON.
 
-python compile_hopper.py [d_qk/d_hv ...]     default: the shapes of the bars
+python compile_hopper.py [d_qk/d_hv[:name;name...] ...]     default: every kernel of the shapes of the bars
 """
 
 from __future__ import annotations
@@ -101,7 +101,11 @@ def compiled_by_name(shape: str, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    jobs = [(shape, name) for shape in sys.argv[1:] or SHAPES for name in every_kernel(*map(int, shape.split("/")))]
+    jobs = []
+    for argument in sys.argv[1:] or SHAPES:
+        shape, _, names = argument.partition(":")
+        every = every_kernel(*map(int, shape.split("/")))
+        jobs += [(shape, name) for name in (names.split(";") if names else every)]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         rows = list(pool.map(compiled_by_name, *zip(*jobs, strict=True)))
     print(json.dumps({"triton": triton.__version__, "kernels": rows}))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -123,16 +126,22 @@ def compiled(launch: Launch, sm: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Every distinct kernel of every case, for sm_80 and sm_90."""
+def compiled_case(sm: int, *case: Any) -> list[dict[str, Any]]:
+    """Every distinct kernel of a case."""
     rows: dict[str, dict[str, Any]] = {}
-    for sm, *case in CASES:
-        for launch in launches(*case, sm=sm):  # type: ignore[arg-type]
-            code, options = source(launch)
-            key = hashlib.sha256(f"{code.hash()}{sorted(options.items())}{sm}".encode()).hexdigest()
-            if key not in rows:
-                rows[key] = compiled(launch, sm) | {"dtype": str(case[-1]).removeprefix("torch.")}
-    json.dump({"triton": triton.__version__, "kernels": list(rows.values())}, sys.stdout)
+    for launch in launches(*case, sm=sm):
+        code, options = source(launch)
+        key = hashlib.sha256(f"{code.hash()}{sorted(options.items())}".encode()).hexdigest()
+        if key not in rows:
+            rows[key] = compiled(launch, sm) | {"dtype": str(case[-1]).removeprefix("torch.")}
+    return list(rows.values())
+
+
+def main() -> None:
+    """Every case, for sm_80 and sm_90."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        rows = [row for found in pool.map(compiled_case, *zip(*CASES, strict=True)) for row in found]
+    json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)
 
 
 if __name__ == "__main__":

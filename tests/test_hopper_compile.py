@@ -231,7 +231,14 @@ def test_walks_compute_the_recurrence_and_its_gradients(
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[("oldest", "128/256 256/512"), ("installed", "128/256")], ids=lambda p: p[0])
+MAIN = ":h;h normalised;h of segments;dq;dk;dv;C, n;dC"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("oldest", ["128/256", "256/512" + MAIN]), ("installed", ["128/256" + MAIN])],
+    ids=lambda param: param[0],
+)
 def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The Triton that ran and what each kernel uses, compiled in a process of its own (this one interprets)."""
     triton, shapes = request.param
@@ -241,7 +248,7 @@ def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
         if not (old / "triton").is_dir():
             pytest.skip(f"no Triton in {old}: `make test` puts the oldest supported there")
         environment["PYTHONPATH"] = str(old)
-    command = [sys.executable, "-P", str(ROOT / "tests" / "compile_hopper.py"), *shapes.split()]
+    command = [sys.executable, "-P", str(ROOT / "tests" / "compile_hopper.py"), *shapes]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
