@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from tflabench.adapter import Case, Implementation, Unsupported, draw
+from tflabench.adapter import Case, Implementation, SuffixSum, Unsupported, draw
 from tflabench.analysis import baselines as costs
 from tflabench.analysis.cost import Cost
 from tflabench.baselines.packages import EINOPS, installed, refuse, require_capability
@@ -168,7 +168,7 @@ def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
     return recurrence(q, k, v, log_decay, beta, scale=q.shape[-1] ** -0.5).transpose(1, 2)
 
 
-def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, SuffixSum]:
     """dg of scalar decays as q.dq - k.dk summed over the rest of the sequence: its error grows with the sequence."""
     import torch
 
@@ -176,8 +176,7 @@ def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str,
         return {}
     work = torch.promote_types(inputs["q"].dtype, torch.float32)
     q, k = (inputs[name].detach().to(work) for name in "qk")
-    d_log = (q * results["dq"] - k * results["dk"]).sum(-1)
-    return {"dg": d_log.flip(1).cumsum(1).flip(1).to(inputs["g"].dtype)}
+    return {"dg": SuffixSum((q * results["dq"] - k * results["dk"]).sum(-1))}
 
 
 def require_sound_triton(device: torch.device) -> None:

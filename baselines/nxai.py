@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Formulation, Implementation
+from tflabench.adapter import Case, Formulation, Implementation, SuffixSum
 from tflabench.baselines.packages import EINOPS, refuse
 from tflabench.bundled import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.problem import Problem
@@ -76,7 +76,7 @@ KERNELS = (
 )
 
 
-def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, SuffixSum]:
     """df formed from dq and dk in the working dtype: q.dq - k.dk summed over the rest of the sequence, through sigmoid.
 
     Autograd through the reference keeps the gates in float32 and would allow df no more than the rounding of the
@@ -88,8 +88,7 @@ def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str
         return {}
     work = torch.promote_types(inputs["q"].dtype, torch.float32)
     q, k, f = (inputs[name].detach().to(work) for name in "qkf")
-    d_log_f = (q * results["dq"] - k * results["dk"]).sum(-1).flip(-1).cumsum(-1).flip(-1)
-    return {"df": (d_log_f * torch.sigmoid(-f)).to(inputs["f"].dtype)}
+    return {"df": SuffixSum((q * results["dq"] - k * results["dk"]).sum(-1), torch.sigmoid(-f))}
 
 
 def native_oracle(gate: str, autograd: bool, inputs: Mapping[str, Tensor]) -> Tensor:

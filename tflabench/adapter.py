@@ -27,6 +27,19 @@ class Unsupported(Exception):
     """Raised by `Implementation.build` for a reason that only device or library can tell; it becomes the row's."""
 
 
+@dataclass(frozen=True)
+class SuffixSum:
+    """scale_t sum_{s >= t} terms_s, both of the shape of the gradient that it is."""
+
+    terms: Tensor
+    scale: Tensor | float = 1.0
+
+
+def suffix_sum(terms: Tensor, dim: int) -> Tensor:
+    """sum_{s >= t} terms_s along a dimension, for every t."""
+    return terms.flip(dim).cumsum(dim).flip(dim)
+
+
 @dataclass
 class Case:
     """One problem made ready to run on one device, built outside every timed window.
@@ -40,9 +53,9 @@ class Case:
             The correctness gate compares single (batch, head) slices, so that the oracle stays cheap. An input with
             fewer heads than the others shares each of its heads among a group of consecutive ones (the slice is then a
             whole group). Every function is causal: the gate may compare only the first steps of a long sequence.
-        as_kernels_do: (inputs, results) -> those results that kernels of this kind form from rounded ones, formed so in
-            plain PyTorch from the `results` of the oracle in the working dtype ("forward", "d" + name by input). The
-            error of these is then the measure of what is allowed.
+        as_kernels_do: (inputs, results) -> those gradients that kernels of this kind sum up from rounded results, by
+            name ("d" + the input's), as sums of `results` ("forward", "d" + name by input). What is allowed is then the
+            error to be expected of such a sum. It is asked twice: in float64, and in the working dtype.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -50,7 +63,7 @@ class Case:
     forward: Callable[[], Tensor]
     oracle: Callable[[Mapping[str, Tensor]], Tensor]
     layout: Literal["bhtd", "bthd"] = "bhtd"
-    as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, SuffixSum]] | None = None
     details: dict[str, object] = field(default_factory=dict)
 
 

@@ -2,6 +2,15 @@
 
 The error allowed is a small multiple of the one that plain PyTorch makes: the same oracle, run in the working dtype, is
 measured against float64 first.
+
+A gradient that kernels sum up from rounded terms (`Case.as_kernels_do`) is held to the error to be expected of such a
+sum. The roundings of T terms add up to a random walk, and the root mean square of a walk differs much from one
+realisation to the next, however large T is: simulated (200,000 pairs), it is more than twice that of another walk of
+the same variance in 18% of all cases, in 33% for the worse of two slices, so that a bound made of one realisation would
+have to allow 8.6 times for 99.9% to pass. Of its expected value, the root of the mean variance, it is at most 3.15
+times in 99.9% for the worse of two slices, and the furthest excursion at most 3.64 times the final standard deviation.
+The expected value is known: variances are suffix sums of the squares of what plain PyTorch's terms are off by rounding
+(published kernels' are off as much: 0.24% in dq and dk, both, in bfloat16).
 """
 
 from __future__ import annotations
@@ -18,11 +27,12 @@ import torch
 import torch.utils.deterministic
 from torch import Tensor
 
-from tflabench.adapter import Case, differentiate
+from tflabench.adapter import Case, differentiate, suffix_sum
 
-FIRST_STEPS = 512  # the oracle's cost is measured on a prefix of this length
+FIRST_STEPS = 512  # compared whatever they cost; what more would cost is estimated from them
 ALLOWED = 2.0  # times plain PyTorch's own error
 ALLOWED_STEP = 4.0  # the same for the worst single step, an extreme value and so less steady
+ALLOWED_WALK = 3.2  # times the expected error of a sum of rounded terms
 LIMIT, LIMIT_STEP = 0.2, 1.0  # whatever plain PyTorch does: who is this far off is wrong
 
 
@@ -75,27 +85,29 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
     """Compare a case with its oracle on the first and the last (batch, head) slice.
 
     The implementation runs at its full size; where the float64 oracle would take longer than about `budget_s` seconds,
-    only the first steps are compared, under an output gradient that is zero afterwards (everything is causal).
-    Memory that it is given holds NaN before, so that an element it leaves unwritten shows (`_on_poisoned_memory`).
+    only the first steps are compared, FIRST_STEPS at least, under an output gradient that is zero afterwards (everything
+    is causal). Memory that the implementation is given holds NaN before, so that an element it leaves unwritten shows
+    (`_on_poisoned_memory`).
 
     Args:
         output_grad: gradient of the output, for a forward and backward pass; None for a forward pass.
     """
     cut = _Cut(case)
-    steps = _affordable_steps(case, cut, output_grad, budget_s)
+    steps, truths = _affordable_truths(case, cut, output_grad, budget_s)
     if output_grad is not None and steps < cut.seq_len:
         output_grad = output_grad.clone()
         output_grad.narrow(cut.time_dim, steps, cut.seq_len - steps).zero_()
     results = _on_poisoned_memory(case, output_grad)
 
     worst: dict[str, Error] = {}
-    for where in dict.fromkeys([(0, 0), (cut.batch - 1, cut.groups - 1)]):
-        truth = _truth(case, cut, where, steps, output_grad)
-        plain = _plain(case, cut, where, steps, output_grad, results["forward"].dtype)
+    for where, truth in truths.items():
+        plain = _oracle(case, cut, where, steps, output_grad, results["forward"].dtype)
+        walks = _expected_squares(case, cut, where, steps, truth, plain)
         for name, true in truth.items():
             if true.ndim == 1 and cut.batch > 1:
                 continue  # a parameter's gradient sums over the whole batch: one slice says nothing of it
-            error = compare(name, cut(results[name], *where, steps), plain[name], true, cut.time_of(true))
+            actual = cut(results[name], *where, steps)
+            error = compare(name, actual, plain[name], true, cut.time_of(true), walks.get(name))
             if name not in worst or _badness(error) > _badness(worst[name]):
                 worst[name] = error
     return Verdict(tuple(worst.values()), steps)
@@ -140,23 +152,28 @@ def _fresh_memory_is_nan() -> Iterator[None]:
         settings.fill_uninitialized_memory = filled_before
 
 
-def compare(name: str, actual: Tensor, plain: Tensor, true: Tensor, time_dim: int | None) -> Error:
+def compare(
+    name: str, actual: Tensor, plain: Tensor, true: Tensor, time_dim: int | None, walk: Tensor | None = None
+) -> Error:
     """Errors of `actual` against float64, and those allowed: a multiple of the errors of `plain`, at least rounding.
 
     Where plain PyTorch overflows in the working dtype, rounding alone says what is allowed.
+
+    Args:
+        walk: expected square error of every element where it is a sum of rounded terms: then these count too.
     """
     rounding = torch.finfo(actual.dtype).eps / 2
-    error, step_error = _errors(actual, true, time_dim)
-    plain_error, plain_step_error = (value if isfinite(value) else 0.0 for value in _errors(plain, true, time_dim))
-    allowed = min(ALLOWED * max(plain_error, rounding / 2), LIMIT)
-    step_allowed = min(ALLOWED_STEP * max(plain_step_error, rounding), LIMIT_STEP)
+    error, step_error = _errors((actual.double() - true).square(), true, time_dim)
+    plain_error, plain_step_error = _finite(_errors((plain.double() - true).square(), true, time_dim))
+    walk_error, walk_step_error = (0.0, 0.0) if walk is None else _finite(_errors(walk, true, time_dim))
+    allowed = max(ALLOWED * max(plain_error, rounding / 2), ALLOWED_WALK * walk_error)
+    step_allowed = ALLOWED_STEP * max(plain_step_error, rounding, walk_step_error)
     mean_absolute = float((actual.double() - true).abs().mean())
-    return Error(name, error, allowed, step_error, step_allowed, mean_absolute)
+    return Error(name, error, min(allowed, LIMIT), step_error, min(step_allowed, LIMIT_STEP), mean_absolute)
 
 
-def _errors(actual: Tensor, true: Tensor, time_dim: int | None) -> tuple[float, float]:
+def _errors(squares: Tensor, true: Tensor, time_dim: int | None) -> tuple[float, float]:
     """Root mean square error over root mean square of the truth: of everything, and of the worst time step."""
-    squares = (actual.double() - true).square()
     scale = true.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     error = float(squares.mean().sqrt() / scale)
     if time_dim is None:
@@ -165,48 +182,67 @@ def _errors(actual: Tensor, true: Tensor, time_dim: int | None) -> tuple[float, 
     return error, float(squares.mean(others).sqrt().max() / scale)
 
 
+def _finite(errors: tuple[float, float]) -> tuple[float, float]:
+    return errors[0] if isfinite(errors[0]) else 0.0, errors[1] if isfinite(errors[1]) else 0.0
+
+
 def _badness(error: Error) -> float:
     return (
         max(error.error / error.allowed, error.step_error / error.step_allowed) if error.error == error.error else 1e30
     )
 
 
-def _truth(case: Case, cut: _Cut, where: tuple[int, int], steps: int, output_grad: Tensor | None) -> dict[str, Tensor]:
-    """What the oracle says in float64 of a slice of the inputs; `output_grad` is of the whole problem."""
-    grad = None if output_grad is None else cut(output_grad, *where, steps).double()
-    return differentiate(case.oracle, cut.inputs(case, *where, steps, torch.float64), grad)
-
-
-def _plain(
+def _oracle(
     case: Case, cut: _Cut, where: tuple[int, int], steps: int, output_grad: Tensor | None, dtype: torch.dtype
-) -> Mapping[str, Tensor]:
-    """The same by plain PyTorch in the working dtype."""
-    grad = None if output_grad is None else cut(output_grad, *where, steps)
-    inputs = cut.inputs(case, *where, steps, dtype)
-    results = differentiate(case.oracle, inputs, grad)
-    return results | dict(case.as_kernels_do(inputs, results)) if case.as_kernels_do else results
+) -> dict[str, Tensor]:
+    """What the oracle says in a dtype of a slice of the inputs; `output_grad` is of the whole problem."""
+    grad = None if output_grad is None else cut(output_grad, *where, steps).to(dtype)
+    return differentiate(case.oracle, cut.inputs(case, *where, steps, dtype), grad)
 
 
-def _affordable_steps(case: Case, cut: _Cut, output_grad: Tensor | None, budget_s: float) -> int:
-    """How many steps to compare: all, or as many as fit the budget if the oracle's cost grew with their square."""
+def _expected_squares(
+    case: Case,
+    cut: _Cut,
+    where: tuple[int, int],
+    steps: int,
+    truth: Mapping[str, Tensor],
+    plain: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """By name, E[error^2] of those results that kernels form as suffix sums of terms as far off as those of `plain`."""
+    if case.as_kernels_do is None:
+        return {}
+    exact, rounded = (
+        case.as_kernels_do(cut.inputs(case, *where, steps, results["forward"].dtype), results)
+        for results in (truth, plain)
+    )
+    return {
+        name: suffix_sum((rounded[name].terms - of.terms).square(), cut.time_dim) * of.scale**2
+        for name, of in exact.items()
+    }
 
-    def seconds_for(steps: int) -> float:
-        start = time.perf_counter()
-        for result in _truth(case, cut, (0, 0), steps, output_grad).values():
-            result.sum().item()  # waits for the device
-        return 4 * (time.perf_counter() - start)  # two slices, each in two precisions
 
+def _affordable_truths(
+    case: Case, cut: _Cut, output_grad: Tensor | None, budget_s: float
+) -> tuple[int, dict[tuple[int, int], dict[str, Tensor]]]:
+    """How many steps to compare, and what the oracle says of them in float64, by slice.
+
+    All, or as many as fit the budget if the oracle's cost grew with their square; FIRST_STEPS whatever they cost. The
+    truth of the first and of the last slice is timed, and kept where it turns out to be of as many steps as fit. The
+    faster counts: a first call loads libraries.
+    """
     steps = min(FIRST_STEPS, cut.seq_len)
-    if steps < cut.seq_len:
-        seconds_for(steps)  # the first call loads libraries
-    while steps < cut.seq_len:
-        seconds = seconds_for(steps)
-        if seconds * (cut.seq_len / steps) ** 2 <= budget_s:
-            return cut.seq_len
-        if seconds * 4 > budget_s:
-            return steps
-        steps = min(2 * steps, cut.seq_len)
-    return steps
+    while True:
+        truths, fastest = {}, float("inf")
+        for where in ((0, 0), (cut.batch - 1, cut.groups - 1)):
+            start = time.perf_counter()
+            truths[where] = _oracle(case, cut, where, steps, output_grad, torch.float64)
+            for result in truths[where].values():
+                result.sum().item()  # waits for the device
+            fastest = min(fastest, time.perf_counter() - start)
+        seconds = 4 * fastest  # two slices, each in two precisions
+        if steps == cut.seq_len or 4 * seconds > budget_s:
+            return steps, truths
+        steps = cut.seq_len if seconds * (cut.seq_len / steps) ** 2 <= budget_s else min(2 * steps, cut.seq_len)
 
 
 class _Cut:
