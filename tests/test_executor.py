@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tflabench import registry
+from tflabench.adapter import Case, Implementation
 from tflabench.executor import LocalExecutor
 from tflabench.problem import InputError, Problem
 from tflabench.protocol import SHORT
+from tflabench.worker import Worker
 
 PLUGIN = str(Path(__file__).with_name("faulty.py"))
 
@@ -78,6 +85,36 @@ def test_a_result_has_everything_that_is_measured(executor):
     assert result["verified_steps"] == 64
     assert set(result["details"]["errors"]) == {"forward", "dv"}
     assert result["package_version"]
+
+
+def test_what_a_point_leaves_in_cycles_is_gone_after_it(monkeypatch):
+    """And what libraries keep is not looked through again for every point."""
+    left = []
+
+    def build(problem: Problem, device: torch.device) -> Case:
+        def forward() -> torch.Tensor:
+            cycle: dict[str, Any] = {"output": torch.zeros(1, 1, 8, 8)}
+            cycle["itself"] = cycle
+            left.append(weakref.ref(cycle["output"]))
+            return cycle["output"].clone()
+
+        inputs = {"v": torch.zeros(1, 1, 8, 8)}
+        return Case(inputs, forward, lambda inputs: 0 * inputs["v"])
+
+    impl = Implementation("cyclic", "mlstm", "cyclic", build, lambda problem, device: None)
+    monkeypatch.setattr(registry, "_plugged", [impl])
+    answers = []
+    worker = Worker("cpu", answers.append)
+    worker.start([], None)
+    problem = asdict(Problem(1, 1, 8, 8, 8, dtype="float32"))
+    job = {"kind": "measure", "implementation": "cyclic", "problem": problem, "protocol": asdict(SHORT)}
+    frozen: list[list[torch.Tensor | None]] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append([ref() for ref in left]))
+    worker.do(job)
+    assert answers[-1]["result"]["status"] == "ok"
+    (kept,) = frozen
+    assert len(kept) > 10
+    assert set(kept) == {None}
 
 
 def test_a_closed_executor_leaves_no_process_behind():

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -132,6 +133,7 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@cache
 def package_version(name: str) -> str | None:
     """Installed version of a distribution, None where it is not installed."""
     try:

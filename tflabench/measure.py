@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, pstdev, quantiles
+from typing import Any
 
 import torch
 
@@ -193,17 +195,7 @@ class Clocks:
     reasons: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._nvml = None
-        if self.device.type == "cuda" and find_spec("pynvml"):
-            import pynvml
-
-            try:
-                pynvml.nvmlInit()
-                uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
-                self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-                self._nvml = pynvml
-            except pynvml.NVMLError:  # no right to ask: the columns stay empty
-                pass
+        self._nvml, self._handle = _nvml_of(self.device)
 
     @property
     def median_mhz(self) -> float | None:
@@ -224,6 +216,20 @@ class Clocks:
             self._nvml = None
             return
         self.reasons |= {name for name, bit in _throttle_bits(nvml).items() if bits & bit}
+
+
+@cache
+def _nvml_of(device: torch.device) -> tuple[Any, Any]:
+    """The library to ask and its handle of a GPU; None and None where there is nothing to ask."""
+    if device.type != "cuda" or not find_spec("pynvml"):
+        return None, None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:  # no right to ask: the columns stay empty
+        return None, None
 
 
 def _throttle_bits(nvml: object) -> dict[str, int]:

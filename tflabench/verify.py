@@ -85,8 +85,8 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
     """Compare a case with its oracle on the first and the last (batch, head) slice.
 
     The implementation runs at its full size; where the float64 oracle would take longer than about `budget_s` seconds,
-    only the first steps are compared, FIRST_STEPS at least, under an output gradient that is zero afterwards (everything
-    is causal). Memory that the implementation is given holds NaN before, so that an element it leaves unwritten shows
+    only the first steps are compared, FIRST_STEPS at least, under an output gradient that is zero after them (all is
+    causal). Memory that the implementation is given holds NaN before, so that an element it leaves unwritten shows
     (`_on_poisoned_memory`).
 
     Args:
