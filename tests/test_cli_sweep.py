@@ -154,6 +154,18 @@ def test_json_goes_to_stdout_alone_and_no_resume_measures_again():
     assert (row["pass"], row["protocol"], row["warmup"] >= 10, row["samples"]) == ("fw", "paper", True, 30)
 
 
+def test_the_check_takes_as_long_as_it_is_given():
+    sweep("--impl", "fine,bad_gradient", "-a", "seq_len=2048", "-a", "head_dim=16", "--verify-seconds", "0")
+    rows = read_rows("out").set_index(["implementation", "pass"])
+    assert set(rows["verified_steps"]) == {512}
+    assert dict(rows["status"]) == {
+        ("fine", "fw"): "ok",
+        ("fine", "fwbw"): "ok",
+        ("bad_gradient", "fw"): "ok",
+        ("bad_gradient", "fwbw"): "wrong",
+    }
+
+
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
 def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
     done = run("sweep", "--impl", "sdpa,reference_sig", *TINY, "-a", "chunk_size=16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tflabench import reproduce
@@ -12,7 +13,7 @@ from tflabench.cli import app
 from tflabench.problem import InputError, Problem
 from tflabench.registry import get
 from tflabench.store import Row, Store
-from tflabench.sweep import Point
+from tflabench.sweep import Point, parse_overrides
 
 H200 = "NVIDIA H200"
 FEW = ["tfla_sig_xl", "nxai_exp_xl", "sdpa_cudnn", "fla_gla", "lightning_attention_2"]
@@ -94,6 +95,17 @@ def test_rows_come_from_the_folder_that_answers_most_points(tmp_path):
     assert reproduce.stored(reproduce.points_of(figure, True, ["fla_gla"]), tmp_path) is None
 
 
+def test_a_part_of_a_figure_has_points_of_the_figure_only():
+    figure = reproduce.find("fig12")
+    whole = reproduce.points_of(figure, False)
+    part = reproduce.points_of(figure, False, part=parse_overrides(["seq_len=256,512,8192", "pass=fw"]))
+    assert [point.id for point in part] == [
+        point.id for point in whole if point.problem.seq_len in (512, 8192) and point.problem.pass_ == "fw"
+    ]
+    assert len(part) > 10
+    assert reproduce.points_of(reproduce.find("fig5"), False, part={"seq_len": (512,)}) == []
+
+
 @pytest.mark.parametrize(
     ("name", "stems"),
     [
@@ -164,6 +176,8 @@ def test_without_a_gpu_it_draws_what_is_stored_and_says_so(invoke, tmp_path):
         (["fig3"], "tflabench: no figure is called 'fig3'; did you mean"),
         (["fig4", "--format", "gif"], "tflabench: no format is called 'gif'; known: png, svg, pdf"),
         (["fig4", "--impl", "nothing"], "tflabench: no implementation matches 'nothing'"),
+        (["fig5", "-a", "seq_len=512"], "tflabench: no point of fig5 has seq_len=512: `tflabench sweep -a` measures"),
+        (["fig12", "-a", "seqlen=512"], "tflabench: unknown axis 'seqlen'; did you mean seq_len?"),
         (["fig4", "--matched-heads"], "tflabench: no point of fig4 is stored below results"),
     ],
 )
@@ -176,6 +190,37 @@ def test_bad_input_is_one_line_and_code_2(invoke, arguments, message):
 def test_matched_heads_say_where_they_change_nothing(invoke):
     _, _, err = invoke("fig17", "--matched-heads")
     assert "The same heads for every kernel in any case: fig17." in err
+
+
+def test_a_part_of_a_figure_alone_is_drawn_of_what_is_stored(invoke, tmp_path):
+    store(tmp_path / "results/h200/mine", reproduce.points_of(reproduce.find("fig12"), False, ["tfla_sig_xl"]))
+    code, out, err = invoke("fig5", "fig12", "--impl", "tfla_sig_xl", "-a", "seq_len=512,8192,65536")
+    assert code == 0
+    assert "Left out: no point of" not in err
+    assert "fig12: 6 of 6 points measured" in err
+    (drawn,) = (path for path in out.split() if path.endswith("fig12-runtime.csv"))
+    assert set(pd.read_csv(drawn)["seq_len"]) == {512, 8192, 65536}
+    _, _, err = invoke("fig5", "fig12", "--impl", "tfla_sig_xl", "-a", "seq_len=512")
+    assert "Left out: no point of fig5 has seq_len=512." in err
+
+
+def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
+    from tflabench import machine
+    from tflabench.cli import measure
+
+    asked = []
+
+    def measured(points, folder, machine, protocol, timeout, *_, **__):
+        asked.append(({point.problem.seq_len for point in points}, protocol.name, protocol.verify_s, timeout))
+        store(folder, points)
+        return [], []
+
+    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
+    monkeypatch.setattr(measure, "measure_points", measured)
+    part = ["-a", "seq_len=512,8192", "--impl", "tfla_sig_xl", "--timeout", "60"]
+    assert invoke("fig12", *part, "--verify-seconds", "0.3", "--paper-protocol")[0] == 0
+    assert invoke("fig12", *part)[0] == 0
+    assert asked == [({512, 8192}, "paper", 0.3, 60.0), ({512, 8192}, "standard", 10.0, 60.0)]
 
 
 def test_on_a_gpu_it_measures_first(invoke, monkeypatch):

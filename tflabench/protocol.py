@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Protocol:
         min_samples, max_samples: bounds of the sample count.
         settled_spread: stop once the relative interquartile range is below this ...
         budget_s: ... or stays the same, or once the samples have taken this long.
-        verify_s: time that the float64 oracle of the correctness gate may take.
+        verify_s: time that the float64 oracle of the correctness gate may take; `verified_steps` says how far it went.
     """
 
     name: str
@@ -25,6 +25,10 @@ class Protocol:
     settled_spread: float = 0.005
     budget_s: float = 3.0
     verify_s: float = 10.0
+
+    def verifying_within(self, seconds: float | None) -> Protocol:
+        """The same rules with another `verify_s`, where one is given."""
+        return self if seconds is None else replace(self, verify_s=seconds)
 
 
 STANDARD = Protocol("standard")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tflabench.problem import InputError
 from tflabench.registry import nearest, split
 from tflabench.store import Results, find_results
-from tflabench.sweep import Point, load_preset, plan
+from tflabench.sweep import Point, Values, load_preset, plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +48,25 @@ class PaperFigure:
         return self.matched if matched_heads and self.matched else self.preset
 
 
-def points_of(figure: PaperFigure, matched_heads: bool, patterns: Sequence[str] | None = None) -> list[Point]:
-    """What a GPU has to measure for a figure; `patterns`: of which implementations."""
-    return plan(load_preset(figure.preset_for(matched_heads)), {}, patterns, "cuda")
+def points_of(
+    figure: PaperFigure,
+    matched_heads: bool,
+    patterns: Sequence[str] | None = None,
+    part: Mapping[str, Values] | None = None,
+) -> list[Point]:
+    """What a GPU has to measure for a figure.
+
+    Args:
+        patterns: of which implementations.
+        part: values by axis, as `parse_overrides` gives them: only the points of the figure that have these. It may
+            have none.
+    """
+    preset = load_preset(figure.preset_for(matched_heads))
+    points = plan(preset, {}, patterns, "cuda")
+    if not part:
+        return points
+    asked = {point.id for point in plan(preset, part, patterns, "cuda")}
+    return [point for point in points if point.id in asked]
 
 
 def stored(points: Sequence[Point], root: Path) -> Results | None:

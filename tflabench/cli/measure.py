@@ -39,9 +39,22 @@ Plugin = Annotated[
     typer.Option(metavar="MODULE", help="Module or .py file whose IMPLEMENTATIONS are measured too."),
 ]
 Timeout = Annotated[float, typer.Option(min=1, help="Seconds for one point, from its build to its last sample.")]
+VerifySeconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="What the float64 check of one point may take: it checks as many steps as fit, 512 whatever they take.",
+        show_default="10; 0.15 where the preset is short",
+    ),
+]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Host memory for one point, e.g. 8GiB. [default on CPUs: 80% of what is free]"),
+    typer.Option(
+        metavar="SIZE",
+        help="Host memory for one point, e.g. 8GiB.",
+        show_default="on CPUs 80% of what is free",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
@@ -53,11 +66,12 @@ def sweep(
     impl: Impl = None,
     pass_: Annotated[str | None, typer.Option("--pass", help="fw, fwbw or both.")] = None,
     device: Device = "auto",
-    out: Annotated[Path | None, typer.Option(help="Results folder. [default: results/<device>/<preset>]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results folder.", show_default="results/<device>/<preset>")] = None,
     resume: Annotated[bool, typer.Option(help="Measure only what is missing or failed in the results folder.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
     timeout: Timeout = 300.0,
     paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
+    verify_seconds: VerifySeconds = None,
     memory_limit: MemoryLimit = None,
     plots: Annotated[bool, typer.Option(help="Draw the figures at the end.")] = True,
     plugin: Plugin = None,
@@ -78,6 +92,7 @@ def sweep(
     points = sweeps.plan(settings, overrides, patterns, machine.kind)
     bench.require_runnable(points, machine.kind)
     protocol = PAPER if paper_protocol else PROTOCOLS[settings.protocol.get(machine.kind, "standard")]
+    protocol = protocol.verifying_within(verify_seconds)
     limit = host_memory_limit(memory_limit, machine)
     folder = out or Path("results") / machine.slug / preset
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tflabench.cli import app
-from tflabench.cli.measure import Device, Impl, Timeout
+from tflabench.cli.measure import Device, Impl, Timeout, VerifySeconds
 
 
 @app.command()
@@ -19,17 +19,22 @@ def reproduce(
     matched_heads: Annotated[
         bool, typer.Option("--matched-heads", help="The same heads and dimensions for every kernel that takes them.")
     ] = False,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option("-a", "--axis", metavar="AXIS=VALUES", help="Only this part of a figure: seq_len=512,8192."),
+    ] = None,
     impl: Impl = None,
     device: Device = "auto",
     root: Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results folders lie.")] = Path(
         "results"
     ),
     out: Annotated[
-        Path | None, typer.Option(help="Where the figures go. [default: the folder `figures` beside their rows]")
+        Path | None, typer.Option(help="Where the figures go.", show_default="the folder `figures` beside their rows")
     ] = None,
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
     timeout: Timeout = 300.0,
     paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
+    verify_seconds: VerifySeconds = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
 ) -> None:
     """Repeat the paper's figures: measure what is missing, ours and the baselines, and draw as the paper does.
@@ -44,6 +49,7 @@ def reproduce(
     from tflabench.plots.sheet import FORMATS
     from tflabench.problem import InputError
     from tflabench.protocol import PAPER, STANDARD
+    from tflabench.sweep import parse_overrides
 
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
@@ -53,16 +59,23 @@ def reproduce(
             raise InputError(f"no format is called {word!r}; {registry.nearest(word, FORMATS)}")
     patterns = registry.split(",".join(impl)) if impl else None
     machine = detect(device)
-    protocol = PAPER if paper_protocol else STANDARD
+    part = parse_overrides(axis or ())
+    protocol = (PAPER if paper_protocol else STANDARD).verifying_within(verify_seconds)
     note = stderr()
     if machine.kind == "cpu":
         note.print(f"No NVIDIA GPU here ({machine.name}): drawing the rows stored below {root}, measuring nothing.")
     if matched_heads and (alike := [figure.name for figure in wanted if not figure.matched]):
         note.print(f"The same heads for every kernel in any case: {', '.join(alike)}.")
 
+    parts = {figure: paper.points_of(figure, matched_heads, patterns, part) for figure in wanted}
+    if outside := [figure.name for figure, points in parts.items() if not points]:
+        outside_of = f"no point of {', '.join(outside)} has {' '.join(axis or ())}"
+        if len(outside) == len(wanted):
+            raise InputError(f"{outside_of}: `tflabench sweep -a` measures other values than the paper's")
+        note.print(f"Left out: {outside_of}.")
+    parts = {figure: points for figure, points in parts.items() if points}
     missing = []
-    for figure in wanted:
-        points = paper.points_of(figure, matched_heads, patterns)
+    for figure, points in parts.items():
         preset = figure.preset_for(matched_heads)
         if machine.kind == "cuda":
             folder = root / machine.slug / preset
@@ -84,6 +97,6 @@ def reproduce(
             print(path)
     if missing:
         hint = f"no point of {', '.join(missing)} is stored below {root}: run the same command on a machine with a GPU"
-        if len(missing) == len(wanted):
+        if len(missing) == len(parts):
             raise InputError(hint)
         note.print(f"Not drawn: {hint}")
