@@ -210,8 +210,9 @@ def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
 
     asked = []
 
-    def measured(points, folder, machine, protocol, timeout, *_, **__):
-        asked.append(({point.problem.seq_len for point in points}, protocol.name, protocol.verify_s, timeout))
+    def measured(points, folder, runner, title):
+        rules = runner.protocol
+        asked.append(({point.problem.seq_len for point in points}, rules.name, rules.verify_s, runner.timeout_s))
         store(folder, points)
         return [], []
 
@@ -221,6 +222,29 @@ def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
     assert invoke("fig12", *part, "--verify-seconds", "0.3", "--paper-protocol")[0] == 0
     assert invoke("fig12", *part)[0] == 0
     assert asked == [({512, 8192}, "paper", 0.3, 60.0), ({512, 8192}, "standard", 10.0, 60.0)]
+
+
+def test_all_figures_are_measured_by_one_worker_before_any_is_drawn(invoke, monkeypatch):
+    from tflabench import machine
+    from tflabench.cli import measure
+
+    done, executors = [], set()
+
+    def measured(points, folder, runner, title):
+        done.append(f"measured {folder.name}")
+        executors.add(runner.executor)
+        store(folder, points)
+
+    def drawn(figure, *_):
+        done.append(f"drew {figure.name}")
+        return []
+
+    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
+    monkeypatch.setattr(measure, "measure_points", measured)
+    monkeypatch.setattr(reproduce, "draw", drawn)
+    assert invoke("fig12", "fig5", "--impl", "tfla_sig_xl")[0] == 0
+    assert done == ["measured paper-fig12", "measured paper-fig5", "drew fig12", "drew fig5"]
+    assert len(executors) == 1
 
 
 def test_on_a_gpu_it_measures_first(invoke, monkeypatch):

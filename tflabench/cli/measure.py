@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from tflabench.bench import Estimate
+    from tflabench.bench import Bench, Estimate
     from tflabench.machine import Machine
     from tflabench.protocol import Protocol
     from tflabench.store import Row
@@ -80,6 +80,7 @@ def sweep(
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench import bench, registry, summary
     from tflabench import sweep as sweeps
+    from tflabench.executor import LocalExecutor
     from tflabench.machine import detect
     from tflabench.protocol import PAPER, PROTOCOLS
 
@@ -102,9 +103,9 @@ def sweep(
     if dry_run:
         print_plan(points, machine, protocol, folder, json_)
         return
-    rows, files = measure_points(
-        points, folder, machine, protocol, timeout, settings.title, resume, plugin or (), limit
-    )
+    with LocalExecutor(machine.kind, plugin or (), limit) as executor:
+        runner = bench.Bench(machine, executor, protocol, timeout)
+        rows, files = measure_points(points, folder, runner, settings.title, resume)
     if plots:
         from tflabench import plots as figures
 
@@ -194,15 +195,7 @@ def calibrate(
 
 
 def measure_points(
-    points: Sequence[Point],
-    folder: Path,
-    machine: Machine,
-    protocol: Protocol,
-    timeout: float,
-    title: str,
-    resume: bool = True,
-    plugins: Sequence[str] = (),
-    memory_limit: int | None = None,
+    points: Sequence[Point], folder: Path, runner: Bench, title: str, resume: bool = True
 ) -> tuple[list[Row], list[Path]]:
     """Measure what a results folder lacks of a plan (all of it without `resume`), telling how far it is on stderr.
 
@@ -213,10 +206,10 @@ def measure_points(
         typer.Exit: 130, interrupted; what was measured is safe.
     """
     from tflabench import bench, summary
-    from tflabench.executor import LocalExecutor
     from tflabench.store import Store
 
     note = stderr()
+    machine, protocol = runner.machine, runner.protocol
     estimates = {point.id: bench.estimate(point, machine, protocol) for point in points}
     _warn_too_big(estimates, machine)
     store = Store(folder, machine.name)
@@ -225,14 +218,14 @@ def measure_points(
     interrupted = False
     try:
         if todo:
-            with LocalExecutor(machine.kind, plugins, memory_limit) as executor, _progress(note) as bar:
+            with _progress(note) as bar:
                 task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in todo))
 
                 def on_row(row: Row) -> None:
                     note.print(summary.line(row), style="" if row.status == "ok" else "yellow")
                     bar.advance(task, 0.1 + estimates[row.point].seconds)
 
-                bench.Bench(machine, executor, protocol, timeout).sweep(todo, store, on_row)
+                runner.sweep(todo, store, on_row)
     except KeyboardInterrupt:
         interrupted = True
         store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory

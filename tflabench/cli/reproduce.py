@@ -43,8 +43,10 @@ def reproduce(
     """
     from tflabench import registry
     from tflabench import reproduce as paper
+    from tflabench.bench import Bench
     from tflabench.cli.figures import words
     from tflabench.cli.measure import measure_points, print_plan, stderr
+    from tflabench.executor import LocalExecutor
     from tflabench.machine import detect
     from tflabench.plots.sheet import FORMATS
     from tflabench.problem import InputError
@@ -74,16 +76,21 @@ def reproduce(
             raise InputError(f"{outside_of}: `tflabench sweep -a` measures other values than the paper's")
         note.print(f"Left out: {outside_of}.")
     parts = {figure: points for figure, points in parts.items() if points}
+    folders = dict.fromkeys(parts, root)
+    if machine.kind == "cuda":
+        folders = {figure: root / machine.slug / figure.preset_for(matched_heads) for figure in parts}
+        if dry_run:
+            for figure, points in parts.items():
+                print_plan(points, machine, protocol, folders[figure], False)
+            return
+        with LocalExecutor(machine.kind) as executor:  # one for all, which the drawing does not keep waiting
+            runner = Bench(machine, executor, protocol, timeout)
+            for figure, points in parts.items():
+                measure_points(points, folders[figure], runner, f"{figure.name}, sweep {folders[figure].name}")
+
     missing = []
     for figure, points in parts.items():
-        preset = figure.preset_for(matched_heads)
-        if machine.kind == "cuda":
-            folder = root / machine.slug / preset
-            if dry_run:
-                print_plan(points, machine, protocol, folder, False)
-                continue
-            measure_points(points, folder, machine, protocol, timeout, f"{figure.name}, sweep {preset}")
-        results = paper.stored(points, root / machine.slug / preset if machine.kind == "cuda" else root)
+        results = paper.stored(points, folders[figure])
         if results is None and not figure.theory:
             missing.append(figure.name)
             continue
