@@ -34,7 +34,7 @@ def advise(
     heads: Annotated[int, typer.Option(help="Heads.")] = 8,
     seq_len: Annotated[int, typer.Option(help="Sequence length T.")] = 8192,
     batch: Annotated[
-        int | None, typer.Option(help="Sequences of a call. [default: 8; with --tokens, the best]")
+        int | None, typer.Option(help="Sequences of a call.", show_default="8; with --tokens, the best")
     ] = None,
     pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fwbw",
     dtype: Annotated[str, typer.Option(help="Of q, k, v.")] = "bfloat16",
@@ -43,7 +43,7 @@ def advise(
     layers: Annotated[int, typer.Option(help="Layers of the model that run the kernel.")] = 1,
     tokens: Annotated[int | None, typer.Option(help="Tokens of a training step: also chooses the batch.")] = None,
     memory_budget: Annotated[
-        str | None, typer.Option(help="Memory for these layers, such as 8GiB. [default: all that the GPU has]")
+        str | None, typer.Option(help="Memory for these layers, such as 8GiB.", show_default="all that the GPU has")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure the best on this machine.")] = False,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table; as many are measured.")] = 10,

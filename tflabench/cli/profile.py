@@ -32,14 +32,16 @@ MOST_ROWS = 20  # of a table of operators
 
 @app.command()
 def profile(
-    impl: Annotated[str | None, typer.Option(help="One of them. [default: tfla_sig_xl; CPU: reference_sig]")] = None,
+    impl: Annotated[
+        str | None, typer.Option(help="One of them.", show_default="tfla_sig_xl; CPU: reference_sig")
+    ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Sequence length T.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size.")] = None,
     heads: Annotated[int | None, typer.Option(help="Heads.")] = None,
     d_qk: Annotated[int | None, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = None,
     d_hv: Annotated[int | None, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = None,
-    chunk_size: Annotated[int | None, typer.Option(help="L. [default: the implementation's choice]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of q, k, v. [default: bfloat16; CPU: float32]")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="L.", show_default="the implementation's choice")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of q, k, v.", show_default="bfloat16; CPU: float32")] = None,
     pass_: Annotated[str, typer.Option("--pass", help="fw, fwbw or decode.")] = "fw",
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     calls: Annotated[int, typer.Option(min=1, help="Calls to profile; medians are shown.")] = 7,

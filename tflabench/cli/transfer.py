@@ -24,7 +24,7 @@ AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~
 def transfer(
     figure: Annotated[str, typer.Option(help="Of the paper: any of 3, 6, 7, comma-separated.")] = "3,6,7",
     eps: Annotated[
-        str | None, typer.Option(help="Of the norm layer. [default: 1e-6 in figure 3, else 1e-2,1e-6,1e-8]")
+        str | None, typer.Option(help="Of the norm layer.", show_default="1e-6 in figure 3, else 1e-2,1e-6,1e-8")
     ] = None,
     norm: Annotated[str, typer.Option(help="The norm layer: rms or layer.")] = "rms",
     input_gate: Annotated[str, typer.Option(help="Pre-activations i~: LOW:HIGH.")] = "-12:8",
