@@ -57,11 +57,15 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     }
 
 
-def walk_constants(w: int, z: int, *, sums: bool = False, **branches: bool) -> dict[str, Any]:
-    flags = {"SKIP": False, "REVERSE": False, "NORM": False, "FIRST": False, "LAST": False, "ADD": False, **branches}
+def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: bool) -> dict[str, Any]:
+    """Of a walk with a state of z rows and w columns, of the `columns` that there are in all."""
+    flags = {"SKIP": False, "DIAGONAL": False, "REVERSE": False, "NORM": False, "FIRST": False, "LAST": False, "ADD": False, **branches}
     return {
         **asdict(WalkShape.of(w, z, sums=sums, norm=flags["NORM"])),
         "SUMS": sums,
+        "Z_DIM": z,
+        "W_DIM": columns or w,
+        "TRANSPOSED": not sums,
         "u_sharing": 1,
         "z_sharing": 1,
         **flags,
@@ -76,20 +80,22 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "h normalised": walk_constants(d_qk, d_hv, NORM=True, LAST=True),
         "h of segments": walk_constants(d_qk, d_hv, FIRST=True),
         "h normalised of segments": walk_constants(d_qk, d_hv, NORM=True, FIRST=True),
-        "dq": walk_constants(w, d_qk, sums=True),
-        "dq of segments": walk_constants(w, d_qk, sums=True, FIRST=True, ADD=d_hv > 256),
-        "dk": walk_constants(w, d_qk, sums=True, REVERSE=True),
-        "dk of segments": walk_constants(w, d_qk, sums=True, REVERSE=True, FIRST=True, ADD=d_hv > 256),
+        "dq": walk_constants(w, d_qk, sums=True, columns=d_hv),
+        "dq without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False),
+        "dq of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, FIRST=True, ADD=d_hv > 256),
+        "dk": walk_constants(w, d_qk, sums=True, columns=d_hv, REVERSE=True),
+        "dk without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False, REVERSE=True),
+        "dk of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, REVERSE=True, FIRST=True, ADD=d_hv > 256),
         "dv": walk_constants(d_qk, d_hv, REVERSE=True),
         "dv of segments": walk_constants(d_qk, d_hv, REVERSE=True, FIRST=True),
     }
     for name in ("h", "dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
         shared = {x: value for x, value in walks[name].items() if not x.endswith("_sharing")}
-        walks[f"{name} of shared heads and a skip connection"] = shared | {"SKIP": True}
+        walks[f"{name} of shared heads and a skip connection"] = shared | {"DIAGONAL" if name == "dq" else "SKIP": True}
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk.walk, constants, 128) for name, constants in walks.items()}
     for reverse in (False, True):
-        constants = {"z_sharing": 1, "STAGES": 4, "WB": w // 64, "REVERSE": reverse, "NORM": not reverse}
+        constants = {"z_sharing": 1, "Z_DIM": d_qk, "W_DIM": d_hv, "STAGES": 4, "WB": w // 64, "REVERSE": reverse, "NORM": not reverse}
         found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
     return found
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import reference
-from tflabench.kernels.gates import RowSums
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
 if not torch.cuda.is_available():
@@ -25,8 +24,7 @@ pytest.importorskip("triton.experimental.gluon")
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import Checkpoints, Normaliser, Segments
-from tflabench.kernels.hopper.walk import WINDOW
+from tflabench.kernels.hopper.launch import Normaliser, Segments
 
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
@@ -59,12 +57,16 @@ def walk_tiles(cut: Segments, segment: int, reverse: bool) -> list[int]:
 
 def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
-    first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: RowSums | None = None,
-    checkpoints: Checkpoints | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
+    first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
+    within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
+    diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
     H, T = out.shape[1:3]
     U, W, Z = (tiles_of(reference.shared(y, H)) for y in (u, w, z))
-    O, inside = torch.full_like(Z, torch.nan), torch.full_like(Z, torch.nan)  # noqa: E741
+    O = torch.full_like(Z, torch.nan)  # noqa: E741
+    through = torch.zeros_like(Z[..., 0])
+    pairs = torch.zeros(2, *through.shape)
+    X = None if x is None else tiles_of(reference.shared(x, H))
     a_u, a_z = (e.double().unflatten(2, (-1, TILE)) for e in (exponents.x, exponents.y)[:: -1 if reverse else 1])
     g_all = exponents.g.double()
     keep = torch.ones(TILE, TILE, dtype=torch.bool)
@@ -78,22 +80,13 @@ def emulate_walk(
         if norm is not None and norm.first is not None:
             n = norm.first.reshape(*n.shape[:2], cut.count, -1)[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse):
-            edge = t + 1 if reverse else t
-            if checkpoints is not None and edge % WINDOW.value == 0 and 0 < edge < cut.tiles:
-                window = edge // WINDOW.value - 1
-                kept = checkpoints.states[0, 0, :, :, window, : S[0, 0].numel()].view(S.shape)
-                if reverse:
-                    checkpoints.dots[:, :, :, window] = 0
-                    checkpoints.dots[0, :, :, window] = (kept * S).sum((-2, -1))
-                else:
-                    kept.copy_(S)
             g = g_all[:, :, t, None]
             au, az = a_u[:, :, t], a_z[:, :, t]
             r = (au + g if reverse else au).exp2()
             s = (az if reverse else az + g).exp2()
             D = (au[..., :, None] + az[..., None, :]).masked_fill(~keep, -torch.inf).exp2()
             P = U[:, :, t] @ W[:, :, t].mT * D
-            if skip is not None and sums is None:
+            if skip is not None:
                 P = P + skip.double()[:, None, None] * torch.eye(TILE)
             if norm is not None:
                 total = r * (U[:, :, t] @ n[..., None])[..., 0] + P.sum(-1)
@@ -102,8 +95,12 @@ def emulate_walk(
                 norm.back[:, :, t * TILE : (t + 1) * TILE] = au - denominator.log2()
                 P, r = P / denominator[..., None], r / denominator
                 n = n * g.exp2() + (s[..., None] * W[:, :, t]).sum(-2)
-            inside[:, :, t] = P @ Z[:, :, t]
-            O[:, :, t] = inside[:, :, t] + r[..., None] * (U[:, :, t] @ S.mT)
+            from_state = r[..., None] * (U[:, :, t] @ S.mT)
+            O[:, :, t] = P @ Z[:, :, t] + from_state
+            if X is not None:
+                through[:, :, t] = (X[:, :, t] * from_state).sum(-1)
+                M = P * (X[:, :, t] @ Z[:, :, t].mT)
+                pairs[0, :, :, t], pairs[1, :, :, t] = M.sum(-1), M.sum(-2)
             S = g[..., None].exp2() * S + (s[..., None] * Z[:, :, t]).mT @ W[:, :, t]
         if last is not None:
             last.copy_((S.mT if transposed else S).reshape(last.shape))
@@ -111,13 +108,11 @@ def emulate_walk(
                 assert norm.last is not None
                 norm.last.copy_(n)
     out.copy_(O.flatten(2, 3)[:, :, :T])
-    if skip is not None and sums is not None:
-        skip.copy_((U * W).sum(-1).flatten(2)[:, :, :T])
-    if sums is not None:
-        assert x is not None
-        for kept, y in zip(sums, (O, inside), strict=True):
-            kept.zero_()
-            kept[0] = (x.double() * y.flatten(2, 3)[:, :, :T]).sum(-1)
+    if diagonal is not None:
+        diagonal.copy_((U * W).sum(-1).flatten(2)[:, :, :T])
+    for kept, found in ((sums, through), *zip(within or (), pairs, strict=False)):
+        if kept is not None:
+            kept[:1] = found.flatten(2)[:, :, :T]
 
 
 def emulate_segments(
@@ -189,7 +184,7 @@ def double(x: Any) -> Any:
 def test_walks_compute_the_recurrence_and_its_gradients(
     gate: Gate, T: int, chunk_size: int, with_state: bool, hard: bool, sharing: int
 ):
-    """Roles, exponents with denominators, segments, checkpoints, states, gate gradients; no rounding to bfloat16."""
+    """Roles, exponents with denominators, segments, states, gate gradients; no rounding to bfloat16."""
     x = inputs(gate, T, with_state, hard, sharing)
     options: dict[str, Any] = {"gate": gate, "scale": -0.3 if with_state else 0.25, "chunk_size": chunk_size}
     if sharing > 1 and not gate.normalize:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.gates import LogGates, RowSums, gate_gradients
+from tflabench.kernels.gates import LogGates, RowSums
+from tflabench.kernels.gates import gate_gradients as sum_gate_gradients
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
@@ -19,19 +20,19 @@ from tflabench.kernels.types import Gate, State
 from .crossings import through_tiles
 from .exponents import TILE, Exponents
 from .forward import initial_matrices, restored, weights
-from .launch import Checkpoints, Segments, empty_row_sums, launch_segments, launch_walk
-from .walk import WINDOW
+from .launch import Segments, empty_row_sums, launch_segments, launch_walk
 
 
 def backward(
     dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
     initial: State | None, saved: tuple[Tensor, ...], *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
-    skip: Tensor | None = None,
+    skip: Tensor | None = None, gate_gradients: bool = True,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients (dq, dk, dv, df, di, dC_0, dn_0), those of an absent gate or initial state None; dskip if there is one.
 
     Args:
+        gate_gradients: without them df and di are None, and the walks are faster by the row sums that they need.
         dh: gradient of h; d_last: of the last state's C and n, None or with None fields where there is none.
         saved: as `forward` returned it; the other arguments as given to it.
     """
@@ -51,35 +52,31 @@ def backward(
         C = C_0
         dC_0 = torch.empty_like(C_0)
 
-    checkpoints = Checkpoints.of(q, v)
     dq, dk, dv = (_output(x, H) for x in (q, k, v))
-    qdq, kdk = empty_row_sums(q, v), empty_row_sums(q, v)
+    qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
     skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
-    launch_walk(
-        dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, x=q, sums=qdq, checkpoints=checkpoints,
-        skip=skip_dots,
-    )  # fmt: skip
     last = dC_0 if cut.count == 1 else None
-    launch_walk(
-        v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last,
-        x=k, sums=kdk, checkpoints=checkpoints,
-    )  # fmt: skip
+    sums: dict[str, Any] = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)} if qdq and kdk else {}
+    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **sums)
+    sums = {"x": k, "sums": kdk.every} if kdk else {}
+    launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, **sums)
     launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip))
 
-    edges = torch.nn.functional.pad(checkpoints.dots.sum(0), (1, 1))  # what crosses into every window, and at last
-    if dC is not None:
-        edges[..., -1] += (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
-    if C_0 is not None and dC_0 is not None:
-        edges[..., 0] += (C_0 * dC_0).sum((-2, -1))
-    dn_0 = None
+    dn_0 = dots = None
     if dn is not None:
-        dn_0, dk, kdk, crossing = _through_last_n(dn, n_0, shared(k, H), dk, kdk, gates)
-        edges += crossing
-    through = through_tiles(qdq, kdk, edges, e.g, q.dtype)
-    df, di = gate_gradients(f, i, gate, gates, qdq, kdk, through, TILE)
-    dq, dk = sum_shared(-dq if scale < 0 else dq, given[0]), sum_shared(dk, given[1])
-    if n_0 is not None and dn_0 is None:
+        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, gates)
+    elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
+    df = di = None
+    if qdq and kdk:
+        x_last = None if dC is None else (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
+        if dots is not None:
+            kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
+            x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
+            x_last = x_last if n_0 is None else x_last + (n_0 * dn_0).sum(-1)
+        through = through_tiles(qdq, kdk, x_last, e.g)
+        df, di = sum_gate_gradients(f, i, gate, gates, qdq, kdk, through, TILE)
+    dq, dk = sum_shared(-dq if scale < 0 else dq, given[0]), sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
     found = tuple(None if like is None or x is None else _made_like(x, like) for x, like in made)
@@ -93,24 +90,16 @@ def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) 
     return C_last
 
 
-def _through_last_n(
-    dn: Tensor, n_0: Tensor | None, k: Tensor, dk: Tensor, kdk: RowSums, gates: LogGates
-) -> tuple[Tensor, Tensor, RowSums, Tensor]:
-    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: dn_0, dk, kdk and sum(n * dn) at windows' edges.
+def _through_last_n(dn: Tensor, k: Tensor, dk: Tensor, gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:
+    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: dn_0, dk with it, and its k.dk (B, H, T).
 
     Plain PyTorch, for it is rare.
     """
-    T = k.shape[2]
     reach = gates.log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
     weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + gates.log_i).exp()
-    dn_0 = reach[..., :1].exp() * dn
     dots = weight * torch.einsum("bhtd,bhd->bht", k.float(), dn)
-    edges = torch.arange(0, T + TILE * WINDOW.value, TILE * WINDOW.value, device=k.device).clamp(max=T)
-    crossing = torch.nn.functional.pad(dots.cumsum(-1), (1, 0))[..., edges]
-    if n_0 is not None:
-        crossing = crossing + (n_0 * dn_0).sum(-1, keepdim=True)
     dk = (dk.float() + weight[..., None] * dn[:, :, None]).to(dk.dtype)
-    return dn_0, dk, RowSums(torch.cat([kdk.every, dots[None]]), kdk.within), crossing
+    return reach[..., :1].exp() * dn, dk, dots
 
 
 def _output(like: Tensor, heads: int) -> Tensor:

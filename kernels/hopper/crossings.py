@@ -1,14 +1,14 @@
-"""What passes whole tiles, for `kernels.gates.gate_gradients`: out of row sums, and C * dC measured every few tiles.
+"""What passes whole tiles, for `kernels.gates.gate_gradients`: out of row sums alone, going backward in time.
 
 With X_t the sum, over all pairs j < t <= i, of what step j gives step i, and sums over a tile's steps of q.dq and k.dk
 through the state, A and B,
 
     Y = X_end - B = X_start - A
 
-is what passes the tile. So X at the end of a window of tiles gives all its Y, going backward; each step adds rounding
-errors of A and B, and what is missed at the window's start, where X is known again, is spread over it. A tile that
-forgets nearly everything lets through a small part e = exp(g) of it, less than these errors are: so Y is taken as what
-a Wiener filter makes of it, for signals of e and errors of u relative to X, with u the unit roundoff.
+is what passes the tile. That differences of sums give it at all, over any number of tiles, is because the walks for dq
+and dk round every pair alike (see walk.py). A tile that forgets nearly everything lets through a small part e = exp(g)
+of X, less than what is left of rounding errors: so Y is taken as what a Wiener filter makes of it, for signals of e
+and errors of ROUNDOFF relative to X; nothing passes where e is 0.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -24,7 +24,10 @@ from torch import Tensor
 from tflabench.kernels.gates import RowSums, load_parts
 
 from .exponents import TILE
-from .walk import WINDOW
+
+TILES = 16  # of one program of the first kernel
+BLOCK = 1024  # tiles at a time in the second
+ROUNDOFF = tl.constexpr(2.0**-16)
 
 
 @triton.jit
@@ -34,45 +37,64 @@ def _sums_through_state(every, within, row, rows, t, T, EVERY: tl.constexpr, WIT
 
 
 @triton.jit
-def _through_tiles(
-    qdq, q_within, kdk, k_within, edges, g, through, rows, T, tiles, windows, roundoff,
+def _tile_sums(
+    qdq, q_within, kdk, k_within, a, b, rows, T, tiles, groups,
     Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,
-    WINDOW: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0) // windows).to(tl.int64)
-    window = tl.program_id(0) % windows
-    inside = tl.arange(0, WINDOW)
-    tile = window * WINDOW + inside
+    row = (tl.program_id(0) // groups).to(tl.int64)
+    tile = (tl.program_id(0) % groups) * TILES + tl.arange(0, TILES)
     t = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    a = _sums_through_state(qdq, q_within, row, rows, t, T, Q_PARTS, WITHIN_PARTS)
-    b = _sums_through_state(kdk, k_within, row, rows, t, T, K_PARTS, WITHIN_PARTS)
-    x_first = tl.load(edges + row * (windows + 1) + window)
-    x_last = tl.load(edges + row * (windows + 1) + window + 1)
-    x = x_last + tl.cumsum(a - b, 0, reverse=True)  # at the start of each tile
-    missed = x_first - x_last - tl.sum(a - b, 0)
-    n = tl.minimum(WINDOW, tiles - window * WINDOW)
-    y = x - a + missed * (n - inside - 0.5) / n
-    e = tl.exp2(2.0 * tl.load(g + row * tiles + tile, mask=tile < tiles, other=0.0))
-    y = tl.where(e > 0, y * (e / (e + roundoff * roundoff)), 0.0 * y)  # NaN passes
-    tl.store(through + row * tiles + tile, y, mask=tile < tiles)
+    a_tile = _sums_through_state(qdq, q_within, row, rows, t, T, Q_PARTS, WITHIN_PARTS)
+    b_tile = _sums_through_state(kdk, k_within, row, rows, t, T, K_PARTS, WITHIN_PARTS)
+    tl.store(a + row * tiles + tile, a_tile, mask=tile < tiles)
+    tl.store(b + row * tiles + tile, b_tile, mask=tile < tiles)
 
 
-def through_tiles(qdq: RowSums, kdk: RowSums, edges: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+@triton.jit
+def _then(slope_1, offset_1, slope_2, offset_2):
+    """x -> slope x + offset of the first, then of the second."""
+    return slope_1 * slope_2, slope_2 * offset_1 + offset_2
+
+
+@triton.jit
+def _pass_tiles(a, b, g, last, through, tiles, HAS_LAST: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x = 0.0
+    if HAS_LAST:
+        x = tl.load(last + row)
+    for block in range(tl.cdiv(tiles, BLOCK) - 1, -1, -1):
+        tile = block * BLOCK + tl.arange(0, BLOCK)
+        inside = tile < tiles
+        at = row * tiles + tile
+        e = tl.exp2(2.0 * tl.load(g + at, mask=inside, other=0.0))
+        kept = tl.where(e > 0, e / (e + ROUNDOFF * ROUNDOFF), 0.0 * e)  # NaN passes
+        arriving = tl.load(a + at, mask=inside, other=0.0)
+        slope, offset = tl.associative_scan(
+            (kept, arriving - kept * tl.load(b + at, mask=inside, other=0.0)), 0, _then, reverse=True
+        )
+        start = slope * x + offset
+        tl.store(through + at, start - arriving, mask=inside)
+        x = tl.sum(tl.where(tile == block * BLOCK, start, 0.0), 0)
+
+
+def through_tiles(qdq: RowSums, kdk: RowSums, last: Tensor | None, g: Tensor) -> Tensor:
     """What passes each tile, (B, H, tiles) float32.
 
     Args:
         qdq, kdk: as for `gate_gradients`, with chunks of one tile.
-        edges: (B, H, windows + 1) float32, X before the first window, between windows and after the last.
+        last: (B, H) float32, X after the last step: what the last state's gradient has of it; None is 0.
         g: (B, H, tiles), base-2 log gates of tiles.
-        dtype: of the products' operands, which says what they were rounded by.
     """
     B, H, tiles = g.shape
-    windows = edges.shape[-1] - 1
-    roundoff = torch.finfo(dtype).eps / 2 if dtype.itemsize == 2 else 0.0
-    through = torch.empty_like(g)
-    _through_tiles[(B * H * windows,)](
-        *qdq, *kdk, edges, g, through, B * H, qdq.every.shape[-1], tiles, windows, roundoff,
+    rows, T = B * H, qdq.every.shape[-1]
+    through, a, b = torch.empty((3, *g.shape), dtype=torch.float32, device=g.device)
+    groups = triton.cdiv(tiles, TILES)
+    _tile_sums[(rows * groups,)](
+        *qdq, *kdk, a, b, rows, T, tiles, groups,
         Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0],
-        WINDOW=WINDOW.value, TILE=TILE,
+        TILES=TILES, TILE=TILE,
     )  # fmt: skip
+    block = min(BLOCK, max(2, triton.next_power_of_2(tiles)))
+    _pass_tiles[(rows,)](a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block)
     return through

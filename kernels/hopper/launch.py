@@ -76,32 +76,6 @@ class WalkShape:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
-    """C every WINDOW tiles, left by the walk for dq and met by the walk for dk, which has dC there: see crossings.py.
-
-    Attributes:
-        states: (launches, parts of a launch, ...) in the dtype of q, in the order of a math role's registers.
-        dots: (parts, B, H, windows) float32, sum(C * dC) after each window but the last.
-    """
-
-    states: Tensor
-    dots: Tensor
-
-    @classmethod
-    def of(cls, q: Tensor, v: Tensor) -> Checkpoints:
-        B, H, T, d_hv = v.shape
-        d_qk = q.shape[-1]
-        windows = (triton.cdiv(T, TILE) - 1) // walk.WINDOW.value
-        launches = triton.cdiv(d_hv, 256)
-        parts = sum_parts(d_qk, d_hv)
-        blocks = d_hv // launches // 64 * TILE * TILE
-        return cls(
-            torch.empty((launches, parts // launches, B, H, windows, blocks), dtype=q.dtype, device=q.device),
-            torch.empty((parts, B, H, windows), dtype=torch.float32, device=q.device),
-        )
-
-
-@dataclass(frozen=True)
 class Normaliser:
     """What a forward walk with a normaliser takes: m (B, H, T), n before every segment or None, and its results."""
 
@@ -120,8 +94,8 @@ def descriptor(x: Tensor) -> TensorDescriptor:
 def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
-    x: Tensor | None = None, sums: RowSums | None = None, checkpoints: Checkpoints | None = None,
-    norm: Normaliser | None = None, skip: Tensor | None = None,
+    x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None,
+    norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -132,10 +106,12 @@ def launch_walk(
         reverse: walk backward in time (dk, dv).
         transposed: states lie in memory as (w, z), not (z, w) (h, dv).
         first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
-        x, sums: row sums of x * out, in float32 before out is rounded, and of x * (P Z) alone, are written to sums.
-        checkpoints: with sums; written going forward, read going backward.
+        x, sums: row sums of x * out as far as out comes through the state, with x weighted and rounded as the walk that
+            has it for Z does, are written to the first parts of sums (parts, B, H, T).
+        within: going forward, with sums: likewise the sums over j and over i of what step j gives step i of its tile.
         norm: divide by the normaliser's denominator, and keep it.
-        skip: (H,) float32: out_t gets skip z_t more; with sums, where u_t . w_t goes, (launches, B, H, T) float32.
+        skip: (H,) float32: out_t gets skip z_t more.
+        diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
     """
     B, H, T, rows = out.shape
     width = u.shape[-1]
@@ -155,34 +131,25 @@ def launch_walk(
         _walk[(programs,)](
             u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
             dummy if first is None else first, dummy if last is None else last,
-            *(dummy,) * 4 if sums is None or checkpoints is None else (
-                sums.every[launch * 2 * pieces :], sums.within[launch * pieces :],
-                checkpoints.states[launch], checkpoints.dots[launch * 2 * pieces :],
-            ),
+            *(dummy if parts is None else parts[launch * pieces :] for parts in (sums, *(within or (None, None)))),
             *(dummy,) * 4 if norm is None else (
                 norm.m, norm.back,
                 dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
             ),
-            dummy if skip is None or sums is not None else skip,
-            dummy if skip is None or sums is None else skip[launch],
+            dummy if skip is None else skip, dummy if diagonal is None else diagonal[launch],
             items, H, H // u.shape[1], H // z.shape[1], T,
-            cut.tiles, cut.segment_tiles, cut.count, pieces, column, rows, width,
-            1 if transposed else width, rows if transposed else 1, B * H * T,
-            **vars(shape), REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
+            cut.tiles, cut.segment_tiles, cut.count, column, B * H * T,
+            Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape), REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
-            SKIP=skip is not None, num_warps=4, maxnreg=128,
+            SKIP=skip is not None, DIAGONAL=diagonal is not None, num_warps=4, maxnreg=128,
         )  # fmt: skip
 
 
-def sum_parts(z: int, w: int) -> int:
-    """How many parts the row sums of a walk with a state of z rows and w columns have: one a math role and launch."""
-    return 2 * triton.cdiv(z, 128) * triton.cdiv(w, 256)
-
-
-def empty_row_sums(q: Tensor, v: Tensor) -> RowSums:
-    """For the walks of dq or dk; the sums within tiles come from the role `score`, one a program."""
-    parts = sum_parts(q.shape[-1], v.shape[-1])
-    return RowSums(*(q.new_empty((n, *v.shape[:3]), dtype=torch.float32) for n in (parts, parts // 2)))
+def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
+    """For q.dq and k.dk: as many parts of what comes through the state as of what does not, which are the last."""
+    parts = triton.cdiv(q.shape[-1], 128) * triton.cdiv(v.shape[-1], 256)
+    made = q.new_empty((2, 2 * parts, *v.shape[:3]), dtype=torch.float32)
+    return RowSums(made[0], made[0, parts:]), RowSums(made[1], made[1, parts:])
 
 
 def launch_segments(
@@ -205,8 +172,8 @@ def launch_segments(
     _accumulate[(B * H * cut.count * z_pieces * w_pieces,)](
         descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
         states, states if n_states is None else n_states,
-        H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, z_pieces, w_pieces, d_qk, d_hv,
-        STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
+        H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, z_pieces, w_pieces,
+        Z_DIM=d_qk, W_DIM=d_hv, STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
     )  # fmt: skip
     ends = []
     for state, begin in ((states, start[0]), (n_states, start[1])):

@@ -44,39 +44,50 @@ def produce(
 
 
 @gluon.jit
+def weighted(
+    az_ptr, g_ptr, z_buf, ready, row, tiles, first, n, i, layout: gl.constexpr,
+    HALF: gl.constexpr, STAGES: gl.constexpr, REVERSE: gl.constexpr,
+):  # fmt: skip
+    """s_z Z_z of the i-th tile, transposed, as an operand; its sum over z; exp2(g). Waits until the tile is there."""
+    tile = nth_tile(first, i, n, REVERSE)
+    s_z = gl.load(az_ptr + (row * tiles + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout)))
+    g = gl.load(g_ptr + row * tiles + tile)
+    if not REVERSE:
+        s_z += g
+    s = i % STAGES
+    mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+    z = block(z_buf, s * 2 + HALF).permute((1, 0)).load(layout).to(gl.float32) * gl.exp2(s_z)[None, :]
+    return z.to(z_buf.dtype), gl.sum(z, axis=1), gl.exp2(g)
+
+
+@gluon.jit
 def math(
-    az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0, w0, z_dim, w_dim,
-    HALF: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+    az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0, w0,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr,
+    REVERSE: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     z_l: gl.constexpr = gl.SliceLayout(1, a_l)
-    dtype: gl.constexpr = z_buf.dtype
     state = ()
     for _ in gl.static_range(WB):
         state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
     norm = gl.zeros([64], gl.float32, layout=z_l)
+    zs, added, e = weighted(az_ptr, g_ptr, z_buf, ready, row, tiles, first, n, 0, a_l, HALF, STAGES, REVERSE)
     for i in range(n):
         s = i % STAGES
-        tile = nth_tile(first, i, n, REVERSE)
-        s_z = gl.load(az_ptr + (row * tiles + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, a_l)))
-        g = gl.load(g_ptr + row * tiles + tile)
-        if not REVERSE:
-            s_z += g
-        s_z = gl.exp2(s_z)
-        e = gl.exp2(g)
-        mbarrier.wait(ready.index(s), (i // STAGES) & 1)
-        zs = block(z_buf, s * 2 + HALF).permute((1, 0)).load(a_l).to(gl.float32) * s_z[None, :]
         if NORM:
-            norm = norm * e + gl.sum(zs, axis=1)
-        zs = zs.to(dtype)
+            norm = norm * e + added
         scaled = ()
         for wb in gl.static_range(WB):
             scaled += (state[wb] * e,)
         flight = ()
         for wb in gl.static_range(WB):
             flight += (warpgroup_mma(zs, block(w_buf, s * WB + wb), scaled[wb], is_async=True),)
-        flight += (zs,)  # kept until the products that read it are done
+        flight += (zs,)  # kept until the products are done
+        # The next tile's, or the last's again, while the products run.
+        after = gl.minimum(i + 1, n - 1)
+        zs, added, e = weighted(az_ptr, g_ptr, z_buf, ready, row, tiles, first, n, after, a_l, HALF, STAGES, REVERSE)
         done = warpgroup_mma_wait(0, deps=flight)
         state = ()
         for wb in gl.static_range(WB):
@@ -85,19 +96,20 @@ def math(
         barrier()
         mbarrier.arrive(empty.index(s), count=1)
     for wb in gl.static_range(WB):
-        at, rows = state_pointers(state_ptr, z0, w0 + 64 * wb, w_dim, 1, s_l)
-        gl.store(at, state[wb], mask=rows < z_dim)
+        at, rows = state_pointers(state_ptr, z0, w0 + 64 * wb, W_DIM, 1, s_l)
+        gl.store(at, state[wb], mask=rows < Z_DIM)
     if NORM:  # noqa: SIM102
         if w0 == 0:
             z = z0 + gl.arange(0, 64, layout=z_l)
-            gl.store(n_ptr + z, norm, mask=z < z_dim)
+            gl.store(n_ptr + z, norm, mask=z < Z_DIM)
 
 
 @gluon.jit
 def accumulate(
     z_desc, w_desc, az_ptr, g_ptr, state_ptr, n_ptr,
-    heads, z_sharing, tiles, segment_tiles, segments, z_pieces, w_pieces, z_dim, w_dim,
-    STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+    heads, z_sharing, tiles, segment_tiles, segments, z_pieces, w_pieces,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr,
+    REVERSE: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
     """One program: 128 rows and 64 * WB columns of the state of a segment of a (batch, head) row."""
     pid = gl.program_id(0)
@@ -108,8 +120,8 @@ def accumulate(
     first = segment * segment_tiles
     n = gl.minimum(segment_tiles, tiles - first)
     index = (row * segments + segment).to(gl.int64)
-    state_ptr += index * z_dim * w_dim
-    n_ptr += index * z_dim
+    state_ptr += index * (Z_DIM * W_DIM)
+    n_ptr += index * Z_DIM
     z_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * 2, 1, 1, 64, 64], z_desc.layout)
     w_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * WB, 1, 1, 64, 64], z_desc.layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -120,9 +132,9 @@ def accumulate(
     gl.warp_specialize(
         [
             (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
-                    z0, w0, z_dim, w_dim, 0, STAGES, WB, REVERSE, NORM)),
+                    z0, w0, Z_DIM, W_DIM, 0, STAGES, WB, REVERSE, NORM)),
             (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
-                    z0 + 64, w0, z_dim, w_dim, 1, STAGES, WB, REVERSE, NORM)),
+                    z0 + 64, w0, Z_DIM, W_DIM, 1, STAGES, WB, REVERSE, NORM)),
             (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready,
                        row // heads, row % heads // z_sharing, row % heads, first, n, z0, w0,
                        STAGES, WB, REVERSE)),

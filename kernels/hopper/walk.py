@@ -42,7 +42,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .compat import barrier, reinterpret, tma_add, tma_load, tma_store
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
-WINDOW = gl.constexpr(8)  # tiles between two checkpoints
 
 
 @gluon.jit
@@ -55,11 +54,12 @@ def nth_tile(first, i, n, REVERSE: gl.constexpr):
 
 
 @gluon.jit
-def place_of(item, heads, tiles, segment_tiles, segments, pieces):
+def place_of(item, geometry, PIECES: gl.constexpr):
     """(batch, head, first tile, tiles, row of batch and head, segment's index over all rows, piece) of a work item."""
-    piece = item % pieces
-    segment = (item // pieces) % segments
-    row = item // (pieces * segments)
+    heads, tiles, segment_tiles, segments = geometry
+    piece = item % PIECES
+    segment = (item // PIECES) % segments
+    row = item // (PIECES * segments)
     first = segment * segment_tiles
     n = gl.minimum(segment_tiles, tiles - first)
     return row // heads, row % heads, first, n, row, (row * segments + segment).to(gl.int64), piece
@@ -80,14 +80,15 @@ def block(buffer, i):
 @gluon.jit
 def produce(
     descs, buffers, empty, ready, items, geometry, sharing, column,
-    STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
+    SUMS: gl.constexpr,
 ):  # fmt: skip
     u_desc, w_desc, z_desc, x_desc = descs
     u_buf, w_buf, z_buf, x_buf = buffers
-    heads, tiles, segment_tiles, segments, pieces = geometry
+    heads, tiles, _segment_tiles, _segments = geometry
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, _row, _index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
+        batch, head, first, n, _row, _index, piece = place_of(item, geometry, PIECES)
         z0 = piece * (128 * ZB)
         u_head, z_head = head // sharing[0], head // sharing[1]
         for j in range(n):
@@ -105,11 +106,21 @@ def produce(
 
 
 @gluon.jit
+def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
+    """Add up what every warp of the math roles has of the row sums of a tile."""
+    dots = gl.zeros([64], gl.float32, layout=layout)
+    for warp in gl.static_range(8):
+        dots += dots_buf.index(warp).load(layout)
+    gl.store(at + t, dots, mask=t < left)
+
+
+@gluon.jit
 def score(
-    exponents, norm, skip, within_ptr, buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
-    items, geometry, steps, part_stride, w_dim,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
+    exponents, norm, skip, sums, buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+    items, geometry, steps, part_stride,
+    W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
     SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, SKIP: gl.constexpr,
+    DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
@@ -118,10 +129,12 @@ def score(
     n_l: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])  # their sums: n is kept in four parts
     au_ptr, az_ptr, g_ptr = exponents
     m_ptr, back_ptr, n_first_ptr, n_last_ptr = norm
-    heads, tiles, segment_tiles, segments, pieces = geometry
+    heads, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
-    r_buf, s_buf = factors
-    t = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    r_buf, s_buf, decay_buf = factors
+    through_ptr, rows_ptr, columns_ptr = sums
+    t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    t = gl.arange(0, 64, layout=t_l)
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
     parts_of_n = n_buf
@@ -129,11 +142,12 @@ def score(
         parts_of_n = reinterpret(n_buf, gl.float32, [WB, 4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
     part = gl.arange(0, 4, layout=gl.SliceLayout(1, n_l))[:, None]
     w = gl.arange(0, 64, layout=gl.SliceLayout(0, n_l))[None, :]
+    before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _batch, head, first, n, row, index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
-        n0 = index * w_dim
-        if SKIP and not SUMS:
+        _batch, head, first, n, row, index, piece = place_of(item, geometry, PIECES)
+        n0 = index * W_DIM
+        if SKIP:
             skip_weight = gl.load(skip[0] + head)
         if NORM:
             for wb in gl.static_range(WB):
@@ -181,7 +195,7 @@ def score(
                 wT = block(w_buf, s * WB + wb).permute((1, 0))
                 p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
             p = warpgroup_mma_wait(0, deps=(p,))
-            if SKIP and SUMS:  # noqa: SIM102  dh . v of the same step
+            if DIAGONAL:  # noqa: SIM102  dh . v of the same step
                 if piece == 0:
                     step = tile_now * 64 + u
                     dots = gl.sum(gl.where(u[:, None] == z[None, :], p, 0.0), axis=1)
@@ -194,7 +208,7 @@ def score(
             else:
                 keep = u[:, None] >= z[None, :]
             p = gl.where(keep, p * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
-            if SKIP and not SUMS:
+            if SKIP:
                 p += gl.where(u[:, None] == z[None, :], skip_weight, 0.0)
             if NORM:
                 bound = gl.exp2(-1.4426950408889634 * e_buf.index(2).load(u_l))
@@ -214,20 +228,24 @@ def score(
                 mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now))
                 s_buf.index(b).store(gl.exp2(y_now + g_now))
-            rounded = p.to(p_buf.dtype)
-            p_buf.index(b).store(rounded)
+            decay_buf.index(b).store(gl.full([64], gl.exp2(g_now), gl.float32, layout=t_l))
+            if SUMS:  # the math roles have left what they have of the tile before
+                store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
+                before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
+                left_before = steps - tile_now * 64
+            p_buf.index(b).store(p.to(p_buf.dtype))
             fence_async_shared()
             barrier()  # P, r and s are in shared memory; the exponents and n have been read
             mbarrier.arrive(p_full.index(b), count=1)
-            if SUMS:  # of P Z alone: sum of X . (P Z) = sum of P (X Z^T)
+            if SUMS and not REVERSE:  # pairs within the tile: M = P * (X Z^T), by its rows and its columns
                 xz = gl.zeros([64, 64], gl.float32, layout=p_l)
                 for c in gl.static_range(2 * ZB):
                     zT = block(z_buf, s * 2 * ZB + c).permute((1, 0))
                     xz = warpgroup_mma(block(x_buf, s * 2 * ZB + c), zT, xz, use_acc=(c > 0), is_async=True)
                 xz = warpgroup_mma_wait(0, deps=(xz,))
-                within = within_ptr + piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps
-                step = tile_now * 64 + u
-                gl.store(within + step, gl.sum(rounded.to(gl.float32) * xz, axis=1), mask=step < steps)
+                xz *= p_buf.index(b).load(p_l).to(gl.float32)
+                gl.store(rows_ptr + before + u, gl.sum(xz, axis=1), mask=u < left_before)
+                gl.store(columns_ptr + before + z, gl.sum(xz, axis=0), mask=z < left_before)
                 barrier()  # every warp has read its rows of X and Z
             if NORM:
                 s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
@@ -247,37 +265,61 @@ def score(
                         last = gl.sum(parts_of_n.index(wb).load(n_l), axis=0)
                         gl.store(n_last_ptr + n0 + 64 * wb + gl.arange(0, 64, layout=gl.SliceLayout(0, n_l)), last)
             barrier()
+    if SUMS:
+        mbarrier.wait(p_empty.index(i % SLOTS), ((i // SLOTS) & 1) ^ 1)
+        store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
 
 
 @gluon.jit
-def state_pointers(ptr, z, w, z_stride, w_stride, layout: gl.constexpr):
-    rows = z + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    columns = w + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-    return ptr + rows[:, None] * z_stride + columns[None, :] * w_stride, rows[:, None]
+def state_pointers(ptr, z, w, Z_STRIDE: gl.constexpr, W_STRIDE: gl.constexpr, layout: gl.constexpr):
+    rows = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))[:, None]
+    columns = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))[None, :]
+    # In this order: constants added to one pointer a thread.
+    return (ptr + (z * Z_STRIDE + w * W_STRIDE) + rows * Z_STRIDE) + columns * W_STRIDE, z + rows
 
 
 @gluon.jit
-def by_thread(x):
-    """A block in registers, [64, 64], as [16, 256]: two neighbours of each of 128 threads a row. No data moves."""
-    x = x.reshape([4, 2, 8, 8, 4, 2])  # 16 rows a warp in two halves, 8 columns a quad in neighbours
-    return x.permute((3, 1, 0, 2, 4, 5)).reshape([16, 256])
+def upper(x, dtype: gl.constexpr):
+    """float32 x cut off to dtype. With `lower`, which is what was cut off, twice as many bits of x for products."""
+    if dtype == gl.bfloat16:
+        cut: gl.constexpr = "prmt.b32 $0, $1, $2, 0x7632;"
+        return gl.inline_asm_elementwise(cut, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
+    else:
+        cut: gl.constexpr = "cvt.rz.f16x2.f32 $0, $2, $1;"
+        return gl.inline_asm_elementwise(cut, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
 
 
 @gluon.jit
-def checkpoint_pointers(ptr, like):
-    """Where a block goes in a checkpoint: so that threads side by side write words side by side."""
-    layout: gl.constexpr = like.type.layout
-    rows = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
-    words = gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-    return (ptr + words[None, :]) + rows[:, None] * 256  # in this order: constants added to one pointer a thread
+def lower(x, dtype: gl.constexpr):
+    if dtype == gl.bfloat16:
+        rest: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffff0000; and.b32 b, $2, 0xffff0000;
+            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
+        return gl.inline_asm_elementwise(rest, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
+    else:
+        rest: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffffe000; and.b32 b, $2, 0xffffe000;
+            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""
+        return gl.inline_asm_elementwise(rest, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+
+
+@gluon.jit
+def rounded(x, dtype: gl.constexpr):
+    """x.to(dtype).to(float32), two at a time: the compiler would convert one by one, at a quarter of the rate."""
+    if dtype == gl.bfloat16:
+        asm: gl.constexpr = """{ .reg .b32 two; cvt.rn.bf16x2.f32 two, $3, $2;
+            shl.b32 $0, two, 16; and.b32 $1, two, 0xffff0000; }"""
+    else:
+        asm: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; cvt.rn.f16x2.f32 two, $3, $2;
+            mov.b32 {low, high}, two; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"""
+    return gl.inline_asm_elementwise(asm, "=f,=f,f,f", [x], gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit
 def math(
-    o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr,
-    buffers, p_buf, o_buf, factors, empty, ready, p_full, p_empty,
-    items, geometry, steps, part_stride, column, z_dim, w_dim, z_stride, w_stride,
-    HALF: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
+    o_desc, first_ptr, last_ptr,
+    buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+    items, geometry, column,
+    HALF: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, PIECES: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr,
 ):  # fmt: skip
@@ -286,72 +328,63 @@ def math(
     u_l: gl.constexpr = gl.SliceLayout(0, s_l)
     dtype: gl.constexpr = p_buf.dtype
     u_buf, w_buf, z_buf, x_buf = buffers
-    r_buf, s_buf = factors
-    heads, tiles, segment_tiles, segments, pieces = geometry
-    windows = (tiles - 1) // WINDOW
-    sequences = items // (pieces * segments)
+    r_buf, s_buf, decay_buf = factors
+    Z_STRIDE: gl.constexpr = 1 if TRANSPOSED else W_DIM
+    W_STRIDE: gl.constexpr = Z_DIM if TRANSPOSED else 1
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, row, index, piece = place_of(item, heads, tiles, segment_tiles, segments, pieces)
+        batch, head, first, n, row, index, piece = place_of(item, geometry, PIECES)
         z0 = piece * (128 * ZB) + HALF * (64 * ZB)
-        part = piece * 2 + HALF
-        part_window = ((part * sequences + row) * windows).to(gl.int64)
         opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
         state = ()  # ZB x WB blocks
         for zb in gl.static_range(ZB):
             for wb in gl.static_range(WB):
                 if FIRST:
                     at, rows = state_pointers(
-                        first_ptr + index * z_dim * w_dim, z0 + 64 * zb + opaque, column + 64 * wb + opaque,
-                        z_stride, w_stride, s_l,
+                        first_ptr + index * (Z_DIM * W_DIM), z0 + 64 * zb + opaque, column + 64 * wb + opaque,
+                        Z_STRIDE, W_STRIDE, s_l,
                     )  # fmt: skip
-                    state += (gl.load(at, mask=rows < z_dim, other=0.0),)
+                    state += (gl.load(at, mask=rows < Z_DIM, other=0.0),)
                 else:
                     state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
         for j in range(n):
             tile = nth_tile(first, j, n, REVERSE)
-            if SUMS:
-                if REVERSE:  # the state is dC after the tile
-                    edge = tile + 1
-                else:  # C before the tile
-                    edge = tile
-                if (edge % WINDOW == 0) & (edge > 0) & (edge < tiles):
-                    window = edge // WINDOW - 1
-                    kept = checkpoint_ptr + (part_window + window) * (WB * 4096)
-                    if REVERSE:
-                        product = by_thread(state[0])
-                        product *= gl.load(checkpoint_pointers(kept, product)).to(gl.float32)
-                        for wb in gl.static_range(1, WB):
-                            mine = by_thread(state[wb])
-                            product += gl.load(checkpoint_pointers(kept + wb * 4096, mine)).to(gl.float32) * mine
-                        dot = gl.sum(gl.sum(product, axis=1), axis=0)
-                        gl.store(dots_ptr + part_window + window, dot)
-                    else:
-                        one = gl.exp2((i >> 30).to(gl.float32))  # else the rounded state would be kept for the products
-                        for wb in gl.static_range(WB):
-                            mine = by_thread(state[wb] * one)
-                            gl.store(checkpoint_pointers(kept + wb * 4096, mine), mine.to(dtype))
             mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
             new_state = ()
-            e = gl.exp2(gl.load(g_ptr + row * tiles + tile))
             for zb in gl.static_range(ZB):
-                # i >> 30 is 0: spelled anew for each zb, or addresses stay in registers
-                s = i % STAGES + (i >> (30 - zb))
-                b = i % SLOTS + (i >> (30 - zb))
+                s = i % STAGES
+                b = i % SLOTS
+                if SUMS or WB < 4:  # 0, spelled anew for each zb: keeps addresses out of registers (elsewhere: C7512)
+                    s += i >> (30 - zb)
+                    b += i >> (30 - zb)
                 z_block = (s * 2 + HALF) * ZB + zb
                 zT = block(z_buf, z_block).permute((1, 0))
                 o = gl.zeros([64, 64], gl.float32, layout=s_l)  # out^T, [z, u]
                 for wb in gl.static_range(WB):
-                    a = gl.convert_layout(state[zb * WB + wb].to(dtype), a_l)
+                    if SUMS:
+                        a = gl.convert_layout(upper(state[zb * WB + wb], dtype), a_l)
+                    else:
+                        a = gl.convert_layout(state[zb * WB + wb].to(dtype), a_l)
                     uT = block(u_buf, s * WB + wb).permute((1, 0))
                     o = warpgroup_mma(a, uT, o, use_acc=(wb > 0), is_async=True)
                     o, a = warpgroup_mma_wait(0, deps=(o, a))
+                    if SUMS:
+                        a = gl.convert_layout(lower(state[zb * WB + wb], dtype), a_l)
+                        o = warpgroup_mma(a, uT, o, is_async=True)
+                        o, a = warpgroup_mma_wait(0, deps=(o, a))
                 tma.store_wait(pendings=OUTS - 1)
                 barrier()  # a buffer for out is free
                 if zb == 0:
                     mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
-                o = o * r_buf.index(b).load(u_l)[None, :]
+                r = r_buf.index(b).load(u_l)
+                if SUMS:
+                    x = block(x_buf, z_block).permute((1, 0)).load(s_l).to(gl.float32)
+                    x = rounded(x * r[None, :], dtype)
+                    dots = reinterpret(dots_buf, gl.float32, [2, 4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
+                    dots.index(HALF).store(gl.sum((x * o).reshape([4, 16, 64]), axis=1))
+                o = o * r[None, :]
                 o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
+                e = decay_buf.index(b).load(gl.SliceLayout(1, s_l))[:, None]
                 flight = ()
                 for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                     flight += (state[zb * WB + wb] * e,)
@@ -369,13 +402,6 @@ def math(
                     o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
                 else:
                     o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
-                if SUMS:
-                    x = block(x_buf, z_block).permute((1, 0)).load(s_l)
-                    x = block(x_buf, z_block).permute((1, 0)).load(s_l)
-                    dot = gl.sum(x.to(gl.float32) * o, axis=0)
-                    sums = sums_ptr + (part * ZB + zb).to(gl.int64) * part_stride + row.to(gl.int64) * steps
-                    step = tile * 64 + gl.arange(0, 64, layout=u_l)
-                    gl.store(sums + step, dot, mask=step < steps)
                 out = o_buf.index((i * ZB + zb) % OUTS)
                 out.reshape([64, 64]).permute((1, 0)).store(o.to(dtype))
                 fence_async_shared()
@@ -400,33 +426,33 @@ def math(
             for zb in gl.static_range(ZB):
                 for wb in gl.static_range(WB):
                     at, rows = state_pointers(
-                        last_ptr + index * z_dim * w_dim, z0 + 64 * zb + opaque, column + 64 * wb + opaque,
-                        z_stride, w_stride, s_l,
+                        last_ptr + index * (Z_DIM * W_DIM), z0 + 64 * zb + opaque, column + 64 * wb + opaque,
+                        Z_STRIDE, W_STRIDE, s_l,
                     )  # fmt: skip
-                    gl.store(at, state[zb * WB + wb], mask=rows < z_dim)
+                    gl.store(at, state[zb * WB + wb], mask=rows < Z_DIM)
     tma.store_wait(pendings=0)
 
 
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
 @gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
 def walk(
-    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, sums_ptr, within_ptr,
-    checkpoint_ptr, dots_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, skip_dots_ptr,
-    items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, pieces, column,
-    z_dim, w_dim, z_stride, w_stride, part_stride,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
+    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, through_ptr, rows_ptr, columns_ptr,
+    m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
+    items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, column, part_stride,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
     ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
-    ADD: gl.constexpr, SKIP: gl.constexpr,
+    ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
-    SKIP: skip (heads,) is added to the diagonal of P (h, dv); with sums (dq) U_u . W_u is written to skip_dots instead.
+    SKIP: skip (heads,) is added to the diagonal of P (h, dv). DIAGONAL: U_u . W_u is written to diagonal (dq).
     u_sharing, z_sharing: consecutive heads that share one of U and W, of Z and X; out has all of them.
 
     So the loads of an item run while the one before it ends. Launched by launch.py.
     """
-    geometry = (heads, tiles, segment_tiles, segments, pieces)
+    geometry = (heads, tiles, segment_tiles, segments)
+    PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
@@ -440,7 +466,12 @@ def walk(
     o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
     r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     s_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
+    decay_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     e_buf = gl.allocate_shared_memory(gl.float32, [2 + NORM, 64], flat)
+    dots_buf = r_buf
+    if SUMS:
+        gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
+        dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
     n_buf = r_buf
     if NORM:
         n_buf = gl.allocate_shared_memory(gl.float32, [WB * 4, 64], flat)
@@ -455,25 +486,25 @@ def walk(
         mbarrier.init(p_full.index(i), count=1)
         mbarrier.init(p_empty.index(i), count=2)
     buffers = (u_buf, w_buf, z_buf, x_buf)
-    factors = (r_buf, s_buf)
+    factors = (r_buf, s_buf, decay_buf)
     gl.warp_specialize(
         [
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr,
-                    buffers, p_buf, o_buf0, factors, empty, ready, p_full, p_empty,
-                    items, geometry, steps, part_stride, column, z_dim, w_dim, z_stride, w_stride,
-                    0, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (math, (o_desc, g_ptr, first_ptr, last_ptr, sums_ptr, checkpoint_ptr, dots_ptr,
-                    buffers, p_buf, o_buf1, factors, empty, ready, p_full, p_empty,
-                    items, geometry, steps, part_stride, column, z_dim, w_dim, z_stride, w_stride,
-                    1, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
+            (math, (o_desc, first_ptr, last_ptr,
+                    buffers, p_buf, o_buf0, dots_buf, factors, empty, ready, p_full, p_empty,
+                    items, geometry, column,
+                    0, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
+            (math, (o_desc, first_ptr, last_ptr,
+                    buffers, p_buf, o_buf1, dots_buf, factors, empty, ready, p_full, p_empty,
+                    items, geometry, column,
+                    1, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
             (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
-                     (skip_ptr, skip_dots_ptr), within_ptr,
-                     buffers, n_buf, e_buf, p_buf, factors, empty, ready, p_full, p_empty,
-                     items, geometry, steps, part_stride, w_dim,
-                     STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP)),
+                     (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
+                     buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+                     items, geometry, steps, part_stride,
+                     W_DIM, PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP, DIAGONAL)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column,
-                       STAGES, WB, ZB, REVERSE, SUMS)),
+                       PIECES, STAGES, WB, ZB, REVERSE, SUMS)),
         ],
         [4, 4, 1],
         [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24],
