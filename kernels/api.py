@@ -51,11 +51,13 @@ class Kernels(NamedTuple):
     """Chunkwise kernels as the operators call them. Tensors are (B, H, T, ...) with any strides.
 
     Attributes:
-        forward: (q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype, config) -> (h, last, saved): h of the
-            shape and strides of `torch.empty_like(v)`, the State after the last step, and a tuple of tensors for
-            backward. All fresh: none shares memory with an input or with another. i and initial may be None.
-        backward: (dh, d_last, q, k, v, f, i, initial, saved, *, ...the same) -> (dq, dk, dv, df, di, dC, dn) made as
-            `torch.empty_like` makes them, None where the input is None. d_last is a State without m.
+        forward: (q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype, config, return_last_state) ->
+            (h, last, saved): h of the shape and strides of `torch.empty_like(v)`, the State after the last step (it may
+            be None where it is not asked for), and a tuple of tensors for backward. All fresh: none shares memory with
+            an input or with another. i and initial may be None.
+        backward: (dh, d_last, q, k, v, f, i, initial, saved, *, gate, scale, chunk_size, state_dtype, config,
+            gate_gradients) -> (dq, dk, dv, df, di, dC, dn) made as `torch.empty_like` makes them, None where the input
+            is None, df and di also without gate_gradients. d_last is a State without m.
         empty_saved: (q, v, *, gate, chunk_size, state_dtype, config) -> tensors as `saved`, uninitialised.
         refuses: (q, v, *, gate, chunk_size, config) -> why it cannot run here, or None.
         default_chunk_size: (q, v, *, gate) -> L.
@@ -65,7 +67,7 @@ class Kernels(NamedTuple):
             its gradient behind the others; for kernels that do not, that is another pass over memory.
     """
 
-    forward: Callable[..., tuple[Tensor, State, tuple[Tensor, ...]]]
+    forward: Callable[..., tuple[Tensor, State | None, tuple[Tensor, ...]]]
     backward: Callable[..., tuple[Tensor | None, ...]]
     empty_saved: Callable[..., tuple[Tensor, ...]]
     refuses: Callable[..., str | None]
@@ -264,8 +266,7 @@ def chunkwise(
         implementation: "auto", "reference", "hopper", "tfla" (one of the next two), "tfla_xl" or "tfla_limit". "auto"
             is the fused kernels ("hopper": compute capability 9.0) where they take these inputs, else a TFLA kernel,
             else the reference (CPU, float64, head dimensions that are no multiple of 16). It is not the fused kernels
-            where f needs a gradient, which these sum less exactly than the others (MEASURED.md; twice as fast in
-            training all the same, by name), nor below a chunk size of 512, as they write larger states.
+            below a chunk size of 512, as they write larger states.
         config: for experts, the tuning parameters of the implementation, one frozen object (`tfla.config.TileConfig`).
 
     Returns:
@@ -296,8 +297,6 @@ def chunkwise(
     L = AUTO if chunk_size == "auto" else chunk_size
     if implementation == "auto" and not _kernels_take(q, v):
         implementation = "reference"
-    if implementation == "auto" and f.requires_grad:
-        implementation = "tfla"
     with torch.autocast(q.device.type, enabled=False):
         if implementation == "reference":
             h, last = reference.chunkwise(
@@ -313,8 +312,8 @@ def chunkwise(
             C, n, m = (None if x is None else x.float() for x in initial_state or (None, None, None))
             gate_fields = (gate.forget, gate.input, gate.normalize, gate.temperature)
             key = _setup_key(implementation, gate_fields, state_dtype, config)
-            h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, scale, L, key, skip)
-            last = _split(states, gate)[0]
+            h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, scale, L, key, skip, return_last_state)
+            last = _split(states, gate)[0] if return_last_state else None
     if layout == "bthd":
         h = h.transpose(1, 2)
     return (h, last) if return_last_state else h
@@ -431,28 +430,30 @@ def _forward(
     chunk_size: int,
     setup: str,
     skip: Tensor | None,
+    return_last_state: bool,
 ) -> list[Tensor]:
-    """[h, last C, last n and m where the gate has them, *saved]."""
+    """[h, if asked for the last C, last n and m where the gate has them, *saved]."""
     kernels, options = _call(q, v, chunk_size, setup)
     initial = None if C is None else State(C, n, m)
     if not kernels.shares_heads:
         q, k = (reference.shared(x, v.shape[1]) for x in (q, k))
     if kernels.adds_skip:
         options["skip"] = skip
+    options["return_last_state"] = return_last_state
     h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
     if not kernels.adds_skip:
         h = skip_and_gate(h, v, skip, None, head_axis=1)
-    return [h, *(x for x in last if x is not None), *saved]
+    return [h, *(x for x in (last or () if return_last_state else ()) if x is not None), *saved]
 
 
 @_forward.register_fake
-def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup, skip):
+def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup, skip, return_last_state):
     kernels, options = _call(q, v, chunk_size, setup)
     if not kernels.shares_heads:
         q = reference.shared(q, v.shape[1])
     gate, (B, H, _, d_hv), d_qk = options["gate"], v.shape, q.shape[-1]
     shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
-    last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes] if return_last_state else []
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
 
 
@@ -474,8 +475,9 @@ def _backward(
     chunk_size: int,
     setup: str,
     skip: Tensor | None,
+    gate_gradients: bool,
 ) -> list[Tensor]:
-    """The gradients of those of q, k, v, f, i, C, n and skip that are not None, in this order."""
+    """The gradients of those of q, k, v, f, i, C, n, skip that are not None, in this order; f and i if asked for."""
     kernels, options = _call(q, v, chunk_size, setup)
     if dC_last is None and dn_last is not None:
         dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
@@ -484,6 +486,7 @@ def _backward(
     keys = (q, k) if kernels.shares_heads else tuple(reference.shared(x, v.shape[1]) for x in (q, k))
     if kernels.adds_skip:
         options["skip"] = skip
+    options["gate_gradients"] = gate_gradients
     grads = kernels.backward(dh, d_last, *keys, v, f, i, initial, tuple(saved), scale=scale, **options)
     dq, dk, *others = grads
     assert dq is not None
@@ -497,8 +500,9 @@ def _backward(
 
 
 @_backward.register_fake
-def _(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup, skip):
-    return [torch.empty_like(x) for x in (q, k, v, f, i, C, n, skip) if x is not None]
+def _(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup, skip, gate_gradients):
+    gates = (f, i) if gate_gradients else ()
+    return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]
 
 
 def _call(q: Tensor, v: Tensor, chunk_size: int, setup: str) -> tuple[Kernels, dict[str, Any]]:
@@ -519,21 +523,24 @@ def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, chunk_size, setup, skip = inputs
+    *tensors, scale, chunk_size, setup, skip, ctx.has_last = inputs
     ctx.numbers = (scale, chunk_size, setup)
     ctx.gate = _setups[setup].gate
-    ctx.save_for_backward(*tensors, skip, *_split(output[1:], ctx.gate)[1])
+    saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
+    ctx.save_for_backward(*tensors, skip, *saved)
 
 
 def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     dh, *d_states = grads
-    (dC, dn, _), _ = _split(d_states, ctx.gate)
+    dC, dn, _ = _split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
     tensors, skip, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8], ctx.saved_tensors[9:]
     if dh is None:
         dh = torch.zeros_like(tensors[2])
-    found = iter(torch.ops.tflabench.chunkwise_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip))
-    q_to_n = [next(found) if x is not None else None for x in tensors[:7]]
-    return (*q_to_n, None, *(None for _ in ctx.numbers), next(found) if skip is not None else None)
+    gates = any(ctx.needs_input_grad[3:5])
+    found = iter(torch.ops.tflabench.chunkwise_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
+    given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
+    q_to_n = [next(found) if x is not None else None for x in given]
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(found) if skip is not None else None, None)
 
 
 def _refuse_double_backward(ctx: Any, grads: Any) -> None:

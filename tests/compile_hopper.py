@@ -59,7 +59,16 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
 
 def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: bool) -> dict[str, Any]:
     """Of a walk with a state of z rows and w columns, of the `columns` that there are in all."""
-    flags = {"SKIP": False, "DIAGONAL": False, "REVERSE": False, "NORM": False, "FIRST": False, "LAST": False, "ADD": False, **branches}
+    flags = {
+        "SKIP": False,
+        "DIAGONAL": False,
+        "REVERSE": False,
+        "NORM": False,
+        "FIRST": False,
+        "LAST": False,
+        "ADD": False,
+        **branches,
+    }
     return {
         **asdict(WalkShape.of(w, z, sums=sums, norm=flags["NORM"])),
         "SUMS": sums,
@@ -95,7 +104,15 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk.walk, constants, 128) for name, constants in walks.items()}
     for reverse in (False, True):
-        constants = {"z_sharing": 1, "Z_DIM": d_qk, "W_DIM": d_hv, "STAGES": 4, "WB": w // 64, "REVERSE": reverse, "NORM": not reverse}
+        constants = {
+            "z_sharing": 1,
+            "Z_DIM": d_qk,
+            "W_DIM": d_hv,
+            "STAGES": 4,
+            "WB": w // 64,
+            "REVERSE": reverse,
+            "NORM": not reverse,
+        }
         found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
     return found
 

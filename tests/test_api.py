@@ -36,11 +36,13 @@ class Probe:
     def __init__(self) -> None:
         self.calls: list[dict] = []
         self.d_last: list[State | None] = []
+        self.gate_gradients: list[bool] = []
 
-    def forward(self, q, k, v, f, i, initial, *, config, **options):
-        self.calls.append({"q": q, "v": v, "f": f, "config": config, **options})
+    def forward(self, q, k, v, f, i, initial, *, config, return_last_state, **options):
+        self.calls.append({"q": q, "v": v, "f": f, "config": config, "last": return_last_state, **options})
         h, last = reference.chunkwise(q, k, v, f, i, initial, **options)
-        return torch.empty_like(v).copy_(h), map_state(torch.clone, last), (v.new_ones(3),)
+        last = map_state(torch.clone, last) if return_last_state else None
+        return torch.empty_like(v).copy_(h), last, (v.new_ones(3),)
 
     def backward(self, dh, d_last, *args, **options):
         self.d_last.append(d_last)
@@ -48,8 +50,9 @@ class Probe:
         with ThreadPoolExecutor(1) as other:
             return other.submit(self._backward, dh, d_last, *args, **options).result()
 
-    def _backward(self, dh, d_last, q, k, v, f, i, initial, saved, *, config, **options):
+    def _backward(self, dh, d_last, q, k, v, f, i, initial, saved, *, config, gate_gradients, **options):
         assert saved[0].equal(v.new_ones(3))
+        self.gate_gradients.append(gate_gradients)
         inputs = [q, k, v, f, i, *(initial[:2] if initial is not None else (None, None))]
         leaves: list[Any] = [x if x is None else x.detach().requires_grad_() for x in inputs]
         q, k, v, f, i, C, n = leaves
@@ -58,7 +61,8 @@ class Probe:
         outputs = [(h, dh), *zip(last[:2], d_last[:2] if d_last is not None else (None, None), strict=True)]
         ends, weights = zip(*((y, dy) for y, dy in outputs if y is not None and dy is not None), strict=True)
         found = iter(torch.autograd.grad(ends, [x for x in leaves if x is not None], weights, materialize_grads=True))
-        return tuple(x if x is None else torch.empty_like(x).copy_(next(found)) for x in leaves)
+        grads = [x if x is None else torch.empty_like(x).copy_(next(found)) for x in leaves]
+        return tuple(grads if gate_gradients else [*grads[:3], None, None, *grads[5:]])
 
     def kernels(self) -> api.Kernels:
         return api.Kernels(
@@ -198,11 +202,31 @@ def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
     key = api._setup_key("probe", astuple(gate), torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
-    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 16, key, None))
+    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 16, key, None, True))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
-    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 0, key, None))
+    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 0, key, None, False))
     dh, saved = torch.randn_like(transposed[2]), [torch.ones(3)]
-    torch.library.opcheck(backward, (dh, None, None, *transposed, None, None, None, saved, 0.25, 0, key, None))
+    for gates in (True, False):
+        arguments = (dh, None, None, *transposed, None, None, None, saved, 0.25, 0, key, None, gates)
+        torch.library.opcheck(backward, arguments)
+
+
+def test_kernels_are_asked_only_for_what_is_used(probe):
+    """The last state where it is returned, gate gradients where a gate has one."""
+    x = inputs(MLSTM_SIG)
+    api.chunkwise(**x, gate=MLSTM_SIG, implementation="probe", return_last_state=True)
+    assert probe.calls[-1]["last"]
+    x = {name: y.detach().requires_grad_(name in "qkv") for name, y in x.items()}
+    h = api.chunkwise(**x, gate=MLSTM_SIG, implementation="probe")
+    assert not probe.calls[-1]["last"]
+    found = torch.autograd.grad(h.sum(), [x[name] for name in "qkv"])
+    assert probe.gate_gradients == [False]
+    wanted = api.chunkwise(**x, gate=MLSTM_SIG, implementation="reference").sum()
+    for y, y_wanted in zip(found, torch.autograd.grad(wanted, [x[name] for name in "qkv"]), strict=True):
+        torch.testing.assert_close(y, y_wanted)
+    x["i"].requires_grad_()
+    torch.autograd.grad(api.chunkwise(**x, gate=MLSTM_SIG, implementation="probe").sum(), [x["i"]])
+    assert probe.gate_gradients == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +257,7 @@ def test_triton_kernels_are_opaque_to_torch(implementation):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
     key = api._setup_key(implementation, astuple(gate), torch.float32, None)
-    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key, None)
+    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key, None, True)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, arguments)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     options = {"gate": gate, "chunk_size": 16}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tflabench.kernels import gates
 from tflabench.kernels.gates import LogGates, RowSums
-from tflabench.kernels.gates import gate_gradients as sum_gate_gradients
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
@@ -32,14 +32,14 @@ def backward(
     """Gradients (dq, dk, dv, df, di, dC_0, dn_0), those of an absent gate or initial state None; dskip if there is one.
 
     Args:
-        gate_gradients: without them df and di are None, and the walks are faster by the row sums that they need.
         dh: gradient of h; d_last: of the last state's C and n, None or with None fields where there is none.
         saved: as `forward` returned it; the other arguments as given to it.
+        gate_gradients: without them df and di are None, and the walks are faster by the row sums that these need.
     """
     del state_dtype, config
     given = (q, k, v, f, i)
     cut = Segments(q.shape[2], chunk_size)
-    gates, e, C = restored(saved)
+    log_gates, e, C = restored(saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     H, T = v.shape[1:3]
     C_0, n_0 = initial_matrices(initial)
@@ -64,7 +64,7 @@ def backward(
 
     dn_0 = dots = None
     if dn is not None:
-        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, gates)
+        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, log_gates)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
     df = di = None
@@ -73,9 +73,10 @@ def backward(
         if dots is not None:
             kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
             x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
-            x_last = x_last if n_0 is None else x_last + (n_0 * dn_0).sum(-1)
+            if n_0 is not None and dn_0 is not None:
+                x_last = x_last + (n_0 * dn_0).sum(-1)
         through = through_tiles(qdq, kdk, x_last, e.g)
-        df, di = sum_gate_gradients(f, i, gate, gates, qdq, kdk, through, TILE)
+        df, di = gates.gate_gradients(f, i, gate, log_gates, qdq, kdk, through, TILE)
     dq, dk = sum_shared(-dq if scale < 0 else dq, given[0]), sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
@@ -90,13 +91,13 @@ def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) 
     return C_last
 
 
-def _through_last_n(dn: Tensor, k: Tensor, dk: Tensor, gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:
+def _through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:
     """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: dn_0, dk with it, and its k.dk (B, H, T).
 
     Plain PyTorch, for it is rare.
     """
-    reach = gates.log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
-    weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + gates.log_i).exp()
+    reach = log_gates.log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
+    weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + log_gates.log_i).exp()
     dots = weight * torch.einsum("bhtd,bhd->bht", k.float(), dn)
     dk = (dk.float() + weight[..., None] * dn[:, :, None]).to(dk.dtype)
     return reach[..., :1].exp() * dn, dk, dots

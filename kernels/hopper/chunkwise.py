@@ -60,15 +60,21 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     if refuses(q, v, gate=gate, chunk_size=64):
         return 64
     B, H, T, d_qk = q.shape
+    d_hv = v.shape[-1]
     tiles = -(-T // 64)
     multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
     from .launch import WalkShape
 
-    pieces = -(-v.shape[-1] // (128 * WalkShape.of(d_qk, v.shape[-1], sums=False, norm=False).ZB))
+    def programs(w: int, z: int, sums: bool) -> int:
+        """Of a walk over one segment with a state of z rows and w columns."""
+        return B * H * -(-z // (128 * WalkShape.of(min(w, 256), z, sums=sums, norm=False).ZB))
+
+    # h and dv, and dq and dk, whose columns may take several launches.
+    walks = ((1, programs(d_qk, d_hv, False)), (-(-d_hv // 256), programs(d_hv, d_qk, True)))
 
     def cost(segments: int) -> float:
-        rounds = -(-B * H * pieces * segments // multiprocessors)
-        return rounds * -(-tiles // segments) * (1.0 if segments == 1 else 1.5) + 0.5 * segments
+        rounds = sum(launches * -(-each * segments // multiprocessors) for launches, each in walks)
+        return rounds * -(-tiles // segments) * (1.0 if segments == 1 else 1.5) + segments
 
     best = min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
     return 64 * -(-tiles // best)

@@ -18,9 +18,9 @@ from .launch import Normaliser, Segments, launch_segments, launch_walk
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
-    skip: Tensor | None = None,
-) -> tuple[Tensor, State, tuple[Tensor, ...]]:  # fmt: skip
-    """h, the last state, and what `backward` needs besides the inputs (see `empty_saved`).
+    skip: Tensor | None = None, return_last_state: bool = True,
+) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
+    """h, the last state or None, and what `backward` needs besides the inputs (see `empty_saved`).
 
     Args:
         q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); bfloat16 or float16, any
@@ -29,6 +29,7 @@ def forward(
         chunk_size: L, a multiple of 64: steps between two states in memory; nothing below T materialises none at all.
         state_dtype: without effect: states are float32, one every L steps.
         skip: (H,), for a gate without normaliser: h_t has skip v_t added.
+        return_last_state: a pass less over it without.
     """
     del state_dtype, config
     B, H, T, d_hv = v.shape
@@ -45,9 +46,11 @@ def forward(
         )
         last, states = None, (C,)
     else:
-        C, n = C_0, n_0
-        C_last = last = torch.empty((B, H, d_qk, d_hv), dtype=torch.float32, device=q.device)
-        n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
+        C, n, C_last, n_last = C_0, n_0, None, None
+        if return_last_state:
+            C_last = torch.empty((B, H, d_qk, d_hv), dtype=torch.float32, device=q.device)
+            n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
+        last = C_last
     norm, back = None, e.x
     if gate.normalize:
         back = torch.empty_like(e.x)
@@ -60,8 +63,11 @@ def forward(
     )  # fmt: skip
     if out is not h:
         h.copy_(out)
-    m_last = None if gates.m is None else gates.m[:, :, -1].contiguous()
-    return h, State(C_last, n_last, m_last), (gates.log_f, gates.log_i, back, e.y, e.g, *states)
+    state = None
+    if return_last_state:
+        assert C_last is not None
+        state = State(C_last, n_last, None if gates.m is None else gates.m[:, :, -1].contiguous())
+    return h, state, (gates.log_f, gates.log_i, back, e.y, e.g, *states)
 
 
 def empty_saved(

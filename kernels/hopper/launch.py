@@ -71,7 +71,7 @@ class WalkShape:
         stage = 2 * WB + 2 * ZB * (1 + sums)
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
         stages = min(4, (blocks - 3 * slots) // stage)
-        registers = 168 if WB * ZB <= 2 else 200 if norm and WB == 4 else 208
+        registers = 168 if WB * ZB <= 2 else 208
         return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers)
 
 
@@ -139,7 +139,8 @@ def launch_walk(
             dummy if skip is None else skip, dummy if diagonal is None else diagonal[launch],
             items, H, H // u.shape[1], H // z.shape[1], T,
             cut.tiles, cut.segment_tiles, cut.count, column, B * H * T,
-            Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape), REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
+            Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape),
+            REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, num_warps=4, maxnreg=128,
         )  # fmt: skip

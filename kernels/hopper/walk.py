@@ -17,11 +17,15 @@ q and, in backward, the denominator are in them, so nothing here knows which gat
 
 Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
-                     wait for one another, so one computes while the other stores; with row sums X . out they also
-                     leave C (going forward) or meet it with dC (backward) every WINDOW tiles: see launch.Checkpoints
+                     wait for one another, so one computes while the other stores; with SUMS also X . (r S U)
     score            computes P, r and s of a tile ahead of them; with a normaliser also carries n and divides P and r;
-                     with row sums also those of P Z alone
-    produce          one warp that fetches tiles of U, W, Z (and X, for row sums X . out) by TMA into a ring of stages
+                     with SUMS it writes the row sums, and going forward (dq) those of pairs within a tile
+    produce          one warp that fetches tiles of U, W, Z (and X, for row sums) by TMA into a ring of stages
+
+Row sums (SUMS: dq with X = Q, dk with X = K) are what gate gradients are made of, by differences of their sums over a
+whole sequence. They come out exact because both walks give every pair j < i of different tiles the same number:
+(Q_i exp2(a_i)) . (K_j exp2(a_j + g)), each rounded as the other walk rounds it for its state, and S U as a product with
+twice the bits of an operand, `upper` and `lower`. Pairs within a tile are summed over either index from one matrix.
 
 A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is
 a multiple of 64. The TMA descriptors (B, H, T, d) cut the ends: reads beyond T or d give zeros, writes there are lost.
@@ -85,7 +89,6 @@ def produce(
 ):  # fmt: skip
     u_desc, w_desc, z_desc, x_desc = descs
     u_buf, w_buf, z_buf, x_buf = buffers
-    heads, tiles, _segment_tiles, _segments = geometry
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, _row, _index, piece = place_of(item, geometry, PIECES)
@@ -118,9 +121,9 @@ def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
 def score(
     exponents, norm, skip, sums, buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
     items, geometry, steps, part_stride,
-    W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, SKIP: gl.constexpr,
-    DIAGONAL: gl.constexpr,
+    W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
+    ZB: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
+    LAST: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
@@ -129,7 +132,7 @@ def score(
     n_l: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])  # their sums: n is kept in four parts
     au_ptr, az_ptr, g_ptr = exponents
     m_ptr, back_ptr, n_first_ptr, n_last_ptr = norm
-    heads, tiles, _segment_tiles, _segments = geometry
+    _heads, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     through_ptr, rows_ptr, columns_ptr = sums
@@ -183,6 +186,10 @@ def score(
             if NORM:
                 m_t = gl.load(m_ptr + row * steps + tile * 64 + t, mask=tile * 64 + t < steps, other=0.0)
             mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            p = gl.zeros([64, 64], gl.float32, layout=p_l)
+            for wb in gl.static_range(WB):
+                wT = block(w_buf, s * WB + wb).permute((1, 0))
+                p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
             if NORM:
                 qn = gl.zeros([64], gl.float32, layout=u_l)
                 for c in range(WB):
@@ -190,10 +197,6 @@ def score(
                     for a in gl.static_range(4):
                         n_z += n_buf.index(4 * c + a).load(z_l)
                     qn += gl.sum(block(u_buf, s * WB + c).load(p_l).to(gl.float32) * n_z[None, :], axis=1)
-            p = gl.zeros([64, 64], gl.float32, layout=p_l)
-            for wb in gl.static_range(WB):
-                wT = block(w_buf, s * WB + wb).permute((1, 0))
-                p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
             p = warpgroup_mma_wait(0, deps=(p,))
             if DIAGONAL:  # noqa: SIM102  dh . v of the same step
                 if piece == 0:
@@ -333,7 +336,7 @@ def math(
     W_STRIDE: gl.constexpr = Z_DIM if TRANSPOSED else 1
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, row, index, piece = place_of(item, geometry, PIECES)
+        batch, head, first, n, _row, index, piece = place_of(item, geometry, PIECES)
         z0 = piece * (128 * ZB) + HALF * (64 * ZB)
         opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
         state = ()  # ZB x WB blocks
@@ -436,11 +439,11 @@ def math(
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
 @gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
 def walk(
-    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, through_ptr, rows_ptr, columns_ptr,
-    m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
+    u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
+    through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
     items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, column, part_stride,
-    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, OUTS: gl.constexpr, WB: gl.constexpr,
-    ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip

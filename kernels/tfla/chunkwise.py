@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from tflabench.kernels.gates import gate_gradients, log_gates
+from tflabench.kernels import gates
 from tflabench.kernels.reference import sum_shared
 from tflabench.kernels.types import Gate, State
 
@@ -132,6 +132,7 @@ def forward(
     state_dtype: torch.dtype = torch.float32,
     config: TileConfig | None = None,
     skip: Tensor | None = None,
+    return_last_state: bool = True,
 ) -> tuple[Tensor, State, tuple[Tensor, ...]]:
     """H, the last state, and what `backward` needs besides the inputs.
 
@@ -143,7 +144,9 @@ def forward(
         chunk_size: L, a multiple of 16; how often a state is materialised.
         state_dtype: of the chunk states, where it is narrower than what q's dtype calls for.
         skip: (H,), for a gate without normaliser: H_t has skip v_t added.
+        return_last_state: without effect: the walk over chunk states ends with it.
     """
+    del return_last_state
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
@@ -178,12 +181,14 @@ def backward(
     state_dtype: torch.dtype = torch.float32,
     config: TileConfig | None = None,
     skip: Tensor | None = None,
+    gate_gradients: bool = True,
 ) -> tuple[Tensor | None, ...]:
     """Gradients (dq, dk, dv, df, di, dC_0, dn_0), those of an absent gate or initial state None; dskip if there is one.
 
     Args:
         dh: gradient of H; d_last: of the last state's C and n (m is a constant), itself or its fields None without one.
         saved: as `forward` returned it; the other arguments as given to it.
+        gate_gradients: without them df and di are None.
     """
     given = (q, k, v, f, i)
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
@@ -224,7 +229,9 @@ def backward(
     dv = d_values(
         plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None, skip=_weights(skip)
     )  # fmt: skip
-    df, di = gate_gradients(f, i, gate, plan.gates, qdq, kdk, through, plan.chunk_size)
+    df = di = None
+    if gate_gradients:
+        df, di = gates.gate_gradients(f, i, gate, plan.gates, qdq, kdk, through, plan.chunk_size)
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum((0, 2)).to(skip.dtype),)
@@ -257,7 +264,7 @@ def _prepare(
         config = TileConfig.for_shape(q.shape[-1], d_hv, q.dtype, chunk_size, architecture)
     plan = Plan(
         gate=gate,
-        gates=log_gates(f, i, gate, (batch, heads, T), None if initial is None else initial.m),
+        gates=gates.log_gates(f, i, gate, (batch, heads, T), None if initial is None else initial.m),
         chunk_size=chunk_size,
         scale=scale,
         tma=architecture >= 90,
