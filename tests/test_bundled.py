@@ -96,6 +96,16 @@ def test_fused_kernels_count_tiles_not_chunks(op):
     assert count(long).flops < 0.2 * bundled.recurrence_cost(RECURRENCES[op], long).flops
 
 
+def test_fused_kernels_make_row_sums_only_for_decays_that_have_gradients():
+    problem = Problem(batch=1, heads=4, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
+    costs = {op: BY_NAME[f"hopper_{op}"].cost for op in RECURRENCES}
+    counted = {op: count(problem) for op, count in costs.items() if count is not None}
+    assert counted["retention"] == counted["lightning"]
+    assert counted["simple_gla"] == counted["gated_retention"]
+    assert counted["retention"].flops < counted["simple_gla"].flops
+    assert counted["retention"].bytes < counted["simple_gla"].bytes
+
+
 def test_head_dimensions_refused_without_torch_are_those_that_the_kernels_refuse():
     assert (bundled.HOPPER_D_QK, bundled.HOPPER_D_HV) == (chunkwise.D_QK, chunkwise.D_HV)
 

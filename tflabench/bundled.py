@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tflabench.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.analysis import baselines as costs
-from tflabench.analysis import cost
+from tflabench.analysis import fused
 from tflabench.analysis.cost import DEFAULT_CHUNK_SIZE, Cost
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 from tflabench.problem import Problem
@@ -298,9 +298,11 @@ def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
     return costs.linear_attention(problem, decays=op.decays, chunk_size=chunk_size, group=group)
 
 
-def fused_cost(problem: Problem) -> Cost:
-    """Of the walks, which know no gates, as of mLSTMsig; heads that share q and k read them anew."""
-    return cost.model(problem, "fused", "sig")
+def fused_cost(op: Recurrence, problem: Problem) -> Cost:
+    """Of the walks, which know no gates, as of mLSTMsig, without gate gradients where decays are constants. Heads that
+    share q and k read them anew.
+    """
+    return fused.cost(problem, "sig", problem.chunk_size or problem.seq_len, gate_gradients=op.decays > 0)
 
 
 # --- What cannot run
@@ -419,7 +421,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         build=partial(build_recurrence, kernels, op),
         refuses=refuses[kernels],
         chunked=True,
-        cost=fused_cost if kernels == "hopper" else partial(recurrence_cost, op),
+        cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
         package="torch" if kernels == "reference" else "triton",
     )
 

@@ -198,17 +198,17 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
         cut = fused.segments(p, size)
         state = p.d_qk * p.d_hv * fused.STATE_BYTES
         states = heads * cut * state if cut > 1 else 0
-        checkpoints = heads * state * (p.seq_len // fused.CHECKPOINT_STEPS)
+        sums = steps * sum(walk.sum_bytes for walk in fused.walks(p))
         saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
     else:
         elements = cost.state_elements(kernel.gate, p.d_qk, p.d_hv)
         width = 4 if kernel.algorithm == "unpipelined" else p.element_bytes
         states = heads * math.ceil(p.seq_len / size) * elements * width
-        checkpoints = 0
+        sums = 0
         saved = steps * 4 if kernel.gate == "exp" else 0  # 1 / denominator, float32
     if p.pass_ == "fw":
         return Memory(given + made + states + saved, 0.0)
-    return Memory(2 * (given + made) + 2 * states + checkpoints + saved, given + made + saved)
+    return Memory(2 * (given + made) + 2 * states + sums + saved, given + made + saved)
 
 
 def _largest_batch(demand: Demand, needed: Memory, batch: int) -> int | None:
