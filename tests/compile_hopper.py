@@ -33,8 +33,6 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
             return "constexpr"
         if argument.endswith("_desc"):
             return f"tensordesc<{dtype}{BLOCK},{LAYOUT!r}>"
-        if argument == "checkpoint_ptr":
-            return f"*{dtype}"
         return "*fp32" if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}

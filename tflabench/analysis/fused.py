@@ -144,7 +144,7 @@ def cost(
     """FLOPs and bytes of one call over batch and heads, as `tflabench.analysis.cost.model` gives them.
 
     Forward FLOPs are Table 8's with L = 64; backward, the matrix products of the walks. Bytes: tensors once a walk,
-    gates and their float32 exponents, row sums, and what segments take; no last state, which nobody asks for.
+    gates and their float32 exponents, row sums, and what segments take; no last state: the bench asks for none.
 
     Args:
         gate_gradients: backward; without them no row sums.
