@@ -71,7 +71,7 @@ class WalkShape:
         stage = 2 * WB + 2 * ZB * (1 + sums)
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
         stages = min(4, (blocks - 3 * slots) // stage)
-        registers = 168 if WB * ZB <= 2 else 208
+        registers = 168 if WB * ZB <= 2 else 200 if norm and WB == 4 else 208
         return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers)
 
 

@@ -162,12 +162,16 @@ def carry(
     else:
         carried = tl.zeros([BLOCK], tl.float32)
     inside = tl.arange(0, TILES)
+    segment = segments - 1 if REVERSE else 0
+    added = tl.load(state + (row * segments + segment) * elements + at, mask=mask, other=0.0)
     for k in range(segments):
         segment = segments - 1 - k if REVERSE else k
+        pointer = state + (row * segments + segment) * elements + at
+        beyond = pointer + (-elements if REVERSE else elements)
+        following = tl.load(beyond, mask=mask & (k + 1 < segments), other=0.0)  # on its way meanwhile
         tile = segment * segment_tiles + inside
         log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < segment_tiles) & (tile < tiles), other=0.0), 0)
-        pointer = state + (row * segments + segment) * elements + at
-        added = tl.load(pointer, mask=mask, other=0.0)
         tl.store(pointer, carried, mask=mask)
         carried = carried * tl.exp2(log_e) + added
+        added = following
     tl.store(end + row * elements + at, carried, mask=mask)

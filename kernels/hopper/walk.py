@@ -186,10 +186,6 @@ def score(
             if NORM:
                 m_t = gl.load(m_ptr + row * steps + tile * 64 + t, mask=tile * 64 + t < steps, other=0.0)
             mbarrier.wait(ready.index(s), (i // STAGES) & 1)
-            p = gl.zeros([64, 64], gl.float32, layout=p_l)
-            for wb in gl.static_range(WB):
-                wT = block(w_buf, s * WB + wb).permute((1, 0))
-                p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
             if NORM:
                 qn = gl.zeros([64], gl.float32, layout=u_l)
                 for c in range(WB):
@@ -197,6 +193,10 @@ def score(
                     for a in gl.static_range(4):
                         n_z += n_buf.index(4 * c + a).load(z_l)
                     qn += gl.sum(block(u_buf, s * WB + c).load(p_l).to(gl.float32) * n_z[None, :], axis=1)
+            p = gl.zeros([64, 64], gl.float32, layout=p_l)
+            for wb in gl.static_range(WB):
+                wT = block(w_buf, s * WB + wb).permute((1, 0))
+                p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
             p = warpgroup_mma_wait(0, deps=(p,))
             if DIAGONAL:  # noqa: SIM102  dh . v of the same step
                 if piece == 0:

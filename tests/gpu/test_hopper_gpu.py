@@ -55,10 +55,10 @@ def cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_at_most_twice_as_wrong_as_plain_pytorch(case: Case) -> None:
-    """But for the gradient of a gate that is one number a head, which sums up the errors of all steps."""
+    """The gradient of a gate that is one number a head is three numbers here, of which two errors say little."""
     found = failures(case)
     if GATES[case.gate].per_head:
-        assert errors(case)["df"][0] < 3e-2
+        assert errors(case)["df"][0] < 6e-3
         found = [failure for failure in found if not failure.startswith("df:")]
     assert found == []
 
