@@ -29,8 +29,8 @@ from tflabench.kernels.hopper.launch import Normaliser, Segments
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 SHARED_BYTES = 232_448
-SPILLED_BYTES = 304  # stores and loads, mostly once a segment or every 8 tiles; most in the normalised h of 256/512
-SPILLED_BYTES_NEWER = 640  # the normalised h on Triton 3.9
+SPILLED_BYTES = 256  # stores and loads, outside the math roles' loops but for the normalised h of 256/512
+SPILLED_BYTES_NEWER = 304  # on Triton 3.9
 GATES = {
     "exp": MLSTM_EXP,
     "sig": MLSTM_SIG,
@@ -226,7 +226,7 @@ def test_walks_compute_the_recurrence_and_its_gradients(
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
-MAIN = ":h;h normalised;h of segments;dq;dk;dv;C, n;dC"
+MAIN = ":h;h normalised;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
 
 
 @pytest.fixture(
@@ -261,8 +261,8 @@ def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:
 
 
 def test_products_are_asynchronous(compiled: dict[str, Any]) -> None:
-    """C75xx: ptxas serialises them. Known, with no register to spare: some of d_qk 256; on Triton 3.9 dq and dk."""
-    known = ["256/512 dv", "256/512 h normalised"]
+    """C75xx: ptxas serialises them. Known, with no register to spare: h normalised of 256/512; on Triton 3.9 dq, dk."""
+    known = ["256/512 h normalised"]
     if compiled["triton"] != "3.6.0":
         known += ["128/256 dq", "128/256 dk"]
     for kernel in compiled["kernels"]:

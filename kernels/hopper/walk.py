@@ -318,7 +318,7 @@ def rounded(x, dtype: gl.constexpr):
 
 @gluon.jit
 def math(
-    o_desc, first_ptr, last_ptr,
+    o_desc, g_ptr, first_ptr, last_ptr,
     buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
     items, geometry, column,
     HALF: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, PIECES: gl.constexpr,
@@ -332,11 +332,12 @@ def math(
     dtype: gl.constexpr = p_buf.dtype
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
+    _heads, tiles, _a, _b = geometry
     Z_STRIDE: gl.constexpr = 1 if TRANSPOSED else W_DIM
     W_STRIDE: gl.constexpr = Z_DIM if TRANSPOSED else 1
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, _row, index, piece = place_of(item, geometry, PIECES)
+        batch, head, first, n, row, index, piece = place_of(item, geometry, PIECES)
         z0 = piece * (128 * ZB) + HALF * (64 * ZB)
         opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
         state = ()  # ZB x WB blocks
@@ -354,6 +355,8 @@ def math(
             tile = nth_tile(first, j, n, REVERSE)
             mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
             new_state = ()
+            if not (SUMS or WB == 4):
+                e = gl.exp2(gl.load(g_ptr + row * tiles + tile))
             for zb in gl.static_range(ZB):
                 s = i % STAGES
                 b = i % SLOTS
@@ -387,7 +390,8 @@ def math(
                     dots.index(HALF).store(gl.sum((x * o).reshape([4, 16, 64]), axis=1))
                 o = o * r[None, :]
                 o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
-                e = decay_buf.index(b).load(gl.SliceLayout(1, s_l))[:, None]
+                if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
+                    e = decay_buf.index(b).load(gl.SliceLayout(1, s_l))[:, None]
                 flight = ()
                 for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                     flight += (state[zb * WB + wb] * e,)
@@ -492,11 +496,11 @@ def walk(
     factors = (r_buf, s_buf, decay_buf)
     gl.warp_specialize(
         [
-            (math, (o_desc, first_ptr, last_ptr,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf0, dots_buf, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (math, (o_desc, first_ptr, last_ptr,
+            (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf1, dots_buf, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     1, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
