@@ -114,6 +114,27 @@ def test_points_of_one_size_stand_together():
     assert len(set(sizes)) == 1 + sum(left != right for left, right in pairwise(sizes))
 
 
+def test_sizes_come_in_the_order_in_which_they_are_given():
+    def order(preset: str, *options: str) -> list[Problem]:
+        points = plan(sweep.load_preset(preset), parse_overrides(options), ["reference_sig", "sdpa"], "cpu")
+        names = [point.implementation.name for point in points]
+        assert names == ["reference_sig", "sdpa"] * (len(names) // 2)  # those of one size stand together
+        return [point.problem for point in points[::2]]
+
+    sizes = order("headdim", "seq_len=128,512,64", "pass=fwbw,fw", "head_dim=64,16", "embedding=128,64")
+    assert [p.seq_len for p in sizes] == 8 * [128] + 8 * [512] + 8 * [64]
+    assert [(p.d_hv, p.heads, p.pass_) for p in sizes[:8]] == [
+        (head_dim, embedding // head_dim, pass_)
+        for head_dim in (64, 16)
+        for embedding in (128, 64)
+        for pass_ in ("fwbw", "fw")
+    ]
+    sizes = order("headdim", "seq_len=64", "head_dim=16", "tokens=64,256,128", "pass=fw")
+    assert [p.batch for p in sizes] == [1, 4, 2]
+    sizes = order("headdim", "pass=fw", "embedding=512")
+    assert [p.d_hv for p in sizes] == [16, 32, 64, 128, 256]
+
+
 def test_which_implementations_run():
     def names(*patterns: str) -> set[str]:
         points = plan(sweep.load_preset("quick"), {}, patterns or None, "cpu")

@@ -58,15 +58,15 @@ def points_of(
 
     Args:
         patterns: of which implementations.
-        part: values by axis, as `parse_overrides` gives them: only the points of the figure that have these. It may
-            have none.
+        part: values by axis, as `parse_overrides` gives them: only the points of the figure that have these, in their
+            order. It may have none.
     """
     preset = load_preset(figure.preset_for(matched_heads))
     points = plan(preset, {}, patterns, "cuda")
     if not part:
         return points
-    asked = {point.id for point in plan(preset, part, patterns, "cuda")}
-    return [point for point in points if point.id in asked]
+    of_figure = {point.id for point in points}
+    return [point for point in plan(preset, part, patterns, "cuda") if point.id in of_figure]
 
 
 def stored(points: Sequence[Point], root: Path) -> Results | None:

@@ -19,6 +19,8 @@ Values = tuple[int | str | None, ...]
 INTEGER_AXES = ("seq_len", "d_hv", "d_qk", "head_dim", "heads", "batch", "tokens", "embedding", "chunk_size")
 MAX_VALUES = 1000  # of one range: more is a slip
 AXES = (*INTEGER_AXES, "dtype", "pass")
+# Of a plan, the slowest first; an axis that sets another stands before it.
+ORDER = ("seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", "dtype", "pass", "chunk_size")
 # An axis that a later layer sets (preset < group < command line) takes the place of those that would contradict it.
 RIVALS = {
     "batch": {"tokens"},
@@ -154,7 +156,8 @@ def plan(preset: Preset, overrides: Mapping[str, Values], patterns: Sequence[str
     """The points to measure, each once. Those of one problem size stand together, so that drift hits all alike.
 
     Args:
-        overrides: axes that replace those of every group.
+        overrides: axes that replace those of every group; sizes are measured in the order of their values, those of
+            other axes from small to large.
         patterns: which implementations: those of the preset that match, or, where it names none of them, all that
             match, over the axes of its first group for their family; None for the preset's own and those plugged in.
         device: "cuda" or "cpu": groups meant for the other are left out.
@@ -176,7 +179,9 @@ def plan(preset: Preset, overrides: Mapping[str, Values], patterns: Sequence[str
     if not points:
         raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
     rank = {impl.name: index for index, impl in enumerate(registry.implementations())}
-    return sorted(points.values(), key=lambda point: (_size(point.problem), rank[point.implementation.name]))
+    return sorted(
+        points.values(), key=lambda point: (_place(point.problem, overrides), rank[point.implementation.name])
+    )
 
 
 def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Implementation, list[Group]]:
@@ -221,9 +226,18 @@ def _divided(total: str, by: str, values: Mapping[str, Any], sizes: Mapping[str,
     return quotient
 
 
-def _size(problem: Problem) -> tuple:
+def _place(problem: Problem, given: Mapping[str, Values]) -> tuple:
+    """Where a problem stands in a plan: axis by axis, the values given in their order, others from small to large."""
     p = problem
-    return (p.seq_len, p.batch, p.d_hv, p.d_qk, p.heads, p.dtype, PASSES.index(p.pass_), p.chunk_size or 0)
+    asked = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
+    small_to_large = {**p.columns(), "pass": PASSES.index(p.pass_), "chunk_size": p.chunk_size or 0}
+
+    def place(axis: str) -> Any:
+        if axis not in given:
+            return small_to_large.get(axis)  # None, alike for all: what sets other axes has no order of its own
+        return given[axis].index(asked[axis]) if asked[axis] in given[axis] else -1  # -1: it has no chunks
+
+    return tuple(place(axis) for axis in ORDER)
 
 
 def _axes_of(table: Mapping[str, Any]) -> dict[str, Values]:
