@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 from uuid import uuid4
 
@@ -26,22 +28,32 @@ CALIBRATED_DTYPES = {"cuda": ("bfloat16", "float16", "float32"), "cpu": ("bfloat
 
 
 class Bench:
-    """A machine, an executor on it, and the rules that every point is measured by."""
+    """A machine, an executor on it, and the rules that every point is measured by.
+
+    A point that takes longer than `timeout_s` ends with the status "timeout", and those that ask no less
+    (`asks_no_less`) do from then on without being tried: tuning alone may take that long at every size.
+    """
 
     def __init__(self, machine: Machine, executor: Executor, protocol: Protocol, timeout_s: float) -> None:
         self.machine = machine
         self.executor = executor
         self.protocol = protocol
         self.timeout_s = timeout_s
+        self._timed_out: list[Point] = []
 
-    def sweep(self, points: Sequence[Point], store: Store, on_row: Callable[[Row], None]) -> None:
-        """Measure the points in order; each row is on disk before `on_row` is called with it."""
+    def sweep(self, points: Sequence[Point], store: Store, on_row: Callable[[Row], None], stop_at: float = inf) -> None:
+        """Measure the points in order; each row is on disk before `on_row` is called with it.
+
+        From `stop_at` on, a time of `time.monotonic`, no further point is started.
+        """
         run_id = uuid4().hex[:12]
         facts = self.executor.facts()
         ceilings = ceilings_of(self.machine, (point.problem.dtype for point in points), self.executor)
         described = {"ceilings": {dtype: asdict(found) for dtype, found in ceilings.items()}}
         store.describe_run(run_id, environment(self.machine, facts) | described)
         for point in points:
+            if time.monotonic() >= stop_at:
+                return
             row = self.measure(point, run_id, ceilings[point.problem.dtype])
             store.append(row)
             on_row(row)
@@ -86,8 +98,25 @@ class Bench:
         impl, problem = point.implementation, point.problem
         if reason := impl.refuses(problem, self.machine.kind):
             return {"status": "unsupported", "reason": reason}
+        if before := next((slow.problem for slow in self._timed_out if asks_no_less(point, slow)), None):
+            size = f"B = {before.batch}, H = {before.heads}, T = {before.seq_len}"
+            return {"status": "timeout", "reason": f"not tried: it took over {self.timeout_s:g} s at {size}"}
         job = {"kind": kind, "implementation": impl.name, "problem": asdict(problem), **arguments}
-        return self.executor.run(job, self.timeout_s)
+        result = self.executor.run(job, self.timeout_s)
+        if result["status"] == "timeout":
+            self._timed_out.append(point)
+        return result
+
+
+def asks_no_less(point: Point, of: Point) -> bool:
+    """Whether a point is the same but for its size, with at least as many steps a sequence and in all.
+
+    Other head dimensions, dtypes and chunk sizes are other kernels, and shorter sequences may be faster.
+    """
+    this, that = point.problem, of.problem
+    alike = this.with_(batch=that.batch, heads=that.heads, seq_len=that.seq_len, seed=that.seed) == that
+    no_smaller = this.seq_len >= that.seq_len and this.tokens * this.heads >= that.tokens * that.heads
+    return point.implementation == of.implementation and alike and no_smaller
 
 
 def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:
@@ -109,7 +138,10 @@ def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: flo
 
 
 def pending(points: Sequence[Point], store: Store, protocol: Protocol, device: str) -> list[Point]:
-    """The points without a row, with a failed one, or measured under another protocol."""
+    """The points without a row, and then those with a failed one, or measured under another protocol.
+
+    In this order, so that a sweep of a fixed time gets on however long the failures take again.
+    """
 
     def done(point: Point) -> bool:
         row = store.rows.get(point.id)
@@ -119,7 +151,7 @@ def pending(points: Sequence[Point], store: Store, protocol: Protocol, device: s
             return point.implementation.refuses(point.problem, device) is not None
         return row.status == "ok" and row.protocol == protocol.name
 
-    return [point for point in points if not done(point)]
+    return sorted((point for point in points if not done(point)), key=lambda point: point.id in store.rows)
 
 
 def require_runnable(points: Sequence[Point], device: str) -> None:
