@@ -152,6 +152,14 @@ def test_every_colour_has_one_for_the_dark_page(page):
     assert used <= set(page.payload["dark"])
 
 
+def test_every_implementation_of_a_large_campaign_has_its_symbol(tmp_path):
+    """As many of one family and gate as there are markers, and one more."""
+    rows = [tfla(1.0 + n, T, f"kernel_{n}") for n in range(12) for T in (512, 4096)]
+    write(tmp_path, rows, run=RUN)
+    page = report.write(tmp_path, tmp_path / "page.html").read_text()
+    assert len(set(re.findall(r'<symbol id="k\d+"[^>]*>.*?</symbol>', page))) >= 11
+
+
 def test_the_same_rows_make_the_same_page(folder, tmp_path):
     first, second = (report.write(folder, tmp_path / name).read_bytes() for name in "ab")
     assert first == second

@@ -36,6 +36,9 @@ _DRAWN_SYMBOLS = {  # in a box of 26 x 12, as Plotly draws them
     "cross": '<path d="M11.6 2h2.8v2.6H17v2.8h-2.6V10h-2.8V7.4H9V4.6h2.6Z"/>',
     "x": '<path d="M10.6 2 13 4.4 15.4 2 17 3.6 14.6 6 17 8.4 15.4 10 13 7.6 10.6 10 9 8.4 11.4 6 9 3.6Z"/>',
     "pentagon": '<path d="M13 1.8 17 4.9 15.4 9.8H10.6L9 4.9Z"/>',
+    "triangle-left": '<path d="M8.8 6 16.2 2V10Z"/>',
+    "triangle-right": '<path d="M17.2 6 9.8 2V10Z"/>',
+    "star": '<path d="M13 1.4 14.1 4.5 17.4 4.6 14.8 6.6 15.7 9.8 13 7.9 10.3 9.8 11.2 6.6 8.6 4.6 11.9 4.5Z"/>',
 }
 
 
