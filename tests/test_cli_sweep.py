@@ -141,6 +141,25 @@ def test_interrupted_it_keeps_what_it_has_and_says_130():
     assert Path("out/rows.parquet").exists()
 
 
+def test_when_its_time_is_up_it_keeps_what_it_has_and_the_same_command_measures_the_rest():
+    arguments = [*TINY, "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "7"]
+    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "6")
+    assert [(row["implementation"], row["seq_len"], row["status"]) for row in journal()] == [
+        ("fine", 64, "ok"),
+        ("hangs", 64, "timeout"),  # the one that runs is finished
+    ]
+    assert "The time is up: 4 of 6 points are left; the same command measures them." in done.stderr
+    assert "1 of 2 points measured, 4 left: the same command measures them" in done.stdout
+    again = json.loads(sweep("--impl", "fine", *arguments, "--stop-after", "60", "--json").stdout)
+    assert ([row["seq_len"] for row in again["rows"]], again["left"]) == ([64, 32, 16], 0)
+
+
+def test_without_time_nothing_is_measured_and_nothing_drawn():
+    done = run("sweep", "--device", "cpu", "--impl", "sdpa", *TINY, "--out", "out", "--stop-after", "0")
+    assert "0 of 0 points measured, 2 left" in done.stdout
+    assert not Path("out/figures").exists()
+
+
 def test_json_goes_to_stdout_alone_and_no_resume_measures_again():
     result = json.loads(sweep("--impl", "fine", *TINY, "--json").stdout)
     assert [row["pass"] for row in result["rows"]] == ["fw", "fwbw"]

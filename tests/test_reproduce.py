@@ -210,11 +210,11 @@ def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
 
     asked = []
 
-    def measured(points, folder, runner, title):
+    def measured(points, folder, runner, *_, **__):
         rules = runner.protocol
         asked.append(({point.problem.seq_len for point in points}, rules.name, rules.verify_s, runner.timeout_s))
         store(folder, points)
-        return [], []
+        return [], [], 0
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
     monkeypatch.setattr(measure, "measure_points", measured)
@@ -230,10 +230,11 @@ def test_all_figures_are_measured_by_one_worker_before_any_is_drawn(invoke, monk
 
     done, executors = [], set()
 
-    def measured(points, folder, runner, title):
+    def measured(points, folder, runner, *_, **__):
         done.append(f"measured {folder.name}")
         executors.add(runner.executor)
         store(folder, points)
+        return [], [], 0
 
     def drawn(figure, *_):
         done.append(f"drew {figure.name}")
@@ -257,7 +258,7 @@ def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
     def measured(points, folder, *_, **__):
         asked.append((folder, {point.implementation.name for point in points}))
         store(folder, points)
-        return [], []
+        return [], [], 0
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
     monkeypatch.setattr(measure, "measure_points", measured)
@@ -265,6 +266,28 @@ def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
     assert code == 0
     assert asked == [(Path("results/h200/paper-fig4-matched"), {"sdpa_cudnn"})]
     assert "results/h200/paper-fig4-matched/figures/fig4-matched.svg" in out
+
+
+def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
+    """The second figure is not reached: its folder has no rows, and is passed over."""
+    from tflabench import bench, machine
+
+    def swept(self, points, rows, on_row, stop_at):
+        for point in points[:3]:
+            rows.append(row(point).model_copy(update={"percent_of_roofline": 40.0}))
+            on_row(rows.rows[point.id])
+        monkeypatch.setattr("tflabench.cli.measure.time.monotonic", lambda: stop_at)
+
+    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
+    monkeypatch.setattr(bench.Bench, "sweep", swept)
+    code, out, err = invoke("fig12", "fig5", "--impl", "fla_gla,tfla_sig_xl", "--stop-after", "60")
+    assert code == 0
+    assert "The time is up: 29 of 32 points are left; the same command measures them." in err
+    assert "fig12: 3 of 32 points measured" in err
+    assert "Not drawn: no point of fig5 is stored below results: run the same command again" in err
+    assert "paper-fig12/figures/fig12-runtime.svg" in out
+    monkeypatch.setattr(reproduce, "draw", lambda *_: [])
+    assert reproduce.stored(reproduce.points_of(reproduce.find("fig12"), False), Path("results"))
 
 
 def test_figures_name_the_versions_of_their_baselines(tmp_path):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tflabench.problem import InputError
 from tflabench.registry import nearest, split
-from tflabench.store import Results, find_results
+from tflabench.store import Results, read_results, results_folders
 from tflabench.sweep import Point, Values, load_preset, plan
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def stored(points: Sequence[Point], root: Path) -> Results | None:
     """
     asked = {point.id for point in points}
     best, most = None, 0
-    for results in find_results(root) if any(root.rglob("journal.jsonl")) else ():
+    for results in map(read_results, results_folders(root)):
         rows = tuple(row for row in results.rows if row.point in asked)
         measured = sum(row.status == "ok" for row in rows)
         if measured > most:

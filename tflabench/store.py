@@ -214,13 +214,18 @@ def read_results(folder: Path | str) -> Results:
         raise InputError(f"{path} is not what `tflabench sweep` writes: mend it, or delete it to go without") from None
 
 
+def results_folders(root: Path | str) -> list[Path]:
+    """Every results folder at and below `root`, sorted; a sweep that was stopped before its first row left none."""
+    return sorted(path.parent for path in Path(root).rglob("journal.jsonl") if path.stat().st_size)
+
+
 def find_results(root: Path | str) -> list[Results]:
     """Every results folder at and below `root`, sorted by path.
 
     Raises:
         InputError: there is none, or one of them cannot be read (see `read_results`).
     """
-    folders = sorted(path.parent for path in Path(root).rglob("journal.jsonl"))
+    folders = results_folders(root)
     if not folders:
         raise InputError(f"{root} holds no results (no journal.jsonl in it or below): run `tflabench sweep` first")
     return [read_results(folder) for folder in folders]

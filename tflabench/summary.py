@@ -135,14 +135,20 @@ def grouped(files: Iterable[Path]) -> list[str]:
     ]
 
 
-def ending(rows: Iterable[Row], files: Iterable[Path], redraw: str) -> RenderableType:
-    """Everything a sweep says at its end; `redraw` is the command that draws its figures again."""
+def ending(rows: Iterable[Row], files: Iterable[Path], redraw: str, left: int = 0) -> RenderableType:
+    """Everything a sweep says at its end.
+
+    Args:
+        redraw: the command that draws its figures again.
+        left: points that it had no time for.
+    """
     rows = list(rows)
     ok = sum(row.status == "ok" for row in rows)
     parts: list[RenderableType] = [best_table(rows), ""] if ok else []
+    rest = f", {left} left: the same command measures them" if left else ""
     for title, lines in (
         ("", verdicts(rows)),
-        (f"{ok} of {len(rows)} points measured", failures(rows)),
+        (f"{ok} of {len(rows)} points measured{rest}", failures(rows)),
         ("written", grouped(files)),
         ("draw again with", [redraw]),
     ):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
 Axes = Annotated[
     list[str] | None,
     typer.Option(
-        "-a", "--axis", metavar="AXIS=VALUES", help="Replace an axis: seq_len=512:65536:x2, chunk_size=64,128."
+        "-a",
+        "--axis",
+        metavar="AXIS=VALUES",
+        help="Replace an axis, and run its values in this order: seq_len=512:65536:x2, chunk_size=128,64.",
     ),
 ]
 Impl = Annotated[
@@ -38,7 +43,24 @@ Plugin = Annotated[
     list[str] | None,
     typer.Option(metavar="MODULE", help="Module or .py file whose IMPLEMENTATIONS are measured too."),
 ]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds for one point, from its build to its last sample.")]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        help="Seconds for one point, from its build to its last sample. After one that took longer, no larger batch, "
+        "number of heads or sequence is tried with the same implementation, pass, head dimensions, chunk size and "
+        "dtype: it is a timeout too, until the next call.",
+    ),
+]
+StopAfter = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Start no point after this time; the one that runs is finished. The same command measures the rest.",
+        show_default="all are measured",
+    ),
+]
 VerifySeconds = Annotated[
     float | None,
     typer.Option(
@@ -70,6 +92,7 @@ def sweep(
     resume: Annotated[bool, typer.Option(help="Measure only what is missing or failed in the results folder.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
     timeout: Timeout = 300.0,
+    stop_after: StopAfter = None,
     paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
     verify_seconds: VerifySeconds = None,
     memory_limit: MemoryLimit = None,
@@ -84,6 +107,7 @@ def sweep(
     from tflabench.machine import detect
     from tflabench.protocol import PAPER, PROTOCOLS
 
+    stop_at = end_of(stop_after)
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)
@@ -105,17 +129,18 @@ def sweep(
         return
     with LocalExecutor(machine.kind, plugin or (), limit) as executor:
         runner = bench.Bench(machine, executor, protocol, timeout)
-        rows, files = measure_points(points, folder, runner, settings.title, resume)
-    if plots:
+        rows, files, left = measure_points(points, folder, runner, settings.title, resume, stop_at)
+    if plots and rows:
         from tflabench import plots as figures
 
         note.print("Drawing the figures ...")
         files += figures.draw_all(folder)
     if json_:
         written = [str(path) for path in files]
-        print(json.dumps({"folder": str(folder), "files": written, "rows": [row.columns() for row in rows]}, indent=2))
+        columns = [row.columns() for row in rows]
+        print(json.dumps({"folder": str(folder), "files": written, "left": left, "rows": columns}, indent=2))
     else:
-        stdout().print(summary.ending(rows, files, f"tflabench plot {folder}"))
+        stdout().print(summary.ending(rows, files, f"tflabench plot {folder}", left))
 
 
 @app.command()
@@ -195,12 +220,15 @@ def calibrate(
 
 
 def measure_points(
-    points: Sequence[Point], folder: Path, runner: Bench, title: str, resume: bool = True
-) -> tuple[list[Row], list[Path]]:
+    points: Sequence[Point], folder: Path, runner: Bench, title: str, resume: bool = True, stop_at: float = inf
+) -> tuple[list[Row], list[Path], int]:
     """Measure what a results folder lacks of a plan (all of it without `resume`), telling how far it is on stderr.
 
+    Args:
+        stop_at: time of `time.monotonic` from which on no point is started.
+
     Returns:
-        The rows of the plan, and the files of the folder.
+        The rows of the plan, the files of the folder, and how many points the time was too short for.
 
     Raises:
         typer.Exit: 130, interrupted; what was measured is safe.
@@ -215,17 +243,20 @@ def measure_points(
     store = Store(folder, machine.name)
     todo = bench.pending(points, store, protocol, machine.kind) if resume else points
     note.print(f"{title}\n{len(todo)} of {len(points)} points to measure, into {folder}")
+    left = len(todo)
     interrupted = False
     try:
-        if todo:
+        if todo and time.monotonic() < stop_at:
             with _progress(note) as bar:
                 task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in todo))
 
                 def on_row(row: Row) -> None:
+                    nonlocal left
+                    left -= 1
                     note.print(summary.line(row), style="" if row.status == "ok" else "yellow")
                     bar.advance(task, 0.1 + estimates[row.point].seconds)
 
-                runner.sweep(todo, store, on_row)
+                runner.sweep(todo, store, on_row, stop_at)
     except KeyboardInterrupt:
         interrupted = True
         store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory
@@ -234,7 +265,14 @@ def measure_points(
     if interrupted:
         note.print(f"Interrupted: {len(rows)} of {len(points)} points are safe; the same command measures the rest.")
         raise typer.Exit(130)
-    return rows, files
+    if left:
+        note.print(f"The time is up: {left} of {len(points)} points are left; the same command measures them.")
+    return rows, files, left
+
+
+def end_of(seconds: float | None) -> float:
+    """The time of `time.monotonic` in so many seconds; infinity for None."""
+    return inf if seconds is None else time.monotonic() + seconds
 
 
 def print_plan(points: Sequence[Point], machine: Machine, protocol: Protocol, folder: Path, json_: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tflabench.cli import app
-from tflabench.cli.measure import Device, Impl, Timeout, VerifySeconds
+from tflabench.cli.measure import Device, Impl, StopAfter, Timeout, VerifySeconds
 
 
 @app.command()
@@ -33,6 +33,7 @@ def reproduce(
     ] = None,
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
     timeout: Timeout = 300.0,
+    stop_after: StopAfter = None,
     paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
     verify_seconds: VerifySeconds = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
@@ -45,7 +46,7 @@ def reproduce(
     from tflabench import reproduce as paper
     from tflabench.bench import Bench
     from tflabench.cli.figures import words
-    from tflabench.cli.measure import measure_points, print_plan, stderr
+    from tflabench.cli.measure import end_of, measure_points, print_plan, stderr
     from tflabench.executor import LocalExecutor
     from tflabench.machine import detect
     from tflabench.plots.sheet import FORMATS
@@ -53,6 +54,7 @@ def reproduce(
     from tflabench.protocol import PAPER, STANDARD
     from tflabench.sweep import parse_overrides
 
+    stop_at = end_of(stop_after)
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
     formats = words(format_)
@@ -76,7 +78,7 @@ def reproduce(
             raise InputError(f"{outside_of}: `tflabench sweep -a` measures other values than the paper's")
         note.print(f"Left out: {outside_of}.")
     parts = {figure: points for figure, points in parts.items() if points}
-    folders = dict.fromkeys(parts, root)
+    folders, left = dict.fromkeys(parts, root), dict.fromkeys(parts, 0)
     if machine.kind == "cuda":
         folders = {figure: root / machine.slug / figure.preset_for(matched_heads) for figure in parts}
         if dry_run:
@@ -86,7 +88,8 @@ def reproduce(
         with LocalExecutor(machine.kind) as executor:  # one for all, which the drawing does not keep waiting
             runner = Bench(machine, executor, protocol, timeout)
             for figure, points in parts.items():
-                measure_points(points, folders[figure], runner, f"{figure.name}, sweep {folders[figure].name}")
+                title = f"{figure.name}, sweep {folders[figure].name}"
+                *_, left[figure] = measure_points(points, folders[figure], runner, title, stop_at=stop_at)
 
     missing = []
     for figure, points in parts.items():
@@ -103,7 +106,8 @@ def reproduce(
         for path in paper.draw(figure, results, place, formats, matched_heads):
             print(path)
     if missing:
-        hint = f"no point of {', '.join(missing)} is stored below {root}: run the same command on a machine with a GPU"
-        if len(missing) == len(parts):
+        where = "again" if any(left.values()) else "on a machine with a GPU"
+        hint = f"no point of {', '.join(missing)} is stored below {root}: run the same command {where}"
+        if len(missing) == len(parts) and not any(left.values()):
             raise InputError(hint)
         note.print(f"Not drawn: {hint}")
