@@ -52,6 +52,7 @@ class Op:
         summed_decay_gradient: whether it forms dg as `decay_gradient_as_summed` does.
         largest_d_qk: that it takes.
         dtypes: that it takes.
+        operation: as `Implementation.operation`.
     """
 
     name: str
@@ -65,13 +66,22 @@ class Op:
     summed_decay_gradient: bool = False
     largest_d_qk: int | None = None
     dtypes: str = "bfloat16 float16 float32"
+    operation: str | None = None
 
 
 _DELTA = {"delta": True, "options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
 OPS = (
     Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel"),
     Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel"),
-    Op("fla_simple_gla", "Simple GLA chunk", "simple_gla", "chunk_simple_gla", "head", broken_backward=True),
+    Op(
+        "fla_simple_gla",
+        "Simple GLA chunk",
+        "simple_gla",
+        "chunk_simple_gla",
+        "head",
+        broken_backward=True,
+        operation="simple_gla",
+    ),
     Op(
         "fla_simple_gla_fused",
         "Simple GLA fused chunk",
@@ -79,8 +89,9 @@ OPS = (
         "fused_chunk_simple_gla",
         "head",
         summed_decay_gradient=True,
+        operation="simple_gla",
     ),
-    Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay),
+    Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay, operation="retention"),
     Op(
         "fla_lightning",
         "Lightning attention chunk (fla)",
@@ -88,6 +99,7 @@ OPS = (
         "chunk_lightning_attn",
         lightning_decay,
         options={"layer_idx": 0, "num_layers": 1},
+        operation="lightning",
     ),
     Op("fla_linear", "Linear attention chunk", "linear_attn", "chunk_linear_attn", options={"normalize": False}),
     Op("fla_delta_net", "DeltaNet chunk", "delta_rule", "chunk_delta_rule", **_DELTA, dtypes="bfloat16 float16"),
@@ -220,6 +232,7 @@ def _implementation(op: Op) -> Implementation:
         refuses=partial(refuses, op),
         cost=partial(cost, op),
         package="flash-linear-attention",
+        operation=op.operation,
     )
 
 

@@ -70,5 +70,6 @@ IMPLEMENTATIONS = (
         refuses=refuses,
         cost=partial(costs.linear_attention, decays=0),
         package="lightning_attn",
+        operation="lightning",
     ),
 )

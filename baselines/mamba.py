@@ -251,6 +251,7 @@ IMPLEMENTATIONS = (
         chunked=True,
         cost=ssd_cost,
         package="mamba-ssm",
+        operation="mamba2",
     ),
     Implementation(
         name="mamba2_conv",

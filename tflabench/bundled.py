@@ -423,6 +423,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         chunked=True,
         cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
         package="torch" if kernels == "reference" else "triton",
+        operation=op.name,
     )
 
 
@@ -434,6 +435,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
         build=partial(build_recurrence_step, op),
         refuses=refuse_sequence,
         formulation="recurrent",
+        operation=op.name,
     )
 
 

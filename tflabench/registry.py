@@ -39,6 +39,16 @@ def bundled_kernels() -> frozenset[str]:
     return frozenset(impl.name for impl in bundled.IMPLEMENTATIONS if not matches(impl, "reference_*"))
 
 
+def operation(name: str, gate: str | None = None) -> str | None:
+    """What an implementation of this name, or an mLSTM of this gate, computes as others may too; None where unknown."""
+    return f"mlstm_{gate}" if gate else _operations(implementations()).get(name)
+
+
+@cache
+def _operations(known: tuple[Implementation, ...]) -> dict[str, str | None]:
+    return {impl.name: impl.operation for impl in known}
+
+
 def plugged() -> tuple[Implementation, ...]:
     """The implementations that came from outside, by `plug_in`."""
     return tuple(_plugged)

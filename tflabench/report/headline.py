@@ -9,6 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from tflabench.analysis.campaigns import campaigns
+from tflabench.headline import answers
 from tflabench.registry import bundled_kernels
 from tflabench.store import Results, Row
 from tflabench.summary import contests, faster
@@ -74,7 +75,7 @@ class Headline:
 def compare(results: Iterable[Results]) -> Headline:
     """Our fastest row of every point against the fastest of each baseline there, within a campaign (see `campaigns`).
 
-    Against an mLSTM, ours is the fastest that computes the same gate; against all others, the fastest of all.
+    Which of ours: see `tflabench.headline.answers`.
     """
     kernels = bundled_kernels()
     found = campaigns(results)
@@ -86,7 +87,7 @@ def compare(results: Iterable[Results]) -> Headline:
             ours = [row for row in contest if (_plain(row) if stand_in else row.implementation in kernels)]
             baselines = {row.implementation: row for row in reversed(contest)}
             for name, row in baselines.items():
-                best = next((one for one in ours if row.family != "mlstm" or one.gate == row.gate), None)
+                best = next(iter(answers(ours, row)), None)
                 if best and name not in kernels and not _plain(row):
                     duels[row.device, row.dtype, row.pass_][name].append(Duel(best, row, *faster(best, row)))
     verdicts = []
