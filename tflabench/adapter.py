@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tflabench.analysis.cost import Cost
 
+ALLOWED = 2.0  # times the error of plain PyTorch
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 
@@ -56,6 +57,8 @@ class Case:
         as_kernels_do: (inputs, results) -> those gradients that kernels of this kind sum up from rounded results, by
             name ("d" + the input's), as sums of `results` ("forward", "d" + name by input). What is allowed is then the
             error to be expected of such a sum. It is asked twice: in float64, and in the working dtype.
+        allowed: how many times plain PyTorch's own error the gate lets pass. More than ALLOWED is for published kernels
+            alone, which compute what they should and round more than they need to.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -64,6 +67,7 @@ class Case:
     oracle: Callable[[Mapping[str, Tensor]], Tensor]
     layout: Literal["bhtd", "bthd"] = "bhtd"
     as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, SuffixSum]] | None = None
+    allowed: float = ALLOWED
     details: dict[str, object] = field(default_factory=dict)
 
 
@@ -83,6 +87,8 @@ class Implementation:
         chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
         cost: FLOPs and bytes of one call, where it is no mLSTM and no attention; None: what `formulation` says.
         package: distribution whose version goes into the row.
+        operation: what it computes, by a name, where implementations of other packages compute the same and it is no
+            mLSTM: "simple_gla", "mamba2", ...
     """
 
     name: str
@@ -95,6 +101,7 @@ class Implementation:
     chunked: bool = False
     cost: Callable[[Problem], Cost] | None = None
     package: str = "torch"
+    operation: str | None = None
 
 
 def draw(
