@@ -6,7 +6,6 @@ of pre-activations; the delta rules normalise q and k inside their kernels.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from tflabench.adapter import Case, Implementation, SuffixSum, Unsupported, draw
 from tflabench.analysis import baselines as costs
 from tflabench.analysis.cost import Cost
-from tflabench.baselines.packages import EINOPS, installed, refuse, require_capability
+from tflabench.baselines.packages import EINOPS, import_inner, installed, refuse, require_capability
+from tflabench.machine import package_version
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip install triton", **EINOPS}
+PACKAGE = "flash-linear-attention"
 GATE_SHIFT = 3.0  # decays mostly near 1, as the bundled kernels' inputs have them
 NORM_EPS = 1e-6  # of fla's l2norm
 
@@ -126,7 +127,9 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     from torch.nn.functional import logsigmoid
 
     require_capability(device, 8)
-    function = getattr(importlib.import_module(f"fla.ops.{op.module}"), op.function)
+    version = package_version(PACKAGE) or "0"  # fla compares it with those in which arguments will go
+    module = import_inner(f"fla.ops.{op.module}", __version__=version)
+    function = getattr(module, op.function)
     if "q" not in inspect.signature(function).parameters:  # only a message is left of it
         raise Unsupported(f"this version of fla has no {op.function} any more")
     if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
@@ -231,7 +234,7 @@ def _implementation(op: Op) -> Implementation:
         build=partial(build, op),
         refuses=partial(refuses, op),
         cost=partial(cost, op),
-        package="flash-linear-attention",
+        package=PACKAGE,
         operation=op.operation,
     )
 

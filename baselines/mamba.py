@@ -7,8 +7,6 @@ time step enters before bias and softplus, which the kernels apply. A = -1, -2, 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
 from functools import partial
 from types import ModuleType
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 from tflabench.adapter import Case, Implementation, draw
 from tflabench.analysis import baselines as costs
 from tflabench.analysis.cost import Cost
-from tflabench.baselines.packages import EINOPS, installed, refuse, require_capability
+from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -45,20 +43,8 @@ DECAYS = 16  # A of the heads of Mamba 2 runs from -1 to -16, and starts again
 
 
 def _ssd_module() -> ModuleType:
-    """The module of Mamba 2's Triton kernels.
-
-    mamba_ssm imports Mamba's compiled scan on its own import. Where that was not built, its place is taken by a package
-    that is nothing but its folder.
-    """
-    package = SSD_MODULE.partition(".")[0]
-    if package not in sys.modules and not installed("selective_scan_cuda"):
-        spec = importlib.util.find_spec(package)
-        assert spec is not None
-        assert spec.submodule_search_locations is not None
-        bare = ModuleType(package)
-        bare.__path__ = list(spec.submodule_search_locations)
-        sys.modules[package] = bare
-    return importlib.import_module(SSD_MODULE)
+    """The module of Mamba 2's Triton kernels. mamba_ssm itself wants Mamba's compiled scan, which may not be built."""
+    return import_inner(SSD_MODULE)
 
 
 def _parameters(problem: Problem, device: torch.device, size: int) -> dict[str, Tensor]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
+from itertools import accumulate
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tflabench.adapter import Unsupported
@@ -25,6 +29,39 @@ def installed(module: str) -> bool:
             return False
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
     return spec is not None
+
+
+def import_inner(module: str, **known: object) -> ModuleType:
+    """A module deep in a library, without what the packages around it import besides (fla: transformers, in seconds).
+
+    A package around it that nobody has imported yet is nothing but its folder and the names `known`; its own code runs
+    when somebody asks it for another name.
+    """
+    *packages, _ = accumulate(module.split("."), "{}.{}".format)
+    for name in packages:
+        if name not in sys.modules:
+            sys.modules[name] = _bare(name, known)
+            around, _, own = name.rpartition(".")
+            if around:
+                setattr(sys.modules[around], own, sys.modules[name])
+    return importlib.import_module(module)
+
+
+def _bare(name: str, known: Mapping[str, object]) -> ModuleType:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError(f"no package is called {name}", name=name)
+    package, loader = importlib.util.module_from_spec(spec), spec.loader
+
+    def ask(attribute: str) -> object:
+        if attribute.startswith("__"):
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        del package.__dict__["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, attribute)
+
+    package.__dict__.update(known, __getattr__=ask)
+    return package
 
 
 def refuse(problem: Problem, device: str, needs: Mapping[str, str], dtypes: str = "bfloat16 float16") -> str | None:

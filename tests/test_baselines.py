@@ -21,6 +21,7 @@ from tflabench.analysis import baselines as costs
 from tflabench.analysis import cost
 from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai, packages
 from tflabench.baselines.recurrences import normalized, recurrence, selective_scan
+from tflabench.machine import package_version
 from tflabench.problem import Problem
 from tflabench.verify import verify
 
@@ -446,6 +447,22 @@ def test_a_module_inside_a_package_is_found_without_importing_it(stand_ins):
     assert not packages.installed("nothing.at.all")
     assert not packages.installed("flash_attn_interface.deeper")
     assert not any(is_stand_in(module) for module in sys.modules)
+
+
+def test_what_a_package_imports_besides_waits_until_it_is_asked_for(stand_ins):
+    (stand_ins / "fla" / "__init__.py").write_text("import fla.ops\nlayers = 'slow to import'")
+    (stand_ins / "fla" / "ops" / "__init__.py").write_text("from .gla import chunk_gla")
+    BY_NAME["fla_gla"].build(PROBLEM, CPU)
+    fla = importlib.import_module("fla")
+    assert fla.__version__ == (package_version("flash-linear-attention") or "0")
+    assert "layers" not in vars(fla)
+    assert "chunk_gla" not in vars(fla.ops)
+    assert not hasattr(fla, "__wrapped__")
+    assert "layers" not in vars(fla)
+    assert fla.ops.chunk_gla is sys.modules["fla.ops.gla"].chunk_gla
+    assert fla.layers == "slow to import"
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = fla.nothing
 
 
 def test_flash_attention_4_alone_is_not_flash_attention_2(stand_ins):
