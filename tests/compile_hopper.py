@@ -96,6 +96,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "dv": walk_constants(d_qk, d_hv, REVERSE=True),
         "dv of segments": walk_constants(d_qk, d_hv, REVERSE=True, FIRST=True),
     }
+    walks["dq of float16"] = walks["dq"]
     for name in ("h", "dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
         shared = {x: value for x, value in walks[name].items() if not x.endswith("_sharing")}
         walks[f"{name} of shared heads and a skip connection"] = shared | {"DIAGONAL" if name == "dq" else "SKIP": True}
@@ -118,7 +119,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
 def compiled_by_name(shape: str, name: str) -> dict[str, Any]:
     """In a process that has nothing but these names of a kernel."""
     d_qk, d_hv = map(int, shape.split("/"))
-    return compiled(f"{shape} {name}", *every_kernel(d_qk, d_hv)[name], "bf16")
+    return compiled(f"{shape} {name}", *every_kernel(d_qk, d_hv)[name], "fp16" if "float16" in name else "bf16")
 
 
 def main() -> None:

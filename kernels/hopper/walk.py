@@ -299,8 +299,9 @@ def lower(x, dtype: gl.constexpr):
             sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
         return gl.inline_asm_elementwise(rest, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
     else:
-        rest: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffffe000; and.b32 b, $2, 0xffffe000;
-            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""
+        rest: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rz.f16x2.f32 two, $2, $1;
+            mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
+            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""  # beyond 2 * 65504 it is infinite
         return gl.inline_asm_elementwise(rest, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
 
 
