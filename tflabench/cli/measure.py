@@ -47,9 +47,9 @@ Timeout = Annotated[
     float,
     typer.Option(
         min=1,
-        help="Seconds for one point, from its build to its last sample. After one that took longer, no larger batch, "
-        "number of heads or sequence is tried with the same implementation, pass, head dimensions, chunk size and "
-        "dtype: it is a timeout too, until the next call.",
+        help="Seconds for one point, from its build to its last sample. After one that took longer, those of the same "
+        "implementation, pass, head dimensions, chunk size and dtype that have no shorter sequences and no fewer steps "
+        "in all are not tried: they are timeouts too, until the next call.",
     ),
 ]
 StopAfter = Annotated[
