@@ -191,6 +191,7 @@ def test_walks_compute_the_recurrence_and_its_gradients(
         options["skip"] = torch.randn(2)
     saved: tuple[Tensor, ...]
     h, last, saved = hopper_forward.forward(**x, **options)
+    assert last is not None
     shapes = hopper_forward.empty_saved(x["q"], x["v"], gate=gate, chunk_size=chunk_size)
     assert [y.shape for y in saved] == [y.shape for y in shapes]
 
