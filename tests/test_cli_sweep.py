@@ -142,8 +142,8 @@ def test_interrupted_it_keeps_what_it_has_and_says_130():
 
 
 def test_when_its_time_is_up_it_keeps_what_it_has_and_the_same_command_measures_the_rest():
-    arguments = [*TINY, "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "7"]
-    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "6")
+    arguments = [*TINY, "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "16"]
+    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "15")
     assert [(row["implementation"], row["seq_len"], row["status"]) for row in journal()] == [
         ("fine", 64, "ok"),
         ("hangs", 64, "timeout"),  # the one that runs is finished

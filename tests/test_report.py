@@ -404,7 +404,7 @@ def test_no_folder_no_results_no_rows(tmp_path):
     refused([str(tmp_path / "missing")], "is no folder")
     refused([str(tmp_path)], "holds no results")
     (tmp_path / "journal.jsonl").touch()  # of a sweep that was stopped before its first row
-    refused([str(tmp_path)], "holds no results")
+    refused([str(tmp_path)], "holds no rows yet")
 
 
 def test_rows_of_another_schema(tmp_path):

@@ -226,6 +226,8 @@ def find_results(root: Path | str) -> list[Results]:
         InputError: there is none, or one of them cannot be read (see `read_results`).
     """
     folders = results_folders(root)
+    if not folders and any(Path(root).rglob("journal.jsonl")):
+        raise InputError(f"{root} holds no rows yet: run `tflabench sweep` first")
     if not folders:
         raise InputError(f"{root} holds no results (no journal.jsonl in it or below): run `tflabench sweep` first")
     return [read_results(folder) for folder in folders]
