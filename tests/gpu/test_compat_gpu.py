@@ -23,6 +23,28 @@ SAME, SAME_GATE = 1e-2, 3e-2  # gradients of gates are sums over rows, and diffe
 B, T, H, D_QK, D_HV = 2, 1000, 4, 128, 256
 
 
+@pytest.fixture(autouse=True)
+def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first configuration of a kernel that fits: to find the fastest takes minutes and changes no value."""
+    autotuner = pytest.importorskip("triton.runtime.autotuner")
+    from triton.runtime.errors import OutOfResources
+
+    tuned = autotuner.Autotuner.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        *others, last = self.configs
+        for config in others:
+            self.configs = [config]
+            try:
+                return tuned(self, *args, **kwargs)
+            except OutOfResources:
+                continue
+        self.configs = [last]
+        return tuned(self, *args, **kwargs)
+
+    monkeypatch.setattr(autotuner.Autotuner, "run", run)
+
+
 def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
     assert ours.keys() == theirs.keys()
     return {
