@@ -321,7 +321,7 @@ def test_limit_chunk_alone_may_be_less_exact(stand_ins):
     names = [impl.name for impl in BASELINES if impl.name != "fla_gla_fused"]
     factors = {name: BY_NAME[name].build(problem, CPU).allowed for name in names}
     assert {name for name, factor in factors.items() if factor != ALLOWED} == {"nxai_exp_limit"}
-    assert factors["nxai_exp_limit"] == 2 * ALLOWED
+    assert factors["nxai_exp_limit"] == 4 * ALLOWED
 
 
 def test_parameters_get_gradients_too(stand_ins):
