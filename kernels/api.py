@@ -52,9 +52,9 @@ class Kernels(NamedTuple):
 
     Attributes:
         forward: (q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype, config, return_last_state) ->
-            (h, last, saved): h of the shape and strides of `torch.empty_like(v)`, the State after the last step (it may
-            be None where it is not asked for), and a tuple of tensors for backward. All fresh: none shares memory with
-            an input or with another. i and initial may be None.
+            (h, last, saved): h of the shape and strides of `torch.empty_like(v)`, the State after the last step
+            (None where it is not asked for), and a tuple of tensors for backward. All fresh: none shares memory with an
+            input or with another. i and initial may be None.
         backward: (dh, d_last, q, k, v, f, i, initial, saved, *, gate, scale, chunk_size, state_dtype, config,
             gate_gradients) -> (dq, dk, dv, df, di, dC, dn) made as `torch.empty_like` makes them, None where the input
             is None, df and di also without gate_gradients. d_last is a State without m.
@@ -443,7 +443,7 @@ def _forward(
     h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
     if not kernels.adds_skip:
         h = skip_and_gate(h, v, skip, None, head_axis=1)
-    return [h, *(x for x in (last or () if return_last_state else ()) if x is not None), *saved]
+    return [h, *(x for x in last or () if x is not None), *saved]
 
 
 @_forward.register_fake

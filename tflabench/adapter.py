@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from tflabench.analysis.cost import Cost
 
-ALLOWED = 2.0  # times the error of plain PyTorch
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 
@@ -57,8 +56,6 @@ class Case:
         as_kernels_do: (inputs, results) -> those gradients that kernels of this kind sum up from rounded results, by
             name ("d" + the input's), as sums of `results` ("forward", "d" + name by input). What is allowed is then the
             error to be expected of such a sum. It is asked twice: in float64, and in the working dtype.
-        allowed: how many times plain PyTorch's own error the gate lets pass. More than ALLOWED is for published kernels
-            alone, which compute what they should and round more than they need to.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -67,7 +64,6 @@ class Case:
     oracle: Callable[[Mapping[str, Tensor]], Tensor]
     layout: Literal["bhtd", "bthd"] = "bhtd"
     as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, SuffixSum]] | None = None
-    allowed: float = ALLOWED
     details: dict[str, object] = field(default_factory=dict)
 
 

@@ -41,12 +41,9 @@ def bundled_kernels() -> frozenset[str]:
 
 def operation(name: str, gate: str | None = None) -> str | None:
     """What an implementation of this name, or an mLSTM of this gate, computes as others may too; None where unknown."""
-    return f"mlstm_{gate}" if gate else _operations(implementations()).get(name)
-
-
-@cache
-def _operations(known: tuple[Implementation, ...]) -> dict[str, str | None]:
-    return {impl.name: impl.operation for impl in known}
+    if gate:
+        return f"mlstm_{gate}"
+    return next((impl.operation for impl in implementations() if impl.name == name), None)
 
 
 def plugged() -> tuple[Implementation, ...]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tflabench.adapter import Case, Implementation
     from tflabench.verify import Verdict
 
-from tflabench.adapter import ALLOWED, Unsupported
+from tflabench.adapter import Unsupported
 from tflabench.problem import Problem
 from tflabench.protocol import Protocol
 
@@ -119,11 +119,7 @@ class Worker:
             "package_version": package_version(impl.package),
             "rel_error": ready.verdict.rel_error,
             "verified_steps": ready.verdict.steps,
-            "details": {
-                **ready.case.details,
-                "errors": {error.name: error.error for error in ready.verdict.errors},
-                **({} if ready.case.allowed == ALLOWED else {"allowed": ready.case.allowed}),
-            },
+            "details": ready.case.details | {"errors": {error.name: error.error for error in ready.verdict.errors}},
         }
         if ready.verdict.reason:
             return row | {"status": "wrong", "reason": ready.verdict.reason}

@@ -333,7 +333,7 @@ def math(
     dtype: gl.constexpr = p_buf.dtype
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
-    _heads, tiles, _a, _b = geometry
+    _heads, tiles, _segment_tiles, _segments = geometry
     Z_STRIDE: gl.constexpr = 1 if TRANSPOSED else W_DIM
     W_STRIDE: gl.constexpr = Z_DIM if TRANSPOSED else 1
     i = 0

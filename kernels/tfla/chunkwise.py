@@ -133,8 +133,8 @@ def forward(
     config: TileConfig | None = None,
     skip: Tensor | None = None,
     return_last_state: bool = True,
-) -> tuple[Tensor, State, tuple[Tensor, ...]]:
-    """H, the last state, and what `backward` needs besides the inputs.
+) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+    """H, the last state or None, and what `backward` needs besides the inputs.
 
     Args:
         q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); any strides of batch,
@@ -144,9 +144,8 @@ def forward(
         chunk_size: L, a multiple of 16; how often a state is materialised.
         state_dtype: of the chunk states, where it is narrower than what q's dtype calls for.
         skip: (H,), for a gate without normaliser: H_t has skip v_t added.
-        return_last_state: without effect: the walk over chunk states ends with it.
+        return_last_state: nothing is saved without: the walk over chunk states ends with it.
     """
-    del return_last_state
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
@@ -160,7 +159,7 @@ def forward(
     saved = tuple(x for x in (inverse, *kept) if x is not None)
     h = made_like(h, v_given)
     assert h is not None
-    return h, State(states.last, states.n_last, m_last), saved
+    return h, State(states.last, states.n_last, m_last) if return_last_state else None, saved
 
 
 @_on_its_device

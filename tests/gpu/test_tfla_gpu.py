@@ -56,6 +56,7 @@ def test_more_elements_than_an_int32_counts() -> None:
     f, i = torch.randn(B, H, T, device="cuda") + 3, torch.randn(B, H, T, device="cuda")
     options = {"gate": MLSTM_SIG, "scale": d_qk**-0.5, "chunk_size": 256}
     h, last, saved = chunkwise.forward(q, k, v, f, i, None, **options)
+    assert last is not None
     grads = chunkwise.backward(dh, None, q, k, v, f, i, None, saved, **options)
     end = [x[-1:].clone() for x in (q, k, v, f, i)]
     h_end, last_end, saved = chunkwise.forward(*end, None, **options)  # type: ignore[arg-type]
