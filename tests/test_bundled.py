@@ -59,6 +59,12 @@ def test_agrees_with_its_oracle(name, inputs):
     assert agreed(name, problem) == wanted
 
 
+@pytest.mark.parametrize(("inputs", "mean"), [("normal", 3.0), ("standard", 0.0)])
+def test_forget_gates_are_open_unless_all_inputs_are_standard(inputs, mean):
+    f = BY_NAME["tfla_sig_xl"].build(SEQUENCE.with_(inputs=inputs, seq_len=4096), DEVICE).inputs["f"]
+    assert abs(float(f.detach().mean()) - mean) < 0.1
+
+
 @pytest.mark.parametrize("form", ["tfla_{}_xl", "reference_{}", "step_{}"])
 @pytest.mark.parametrize("op", RECURRENCES.values(), ids=RECURRENCES.keys())
 def test_other_recurrences_agree_with_their_oracles(op, form):

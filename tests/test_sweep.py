@@ -22,6 +22,7 @@ from tflabench.sweep import overlay, parse_overrides, parse_values, plan, resolv
         ("batch", "1,4:8:+2", (1, 4, 6, 8)),
         ("chunk_size", "auto,64", (None, 64)),
         ("dtype", "float32,bfloat16", ("float32", "bfloat16")),
+        ("inputs", "standard,extreme", ("standard", "extreme")),
         ("pass", "both", ("fw", "fwbw")),
     ],
 )
@@ -47,6 +48,7 @@ def test_values(axis, text, values):
         ("d_qk=0", "d_qk is 0: it must be at least 1"),
         ("heads=-2", "heads is -2: it must be at least 1"),
         ("dtype=float8", "dtype is 'float8': it must be one of bfloat16"),
+        ("inputs=uniform", "inputs is 'uniform': it must be one of normal, standard, extreme"),
         ("pass=backward", "pass is 'backward': it must be one of fw"),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from tflabench.problem import InputError, Problem
+from tflabench.problem import INPUTS, InputError, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -112,19 +112,22 @@ def draw(
     `problem.seed` and the name. The distributions, `problem.inputs`:
 
     - "normal": every value from N(shift, 1), shift being 0 where none is given;
+    - "standard": every value from N(0, 1), as the error table of the answers to the paper's reviews has them;
     - "extreme": the same, but two in three of the gates "i" and "f" are shut, -30, or wide open, 30.
 
     Raises:
-        InputError: `problem.inputs` is neither.
+        InputError: `problem.inputs` is none of them.
     """
     import torch
 
-    if problem.inputs not in ("normal", "extreme"):
-        raise InputError(f"inputs is {problem.inputs!r}: it must be 'normal' or 'extreme'")
+    if problem.inputs not in INPUTS:
+        raise InputError(f"inputs is {problem.inputs!r}: it must be one of {', '.join(INPUTS)}")
+    if shift is None or problem.inputs == "standard":
+        shift = {}
     leaves = {}
     for name, shape in shapes.items():
         generator = torch.Generator(device).manual_seed(problem.seed * 2**32 + zlib.crc32(name.encode()))
-        values = torch.randn(tuple(shape), generator=generator, device=device) + (shift or {}).get(name, 0.0)
+        values = torch.randn(tuple(shape), generator=generator, device=device) + shift.get(name, 0.0)
         if problem.inputs == "extreme" and name in ("i", "f"):
             kinds = torch.randint(-1, 2, tuple(shape), generator=generator, device=device)
             values = torch.where(kinds == 0, values, 30.0 * kinds)

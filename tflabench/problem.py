@@ -8,6 +8,7 @@ from typing import Literal
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 Pass = Literal["fw", "fwbw", "decode"]
 PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
+INPUTS = ("normal", "standard", "extreme")
 
 
 class InputError(ValueError):

@@ -11,16 +11,29 @@ from typing import Any
 
 from tflabench import registry
 from tflabench.adapter import Implementation
-from tflabench.problem import DTYPE_BYTES, PASSES, InputError, Problem
+from tflabench.problem import DTYPE_BYTES, INPUTS, PASSES, InputError, Problem
 from tflabench.store import point_id
 
 Values = tuple[int | str | None, ...]
 
 INTEGER_AXES = ("seq_len", "d_hv", "d_qk", "head_dim", "heads", "batch", "tokens", "embedding", "chunk_size")
 MAX_VALUES = 1000  # of one range: more is a slip
-AXES = (*INTEGER_AXES, "dtype", "pass")
+AXES = (*INTEGER_AXES, "dtype", "inputs", "pass")
 # Of a plan, the slowest first; an axis that sets another stands before it.
-ORDER = ("seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", "dtype", "pass", "chunk_size")
+ORDER = (
+    "seq_len",
+    "tokens",
+    "batch",
+    "head_dim",
+    "d_hv",
+    "d_qk",
+    "embedding",
+    "heads",
+    "dtype",
+    "inputs",
+    "pass",
+    "chunk_size",
+)
 # An axis that a later layer sets (preset < group < command line) takes the place of those that would contradict it.
 RIVALS = {
     "batch": {"tokens"},
@@ -50,6 +63,9 @@ def parse_values(axis: str, text: str) -> Values:
     elif axis == "dtype":
         values = words
         _require_known(axis, values, DTYPE_BYTES)
+    elif axis == "inputs":
+        values = words
+        _require_known(axis, values, INPUTS)
     elif axis == "chunk_size":
         values = [value for word in words for value in ([None] if word == "auto" else _integers(axis, word))]
     else:
@@ -208,7 +224,7 @@ def resolve(values: Mapping[str, Any]) -> Problem:
     Raises:
         InputError: a size is missing or below 1, or tokens or embedding are no multiple of seq_len or d_hv.
     """
-    sizes = {axis: values[axis] for axis in ("seq_len", "chunk_size", "dtype") if axis in values}
+    sizes = {axis: values[axis] for axis in ("seq_len", "chunk_size", "dtype", "inputs") if axis in values}
     for axis in ("d_qk", "d_hv"):
         sizes[axis] = values.get(axis, values.get("head_dim"))
     for axis in ("seq_len", "d_qk", "d_hv"):
