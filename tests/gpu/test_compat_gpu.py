@@ -64,8 +64,8 @@ def outputs(function: Callable[..., Any], x: dict[str, Tensor], backward: bool, 
     o, state = function(**x, **options)
     found = {"o": o, "state": state}
     if backward:
-        torch.manual_seed(1)
-        loss = sum((y.float() * torch.randn_like(y, dtype=torch.float32)).sum() for y in found.values())
+        torch.manual_seed(1)  # and not randn_like, which draws in the order of strides: states of two libraries differ
+        loss = sum((y.float() * torch.randn(y.shape, device=y.device)).sum() for y in found.values())
         loss.backward()  # type: ignore[union-attr]
         found |= {f"d{name}": y.grad for name, y in x.items() if y.grad is not None}
     return {name: y.detach() for name, y in found.items()}
