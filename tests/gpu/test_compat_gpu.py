@@ -104,6 +104,8 @@ def test_fla(name: str, backward: bool) -> None:
         except Unsupported as reason:
             pytest.skip(str(reason))
     x = qkv()
+    if name == "lightning_attn":  # whole chunks: fla 0.6's last state is NaN after others, in heads that decay steeply
+        x |= {y: x[y][:, :960] for y in "qkv"}
     options = options | {"output_final_state": True}
     if name == "simple_gla":
         x["g"] = logsigmoid(torch.randn(B, T, H, device="cuda") + 3)
