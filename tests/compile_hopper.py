@@ -39,7 +39,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     aligned = {places[a]: [["tt.divisibility", 16]] for a in kernel.arg_names if a.endswith("_ptr")}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, aligned)
-    done: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": maxnreg})
+    done: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4 * constants.get("GROUPS", 1), "maxnreg": maxnreg})
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(done.asm["ptx"])
         ptx.flush()

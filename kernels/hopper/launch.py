@@ -57,6 +57,7 @@ class WalkShape:
     SLOTS: int
     OUTS: int
     MATH_REGISTERS: int
+    GROUPS: int
 
     @classmethod
     def of(cls, w: int, z: int, *, sums: bool, norm: bool) -> WalkShape:
@@ -72,7 +73,7 @@ class WalkShape:
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
         stages = min(4, (blocks - 3 * slots) // stage)
         registers = 168 if WB * ZB <= 2 else 200 if norm and WB == 4 else 208
-        return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers)
+        return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers, GROUPS=2 if sums else 1)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def launch_walk(
             Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape),
             REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
-            SKIP=skip is not None, DIAGONAL=diagonal is not None, num_warps=4, maxnreg=128,
+            SKIP=skip is not None, DIAGONAL=diagonal is not None, num_warps=4 * shape.GROUPS, maxnreg=128,
         )  # fmt: skip
 
 

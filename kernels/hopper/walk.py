@@ -231,7 +231,7 @@ def score(
                 mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now))
                 s_buf.index(b).store(gl.exp2(y_now + g_now))
-            decay_buf.index(b).store(gl.full([64], gl.exp2(g_now), gl.float32, layout=t_l))
+            decay_buf.index(b).store(gl.full([128], gl.exp2(g_now), gl.float32, layout=t_l))
             if SUMS:  # the math roles have left what they have of the tile before
                 store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
                 before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
@@ -274,8 +274,10 @@ def score(
 
 
 @gluon.jit
-def state_pointers(ptr, z, w, Z_STRIDE: gl.constexpr, W_STRIDE: gl.constexpr, layout: gl.constexpr):
-    rows = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))[:, None]
+def state_pointers(
+    ptr, z, w, Z_STRIDE: gl.constexpr, W_STRIDE: gl.constexpr, layout: gl.constexpr, ROWS: gl.constexpr = 64
+):  # fmt: skip
+    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))[:, None]
     columns = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))[None, :]
     # In this order: constants added to one pointer a thread.
     return (ptr + (z * Z_STRIDE + w * W_STRIDE) + rows * Z_STRIDE) + columns * W_STRIDE, z + rows
@@ -322,36 +324,46 @@ def math(
     o_desc, g_ptr, first_ptr, last_ptr,
     buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
     items, geometry, column,
-    HALF: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, PIECES: gl.constexpr,
+    HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, PIECES: gl.constexpr,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr,
 ):  # fmt: skip
-    s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    ROWS: gl.constexpr = 64 * GROUPS  # of a state that a role carries at a time
+    WARPS: gl.constexpr = 4 * GROUPS
+    s_l: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4 * GROUPS, 1], instr_shape=[16, 64, 16]
+    )
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     u_l: gl.constexpr = gl.SliceLayout(0, s_l)
     dtype: gl.constexpr = p_buf.dtype
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     _heads, tiles, _segment_tiles, _segments = geometry
+    rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
+    z_rows = reinterpret(z_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
+    o_rows = reinterpret(o_buf, dtype, [OUTS, 64, ROWS], rows_l)
+    x_rows = z_rows
+    if SUMS:
+        x_rows = reinterpret(x_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     Z_STRIDE: gl.constexpr = 1 if TRANSPOSED else W_DIM
     W_STRIDE: gl.constexpr = Z_DIM if TRANSPOSED else 1
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, row, index, piece = place_of(item, geometry, PIECES)
-        z0 = piece * (128 * ZB) + HALF * (64 * ZB)
+        z0 = piece * (128 * ZB) + HALF * (ROWS * ZB)
         opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
         state = ()  # ZB x WB blocks
         for zb in gl.static_range(ZB):
             for wb in gl.static_range(WB):
                 if FIRST:
                     at, rows = state_pointers(
-                        first_ptr + index * (Z_DIM * W_DIM), z0 + 64 * zb + opaque, column + 64 * wb + opaque,
-                        Z_STRIDE, W_STRIDE, s_l,
+                        first_ptr + index * (Z_DIM * W_DIM), z0 + ROWS * zb + opaque, column + 64 * wb + opaque,
+                        Z_STRIDE, W_STRIDE, s_l, ROWS,
                     )  # fmt: skip
                     state += (gl.load(at, mask=rows < Z_DIM, other=0.0),)
                 else:
-                    state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
+                    state += (gl.zeros([ROWS, 64], gl.float32, layout=s_l),)
         for j in range(n):
             tile = nth_tile(first, j, n, REVERSE)
             mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
@@ -364,9 +376,9 @@ def math(
                 if SUMS or WB < 4:  # 0, spelled anew for each zb: keeps addresses out of registers (elsewhere: C7512)
                     s += i >> (30 - zb)
                     b += i >> (30 - zb)
-                z_block = (s * 2 + HALF) * ZB + zb
-                zT = block(z_buf, z_block).permute((1, 0))
-                o = gl.zeros([64, 64], gl.float32, layout=s_l)  # out^T, [z, u]
+                z_block = (s * 2 // GROUPS + HALF) * ZB + zb
+                zT = z_rows.index(z_block).permute((1, 0))
+                o = gl.zeros([ROWS, 64], gl.float32, layout=s_l)  # out^T, [z, u]
                 for wb in gl.static_range(WB):
                     if SUMS:
                         a = gl.convert_layout(upper(state[zb * WB + wb], dtype), a_l)
@@ -379,20 +391,21 @@ def math(
                         a = gl.convert_layout(lower(state[zb * WB + wb], dtype), a_l)
                         o = warpgroup_mma(a, uT, o, is_async=True)
                         o, a = warpgroup_mma_wait(0, deps=(o, a))
-                tma.store_wait(pendings=OUTS - 1)
+                tma.store_wait(pendings=(OUTS - 1) * GROUPS)
                 barrier()  # a buffer for out is free
                 if zb == 0:
                     mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
                 r = r_buf.index(b).load(u_l)
                 if SUMS:
-                    x = block(x_buf, z_block).permute((1, 0)).load(s_l).to(gl.float32)
+                    x = x_rows.index(z_block).permute((1, 0)).load(s_l).to(gl.float32)
                     x = rounded(x * r[None, :], dtype)
-                    dots = reinterpret(dots_buf, gl.float32, [2, 4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
-                    dots.index(HALF).store(gl.sum((x * o).reshape([4, 16, 64]), axis=1))
+                    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+                    dots = reinterpret(dots_buf, gl.float32, [8 // WARPS, WARPS, 64], flat)
+                    dots.index(HALF).store(gl.sum((x * o).reshape([WARPS, 16, 64]), axis=1))
                 o = o * r[None, :]
                 o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
                 if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
-                    e = decay_buf.index(b).load(gl.SliceLayout(1, s_l))[:, None]
+                    e = decay_buf.index(b).slice(0, ROWS).load(gl.SliceLayout(1, s_l))[:, None]
                 flight = ()
                 for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                     flight += (state[zb * WB + wb] * e,)
@@ -410,17 +423,18 @@ def math(
                     o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
                 else:
                     o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
-                out = o_buf.index((i * ZB + zb) % OUTS)
-                out.reshape([64, 64]).permute((1, 0)).store(o.to(dtype))
+                slot = (i * ZB + zb) % OUTS
+                o_rows.index(slot).permute((1, 0)).store(o.to(dtype))
                 fence_async_shared()
                 barrier()
                 if zb == ZB - 1:
                     mbarrier.arrive(p_empty.index(b), count=1)
-                at_out = [batch, head, tile * 64, z0 + 64 * zb]
-                if ADD:
-                    tma_add(o_desc, at_out, out)
-                else:
-                    tma_store(o_desc, at_out, out)
+                for group in gl.static_range(GROUPS):
+                    at_out = [batch, head, tile * 64, z0 + ROWS * zb + 64 * group]
+                    if ADD:
+                        tma_add(o_desc, at_out, o_buf.index(slot * GROUPS + group))
+                    else:
+                        tma_store(o_desc, at_out, o_buf.index(slot * GROUPS + group))
                 done = warpgroup_mma_wait(0, deps=flight + operands)  # operands: kept until the products are done
                 for wb in gl.static_range(WB):
                     new_state += (done[wb],)
@@ -434,8 +448,8 @@ def math(
             for zb in gl.static_range(ZB):
                 for wb in gl.static_range(WB):
                     at, rows = state_pointers(
-                        last_ptr + index * (Z_DIM * W_DIM), z0 + 64 * zb + opaque, column + 64 * wb + opaque,
-                        Z_STRIDE, W_STRIDE, s_l,
+                        last_ptr + index * (Z_DIM * W_DIM), z0 + ROWS * zb + opaque, column + 64 * wb + opaque,
+                        Z_STRIDE, W_STRIDE, s_l, ROWS,
                     )  # fmt: skip
                     gl.store(at, state[zb * WB + wb], mask=rows < Z_DIM)
     tma.store_wait(pendings=0)
@@ -448,7 +462,7 @@ def walk(
     through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
     items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, column, part_stride,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
-    OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr,
+    OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, GROUPS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
@@ -470,11 +484,13 @@ def walk(
     if SUMS:
         x_buf = gl.allocate_shared_memory(dtype, [STAGES * 2 * ZB, 1, 1, 64, 64], u_desc.layout)
     p_buf = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], dtype))
-    o_buf0 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
-    o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
+    o_buf = gl.allocate_shared_memory(dtype, [OUTS * GROUPS, 1, 1, 64, 64], u_desc.layout)
+    o_buf1 = o_buf
+    if GROUPS == 1:
+        o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
     r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
     s_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
-    decay_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
+    decay_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 128], flat)
     e_buf = gl.allocate_shared_memory(gl.float32, [2 + NORM, 64], flat)
     dots_buf = r_buf
     if SUMS:
@@ -488,32 +504,57 @@ def walk(
     p_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     p_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(empty.index(i), count=3)  # released by score and by both math roles
+        mbarrier.init(empty.index(i), count=1 + 2 // GROUPS)  # released by score and by the math roles
         mbarrier.init(ready.index(i), count=1)
     for i in gl.static_range(SLOTS):
         mbarrier.init(p_full.index(i), count=1)
-        mbarrier.init(p_empty.index(i), count=2)
+        mbarrier.init(p_empty.index(i), count=2 // GROUPS)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
-    gl.warp_specialize(
-        [
-            (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                    buffers, p_buf, o_buf0, dots_buf, factors, empty, ready, p_full, p_empty,
-                    items, geometry, column,
-                    0, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                    buffers, p_buf, o_buf1, dots_buf, factors, empty, ready, p_full, p_empty,
-                    items, geometry, column,
-                    1, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS, FIRST, LAST, ADD)),
-            (score, ((au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
-                     (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
-                     buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
-                     items, geometry, steps, part_stride,
-                     W_DIM, PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP, DIAGONAL)),
-            (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready,
-                       items, geometry, (u_sharing, z_sharing), column,
-                       PIECES, STAGES, WB, ZB, REVERSE, SUMS)),
-        ],
-        [4, 4, 1],
-        [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24],
-    )  # fmt: skip
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (math, (o_desc, g_ptr, first_ptr, last_ptr,
+                        buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+                        items, geometry, column,
+                        0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS,
+                        FIRST, LAST, ADD)),
+                (score, (
+        (au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
+        (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
+        buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+        items, geometry, steps, part_stride,
+        W_DIM, PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP, DIAGONAL,)),
+                (produce, (
+        (u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, items, geometry, (u_sharing, z_sharing), column,
+        PIECES, STAGES, WB, ZB, REVERSE, SUMS,)),
+            ],
+            [4, 1],
+            [488 - 2 * MATH_REGISTERS, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (math, (o_desc, g_ptr, first_ptr, last_ptr,
+                        buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+                        items, geometry, column,
+                        0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS,
+                        FIRST, LAST, ADD)),
+                (math, (o_desc, g_ptr, first_ptr, last_ptr,
+                        buffers, p_buf, o_buf1, dots_buf, factors, empty, ready, p_full, p_empty,
+                        items, geometry, column,
+                        1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS,
+                        FIRST, LAST, ADD)),
+                (score, (
+        (au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
+        (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
+        buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+        items, geometry, steps, part_stride,
+        W_DIM, PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP, DIAGONAL,)),
+                (produce, (
+        (u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, items, geometry, (u_sharing, z_sharing), column,
+        PIECES, STAGES, WB, ZB, REVERSE, SUMS,)),
+            ],
+            [4, 4, 1],
+            [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24],
+        )  # fmt: skip
