@@ -21,8 +21,16 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tflabench.kernels.hopper import segments, walk
-from tflabench.kernels.hopper.launch import BLOCK, LAYOUT, WalkShape
+from tflabench.kernels.hopper import pair, segments, walk
+from tflabench.kernels.hopper.launch import (
+    BLOCK,
+    EXPONENTS_BLOCK,
+    EXPONENTS_LAYOUT,
+    LAYOUT,
+    PairShape,
+    WalkShape,
+    takes_pair,
+)
 
 SHAPES = ("128/256", "256/512")
 
@@ -31,6 +39,8 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     def type_of(argument: str) -> str:
         if argument in constants:
             return "constexpr"
+        if kernel is pair.pair and argument in ("x_desc", "y_desc"):
+            return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
             return f"tensordesc<{dtype}{BLOCK},{LAYOUT!r}>"
         return "*fp32" if argument.endswith("_ptr") else "i32"
@@ -39,7 +49,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     aligned = {places[a]: [["tt.divisibility", 16]] for a in kernel.arg_names if a.endswith("_ptr")}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, aligned)
-    done: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4 * constants.get("GROUPS", 1), "maxnreg": maxnreg})
+    done: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1), "maxnreg": maxnreg})
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(done.asm["ptx"])
         ptx.flush()
@@ -79,6 +89,12 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
     }
 
 
+def pair_constants(d_qk: int, d_hv: int, *, sums: bool = True, **branches: bool) -> dict[str, Any]:
+    flags = {"FIRST": False, "LAST": False, "SKIP": False, **branches}
+    shape = asdict(PairShape.of(d_hv, sums=sums))
+    return {**shape, "SUMS": sums, "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
+
+
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
     """By name: the kernel, its constants, maxnreg."""
     w = min(d_hv, 256)
@@ -102,6 +118,18 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         walks[f"{name} of shared heads and a skip connection"] = shared | {"DIAGONAL" if name == "dq" else "SKIP": True}
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk.walk, constants, 128) for name, constants in walks.items()}
+    if takes_pair(d_qk, d_hv):
+        pairs = {
+            "dk and dv": pair_constants(d_qk, d_hv),
+            "dk and dv without row sums": pair_constants(d_qk, d_hv, sums=False),
+            "dk and dv with the state before": pair_constants(d_qk, d_hv, LAST=True),
+            "dk and dv of segments": pair_constants(d_qk, d_hv, FIRST=True),
+            "dk and dv of float16": pair_constants(d_qk, d_hv),
+        }
+        shared = pair_constants(d_qk, d_hv, SKIP=True)
+        del shared["sharing"]
+        pairs["dk and dv of shared heads and a skip connection"] = shared
+        found |= {name: (pair.pair, constants, 128) for name, constants in pairs.items()}
     for reverse in (False, True):
         constants = {
             "z_sharing": 1,

@@ -31,6 +31,7 @@ OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 SHARED_BYTES = 232_448
 SPILLED_BYTES = 256  # stores and loads, outside the math roles' loops but for the normalised h of 256/512
 SPILLED_BYTES_NEWER = 304  # on Triton 3.9
+SPILLED_BYTES_OF_PAIR = 16  # where 0 is what there is: its roles fill their registers, and a few in a loop cost much
 GATES = {
     "exp": MLSTM_EXP,
     "sig": MLSTM_SIG,
@@ -41,7 +42,7 @@ GATES = {
 }
 
 
-# --- The kernels of walk.py and segments.py, in PyTorch ---------------------------------------------------------------
+# --- The kernels of walk.py, pair.py and segments.py, in PyTorch ------------------------------------------------------
 
 
 def tiles_of(x: Tensor) -> Tensor:
@@ -115,6 +116,38 @@ def emulate_walk(
             kept[:1] = found.flatten(2)[:, :, :T]
 
 
+def emulate_pair(
+    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Any, cut: Segments, *,
+    first: Tensor | None = None, last: Tensor | None = None, sums: Tensor | None = None, skip: Tensor | None = None,
+) -> None:  # fmt: skip
+    H, T = dv.shape[1:3]
+    Q, K, V, dH = (tiles_of(reference.shared(y, H)) for y in (q, k, v, dh))
+    dK, dV, through = torch.full_like(K, torch.nan), torch.full_like(V, torch.nan), torch.zeros_like(V[..., 0])
+    x, y = (e.double().unflatten(2, (-1, TILE)) for e in exponents[:2])
+    keep = torch.ones(TILE, TILE, dtype=torch.bool).triu()  # [j, i]
+    for segment in range(cut.count):
+        dC = Q.new_zeros(*Q.shape[:2], Q.shape[-1], V.shape[-1])
+        if first is not None:
+            dC = first.reshape(*dC.shape[:2], cut.count, *dC.shape[2:])[:, :, segment].double()
+        for t in walk_tiles(cut, segment, reverse=True):
+            g = exponents.g.double()[:, :, t, None]
+            D = (y[:, :, t, :, None] + x[:, :, t, None, :]).masked_fill(~keep, -torch.inf).exp2()
+            r = (y[:, :, t] + g).exp2()[..., None]
+            P, dP = K[:, :, t] @ Q[:, :, t].mT * D, V[:, :, t] @ dH[:, :, t].mT * D
+            if skip is not None:
+                P = P + skip.double()[:, None, None] * torch.eye(TILE)
+            from_state = (r * K[:, :, t]) @ dC
+            dK[:, :, t] = dP @ Q[:, :, t] + r * (V[:, :, t] @ dC.mT)
+            dV[:, :, t] = P @ dH[:, :, t] + from_state
+            through[:, :, t] = (V[:, :, t] * from_state).sum(-1)
+            dC = g[..., None].exp2() * dC + (x[:, :, t].exp2()[..., None] * Q[:, :, t]).mT @ dH[:, :, t]
+        if last is not None:
+            last.copy_(dC.reshape(last.shape))
+    for kept, found in ((dk, dK), (dv, dV), (sums, through)):
+        if kept is not None:
+            kept.copy_(found.flatten(2, 3)[:, :, :T])
+
+
 def emulate_segments(
     z: Tensor, w: Tensor, exponents: Any, cut: Segments, *, reverse: bool, start: tuple[Tensor | None, Tensor | None],
     norm: bool,
@@ -137,8 +170,10 @@ def emulate_segments(
     return (stacked, n_stacked if norm else None), (C.float(), n.float() if norm else None)
 
 
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[True, False], ids=["dk and dv in one walk", "in two"])
+def emulated(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setattr(hopper_backward, "PAIR", request.param)
+    monkeypatch.setattr(hopper_backward, "launch_pair", emulate_pair)
     for module in (hopper_forward, hopper_backward):
         monkeypatch.setattr(module, "launch_walk", emulate_walk)
         monkeypatch.setattr(module, "launch_segments", emulate_segments)
@@ -232,7 +267,7 @@ MAIN = ":h;h normalised;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
 
 @pytest.fixture(
     scope="module",
-    params=[("oldest", ["128/256", "256/512" + MAIN]), ("installed", ["128/256" + MAIN])],
+    params=[("oldest", ["128/256", "256/512" + MAIN]), ("installed", ["128/256" + MAIN + ";dk and dv"])],
     ids=lambda param: param[0],
 )
 def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -254,10 +289,13 @@ def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:
     names = {kernel["kernel"].removeprefix("128/256 ") for kernel in compiled["kernels"]}
-    assert {"h", "h normalised", "h of segments", "dq", "dk", "dv", "C, n", "dC"} <= names
-    spilled_bytes = SPILLED_BYTES if compiled["triton"] == "3.6.0" else SPILLED_BYTES_NEWER
+    assert {"h", "h normalised", "h of segments", "dq", "dk", "dv", "dk and dv", "C, n", "dC"} <= names
+    oldest = compiled["triton"] == "3.6.0"
     for kernel in compiled["kernels"]:
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
+        spilled_bytes = SPILLED_BYTES if oldest else SPILLED_BYTES_NEWER
+        if oldest and "dk and dv" in kernel["kernel"]:
+            spilled_bytes = SPILLED_BYTES_OF_PAIR
         assert kernel["spilled_bytes"] <= spilled_bytes, kernel
 
 

@@ -1,4 +1,5 @@
-"""Backward: with several segments their dC, then one walk each for dq, dk, dv, and gate gradients from row sums.
+"""Backward: with several segments their dC, then one walk for dq and one for dk and dv, or one each where a program
+cannot hold the whole of dC, and gate gradients from row sums.
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
@@ -20,7 +21,9 @@ from tflabench.kernels.types import Gate, State
 from .crossings import through_tiles
 from .exponents import TILE, Exponents
 from .forward import initial_matrices, restored, weights
-from .launch import Segments, empty_row_sums, launch_segments, launch_walk
+from .launch import Segments, empty_row_sums, launch_pair, launch_segments, launch_walk, takes_pair
+
+PAIR = True  # dk and dv in one walk where it takes the shape; False is for measuring
 
 
 def backward(
@@ -58,9 +61,13 @@ def backward(
     last = dC_0 if cut.count == 1 else None
     sums: dict[str, Any] = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)} if qdq and kdk else {}
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **sums)
-    sums = {"x": k, "sums": kdk.every} if kdk else {}
-    launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, **sums)
-    launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip))
+    if PAIR and takes_pair(q.shape[-1], v.shape[-1]):
+        through = kdk.every[0] if kdk else None
+        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, sums=through, skip=weights(skip))
+    else:
+        sums = {"x": k, "sums": kdk.every} if kdk else {}
+        launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, **sums)
+        launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip))
 
     dn_0 = dots = None
     if dn is not None:

@@ -1,4 +1,4 @@
-"""Host side of the two Gluon kernels: descriptors, how a shape is cut into pieces, shared memory, launch options."""
+"""Host side of the Gluon kernels: descriptors, how a shape is cut into pieces, shared memory, launch options."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tflabench.kernels.gates import RowSums
 
-from . import segments, walk
+from . import pair, segments, walk
 from .exponents import TILE, Exponents
 
 BLOCK = [1, 1, 64, 64]
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+EXPONENTS_BLOCK = [1, TILE]
+EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, n, what reductions and captured arguments take
 
 # What the decorators return has no types that a Python checker knows.
 _walk: Any = walk.walk
+_pair: Any = pair.pair
 _accumulate: Any = segments.accumulate
 _carry: Any = segments.carry
 
@@ -74,6 +77,25 @@ class WalkShape:
         stages = min(4, (blocks - 3 * slots) // stage)
         registers = 168 if WB * ZB <= 2 else 200 if norm and WB == 4 else 208
         return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers, GROUPS=2 if sums else 1)
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """Compile-time shape of the walk for dk and dv: blocks of V and dH (WB), tiles of Q, K, dH, blocks of V and copies
+    of 64 columns of dC that shared memory then holds.
+    """
+
+    WB: int
+    STAGES: int
+    SLOTS: int
+    COPIES: int
+    STATE_REGISTERS: int
+
+    @classmethod
+    def of(cls, d_hv: int, *, sums: bool) -> PairShape:
+        """For d_hv <= 256, where all 28 blocks that there is room for are taken: also 4 of copies, and P and dP."""
+        WB = d_hv // 64
+        return cls(WB, STAGES=2, SLOTS=min(6, 2 * WB), COPIES=1 if sums else 2, STATE_REGISTERS=208)
 
 
 @dataclass(frozen=True)
@@ -145,6 +167,44 @@ def launch_walk(
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, num_warps=4 * shape.GROUPS, maxnreg=128,
         )  # fmt: skip
+
+
+def takes_pair(d_qk: int, d_hv: int) -> bool:
+    """Whether `launch_pair` does: whether a program can hold the whole of dC."""
+    return d_qk <= 128 and d_hv <= 256
+
+
+def launch_pair(
+    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Exponents, cut: Segments, *,
+    first: Tensor | None = None, last: Tensor | None = None, sums: Tensor | None = None, skip: Tensor | None = None,
+) -> None:  # fmt: skip
+    """dk and dv in one walk backward in time (see pair.py).
+
+    Args:
+        q, k: (B, H, T, d_qk <= 128), or fewer heads, each for consecutive ones of dk; v, dh, dk, dv: (B, H, T, d),
+            bfloat16 or float16, as TMA takes them (tfla.tiles.aligned).
+        cut: where segments begin; with more than one, `first` holds the dC each of them starts from.
+        first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
+        sums: (B, H, T) float32: row sums k . dk as far as dk comes through the state are written there.
+        skip: (H,) float32: dv_t gets skip dh_t more.
+    """
+    B, H, T, d_qk = dk.shape
+    d_hv = v.shape[-1]
+    items = B * H * cut.count
+    programs = min(items, torch.cuda.get_device_properties(q.device).multi_processor_count)
+    x, y = (
+        TensorDescriptor(e.view(-1, TILE), [B * H * cut.tiles, TILE], [TILE, 1], EXPONENTS_BLOCK, EXPONENTS_LAYOUT)
+        for e in (exponents.x, exponents.y)
+    )
+    dummy = exponents.g
+    _pair[(programs,)](
+        *map(descriptor, (q, k, v, dh, dk, dv)), x, y, exponents.g,
+        *(dummy if given is None else given for given in (first, last, sums, skip)),
+        items, H, H // q.shape[1], T, cut.tiles, cut.segment_tiles, cut.count,
+        Z_DIM=d_qk, W_DIM=d_hv, **vars(PairShape.of(d_hv, sums=sums is not None)),
+        SUMS=sums is not None, FIRST=first is not None, LAST=last is not None, SKIP=skip is not None,
+        num_warps=8, maxnreg=128,
+    )  # fmt: skip
 
 
 def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:

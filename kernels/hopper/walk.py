@@ -22,6 +22,8 @@ Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
                      with SUMS it writes the row sums, and going forward (dq) those of pairs within a tile
     produce          one warp that fetches tiles of U, W, Z (and X, for row sums) by TMA into a ring of stages
 
+dk and dv of states that a program can hold as a whole are made in one walk instead: pair.py.
+
 Row sums (SUMS: dq with X = Q, dk with X = K) are what gate gradients are made of, by differences of their sums over a
 whole sequence. They come out exact because both walks give every pair j < i of different tiles the same number:
 (Q_i exp2(a_i)) . (K_j exp2(a_j + g)), each rounded as the other walk rounds it for its state, and S U as a product with

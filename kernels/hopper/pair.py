@@ -1,0 +1,369 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""The pair: dk and dv in one Gluon kernel for sm_90 that walks backward in time with dC on chip.
+
+With D_ij = exp2(x_i + y_j) for i >= j of a tile, P = Q K^T * D, dP = dH V^T * D, r_j = exp2(y_j + g) (exponents.py)
+and dC the gradient of the state after the tile:
+
+    dk_j = sum_i dP_ij Q_i + r_j dC V_j
+    dv_j = sum_i P_ij dH_i + dC^T (r_j K_j)
+    dC  <- exp2(g) dC + sum_i exp2(x_i) Q_i dH_i^T
+
+The two walks of walk.py that give these need all four inputs but one, and the same dC: here each input is read once.
+
+Roles in a program (8 + 4 + 1 warps, connected by mbarriers):
+    state              carries dC as float32 accumulators, leaves copies of it for `value`, 64 columns at a time, and
+                       writes dk; one role, for instructions of two copies would not fit the cache
+    value              computes P, r K and dP of a tile, then dv, 64 columns at a time behind the copies; with SUMS also
+                       V . (dC^T (r K)), the row sums k . dk as far as dk comes through the state
+    produce            one warp that fetches tiles of Q, K, dH and blocks of V by TMA into rings
+
+Row sums are exact in the sense of walk.py: r K is rounded as the walk for dq rounds it for its state, and with SUMS the
+copies have twice the bits of an operand, dC rounded and what that leaves. They are sums over a row of an accumulator
+that dv needs anyway: no sums across warps, and none in the roles that hold the state, which have no register to spare.
+
+Shared memory holds tiles to come instead of outputs: dk is written over the Q of its tile, dv over V and r K over K.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .compat import barrier, reinterpret, tma_load, tma_store
+from .walk import BLOCK_BYTES, block, fetch, nth_tile, place_of, state_pointers
+
+
+@gluon.jit
+def produce(
+    descs, buffers, ready, free, items, geometry, sharing,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
+):  # fmt: skip
+    q_desc, k_desc, v_desc, h_desc, x_desc, y_desc = descs
+    q_buf, k_buf, v_buf, h_buf, x_buf, y_buf = buffers
+    tile_ready, v_ready = ready
+    tile_free, v_free = free
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
+        for j in range(n):
+            s = i % STAGES
+            tile = nth_tile(first, j, n, True)
+            arrived = tile_ready.index(s)
+            mbarrier.wait(tile_free.index(s), ((i // STAGES) & 1) ^ 1)
+            mbarrier.expect(arrived, BLOCK_BYTES * (4 + WB) + 2 * 256)
+            tma_load(x_desc, [row * geometry[1] + tile, 0], arrived, x_buf.index(s))
+            tma_load(y_desc, [row * geometry[1] + tile, 0], arrived, y_buf.index(s))
+            fetch(h_desc, batch, head, tile, 0, WB, h_buf, s, arrived)
+            fetch(k_desc, batch, head // sharing, tile, 0, 2, k_buf, s, arrived)
+            fetch(q_desc, batch, head // sharing, tile, 0, 2, q_buf, s, arrived)
+            for c in gl.static_range(WB):
+                v = i * WB + c
+                mbarrier.wait(v_free.index(v % SLOTS), ((v // SLOTS) & 1) ^ 1)
+                mbarrier.expect(v_ready.index(v % SLOTS), BLOCK_BYTES)
+                fetch(v_desc, batch, head, tile, 64 * c, 1, v_buf, v % SLOTS, v_ready.index(v % SLOTS))
+            i += 1
+
+
+@gluon.jit
+def vector(buffer, i, layout: gl.constexpr):
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    return reinterpret(buffer.index(i), gl.float32, [64], flat).load(layout)
+
+
+@gluon.jit
+def weighted(scores, x_buf, y_buf, s, layout: gl.constexpr):
+    """Scores [j, i] times D."""
+    j_l: gl.constexpr = gl.SliceLayout(1, layout)
+    i_l: gl.constexpr = gl.SliceLayout(0, layout)
+    keep = gl.arange(0, 64, layout=i_l)[None, :] >= gl.arange(0, 64, layout=j_l)[:, None]
+    log_D = vector(x_buf, s, i_l)[None, :] + vector(y_buf, s, j_l)[:, None]
+    return gl.where(keep, scores * gl.exp2(log_D), 0.0)
+
+
+@gluon.jit
+def value(
+    dv_desc, g_ptr, sums_ptr, skip_ptr,
+    buffers, copies, dp_buf, p_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
+    items, geometry, steps,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SUMS: gl.constexpr,
+    SKIP: gl.constexpr,
+):  # fmt: skip
+    j_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    rows: gl.constexpr = gl.SliceLayout(1, j_l)
+    k_l: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    dtype: gl.constexpr = dp_buf.dtype
+    q_buf, k_buf, v_buf, h_buf, x_buf, y_buf = buffers
+    r_buf, s_buf, decay_buf = factors
+    tile_ready, v_ready = ready
+    tile_free, v_free = free
+    _heads, tiles, _segment_tiles, _segments = geometry
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
+        if SKIP:
+            skip_weight = gl.load(skip_ptr + head)
+        g_next = gl.load(g_ptr + row * tiles + first + n - 1)
+        for t in range(n):
+            s = i % STAGES
+            mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
+            tile = nth_tile(first, t, n, True)
+            g = g_next
+            g_next = gl.load(g_ptr + row * tiles + gl.maximum(tile - 1, 0))
+            p = gl.zeros([64, 64], gl.float32, layout=j_l)  # [j, i], as dP
+            for c in gl.static_range(2):
+                qT = block(q_buf, s * 2 + c).permute((1, 0))
+                p = warpgroup_mma(block(k_buf, s * 2 + c), qT, p, use_acc=(c > 0), is_async=True)
+            p = warpgroup_mma_wait(0, deps=(p,))
+            p = weighted(p, x_buf, y_buf, s, j_l)
+            if SKIP:
+                diagonal = gl.arange(0, 64, layout=rows)[:, None] + (i >> 30)  # 0: not kept in registers
+                diagonal = diagonal == gl.arange(0, 64, layout=gl.SliceLayout(0, j_l))[None, :]
+                p += gl.where(diagonal, skip_weight, 0.0)
+            p_buf.index(0).store(nearest(p, dtype))
+            barrier()  # every warp's product has read K
+            r = gl.exp2(vector(y_buf, s, gl.SliceLayout(1, k_l)) + g)
+            for c in gl.static_range(2):
+                k = block(k_buf, s * 2 + c)
+                k.store((k.load(k_l).to(gl.float32) * r[:, None]).to(dtype))
+            for c in gl.static_range(WB):
+                v = i * WB + c
+                mbarrier.wait(v_ready.index(v % SLOTS), (v // SLOTS) & 1)
+            dp = gl.zeros([64, 64], gl.float32, layout=j_l)
+            for c in gl.static_range(WB):
+                hT = block(h_buf, s * WB + c).permute((1, 0))
+                dp = warpgroup_mma(block(v_buf, (i * WB + c) % SLOTS), hT, dp, use_acc=(c > 0), is_async=True)
+            dp = warpgroup_mma_wait(0, deps=(dp,))
+            dp = nearest(weighted(dp, x_buf, y_buf, s, j_l), dtype)
+            mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)
+            dp_buf.index(0).store(dp)
+            r_buf.index(0).store(gl.exp2(vector(y_buf, s, t_l) + g))
+            s_buf.index(0).store(gl.exp2(vector(x_buf, s, t_l)))
+            decay_buf.index(0).store(gl.full([128], gl.exp2(g), gl.float32, layout=t_l))
+            fence_async_shared()
+            barrier()
+            mbarrier.arrive(dp_full.index(0), count=1)  # Q has been read as well, and may become dk
+            sums = gl.zeros([64], gl.float32, layout=rows)
+            for c in range(WB):
+                v = i * WB + c
+                none = (3 * v) >> 30  # 0, and not the same in every round as v >> 30 would be
+                b = v % COPIES + none
+                mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)
+                dv = gl.zeros([64, 64], gl.float32, layout=j_l)
+                for half in gl.static_range(2):
+                    k = block(k_buf, s * 2 + half + none)
+                    for part in gl.static_range(1 + SUMS):
+                        copy = block(copies[part], b * 2 + half)
+                        dv = warpgroup_mma(k, copy, dv, use_acc=(half + part > 0), is_async=True)
+                dv = warpgroup_mma_wait(0, deps=(dv,))
+                tma.store_wait(pendings=0)
+                barrier()
+                mbarrier.arrive(copy_free.index(b), count=1)
+                mbarrier.arrive(v_free.index((v + SLOTS - 1) % SLOTS), count=1, pred=v > 0)  # dv there has left
+                if SUMS:
+                    sums += gl.sum(block(v_buf, v % SLOTS).load(j_l).to(gl.float32) * dv, axis=1)
+                dv = warpgroup_mma(p_buf.index(none), block(h_buf, s * WB + c), dv, is_async=True)
+                dv = warpgroup_mma_wait(0, deps=(dv,))
+                out = v_buf.index(v % SLOTS)  # the copies are there, hence dC V^T is done
+                out.reshape([64, 64]).store(dv.to(dtype))
+                fence_async_shared()
+                barrier()
+                tma_store(dv_desc, [batch, head, tile * 64, 64 * c], out)
+            if SUMS:
+                step = tile * 64 + gl.arange(0, 64, layout=rows)
+                gl.store(sums_ptr + row.to(gl.int64) * steps + step, sums, mask=step < steps)
+            mbarrier.arrive(tile_free.index(s), count=1)
+            i += 1
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def nearest(x, dtype: gl.constexpr):
+    """float32 x rounded to dtype. With `rest`, what that leaves of it, twice as many bits of x for products."""
+    if dtype == gl.bfloat16:
+        near: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+        return gl.inline_asm_elementwise(near, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
+    else:
+        near: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+        return gl.inline_asm_elementwise(near, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+
+
+@gluon.jit
+def rest(x, dtype: gl.constexpr):
+    if dtype == gl.bfloat16:
+        left: gl.constexpr = """{ .reg .b32 two; .reg .f32 a, b; cvt.rn.bf16x2.f32 two, $2, $1;
+            shl.b32 a, two, 16; and.b32 b, two, 0xffff0000;
+            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
+        return gl.inline_asm_elementwise(left, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
+    else:
+        left: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rn.f16x2.f32 two, $2, $1;
+            mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
+            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""
+        return gl.inline_asm_elementwise(left, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+
+
+@gluon.jit
+def state(
+    dk_desc, first_ptr, last_ptr,
+    buffers, copies, dp_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
+    items, geometry,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr,
+    SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+):  # fmt: skip
+    s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
+    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
+    j_l: gl.constexpr = gl.SliceLayout(0, s_l)
+    dtype: gl.constexpr = dp_buf.dtype
+    q_buf, _k_buf, v_buf, h_buf, _x_buf, _y_buf = buffers
+    r_buf, s_buf, decay_buf = factors
+    tile_ready, v_ready = ready
+    tile_free, _v_free = free
+    q_rows = reinterpret(q_buf, dtype, [STAGES, 64, 128], gl.NVMMASharedLayout.get_default_for([64, 128], dtype))
+    rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 64], dtype)
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, head, first, n, _row, index, _piece = place_of(item, geometry, 1)
+        opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
+        dC = ()
+        for c in gl.static_range(WB):
+            if FIRST:
+                at, z = state_pointers(
+                    first_ptr + index * (Z_DIM * W_DIM), opaque, 64 * c + opaque, W_DIM, 1, s_l, 128
+                )
+                dC += (gl.load(at, mask=z < Z_DIM, other=0.0),)
+            else:
+                dC += (gl.zeros([128, 64], gl.float32, layout=s_l),)
+        for t in range(n):
+            s = i % STAGES
+            dk = gl.zeros([128, 64], gl.float32, layout=s_l)  # dk^T, [d_qk, j]
+            for c in gl.static_range(WB):
+                v = i * WB + c
+                b = v % COPIES
+                mbarrier.wait(v_ready.index(v % SLOTS), (v // SLOTS) & 1)
+                parts = (nearest(dC[c], dtype),)
+                if SUMS:
+                    parts += (rest(dC[c], dtype),)
+                a = gl.convert_layout(parts[0], a_l)
+                vT = block(v_buf, v % SLOTS).permute((1, 0))
+                dk = warpgroup_mma(a, vT, dk, use_acc=(c > 0), is_async=True)
+                mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)
+                for part in gl.static_range(1 + SUMS):
+                    reinterpret(copies[part], dtype, [COPIES, 128, 64], rows_l).index(b).store(parts[part])
+                fence_async_shared()
+                if c == 0:
+                    tma.store_wait(pendings=0)  # dk of the tile before has left
+                dk, a = warpgroup_mma_wait(0, deps=(dk, a))
+                barrier()
+                mbarrier.arrive(copy_full.index(b), count=1)
+                if c == 0:
+                    mbarrier.arrive(tile_free.index((i + STAGES - 1) % STAGES), count=1, pred=i > 0)
+            mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
+            mbarrier.wait(dp_full.index(0), i & 1)
+            dk = dk * r_buf.index(0).load(j_l)[None, :]
+            qT = q_rows.index(s).permute((1, 0))
+            dk = warpgroup_mma(qT, dp_buf.index(0).permute((1, 0)), dk, is_async=True)
+            e = decay_buf.index(0).load(gl.SliceLayout(1, s_l))[:, None]
+            flight = ()
+            for c in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
+                flight += (dC[c] * e,)
+            operands = ()
+            for h in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
+                qs = qT.slice(32 * h, 32, dim=1).load(a_l).to(gl.float32)
+                qs = (qs * s_buf.index(0).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
+                operands += (qs,)
+                onward = ()
+                for c in gl.static_range(WB):
+                    h_part = block(h_buf, s * WB + c).slice(32 * h, 32, dim=0)
+                    onward += (warpgroup_mma(qs, h_part, flight[c], is_async=True),)
+                flight = onward
+            dk = warpgroup_mma_wait(2 * WB, deps=(dk,))  # dC is updated while dk is written
+            barrier()  # dP, its factors and Q have been read
+            mbarrier.arrive(dp_free.index(0), count=1)
+            qT.store(dk.to(dtype))
+            fence_async_shared()
+            barrier()
+            for half in gl.static_range(2):
+                at_out = [batch, head, nth_tile(first, t, n, True) * 64, 64 * half]
+                tma_store(dk_desc, at_out, q_buf.index(s * 2 + half))
+            done = warpgroup_mma_wait(0, deps=flight + operands)  # operands: kept until the products are done
+            dC = ()
+            for c in gl.static_range(WB):
+                dC += (done[c],)
+            i += 1
+        if LAST:
+            opaque = i >> 30
+            for c in gl.static_range(WB):
+                at, z = state_pointers(
+                    last_ptr + index * (Z_DIM * W_DIM), opaque, 64 * c + opaque, W_DIM, 1, s_l, 128
+                )
+                gl.store(at, dC[c], mask=z < Z_DIM)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def barriers(N: gl.constexpr, COUNT: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(made.index(i), count=COUNT)
+    return made
+
+
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])  # see walk.walk
+def pair(
+    q_desc, k_desc, v_desc, h_desc, dk_desc, dv_desc, x_desc, y_desc, g_ptr, first_ptr, last_ptr, sums_ptr, skip_ptr,
+    items, heads, sharing, steps, tiles, segment_tiles, segments,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr,
+    WB: gl.constexpr, STATE_REGISTERS: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    SKIP: gl.constexpr,
+):  # fmt: skip
+    """A program takes work items, segments of a (batch, head) row, one after the other; Z_DIM <= 128, W_DIM <= 256.
+
+    SKIP: skip (heads,) is added to the diagonal of P. sharing: consecutive heads that share one of Q and K.
+    """
+    geometry = (heads, tiles, segment_tiles, segments)
+    dtype: gl.constexpr = q_desc.dtype
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    tile_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
+    q_buf = gl.allocate_shared_memory(dtype, [STAGES * 2, 1, 1, 64, 64], q_desc.layout)
+    k_buf = gl.allocate_shared_memory(dtype, [STAGES * 2, 1, 1, 64, 64], q_desc.layout)
+    h_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], q_desc.layout)
+    v_buf = gl.allocate_shared_memory(dtype, [SLOTS, 1, 1, 64, 64], q_desc.layout)
+    copies = (gl.allocate_shared_memory(dtype, [COPIES * 2, 64, 64], tile_l),)
+    if SUMS:
+        copies += (gl.allocate_shared_memory(dtype, [COPIES * 2, 64, 64], tile_l),)
+    dp_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], tile_l)
+    p_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], tile_l)
+    r_buf = gl.allocate_shared_memory(gl.float32, [1, 64], flat)
+    s_buf = gl.allocate_shared_memory(gl.float32, [1, 64], flat)
+    decay_buf = gl.allocate_shared_memory(gl.float32, [1, 128], flat)
+    x_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], x_desc.layout)
+    y_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], x_desc.layout)
+    buffers = (q_buf, k_buf, v_buf, h_buf, x_buf, y_buf)
+    factors = (r_buf, s_buf, decay_buf)
+    ready = (barriers(STAGES, 1), barriers(SLOTS, 1))
+    free = (barriers(STAGES, 2), barriers(SLOTS, 1))
+    copy_full = barriers(COPIES, 1)
+    copy_free = barriers(COPIES, 1)
+    dp_full = barriers(1, 1)
+    dp_free = barriers(1, 1)
+    gl.warp_specialize(
+        [
+            (state, (dk_desc, first_ptr, last_ptr,
+                     buffers, copies, dp_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
+                     items, geometry, Z_DIM, W_DIM, STAGES, SLOTS, COPIES, WB, SUMS, FIRST, LAST)),
+            (value, (dv_desc, g_ptr, sums_ptr, skip_ptr,
+                     buffers, copies, dp_buf, p_buf, factors, ready, free,
+                     copy_full, copy_free, dp_full, dp_free,
+                     items, geometry, steps, STAGES, SLOTS, COPIES, WB, SUMS, SKIP)),
+            (produce, ((q_desc, k_desc, v_desc, h_desc, x_desc, y_desc), buffers, ready, free,
+                       items, geometry, sharing, STAGES, SLOTS, WB)),
+        ],
+        [4, 1],
+        [488 - 2 * STATE_REGISTERS, 24],
+    )  # fmt: skip
