@@ -67,15 +67,16 @@ class WalkShape:
         """For a state of z rows and w <= 256 columns; what measured best on the H200.
 
         A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
-        ahead of the math roles, where shared memory has room. What registers the math roles do not need are its.
+        ahead of the math roles, where shared memory has room (with a normaliser a third stage comes first: `normalise`
+        runs ahead by stages). What registers the math roles do not need are its.
         """
         WB = w // 64
         ZB = 1 if sums else max(1, min(4 // WB, z // 128))
-        slots = 1 if sums or norm else 2
+        slots = 1 if sums or (norm and WB < 4) else 2
         stage = 2 * WB + 2 * ZB * (1 + sums)
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
         stages = min(4, (blocks - 3 * slots) // stage)
-        registers = 168 if WB * ZB <= 2 else 200 if norm and WB == 4 else 208
+        registers = 168 if WB * ZB <= 2 else 208
         return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers, GROUPS=2 if sums else 1)
 
 

@@ -15,12 +15,14 @@ Every output of a gated linear attention is the same walk, with the roles of the
 The exponents a (one a step) and g (one a tile) come from exponents.py: every kind of gate, the stabiliser, the scale of
 q and, in backward, the denominator are in them, so nothing here knows which gate it runs.
 
-Roles in a program (4 + 4 + 4 + 1 warps, connected by mbarriers):
+Roles in a program (4 + 4 + 4 + 1 warps and, with a normaliser, 2; connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
                      wait for one another, so one computes while the other stores; with SUMS also X . (r S U)
-    score            computes P, r and s of a tile ahead of them; with a normaliser also carries n and divides P and r;
+    score            computes P, r and s of a tile ahead of them; with a normaliser divides P and r by its denominators;
                      with SUMS it writes the row sums, and going forward (dq) those of pairs within a tile
-    produce          one warp that fetches tiles of U, W, Z (and X, for row sums) by TMA into a ring of stages
+    produce          one warp that fetches tiles of U, W, Z (and X, for row sums) by TMA into a ring of stages; with a
+                     normaliser it puts exponents, s and e beside them
+    normalise        two warps that carry n and compute Q n of a tile ahead of score
 
 dk and dv of states that a program can hold as a whole are made in one walk instead: pair.py.
 
@@ -85,15 +87,20 @@ def block(buffer, i):
 
 @gluon.jit
 def produce(
-    descs, buffers, empty, ready, items, geometry, sharing, column,
+    descs, exponents, m_ptr, buffers, e_buf, factors, empty, ready, items, geometry, sharing, column, steps,
     PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
+    t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     u_desc, w_desc, z_desc, x_desc = descs
+    au_ptr, az_ptr, g_ptr = exponents
+    _heads, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
+    _r_buf, s_buf, decay_buf = factors
+    t = gl.arange(0, 64, layout=t_l)
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, _row, _index, piece = place_of(item, geometry, PIECES)
+        batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
         z0 = piece * (128 * ZB)
         u_head, z_head = head // sharing[0], head // sharing[1]
         for j in range(n):
@@ -107,6 +114,18 @@ def produce(
             fetch(z_desc, batch, z_head, tile, z0, 2 * ZB, z_buf, s, arrived)
             if SUMS:
                 fetch(x_desc, batch, z_head, tile, z0, 2 * ZB, x_buf, s, arrived)
+            if NORM:  # as late as the tile itself arrives
+                a_u = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
+                a_z = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
+                g = gl.load(g_ptr + row * tiles + tile)
+                m = gl.load(m_ptr + row * steps + tile * 64 + t, mask=tile * 64 + t < steps, other=0.0)
+                e_buf.index(3 * s).store(a_u)
+                e_buf.index(3 * s + 1).store(a_z)
+                e_buf.index(3 * s + 2).store(m)
+                s_buf.index(s).store(gl.exp2(a_z + g))
+                decay_buf.index(s).store(gl.full([64], gl.exp2(g), gl.float32, layout=t_l))
+                barrier()
+                mbarrier.arrive(arrived, count=1)
             i += 1
 
 
@@ -121,19 +140,15 @@ def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
 
 @gluon.jit
 def score(
-    exponents, norm, skip, sums, buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
-    items, geometry, steps, part_stride,
-    W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
-    ZB: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
-    LAST: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
+    exponents, back_ptr, skip, sums, buffers, qn_buf, e_buf, p_buf, dots_buf, factors, empty, ready, qn_full,
+    p_full, p_empty, items, geometry, steps, part_stride,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
+    REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
-    down: gl.constexpr = gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0])  # two columns of 16 steps a thread
-    n_l: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])  # their sums: n is kept in four parts
     au_ptr, az_ptr, g_ptr = exponents
-    m_ptr, back_ptr, n_first_ptr, n_last_ptr = norm
     _heads, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
@@ -142,59 +157,32 @@ def score(
     t = gl.arange(0, 64, layout=t_l)
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
-    parts_of_n = n_buf
-    if NORM:
-        parts_of_n = reinterpret(n_buf, gl.float32, [WB, 4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
-    part = gl.arange(0, 4, layout=gl.SliceLayout(1, n_l))[:, None]
-    w = gl.arange(0, 64, layout=gl.SliceLayout(0, n_l))[None, :]
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _batch, head, first, n, row, index, piece = place_of(item, geometry, PIECES)
-        n0 = index * W_DIM
+        _batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
         if SKIP:
             skip_weight = gl.load(skip[0] + head)
-        if NORM:
-            for wb in gl.static_range(WB):
-                if FIRST:
-                    parts_of_n.index(wb).store(
-                        gl.load(n_first_ptr + n0 + 64 * wb + w + 0 * part, mask=w + 64 * part < 64, other=0.0)
-                    )
-                else:
-                    parts_of_n.index(wb).store(gl.zeros([4, 64], gl.float32, layout=n_l))
-        # The exponents of a tile are loaded while the one before it is at work, and spread through shared memory.
-        tile = nth_tile(first, 0, n, REVERSE)
-        x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
-        y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
-        g = gl.load(g_ptr + row * tiles + tile)
-        m_t = x_t
-        if NORM:
-            m_t = gl.load(m_ptr + row * steps + tile * 64 + t, mask=tile * 64 + t < steps, other=0.0)
+        if not NORM:  # Exponents are loaded while the tile before theirs is at work, and spread through shared memory.
+            tile = nth_tile(first, 0, n, REVERSE)
+            x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
+            y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
+            g = gl.load(g_ptr + row * tiles + tile)
         for j in range(n):
             s = i % STAGES
             b = i % SLOTS
             tile_now = nth_tile(first, j, n, REVERSE)
             at = (row * tiles + tile_now) * 64
-            e_buf.index(0).store(x_t)
-            e_buf.index(1).store(y_t)
-            if NORM:
-                e_buf.index(2).store(m_t)
-            barrier()
-            x_now, y_now, g_now = x_t, y_t, g
-            tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
-            x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
-            y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
-            g = gl.load(g_ptr + row * tiles + tile)
-            if NORM:
-                m_t = gl.load(m_ptr + row * steps + tile * 64 + t, mask=tile * 64 + t < steps, other=0.0)
+            if not NORM:
+                e_buf.index(0).store(x_t)
+                e_buf.index(1).store(y_t)
+                barrier()
+                x_now, y_now, g_now = x_t, y_t, g
+                tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
+                x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
+                y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
+                g = gl.load(g_ptr + row * tiles + tile)
             mbarrier.wait(ready.index(s), (i // STAGES) & 1)
-            if NORM:
-                qn = gl.zeros([64], gl.float32, layout=u_l)
-                for c in range(WB):
-                    n_z = gl.zeros([64], gl.float32, layout=z_l)
-                    for a in gl.static_range(4):
-                        n_z += n_buf.index(4 * c + a).load(z_l)
-                    qn += gl.sum(block(u_buf, s * WB + c).load(p_l).to(gl.float32) * n_z[None, :], axis=1)
             p = gl.zeros([64, 64], gl.float32, layout=p_l)
             for wb in gl.static_range(WB):
                 wT = block(w_buf, s * WB + wb).permute((1, 0))
@@ -206,8 +194,11 @@ def score(
                     dots = gl.sum(gl.where(u[:, None] == z[None, :], p, 0.0), axis=1)
                     gl.store(skip[1] + row.to(gl.int64) * steps + step, dots, mask=step < steps)
             # Not before the product: the registers that exponents take would serialise it (ptxas C7512).
-            a_u = e_buf.index(0).load(u_l)
-            a_z = e_buf.index(1).load(z_l)
+            e = 0
+            if NORM:
+                e = 3 * s
+            a_u = e_buf.index(e).load(u_l)
+            a_z = e_buf.index(e + 1).load(z_l)
             if REVERSE:
                 keep = z[None, :] >= u[:, None]
             else:
@@ -216,7 +207,9 @@ def score(
             if SKIP:
                 p += gl.where(u[:, None] == z[None, :], skip_weight, 0.0)
             if NORM:
-                bound = gl.exp2(-1.4426950408889634 * e_buf.index(2).load(u_l))
+                mbarrier.wait(qn_full.index(s), (i // STAGES) & 1)
+                qn = qn_buf.index(s).load(u_l)
+                bound = gl.exp2(-1.4426950408889634 * e_buf.index(e + 2).load(u_l))
                 denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + gl.sum(p, axis=1)), bound)
                 a_u -= gl.log2(denominator)
                 if piece == 0:
@@ -224,7 +217,6 @@ def score(
                 p = p * (1.0 / denominator)[:, None]
                 mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
                 r_buf.index(b).store(gl.exp2(a_u))
-                s_buf.index(b).store(gl.exp2(y_now + g_now))
             elif REVERSE:
                 mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now + g_now))
@@ -233,14 +225,16 @@ def score(
                 mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now))
                 s_buf.index(b).store(gl.exp2(y_now + g_now))
-            decay_buf.index(b).store(gl.full([128], gl.exp2(g_now), gl.float32, layout=t_l))
+            if not NORM:
+                decay = decay_buf.index(b)
+                decay.store(gl.full(decay.shape, gl.exp2(g_now), gl.float32, layout=t_l))
             if SUMS:  # the math roles have left what they have of the tile before
                 store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
                 before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
                 left_before = steps - tile_now * 64
             p_buf.index(b).store(p.to(p_buf.dtype))
             fence_async_shared()
-            barrier()  # P, r and s are in shared memory; the exponents and n have been read
+            barrier()  # P, r and s are in shared memory; the exponents have been read
             mbarrier.arrive(p_full.index(b), count=1)
             if SUMS and not REVERSE:  # pairs within the tile: M = P * (X Z^T), by its rows and its columns
                 xz = gl.zeros([64, 64], gl.float32, layout=p_l)
@@ -252,27 +246,74 @@ def score(
                 gl.store(rows_ptr + before + u, gl.sum(xz, axis=1), mask=u < left_before)
                 gl.store(columns_ptr + before + z, gl.sum(xz, axis=0), mask=z < left_before)
                 barrier()  # every warp has read its rows of X and Z
-            if NORM:
-                s_k = s_buf.index(b).load(gl.SliceLayout(1, down))
-                for c in range(WB):
-                    k = block(w_buf, s * WB + c).load(down).to(gl.float32)
-                    added = gl.sum((k * s_k[:, None]).reshape([4, 16, 64]), axis=1)  # each warp its 16 steps
-                    n_c = parts_of_n.index(c)
-                    n_c.store(n_c.load(n_l) * gl.exp2(g_now) + gl.convert_layout(added, n_l, assert_trivial=True))
-                fence_async_shared()
-                barrier()
             mbarrier.arrive(empty.index(s), count=1)
             i += 1
-        if NORM:
-            if LAST:  # noqa: SIM102
-                if piece == 0:
-                    for wb in gl.static_range(WB):
-                        last = gl.sum(parts_of_n.index(wb).load(n_l), axis=0)
-                        gl.store(n_last_ptr + n0 + 64 * wb + gl.arange(0, 64, layout=gl.SliceLayout(0, n_l)), last)
-            barrier()
     if SUMS:
         mbarrier.wait(p_empty.index(i % SLOTS), ((i // SLOTS) & 1) ^ 1)
         store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
+
+
+@gluon.jit
+def widened(x):
+    """x in float32, two at a time: the compiler would take three instructions for two bfloat16."""
+    if x.dtype == gl.bfloat16:
+        asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        return gl.inline_asm_elementwise(asm, "=f,=f,r", [x], gl.float32, is_pure=True, pack=2)
+    else:
+        return x.to(gl.float32)
+
+
+@gluon.jit
+def normalise(
+    states, buffers, qn_buf, n_buf, factors, empty, ready, qn_full, items, geometry,
+    W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, FIRST: gl.constexpr,
+    LAST: gl.constexpr,
+):  # fmt: skip
+    along: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0])  # a step a thread: no sums across them
+    down: gl.constexpr = gl.BlockedLayout([4, 2], [2, 16], [1, 2], [1, 0])  # two columns of 32 steps a thread
+    step_l: gl.constexpr = gl.SliceLayout(1, along)
+    column_l: gl.constexpr = gl.SliceLayout(0, down)
+    n_first_ptr, n_last_ptr = states
+    u_buf, w_buf, _z_buf, _x_buf = buffers
+    _r_buf, s_buf, decay_buf = factors
+    w = gl.arange(0, 64, layout=column_l)
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        _batch, _head, _first, n, _row, index, piece = place_of(item, geometry, PIECES)
+        at_n = index * W_DIM + w
+        for wb in gl.static_range(WB):
+            if FIRST:
+                n_buf.index(wb).store(gl.load(n_first_ptr + at_n + 64 * wb))
+            else:
+                n_buf.index(wb).store(gl.zeros([64], gl.float32, layout=column_l))
+        barrier()
+        for _j in range(n):
+            s = i % STAGES
+            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            qn = gl.zeros([64], gl.float32, layout=step_l)
+            for c in range(WB):
+                q = widened(block(u_buf, s * WB + c).load(along))
+                qn += gl.sum(q * n_buf.index(c).load(gl.SliceLayout(0, along))[None, :], axis=1)
+            qn_buf.index(s).store(qn)
+            barrier()
+            mbarrier.arrive(qn_full.index(s), count=1)
+            decay = decay_buf.index(s).load(column_l)
+            for c in range(WB):
+                part = n_buf.index(c)
+                n_c = part.load(column_l) * decay
+                for h in gl.static_range(2):
+                    k = widened(block(w_buf, s * WB + c).slice(32 * h, 32, dim=0).load(down))
+                    s_k = s_buf.index(s).slice(32 * h, 32).load(gl.SliceLayout(1, down))
+                    n_c += gl.sum(k * s_k[:, None], axis=0)
+                part.store(n_c)
+            fence_async_shared()
+            barrier()
+            mbarrier.arrive(empty.index(s), count=1)
+            i += 1
+        if LAST:  # noqa: SIM102
+            if piece == 0:
+                for wb in gl.static_range(WB):
+                    gl.store(n_last_ptr + at_n + 64 * wb, n_buf.index(wb).load(column_l))
 
 
 @gluon.jit
@@ -328,8 +369,8 @@ def math(
     items, geometry, column,
     HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, PIECES: gl.constexpr,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
-    OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
-    ADD: gl.constexpr,
+    OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
+    LAST: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = 64 * GROUPS  # of a state that a role carries at a time
     WARPS: gl.constexpr = 4 * GROUPS
@@ -378,6 +419,7 @@ def math(
                 if SUMS or WB < 4:  # 0, spelled anew for each zb: keeps addresses out of registers (elsewhere: C7512)
                     s += i >> (30 - zb)
                     b += i >> (30 - zb)
+                c = s if NORM else b
                 z_block = (s * 2 // GROUPS + HALF) * ZB + zb
                 zT = z_rows.index(z_block).permute((1, 0))
                 o = gl.zeros([ROWS, 64], gl.float32, layout=s_l)  # out^T, [z, u]
@@ -407,14 +449,14 @@ def math(
                 o = o * r[None, :]
                 o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
                 if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
-                    e = decay_buf.index(b).slice(0, ROWS).load(gl.SliceLayout(1, s_l))[:, None]
+                    e = decay_buf.index(c).load(gl.SliceLayout(1, s_l))[:, None]
                 flight = ()
                 for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                     flight += (state[zb * WB + wb] * e,)
                 operands = ()
                 for h in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
                     zs = zT.slice(32 * h, 32, dim=1).load(a_l).to(gl.float32)
-                    zs = (zs * s_buf.index(b).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
+                    zs = (zs * s_buf.index(c).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
                     operands += (zs,)
                     onward = ()
                     for wb in gl.static_range(WB):
@@ -477,6 +519,7 @@ def walk(
     """
     geometry = (heads, tiles, segment_tiles, segments)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
+    ROLES: gl.constexpr = 2 // GROUPS  # with math
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
@@ -486,77 +529,66 @@ def walk(
     if SUMS:
         x_buf = gl.allocate_shared_memory(dtype, [STAGES * 2 * ZB, 1, 1, 64, 64], u_desc.layout)
     p_buf = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], dtype))
-    o_buf = gl.allocate_shared_memory(dtype, [OUTS * GROUPS, 1, 1, 64, 64], u_desc.layout)
-    o_buf1 = o_buf
-    if GROUPS == 1:
+    o_buf0 = gl.allocate_shared_memory(dtype, [OUTS * GROUPS, 1, 1, 64, 64], u_desc.layout)
+    o_buf1 = o_buf0
+    if ROLES == 2:
         o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
     r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
-    s_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
-    decay_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 128], flat)
-    e_buf = gl.allocate_shared_memory(gl.float32, [2 + NORM, 64], flat)
+    # Written by score for a slot, or by produce, with a normaliser, for a stage.
+    COPIES: gl.constexpr = STAGES if NORM else SLOTS
+    s_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64], flat)
+    decay_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64 * GROUPS], flat)
+    e_buf = gl.allocate_shared_memory(gl.float32, [3 * STAGES if NORM else 2, 64], flat)
     dots_buf = r_buf
     if SUMS:
         gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
         dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
-    n_buf = r_buf
+    qn_buf, n_buf = r_buf, r_buf
     if NORM:
-        n_buf = gl.allocate_shared_memory(gl.float32, [WB * 4, 64], flat)
+        qn_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
+        n_buf = gl.allocate_shared_memory(gl.float32, [WB, 64], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    qn_full = ready
+    if NORM:
+        qn_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     p_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     p_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(empty.index(i), count=1 + 2 // GROUPS)  # released by score and by the math roles
-        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1 + ROLES + NORM)  # released by score, the math roles and normalise
+        mbarrier.init(ready.index(i), count=1 + NORM)
+        if NORM:
+            mbarrier.init(qn_full.index(i), count=1)
     for i in gl.static_range(SLOTS):
         mbarrier.init(p_full.index(i), count=1)
-        mbarrier.init(p_empty.index(i), count=2 // GROUPS)
+        mbarrier.init(p_empty.index(i), count=ROLES)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                        buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
-                        items, geometry, column,
-                        0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS,
-                        FIRST, LAST, ADD)),
-                (score, (
-        (au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
-        (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
-        buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
-        items, geometry, steps, part_stride,
-        W_DIM, PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP, DIAGONAL,)),
-                (produce, (
-        (u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, items, geometry, (u_sharing, z_sharing), column,
-        PIECES, STAGES, WB, ZB, REVERSE, SUMS,)),
-            ],
-            [4, 1],
-            [488 - 2 * MATH_REGISTERS, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                        buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
-                        items, geometry, column,
-                        0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS,
-                        FIRST, LAST, ADD)),
-                (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                        buffers, p_buf, o_buf1, dots_buf, factors, empty, ready, p_full, p_empty,
-                        items, geometry, column,
-                        1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS, REVERSE, SUMS,
-                        FIRST, LAST, ADD)),
-                (score, (
-        (au_ptr, az_ptr, g_ptr), (m_ptr, back_ptr, n_first_ptr, n_last_ptr),
-        (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
-        buffers, n_buf, e_buf, p_buf, dots_buf, factors, empty, ready, p_full, p_empty,
-        items, geometry, steps, part_stride,
-        W_DIM, PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, FIRST, LAST, SKIP, DIAGONAL,)),
-                (produce, (
-        (u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, items, geometry, (u_sharing, z_sharing), column,
-        PIECES, STAGES, WB, ZB, REVERSE, SUMS,)),
-            ],
-            [4, 4, 1],
-            [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24],
-        )  # fmt: skip
+    FEW: gl.constexpr = 32 if NORM and WB < 4 else 24  # registers of produce and normalise; score has the rest of 512
+    gl.warp_specialize(
+        [
+            (math, (o_desc, g_ptr, first_ptr, last_ptr,
+                    buffers, p_buf, o_buf0, dots_buf, factors, empty, ready, p_full, p_empty,
+                    items, geometry, column,
+                    0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
+                    REVERSE, SUMS, NORM, FIRST, LAST, ADD)),
+            (score, ((au_ptr, az_ptr, g_ptr), back_ptr, (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
+                     buffers, qn_buf, e_buf, p_buf, dots_buf, factors, empty, ready, qn_full, p_full, p_empty,
+                     items, geometry, steps, part_stride,
+                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, SKIP, DIAGONAL)),
+            (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
+                       buffers, e_buf, factors, empty, ready,
+                       items, geometry, (u_sharing, z_sharing), column, steps,
+                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM)),
+            (math, (o_desc, g_ptr, first_ptr, last_ptr,
+                    buffers, p_buf, o_buf1, dots_buf, factors, empty, ready, p_full, p_empty,
+                    items, geometry, column,
+                    1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
+                    REVERSE, SUMS, NORM, FIRST, LAST, ADD)),
+            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, n_buf, factors, empty, ready, qn_full,
+                         items, geometry,
+                         W_DIM, PIECES, STAGES, WB, FIRST, LAST)),
+        ][: 2 + ROLES + NORM],
+        [4, 1, 4, 2][: 1 + ROLES + NORM],
+        [512 - FEW - 2 * MATH_REGISTERS, FEW, MATH_REGISTERS, FEW][: 1 + ROLES + NORM],
+    )  # fmt: skip
