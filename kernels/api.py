@@ -372,7 +372,6 @@ def choose(
     """
     if implementation == "reference" or (implementation == "auto" and not _kernels_take(q, v)):
         return Choice("reference", min(chunk_size or _REFERENCE_CHUNK_SIZE, q.shape[2]))
-    q = q[:, :1].expand(-1, v.shape[1], -1, -1)  # the heads that are computed, some of which may share one of q
     reasons = []
     for name in _TRIED.get(implementation, (implementation,)):
         if name == "hopper" and implementation == "auto" and 0 < chunk_size < _RARE_STATES:

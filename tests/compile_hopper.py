@@ -21,12 +21,13 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tflabench.kernels.hopper import pair, segments, walk
+from tflabench.kernels.hopper import packed, pair, segments, walk
 from tflabench.kernels.hopper.launch import (
     BLOCK,
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
+    PackShape,
     PairShape,
     WalkShape,
     takes_pair,
@@ -49,7 +50,11 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     aligned = {places[a]: [["tt.divisibility", 16]] for a in kernel.arg_names if a.endswith("_ptr")}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, aligned)
-    done: Any = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1), "maxnreg": maxnreg})
+    done: Any = triton.compile(
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1), "maxnreg": maxnreg},
+    )
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
         ptx.write(done.asm["ptx"])
         ptx.flush()
@@ -93,6 +98,13 @@ def pair_constants(d_qk: int, d_hv: int, *, sums: bool = True, **branches: bool)
     flags = {"FIRST": False, "LAST": False, "SKIP": False, **branches}
     shape = asdict(PairShape.of(d_hv, sums=sums))
     return {**shape, "SUMS": sums, "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
+
+
+def packed_constants(*, summed: bool = False, **branches: bool) -> dict[str, Any]:
+    """Of a walk of several heads a program."""
+    flags = dict.fromkeys(("REVERSE", "SUMS", "FIRST", "LAST", "SKIP", "DIAGONAL"), False)
+    shape = asdict(PackShape.of(summed=summed))
+    return {**shape, "SUMMED": summed, "TRANSPOSED": not summed, **flags, **branches}
 
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
@@ -141,6 +153,17 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
             "NORM": not reverse,
         }
         found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
+    if (d_qk, d_hv) == (64, 64):
+        together = {
+            "h": packed_constants(SKIP=True),
+            "h of segments": packed_constants(FIRST=True),
+            "dq": packed_constants(summed=True, SUMS=True, DIAGONAL=True),
+            "dq without row sums": packed_constants(summed=True),
+            "dk": packed_constants(summed=True, SUMS=True, REVERSE=True),
+            "dk of segments": packed_constants(summed=True, SUMS=True, REVERSE=True, FIRST=True),
+            "dv": packed_constants(REVERSE=True, SKIP=True),
+        }
+        found |= {f"{name} of heads together": (packed.walk_heads, x, 128) for name, x in together.items()}
     return found
 
 

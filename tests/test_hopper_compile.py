@@ -24,7 +24,7 @@ pytest.importorskip("triton.experimental.gluon")
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import Normaliser, Segments
+from tflabench.kernels.hopper.launch import PACK, Normaliser, Segments
 
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
@@ -62,7 +62,7 @@ def emulate_walk(
     within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
     diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
-    H, T = out.shape[1:3]
+    H, T = exponents.x.shape[1], out.shape[2]
     U, W, Z = (tiles_of(reference.shared(y, H)) for y in (u, w, z))
     O = torch.full_like(Z, torch.nan)  # noqa: E741
     through = torch.zeros_like(Z[..., 0])
@@ -108,7 +108,7 @@ def emulate_walk(
             if norm is not None:
                 assert norm.last is not None
                 norm.last.copy_(n)
-    out.copy_(O.flatten(2, 3)[:, :, :T])
+    out.copy_(O.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2))
     if diagonal is not None:
         diagonal.copy_((U * W).sum(-1).flatten(2)[:, :, :T])
     for kept, found in ((sums, through), *zip(within or (), pairs, strict=False)):
@@ -182,7 +182,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 def inputs(gate: Gate, T: int, with_state: bool, hard: bool = False, sharing: int = 1) -> dict[str, Any]:
     torch.manual_seed(T)
-    B, H, d_qk, d_hv = 1, 2, 16, 64
+    B, H, d_qk, d_hv = 1, max(2, 2 * sharing), 64 if sharing == PACK else 16, 64
     f = {"sigmoid": torch.randn(B, H, T) + 2, "log_decay": -torch.rand(B, H, T), "fixed": -torch.rand(H) / 9}[
         gate.forget
     ]
@@ -213,7 +213,13 @@ def double(x: Any) -> Any:
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 @pytest.mark.parametrize(
     ("T", "chunk_size", "with_state", "hard", "sharing"),
-    [(200, 512, False, True, 1), (330, 128, True, False, 1), (330, 128, True, False, 2), (2100, 4096, True, False, 1)],
+    [
+        (200, 512, False, True, 1),
+        (330, 128, True, False, 1),
+        (330, 128, True, False, 2),
+        (330, 128, True, False, PACK),
+        (2100, 4096, True, False, 1),
+    ],
 )
 @pytest.mark.usefixtures("emulated")
 def test_walks_compute_the_recurrence_and_its_gradients(
@@ -223,7 +229,7 @@ def test_walks_compute_the_recurrence_and_its_gradients(
     x = inputs(gate, T, with_state, hard, sharing)
     options: dict[str, Any] = {"gate": gate, "scale": -0.3 if with_state else 0.25, "chunk_size": chunk_size}
     if sharing > 1 and not gate.normalize:
-        options["skip"] = torch.randn(2)
+        options["skip"] = torch.randn(x["v"].shape[1])
     saved: tuple[Tensor, ...]
     h, last, saved = hopper_forward.forward(**x, **options)
     assert last is not None
@@ -262,12 +268,16 @@ def test_walks_compute_the_recurrence_and_its_gradients(
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
+TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "dq", "dq without row sums", "dk", "dv"))
 MAIN = ":h;h normalised;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
 
 
 @pytest.fixture(
     scope="module",
-    params=[("oldest", ["128/256", "256/512" + MAIN]), ("installed", ["128/256" + MAIN + ";dk and dv"])],
+    params=[
+        ("oldest", ["128/256", "256/512" + MAIN, "64/64" + TOGETHER]),
+        ("installed", ["128/256" + MAIN + ";dk and dv", "64/64" + TOGETHER]),
+    ],
     ids=lambda param: param[0],
 )
 def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:

@@ -21,7 +21,15 @@ from tflabench.kernels.types import Gate, State
 from .crossings import through_tiles
 from .exponents import TILE, Exponents
 from .forward import initial_matrices, restored, weights
-from .launch import Segments, empty_row_sums, launch_pair, launch_segments, launch_walk, takes_pair
+from .launch import (
+    Segments,
+    empty_row_sums,
+    heads_together,
+    launch_pair,
+    launch_segments,
+    launch_walk,
+    takes_pair,
+)
 
 PAIR = True  # dk and dv in one walk where it takes the shape; False is for measuring
 
@@ -55,18 +63,24 @@ def backward(
         C = C_0
         dC_0 = torch.empty_like(C_0)
 
-    dq, dk, dv = (_output(x, H) for x in (q, k, v))
+    together = heads_together(q, v) if dn is None else 1
     qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
     skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
     last = dC_0 if cut.count == 1 else None
-    sums: dict[str, Any] = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)} if qdq and kdk else {}
-    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **sums)
-    if PAIR and takes_pair(q.shape[-1], v.shape[-1]):
+    q_sums: dict[str, Any] = {}
+    k_sums: dict[str, Any] = {}
+    if qdq and kdk:
+        q_sums = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)}
+        k_sums = {"x": k, "sums": kdk.every, "within": (kdk.within,) if together > 1 else None}
+    dq = _output(q, H // together)
+    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
+    dq = sum_shared(-dq if scale < 0 else dq, given[0])
+    dk, dv = _output(k, H // together), _output(v, H)
+    if PAIR and together == 1 and takes_pair(q.shape[-1], v.shape[-1]):
         through = kdk.every[0] if kdk else None
         launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, sums=through, skip=weights(skip))
     else:
-        sums = {"x": k, "sums": kdk.every} if kdk else {}
-        launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, **sums)
+        launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, **k_sums)
         launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip))
 
     dn_0 = dots = None
@@ -84,7 +98,7 @@ def backward(
                 x_last = x_last + (n_0 * dn_0).sum(-1)
         through = through_tiles(qdq, kdk, x_last, e.g)
         df, di = gates.gate_gradients(f, i, gate, log_gates, qdq, kdk, through, TILE)
-    dq, dk = sum_shared(-dq if scale < 0 else dq, given[0]), sum_shared(dk, given[1])
+    dk = sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
     found = tuple(None if like is None or x is None else _made_like(x, like) for x, like in made)

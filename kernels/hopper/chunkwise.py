@@ -59,14 +59,18 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     """
     if refuses(q, v, gate=gate, chunk_size=64):
         return 64
-    B, H, T, d_qk = q.shape
-    d_hv = v.shape[-1]
+    B, H, T, d_hv = v.shape
+    d_qk = q.shape[-1]
     tiles = -(-T // 64)
     multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    from .launch import WalkShape
+    from .launch import WalkShape, heads_together
+
+    together = heads_together(q, v)
 
     def programs(w: int, z: int, sums: bool) -> int:
         """Of a walk over one segment with a state of z rows and w columns."""
+        if together > 1:
+            return B * H // together
         return B * H * -(-z // (128 * WalkShape.of(min(w, 256), z, sums=sums, norm=False).ZB))
 
     # h and dv, and dq and dk, whose columns may take several launches.

@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tflabench.kernels.gates import RowSums
 
-from . import pair, segments, walk
+from . import packed, pair, segments, walk
 from .exponents import TILE, Exponents
 
 BLOCK = [1, 1, 64, 64]
@@ -22,10 +22,12 @@ EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, n, what reductions and captured arguments take
+PACK = 4  # heads of a program where they share q and k; two states fill a math role's registers with a sum over heads
 
 # What the decorators return has no types that a Python checker knows.
 _walk: Any = walk.walk
 _pair: Any = pair.pair
+_walk_heads: Any = packed.walk_heads
 _accumulate: Any = segments.accumulate
 _carry: Any = segments.carry
 
@@ -100,6 +102,19 @@ class PairShape:
 
 
 @dataclass(frozen=True)
+class PackShape:
+    """Compile-time shape of a walk of several heads a program: a stage of all that they read, registers."""
+
+    HEADS: int
+    STAGES: int
+    MATH_REGISTERS: int
+
+    @classmethod
+    def of(cls, *, summed: bool) -> PackShape:
+        return cls(PACK, STAGES=2, MATH_REGISTERS=176 if summed else 168)
+
+
+@dataclass(frozen=True)
 class Normaliser:
     """What a forward walk with a normaliser takes: m (B, H, T), n before every segment or None, and its results."""
 
@@ -115,41 +130,63 @@ def descriptor(x: Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [*strides, 1], BLOCK, LAYOUT)
 
 
+def heads_together(q: Tensor, v: Tensor) -> int:
+    """How many heads of v (B, H, T, d_hv) a program takes, for which it writes the sum of their dq and dk."""
+    return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
+
+
 def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
-    x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None,
+    x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, ...] | None = None,
     norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
     Args:
         u, w: (B, H, T, w), z, out: (B, H, T, z), bfloat16 or float16, as TMA takes them (tfla.tiles.aligned); u and w,
-            or z and x, may have fewer heads, each for consecutive ones of out.
+            or z and x, may have fewer heads, each for consecutive ones. A head of out may be the sum over
+            `heads_together`, of u and w.
         cut: where segments begin; with more than one, `first` holds the state each of them starts from.
         reverse: walk backward in time (dk, dv).
         transposed: states lie in memory as (w, z), not (z, w) (h, dv).
         first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
         x, sums: row sums of x * out as far as out comes through the state, with x weighted and rounded as the walk that
             has it for Z does, are written to the first parts of sums (parts, B, H, T).
-        within: going forward, with sums: likewise the sums over j and over i of what step j gives step i of its tile.
+        within: likewise the sums over z, and going forward over u, of pairs of steps within a tile; of a walk of single
+            heads both of the one that goes forward, of several heads those over z of either.
         norm: divide by the normaliser's denominator, and keep it.
         skip: (H,) float32: out_t gets skip z_t more.
         diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
     """
-    B, H, T, rows = out.shape
+    B, H = exponents.x.shape[:2]
+    T, rows = out.shape[2:]
     width = u.shape[-1]
+    multiprocessors = torch.cuda.get_device_properties(u.device).multi_processor_count
+    a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
+    dummy = exponents.g
+    u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
+    x_desc = z_desc if x is None else descriptor(x)
+    summed = out.shape[1] < H
+    if summed or (norm is None and heads_together(u, z) > 1):
+        packs = H // PACK
+        items = B * packs * cut.count
+        _walk_heads[(min(items, multiprocessors),)](
+            u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
+            *(dummy if y is None else y for y in (first, last, sums, within[0] if within else None, skip, diagonal)),
+            items, packs, H // min(u.shape[1], z.shape[1]), T, cut.tiles, cut.segment_tiles, cut.count,
+            **vars(PackShape.of(summed=summed)),
+            TRANSPOSED=transposed, REVERSE=reverse, SUMMED=summed, SUMS=sums is not None,
+            FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, DIAGONAL=diagonal is not None,
+            num_warps=4, maxnreg=128,
+        )  # fmt: skip
+        return
     launches = triton.cdiv(width, 256)
     per_launch = width // launches
     shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
     pieces = triton.cdiv(rows, 128 * shape.ZB)
     items = B * H * cut.count * pieces
-    multiprocessors = torch.cuda.get_device_properties(u.device).multi_processor_count
     programs = min(items, max(1, multiprocessors // pieces) * pieces)  # the pieces of a state side by side: L2
-    a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
-    dummy = exponents.g
-    u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
-    x_desc = z_desc if x is None else descriptor(x)
     for launch in range(launches):
         column = launch * per_launch
         _walk[(programs,)](

@@ -233,9 +233,7 @@ def state(
         dC = ()
         for c in gl.static_range(WB):
             if FIRST:
-                at, z = state_pointers(
-                    first_ptr + index * (Z_DIM * W_DIM), opaque, 64 * c + opaque, W_DIM, 1, s_l, 128
-                )
+                at, z = state_pointers(first_ptr + index * (Z_DIM * W_DIM), opaque, 64 * c + opaque, W_DIM, 1, s_l, 128)
                 dC += (gl.load(at, mask=z < Z_DIM, other=0.0),)
             else:
                 dC += (gl.zeros([128, 64], gl.float32, layout=s_l),)
@@ -299,9 +297,7 @@ def state(
         if LAST:
             opaque = i >> 30
             for c in gl.static_range(WB):
-                at, z = state_pointers(
-                    last_ptr + index * (Z_DIM * W_DIM), opaque, 64 * c + opaque, W_DIM, 1, s_l, 128
-                )
+                at, z = state_pointers(last_ptr + index * (Z_DIM * W_DIM), opaque, 64 * c + opaque, W_DIM, 1, s_l, 128)
                 gl.store(at, dC[c], mask=z < Z_DIM)
     tma.store_wait(pendings=0)
 
@@ -314,7 +310,8 @@ def barriers(N: gl.constexpr, COUNT: gl.constexpr):
     return made
 
 
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])  # see walk.walk
+# See walk.walk. One segment: its length would be worked out before the roles begin, and lie on the stack for them.
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "segments"])
 def pair(
     q_desc, k_desc, v_desc, h_desc, dk_desc, dv_desc, x_desc, y_desc, g_ptr, first_ptr, last_ptr, sums_ptr, skip_ptr,
     items, heads, sharing, steps, tiles, segment_tiles, segments,

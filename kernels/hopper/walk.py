@@ -367,8 +367,8 @@ def math(
     o_desc, g_ptr, first_ptr, last_ptr,
     buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
     items, geometry, column,
-    HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, PIECES: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
+    HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
     LAST: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tflabench.kernels.api import mamba2_ssd
+from tflabench.kernels.hopper import backward
 from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -37,9 +38,9 @@ def cases() -> list[Case]:
         for d_qk, d_hv in itertools.product(D_QK, D_HV)
     ]
     sizes: dict[str, Any] = {"d_qk": 128, "d_hv": 256}
-    found += [
-        Case(gate=gate, L=L, states=states, **sizes) for gate in GATES for L, states in ((512, False), (64, True))
-    ]
+    for gate, (L, states) in itertools.product(GATES, ((512, False), (64, True))):
+        heads = 1024 if GATES[gate].per_head else 3  # df is a number a head, and slow heads have nearly all of it
+        found.append(Case(gate=gate, L=L, states=states, heads=heads, **sizes))
     for gate in ("exp", "sig"):
         found += [Case(gate=gate, T=T, L=L, **sizes) for T, L in ((1, 64), (63, 64), (64, 64), (65, 64), (2100, 4096))]
         found += [Case(gate=gate, dtype=torch.float16, d_qk=d, d_hv=2 * d, L=192, states=True) for d in (64, 128, 256)]
@@ -50,6 +51,16 @@ def cases() -> list[Case]:
             Case(gate=gate, gates="documents", T=515, L=1024, **sizes),
             Case(gate=gate, gates="documents", T=4096, L=1024, batch=1, heads=2, d_qk=256, d_hv=512, states=True),
         ]
+    together: dict[str, Any] = {"heads": 8, "d_qk": 64, "d_hv": 64}  # several heads a program
+    for gate, sharing in itertools.product(("exp", "sig", "simple_gla"), (4, 8)):
+        found += [
+            Case(gate=gate, sharing=sharing, T=T, L=L, states=states, **together)
+            for T, L, states in ((1, 64, False), (65, 512, True), (1000, 512, False), (1000, 128, True))
+        ]
+        found += [
+            Case(gate=gate, sharing=sharing, L=128, dtype=torch.float16, layout="bthd", states=True, **together),
+            Case(gate=gate, sharing=sharing, L=1024, T=515, batch=20, gates="documents", **together),
+        ]
     return found
 
 
@@ -59,9 +70,18 @@ def test_at_most_twice_as_wrong_as_plain_pytorch(case: Case) -> None:
 
 
 @pytest.mark.parametrize("gate", ["exp", "sig"])
-@pytest.mark.parametrize(("d_qk", "d_hv", "L"), [(128, 256, 1024), (128, 256, 256), (256, 512, 1024), (64, 64, 128)])
-def test_random_inputs_give_the_same_bits_twice(gate: str, d_qk: int, d_hv: int, L: int) -> None:
-    case = Case(gate=gate, d_qk=d_qk, d_hv=d_hv, L=L, T=1000, states=True)
+def test_dk_and_dv_in_two_walks_where_one_would_do(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "PAIR", False)
+    assert failures(Case(gate=gate, d_qk=128, d_hv=256, T=1000, L=256, states=True)) == []
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+@pytest.mark.parametrize(
+    ("d_qk", "d_hv", "L", "sharing"),
+    [(128, 256, 1024, 1), (128, 256, 256, 1), (256, 512, 1024, 1), (64, 64, 128, 1), (64, 64, 256, 4)],
+)
+def test_random_inputs_give_the_same_bits_twice(gate: str, d_qk: int, d_hv: int, L: int, sharing: int) -> None:
+    case = Case(gate=gate, heads=3 * sharing, sharing=sharing, d_qk=d_qk, d_hv=d_hv, L=L, T=1000, states=True)
     for seed in range(125):
         inputs, grads = draw(case, seed)
         one, two = computed(case, inputs, grads), computed(case, inputs, grads)
