@@ -94,10 +94,9 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
     }
 
 
-def pair_constants(d_qk: int, d_hv: int, *, sums: bool = True, **branches: bool) -> dict[str, Any]:
+def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
     flags = {"FIRST": False, "LAST": False, "SKIP": False, **branches}
-    shape = asdict(PairShape.of(d_hv, sums=sums))
-    return {**shape, "SUMS": sums, "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
+    return {**asdict(PairShape.of(d_hv)), "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
 
 
 def packed_constants(*, summed: bool = False, **branches: bool) -> dict[str, Any]:
@@ -133,7 +132,6 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     if takes_pair(d_qk, d_hv):
         pairs = {
             "dk and dv": pair_constants(d_qk, d_hv),
-            "dk and dv without row sums": pair_constants(d_qk, d_hv, sums=False),
             "dk and dv with the state before": pair_constants(d_qk, d_hv, LAST=True),
             "dk and dv of segments": pair_constants(d_qk, d_hv, FIRST=True),
             "dk and dv of float16": pair_constants(d_qk, d_hv),

@@ -1,5 +1,5 @@
-"""Backward: with several segments their dC, then one walk for dq and one for dk and dv, or one each where a program
-cannot hold the whole of dC, and gate gradients from row sums.
+"""Backward: with several segments their dC, then one walk each for dq, dk and dv, and gate gradients from row sums.
+Where nobody wants those, one walk makes dk and dv if a program can hold the whole of dC.
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
@@ -30,8 +30,6 @@ from .launch import (
     launch_walk,
     takes_pair,
 )
-
-PAIR = True  # dk and dv in one walk where it takes the shape; False is for measuring
 
 
 def backward(
@@ -76,9 +74,8 @@ def backward(
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
     dq = sum_shared(-dq if scale < 0 else dq, given[0])
     dk, dv = _output(k, H // together), _output(v, H)
-    if PAIR and together == 1 and takes_pair(q.shape[-1], v.shape[-1]):
-        through = kdk.every[0] if kdk else None
-        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, sums=through, skip=weights(skip))
+    if kdk is None and together == 1 and takes_pair(q.shape[-1], v.shape[-1]):
+        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=weights(skip))
     else:
         launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, **k_sums)
         launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip))

@@ -95,10 +95,10 @@ class PairShape:
     STATE_REGISTERS: int
 
     @classmethod
-    def of(cls, d_hv: int, *, sums: bool) -> PairShape:
+    def of(cls, d_hv: int) -> PairShape:
         """For d_hv <= 256, where all 28 blocks that there is room for are taken: also 4 of copies, and P and dP."""
         WB = d_hv // 64
-        return cls(WB, STAGES=2, SLOTS=min(6, 2 * WB), COPIES=1 if sums else 2, STATE_REGISTERS=208)
+        return cls(WB, STAGES=2, SLOTS=min(6, 2 * WB), COPIES=2, STATE_REGISTERS=208)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def takes_pair(d_qk: int, d_hv: int) -> bool:
 
 def launch_pair(
     q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Exponents, cut: Segments, *,
-    first: Tensor | None = None, last: Tensor | None = None, sums: Tensor | None = None, skip: Tensor | None = None,
+    first: Tensor | None = None, last: Tensor | None = None, skip: Tensor | None = None,
 ) -> None:  # fmt: skip
     """dk and dv in one walk backward in time (see pair.py).
 
@@ -223,10 +223,9 @@ def launch_pair(
             bfloat16 or float16, as TMA takes them (tfla.tiles.aligned).
         cut: where segments begin; with more than one, `first` holds the dC each of them starts from.
         first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
-        sums: (B, H, T) float32: row sums k . dk as far as dk comes through the state are written there.
         skip: (H,) float32: dv_t gets skip dh_t more.
     """
-    B, H, T, d_qk = dk.shape
+    B, H, _, d_qk = dk.shape
     d_hv = v.shape[-1]
     items = B * H * cut.count
     programs = min(items, torch.cuda.get_device_properties(q.device).multi_processor_count)
@@ -237,11 +236,10 @@ def launch_pair(
     dummy = exponents.g
     _pair[(programs,)](
         *map(descriptor, (q, k, v, dh, dk, dv)), x, y, exponents.g,
-        *(dummy if given is None else given for given in (first, last, sums, skip)),
-        items, H, H // q.shape[1], T, cut.tiles, cut.segment_tiles, cut.count,
-        Z_DIM=d_qk, W_DIM=d_hv, **vars(PairShape.of(d_hv, sums=sums is not None)),
-        SUMS=sums is not None, FIRST=first is not None, LAST=last is not None, SKIP=skip is not None,
-        num_warps=8, maxnreg=128,
+        *(dummy if given is None else given for given in (first, last, skip)),
+        items, H, H // q.shape[1], cut.tiles, cut.segment_tiles, cut.count,
+        Z_DIM=d_qk, W_DIM=d_hv, **vars(PairShape.of(d_hv)),
+        FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, num_warps=8, maxnreg=128,
     )  # fmt: skip
 
 

@@ -13,13 +13,11 @@ The two walks of walk.py that give these need all four inputs but one, and the s
 Roles in a program (8 + 4 + 1 warps, connected by mbarriers):
     state              carries dC as float32 accumulators, leaves copies of it for `value`, 64 columns at a time, and
                        writes dk; one role, for instructions of two copies would not fit the cache
-    value              computes P, r K and dP of a tile, then dv, 64 columns at a time behind the copies; with SUMS also
-                       V . (dC^T (r K)), the row sums k . dk as far as dk comes through the state
+    value              computes P, r K and dP of a tile, then dv, 64 columns at a time behind the copies
     produce            one warp that fetches tiles of Q, K, dH and blocks of V by TMA into rings
 
-Row sums are exact in the sense of walk.py: r K is rounded as the walk for dq rounds it for its state, and with SUMS the
-copies have twice the bits of an operand, dC rounded and what that leaves. They are sums over a row of an accumulator
-that dv needs anyway: no sums across warps, and none in the roles that hold the state, which have no register to spare.
+There are no row sums for gate gradients: with them (copies of dC with twice the bits, V . (dC^T (r K)) in `value`) it
+was slower than two walks (MEASURED.md).
 
 Shared memory holds tiles to come instead of outputs: dk is written over the Q of its tile, dv over V and r K over K.
 """
@@ -87,11 +85,10 @@ def weighted(scores, x_buf, y_buf, s, layout: gl.constexpr):
 
 @gluon.jit
 def value(
-    dv_desc, g_ptr, sums_ptr, skip_ptr,
+    dv_desc, g_ptr, skip_ptr,
     buffers, copies, dp_buf, p_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
-    items, geometry, steps,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SUMS: gl.constexpr,
-    SKIP: gl.constexpr,
+    items, geometry,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     j_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows: gl.constexpr = gl.SliceLayout(1, j_l)
@@ -148,7 +145,6 @@ def value(
             fence_async_shared()
             barrier()
             mbarrier.arrive(dp_full.index(0), count=1)  # Q has been read as well, and may become dk
-            sums = gl.zeros([64], gl.float32, layout=rows)
             for c in range(WB):
                 v = i * WB + c
                 none = (3 * v) >> 30  # 0, and not the same in every round as v >> 30 would be
@@ -157,16 +153,12 @@ def value(
                 dv = gl.zeros([64, 64], gl.float32, layout=j_l)
                 for half in gl.static_range(2):
                     k = block(k_buf, s * 2 + half + none)
-                    for part in gl.static_range(1 + SUMS):
-                        copy = block(copies[part], b * 2 + half)
-                        dv = warpgroup_mma(k, copy, dv, use_acc=(half + part > 0), is_async=True)
+                    dv = warpgroup_mma(k, block(copies, b * 2 + half), dv, use_acc=(half > 0), is_async=True)
                 dv = warpgroup_mma_wait(0, deps=(dv,))
                 tma.store_wait(pendings=0)
                 barrier()
                 mbarrier.arrive(copy_free.index(b), count=1)
                 mbarrier.arrive(v_free.index((v + SLOTS - 1) % SLOTS), count=1, pred=v > 0)  # dv there has left
-                if SUMS:
-                    sums += gl.sum(block(v_buf, v % SLOTS).load(j_l).to(gl.float32) * dv, axis=1)
                 dv = warpgroup_mma(p_buf.index(none), block(h_buf, s * WB + c), dv, is_async=True)
                 dv = warpgroup_mma_wait(0, deps=(dv,))
                 out = v_buf.index(v % SLOTS)  # the copies are there, hence dC V^T is done
@@ -174,9 +166,6 @@ def value(
                 fence_async_shared()
                 barrier()
                 tma_store(dv_desc, [batch, head, tile * 64, 64 * c], out)
-            if SUMS:
-                step = tile * 64 + gl.arange(0, 64, layout=rows)
-                gl.store(sums_ptr + row.to(gl.int64) * steps + step, sums, mask=step < steps)
             mbarrier.arrive(tile_free.index(s), count=1)
             i += 1
     tma.store_wait(pendings=0)
@@ -184,7 +173,7 @@ def value(
 
 @gluon.jit
 def nearest(x, dtype: gl.constexpr):
-    """float32 x rounded to dtype. With `rest`, what that leaves of it, twice as many bits of x for products."""
+    """float32 x rounded to dtype, two at a time (see `walk.rounded`)."""
     if dtype == gl.bfloat16:
         near: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
         return gl.inline_asm_elementwise(near, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
@@ -194,27 +183,13 @@ def nearest(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def rest(x, dtype: gl.constexpr):
-    if dtype == gl.bfloat16:
-        left: gl.constexpr = """{ .reg .b32 two; .reg .f32 a, b; cvt.rn.bf16x2.f32 two, $2, $1;
-            shl.b32 a, two, 16; and.b32 b, two, 0xffff0000;
-            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
-        return gl.inline_asm_elementwise(left, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
-    else:
-        left: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rn.f16x2.f32 two, $2, $1;
-            mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
-            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""
-        return gl.inline_asm_elementwise(left, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
-
-
-@gluon.jit
 def state(
     dk_desc, first_ptr, last_ptr,
     buffers, copies, dp_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
     items, geometry,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr,
-    SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
@@ -225,7 +200,8 @@ def state(
     tile_ready, v_ready = ready
     tile_free, _v_free = free
     q_rows = reinterpret(q_buf, dtype, [STAGES, 64, 128], gl.NVMMASharedLayout.get_default_for([64, 128], dtype))
-    rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 64], dtype)
+    copy_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 64], dtype)
+    whole_copies = reinterpret(copies, dtype, [COPIES, 128, 64], copy_l)
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, _row, index, _piece = place_of(item, geometry, 1)
@@ -244,15 +220,12 @@ def state(
                 v = i * WB + c
                 b = v % COPIES
                 mbarrier.wait(v_ready.index(v % SLOTS), (v // SLOTS) & 1)
-                parts = (nearest(dC[c], dtype),)
-                if SUMS:
-                    parts += (rest(dC[c], dtype),)
-                a = gl.convert_layout(parts[0], a_l)
+                copy = nearest(dC[c], dtype)
+                a = gl.convert_layout(copy, a_l)
                 vT = block(v_buf, v % SLOTS).permute((1, 0))
                 dk = warpgroup_mma(a, vT, dk, use_acc=(c > 0), is_async=True)
                 mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)
-                for part in gl.static_range(1 + SUMS):
-                    reinterpret(copies[part], dtype, [COPIES, 128, 64], rows_l).index(b).store(parts[part])
+                whole_copies.index(b).store(copy)
                 fence_async_shared()
                 if c == 0:
                     tma.store_wait(pendings=0)  # dk of the tile before has left
@@ -311,12 +284,12 @@ def barriers(N: gl.constexpr, COUNT: gl.constexpr):
 
 
 # See walk.walk. One segment: its length would be worked out before the roles begin, and lie on the stack for them.
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "segments"])
+@gluon.jit(do_not_specialize=["tiles", "segment_tiles", "segments"])
 def pair(
-    q_desc, k_desc, v_desc, h_desc, dk_desc, dv_desc, x_desc, y_desc, g_ptr, first_ptr, last_ptr, sums_ptr, skip_ptr,
-    items, heads, sharing, steps, tiles, segment_tiles, segments,
+    q_desc, k_desc, v_desc, h_desc, dk_desc, dv_desc, x_desc, y_desc, g_ptr, first_ptr, last_ptr, skip_ptr,
+    items, heads, sharing, tiles, segment_tiles, segments,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr,
-    WB: gl.constexpr, STATE_REGISTERS: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    WB: gl.constexpr, STATE_REGISTERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     SKIP: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, segments of a (batch, head) row, one after the other; Z_DIM <= 128, W_DIM <= 256.
@@ -331,9 +304,7 @@ def pair(
     k_buf = gl.allocate_shared_memory(dtype, [STAGES * 2, 1, 1, 64, 64], q_desc.layout)
     h_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], q_desc.layout)
     v_buf = gl.allocate_shared_memory(dtype, [SLOTS, 1, 1, 64, 64], q_desc.layout)
-    copies = (gl.allocate_shared_memory(dtype, [COPIES * 2, 64, 64], tile_l),)
-    if SUMS:
-        copies += (gl.allocate_shared_memory(dtype, [COPIES * 2, 64, 64], tile_l),)
+    copies = gl.allocate_shared_memory(dtype, [COPIES * 2, 64, 64], tile_l)
     dp_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], tile_l)
     p_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], tile_l)
     r_buf = gl.allocate_shared_memory(gl.float32, [1, 64], flat)
@@ -353,11 +324,11 @@ def pair(
         [
             (state, (dk_desc, first_ptr, last_ptr,
                      buffers, copies, dp_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
-                     items, geometry, Z_DIM, W_DIM, STAGES, SLOTS, COPIES, WB, SUMS, FIRST, LAST)),
-            (value, (dv_desc, g_ptr, sums_ptr, skip_ptr,
+                     items, geometry, Z_DIM, W_DIM, STAGES, SLOTS, COPIES, WB, FIRST, LAST)),
+            (value, (dv_desc, g_ptr, skip_ptr,
                      buffers, copies, dp_buf, p_buf, factors, ready, free,
                      copy_full, copy_free, dp_full, dp_free,
-                     items, geometry, steps, STAGES, SLOTS, COPIES, WB, SUMS, SKIP)),
+                     items, geometry, STAGES, SLOTS, COPIES, WB, SKIP)),
             (produce, ((q_desc, k_desc, v_desc, h_desc, x_desc, y_desc), buffers, ready, free,
                        items, geometry, sharing, STAGES, SLOTS, WB)),
         ],
