@@ -121,7 +121,7 @@ def value(
             if SKIP:
                 diagonal = gl.arange(0, 64, layout=rows)[:, None] + (i >> 30)  # 0: not kept in registers
                 diagonal = diagonal == gl.arange(0, 64, layout=gl.SliceLayout(0, j_l))[None, :]
-                p += gl.where(diagonal, skip_weight, 0.0)
+                p = gl.where(diagonal, p + skip_weight, p)
             p_buf.index(0).store(nearest(p, dtype))
             barrier()  # every warp's product has read K
             r = gl.exp2(vector(y_buf, s, gl.SliceLayout(1, k_l)) + g)
