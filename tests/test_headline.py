@@ -50,6 +50,16 @@ def fig4(tmp_path):
     return folder.parent
 
 
+def test_a_ratio_of_two_occasions_says_so(tmp_path):
+    rows = [
+        *(at("tfla_sig_xl", T, 1.0) for T in (512, 4096)),
+        at("sdpa_cudnn", 512, 2.0, **ATTENTION),
+        at("sdpa_cudnn", 4096, 4.0, **ATTENTION, run_id="later"),
+    ]
+    write(tmp_path / "fig4", rows, run=RUN, later=RUN | {"commit": "fedcba987654"})
+    assert cells(page(tmp_path), "sdpa cudnn") == ["2.00x (40%)", "4.00x† (40%)"]
+
+
 def test_a_ratio_is_the_baseline_over_our_fastest(fig4):
     text = page(fig4)
     assert cells(text, "our fastest kernel") == ["tfla_sig_xl (L=128)"] * 2
