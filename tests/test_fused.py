@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,14 +56,118 @@ def test_bytes_a_step_are_those_of_the_kernels():
     assert dq.sum_bytes == 3 * 4 * 4, "a part for every 128 of d_qk and 256 of d_hv"
 
 
+# Head dimensions, heads that share q and k, whether gates have gradients, L.
+CALLS = [
+    (128, 256, 1, True, 2048),
+    (128, 256, 1, False, 2048),  # dk and dv in one walk
+    (128, 256, 1, False, 512),
+    (128, 512, 1, False, 2048),
+    (256, 512, 1, True, 512),
+    (64, 64, 16, True, 2048),  # four heads a program
+    (64, 64, 16, True, 512),
+    (64, 64, 4, False, 2048),
+    (64, 64, 2, True, 2048),
+    (128, 64, 16, True, 2048),  # one head a program
+]
+
+
+@pytest.mark.parametrize("pass_", ["fw", "fwbw"])
+@pytest.mark.parametrize(("d_qk", "d_hv", "group", "gate_gradients", "chunk_size"), CALLS)
+def test_bytes_and_programs_are_those_the_host_code_launches(
+    monkeypatch, d_qk, d_hv, group, gate_gradients, chunk_size, pass_
+):
+    """All that the launched kernels are given to read and write, on tensors without data: each tensor once a launch,
+    of U and W the launch's columns.
+    """
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton.experimental.gluon")
+    from tflabench.kernels.gates import LogGates
+    from tflabench.kernels.hopper import backward, forward, launch
+    from tflabench.kernels.hopper.exponents import Exponents
+    from tflabench.kernels.types import MLSTM_SIG
+
+    p = Problem(batch=2, heads=16, seq_len=2048, d_qk=d_qk, d_hv=d_hv, pass_=pass_)
+    moved, programs = [], []
+
+    class Recorded:
+        def __init__(self, kernel, reads_and_writes):
+            self.names, self.count = list(inspect.signature(kernel.fn).parameters), reads_and_writes
+
+        def __getitem__(self, grid):
+            return lambda *args, **options: self.count(dict(zip(self.names, args, strict=False)) | options)
+
+    def walk(given, columns=1.0):
+        programs.append(given["items"])
+        moved.extend(given[name].base.nbytes * columns for name in ("u_desc", "w_desc"))
+        again = ["x_desc"] * given["SUMS"] + ["o_desc"] * given.get("ADD", False)
+        moved.extend(given[name].base.nbytes for name in ["z_desc", "o_desc", *again])
+        moved.extend(given[name].nbytes for name in ("au_ptr", "az_ptr"))
+        moved.append(given["first_ptr"].nbytes * columns * given["FIRST"])
+
+    def pair(given):
+        programs.append(given["items"])
+        moved.extend(given[f"{name}_desc"].base.nbytes for name in ("q", "k", "v", "h", "dk", "dv", "x", "y"))
+        moved.append(given["first_ptr"].nbytes * given["FIRST"])
+
+    def row_sums(*args, made=launch.empty_row_sums):
+        found = made(*args)
+        moved.extend(sums.every.nbytes for sums in found)  # every part is written
+        return found
+
+    def sum_shared(gradient, like, done=backward.sum_shared):
+        moved.extend([gradient.nbytes, like.nbytes] if gradient.shape != like.shape else [])
+        return done(gradient, like)
+
+    def empty(*shape, dtype=torch.float32):
+        return torch.empty(p.batch, *shape, dtype=dtype, device="meta")
+
+    wide = lambda given: walk(given, columns=64 * given["WB"] / given["W_DIM"])  # noqa: E731
+    for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk)):
+        monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
+    accumulate = lambda given: moved.extend(  # noqa: E731
+        [given["z_desc"].base.nbytes, given["w_desc"].base.nbytes, given["state_ptr"].nbytes]
+    )
+    carry = lambda given: moved.append(2 * given["state"].nbytes)  # noqa: E731
+    monkeypatch.setattr(launch, "_accumulate", Recorded(launch._accumulate, accumulate))
+    monkeypatch.setattr(launch, "_carry", Recorded(launch._carry, carry))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    gate = empty(16, 2048)
+    monkeypatch.setattr(forward, "log_gates", lambda *_: LogGates(gate, gate, None))
+    made = Exponents(empty(16, 2048), empty(16, 2048), empty(16, 32))
+    monkeypatch.setattr(forward, "exponents", lambda *_, unstabilise: made)
+    monkeypatch.setattr(backward, "empty_row_sums", row_sums)
+    monkeypatch.setattr(backward, "sum_shared", sum_shared)
+    monkeypatch.setattr(backward, "through_tiles", lambda *_: None)
+    monkeypatch.setattr(backward.gates, "gate_gradients", lambda f, i, *_: (f, i))
+
+    q, k = (empty(16 // group, 2048, d_qk, dtype=torch.bfloat16) for _ in range(2))
+    v = empty(16, 2048, d_hv, dtype=torch.bfloat16)
+    options = {"gate": MLSTM_SIG, "scale": 1.0, "chunk_size": chunk_size}
+    h, _, saved = forward.forward(q, k, v, gate, gate, None, return_last_state=False, **options)
+    if pass_ == "fwbw":
+        backward.backward(h, None, q, k, v, gate, gate, None, saved, gate_gradients=gate_gradients, **options)
+
+    steps = p.tokens * p.heads
+    gates = 2 * 2 + 2 * 8 + 8  # pre-activations, log gates written and read, exponents
+    if pass_ == "fwbw" and gate_gradients:
+        parts = -(-d_qk // 128) * -(-d_hv // 256)
+        gates += 2 * 4 * 4 * parts + 4 * 2 + 4  # row sums read twice; pre-activations and their gradients; log f
+    wanted = {"gate_gradients": gate_gradients, "group": group}
+    assert fused.cost(p, "sig", chunk_size, **wanted).bytes == sum(moved) + steps * gates
+    launched = fused.launches(p, "sig", chunk_size, **wanted)
+    of_walks = {walk.name for walk in fused.walks(p, **wanted)}
+    assert [found.programs for found in launched if found.name in of_walks] == programs
+    assert sum(sum(found.moved.values()) for found in launched) == pytest.approx(sum(moved) + steps * gates)
+
+
 def test_row_sums_are_for_gate_gradients():
     """What they cost: q and k once more, two products with the rest of the state and one within tiles, the sums."""
-    p = FIG_4.with_(pass_="fwbw")
+    p = FIG_4.with_(d_qk=256, pass_="fwbw")  # of which dk and dv are two walks without them too
     with_sums, without = (fused.cost(p, "sig", 4096, gate_gradients=wanted) for wanted in (True, False))
-    steps = p.tokens * p.heads
-    assert with_sums.flops - without.flops == steps * (2 * 2 * 128 * 256 + 2 * 64 * 128 / 2)
+    steps, parts = p.tokens * p.heads, 2
+    assert with_sums.flops - without.flops == steps * (2 * 2 * 256 * 256 + 2 * 64 * 256 / 2)
     log_f_and_gates = 4 + 2 * 2 + 2 * 2
-    assert with_sums.bytes - without.bytes == steps * (2 * 2 * 128 + 3 * 4 * 4 + log_f_and_gates)
+    assert with_sums.bytes - without.bytes == steps * (2 * 2 * 256 + 3 * 4 * 4 * parts + log_f_and_gates)
     assert fused.cost(FIG_4, "sig", 4096, gate_gradients=False) == fused.cost(FIG_4, "sig", 4096), "none in forward"
 
 

@@ -292,17 +292,19 @@ def build_recurrence_step(op: Recurrence, problem: Problem, device: torch.device
 
 
 def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Of Mamba 2 all heads share q and k."""
-    group = problem.heads if op.name == "mamba2" else 1
     chunk_size = problem.chunk_size or DEFAULT_CHUNK_SIZE
-    return costs.linear_attention(problem, decays=op.decays, chunk_size=chunk_size, group=group)
+    return costs.linear_attention(problem, decays=op.decays, chunk_size=chunk_size, group=heads_a_group(op, problem))
 
 
 def fused_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Of the walks, which know no gates, as of mLSTMsig, without gate gradients where decays are constants. Heads that
-    share q and k read them anew.
-    """
-    return fused.cost(problem, "sig", problem.chunk_size or problem.seq_len, gate_gradients=op.decays > 0)
+    """Of the walks, which know no gates, as of mLSTMsig, without gate gradients where decays are constants."""
+    size = problem.chunk_size or problem.seq_len
+    return fused.cost(problem, "sig", size, gate_gradients=op.decays > 0, group=heads_a_group(op, problem))
+
+
+def heads_a_group(op: Recurrence, problem: Problem) -> int:
+    """Heads that share one of q and k: of Mamba 2 all."""
+    return problem.heads if op.name == "mamba2" else 1
 
 
 # --- What cannot run

@@ -33,7 +33,8 @@ with the backward, whose dq and dk have half as many programs as h. The kernels 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tflabench.analysis.cost import Cost, Gate, flop_terms
 from tflabench.analysis.hardware import Gpu
@@ -45,7 +46,9 @@ STATE_BYTES = 4  # float32, whatever the inputs are
 SUM_BYTES = 4  # of a row sum: float32
 LOG_GATE_BYTES = EXPONENT_BYTES = 2 * 4  # of both gates of a step: float32
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
-ROLES = 4  # of a program: one fetches, one computes scores, two multiply
+PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
+PACKED = 64
+ROLES = 4  # of a program: one warp fetches, one group of four computes scores, two multiply; with a normaliser 5
 
 
 @dataclass(frozen=True)
@@ -55,19 +58,27 @@ class Walk:
     Attributes:
         columns: dimension of U and W, summed over; in more than 256 the walk is launched for each 256.
         rows: dimension of Z and of the output.
+        of_qk: Z and the output belong to q and k (dq, dk), not U and W (h, dv).
         sums: for gate gradients it also reads a fourth tensor X of `rows` and writes row sums of X * S U, for which it
             multiplies U by twice the bits of S: by S rounded to the inputs' type, and by the rest.
-        within: it also writes both sums of P * (X Z^T), over the pairs of a tile, by steps that give and that take.
+        within: how many sums of P * (X Z^T) it writes as well, over the pairs of a tile: by steps that give or take.
         scores_again, state_again: an earlier walk has computed the same scores or states.
+        with_dv: of dk: it makes dv too, out of K and the same state (pair.py).
+        group: heads that share one of q and k.
+        together: heads of a program, which reads what they share once and writes the sum of their dq or dk (packed.py).
     """
 
     name: str
     columns: int
     rows: int
+    of_qk: bool = False
     sums: bool = False
-    within: bool = False
+    within: int = 0
     scores_again: bool = False
     state_again: bool = False
+    with_dv: bool = False
+    group: int = 1
+    together: int = 1
 
     @property
     def launches(self) -> int:
@@ -75,7 +86,9 @@ class Walk:
 
     @property
     def block_rows(self) -> int:
-        """Rows of the state in one program: 128, or 256 where row sums and registers leave room."""
+        """Rows of a state in one program: 128, or 256 where row sums and registers leave room; 64 of several heads."""
+        if self.together > 1:
+            return self.rows
         blocks = math.ceil(min(self.columns, WIDTH) / TILE)
         return HEIGHT * (1 if self.sums else max(1, min(4 // blocks, self.rows // HEIGHT)))
 
@@ -86,50 +99,94 @@ class Walk:
 
     @property
     def on_chip_bytes(self) -> int:
-        """Of the state in one program's registers."""
-        return min(self.rows, self.block_rows) * min(self.columns, WIDTH) * STATE_BYTES
+        """Of the states in one program's registers."""
+        return self.together * min(self.rows, self.block_rows) * min(self.columns, WIDTH) * STATE_BYTES
 
     def tensor_bytes(self, element_bytes: int) -> float:
-        """Through memory a step: U and W once, Z and the row sums' tensor and the output once a launch."""
+        """Through memory a step and head: U and W once, Z and the row sums' tensor and the output once a launch; what
+        programs share comes from the L2 for all but one.
+        """
+        shared, summed = 1 / self.group, 1 / self.together
         again = self.launches - 1  # the second launch adds to the first one's output: a read and a write
-        per_launch = self.rows * (2 + self.sums)
-        return element_bytes * (2 * self.columns + per_launch + again * (per_launch + self.rows))
+        u_w, z_x, out = (1, shared, summed) if self.of_qk else (shared, 1, 1)
+        per_launch = self.rows * (z_x * (1 + self.sums) + out)
+        k_and_dv = (self.rows * shared + self.columns) * self.with_dv
+        return element_bytes * (2 * self.columns * u_w + per_launch + again * (per_launch + self.rows * out) + k_and_dv)
+
+    def program_bytes(self, element_bytes: int) -> float:
+        """To and from a program, a step and head."""
+        height, width = min(self.rows, self.block_rows), min(self.columns, WIDTH)
+        u_w, z_out = (1, 1 / self.together) if self.of_qk else (1 / self.together, 1)
+        k_and_dv = (height + width) * self.with_dv
+        return element_bytes * (2 * width * u_w + height * (2 + self.sums) * z_out + k_and_dv)
 
     @property
     def sum_bytes(self) -> int:
         """Of the row sums of a step, of which every program of a state has a part."""
-        return SUM_BYTES * (self.sums + 2 * self.within) * self.pieces * self.launches
+        return SUM_BYTES * (self.sums + self.within) * self.pieces * self.launches
 
     def step_bytes(self, element_bytes: int) -> float:
         """Through memory a step: tensors, exponents once a launch, row sums."""
         return self.tensor_bytes(element_bytes) + self.launches * EXPONENT_BYTES + self.sum_bytes
 
     def flops(self, causal_factor: float) -> dict[str, float]:
-        """Matrix FLOPs a step, each product once; the state's decay a tile included."""
+        """Matrix FLOPs a step and head, each product once, of the heads of a program together what they share; the
+        state's decay a tile included.
+        """
+        once = 1 / self.together
         scores, outputs = 2 * TILE * causal_factor * self.columns, 2 * TILE * causal_factor * self.rows
         state = 2 * self.rows * self.columns
+        scores, outputs = (scores, outputs * once) if self.of_qk else (scores * once, outputs)
         return {
-            "scores": scores,
-            "outputs": outputs,
-            "through state": state,
+            "scores": scores + outputs * self.with_dv,  # Q K^T costs as much as dP^T Q
+            "outputs": outputs + scores * self.with_dv,
+            "through state": state * (1 + self.with_dv),
             "through the rest of state": state * self.sums,
-            "sums within": outputs * self.within,
+            "sums within": outputs * (self.within > 0),
             "state": state * (1 + 1 / TILE),
         }
 
+    def vector_ops(self, exp: bool) -> float:
+        """Pointwise operations of one program a step and head."""
+        height, width = min(self.rows, self.block_rows), min(self.columns, WIDTH)
+        weights = TILE * (5 + EXP_LANES)  # of scores: scale by exponents, mask, convert
+        # Outputs and Z: weights, conversion; S: decay, conversion.
+        found = weights + 4 * self.block_rows + 2 * height * width / TILE
+        if exp:
+            found += 2 * TILE
+        if self.sums:  # X: convert, weigh, round, multiply, add up; S: round, subtract, round the rest
+            found += 5 * self.block_rows + 2 * height * width / TILE
+        if self.within:  # weigh, add up
+            found += (1 + self.within) * TILE
+        if self.with_dv:  # K: weights, conversion; dv: conversion
+            found += weights + 2 * self.block_rows + width
+        if exp and self.name == "h":  # q and k: convert, multiply and add; weigh k
+            found += 5 * self.columns
+        return found
 
-def walks(problem: Problem, gate_gradients: bool = True) -> tuple[Walk, ...]:
-    """The walks of a pass; h, dq, dk, dv as kernels/hopper/walk.py has them, with row sums or not."""
+
+def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Walk, ...]:
+    """The walks of a pass, as kernels/hopper/backward.py chooses them: h, dq, dk, dv, or "dk, dv" in one where there
+    are no row sums and a program can hold the whole of dC.
+
+    Args:
+        gate_gradients: backward; without them no row sums.
+        group: heads that share one of q and k, without a normaliser.
+    """
     qk, hv = problem.d_qk, problem.d_hv
-    forward = (Walk("h", qk, hv),)
+    together = PACK if qk == hv == PACKED and group % PACK == 0 else 1
+    walk = partial(Walk, group=group, together=together)
+    forward = (walk("h", qk, hv),)
     if problem.pass_ == "fw":
         return forward
-    return (
-        *forward,
-        Walk("dq", hv, qk, sums=gate_gradients, within=gate_gradients, state_again=True),
-        Walk("dk", hv, qk, sums=gate_gradients, scores_again=True),
-        Walk("dv", qk, hv, scores_again=True, state_again=True),
-    )
+    sums = gate_gradients
+    # X Z^T is one product: single heads sum it over both of its indices in dq, several over rows in either walk.
+    in_dq, in_dk = (0, 0) if not sums else (2, 0) if together == 1 else (1, 1)
+    dq = walk("dq", hv, qk, of_qk=True, sums=sums, within=in_dq, state_again=True)
+    dk = walk("dk", hv, qk, of_qk=True, sums=sums, within=in_dk, scores_again=True)
+    if not sums and together == 1 and qk <= HEIGHT and hv <= WIDTH:
+        return (*forward, dq, replace(dk, name="dk, dv", with_dv=True))
+    return (*forward, dq, dk, walk("dv", qk, hv, scores_again=True, state_again=True))
 
 
 def segments(problem: Problem, chunk_size: int) -> int:
@@ -139,34 +196,46 @@ def segments(problem: Problem, chunk_size: int) -> int:
 
 
 def cost(
-    problem: Problem, gate: Gate, chunk_size: int, causal_factor: float = 0.5, gate_gradients: bool = True
+    problem: Problem,
+    gate: Gate,
+    chunk_size: int,
+    causal_factor: float = 0.5,
+    gate_gradients: bool = True,
+    group: int = 1,
 ) -> Cost:
     """FLOPs and bytes of one call over batch and heads, as `tflabench.analysis.cost.model` gives them.
 
-    Forward FLOPs are Table 8's with L = 64; backward, the matrix products of the walks. Bytes: tensors once a walk,
-    gates and their float32 exponents, row sums, and what segments take; no last state: the bench asks for none.
+    Forward FLOPs are Table 8's with L = 64, less the scores that heads of a program share; backward, the products of
+    the walks. Bytes: tensors once a walk, gates and their float32 exponents, row sums, parts of dq and dk that are
+    added up, and what segments take; no last state: the bench asks for none.
 
     Args:
-        gate_gradients: backward; without them no row sums.
+        gate_gradients, group: as for `walks`.
     """
     _check(problem)
     p = problem
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv, causal_factor).values()), 0.0)
-    found = walks(p, gate_gradients)
+    found = walks(p, gate_gradients, group)
     flops = steps / TILE * tile
+    flops -= steps * (
+        replace(found[0], together=1).flops(causal_factor)["scores"] - found[0].flops(causal_factor)["scores"]
+    )
     flops += steps * sum(sum(walk.flops(causal_factor).values()) for walk in found[1:])
-    moved = steps * (_log_gate_bytes(p) + _gate_gradient_bytes(p, found))
+    moved = steps * (_log_gate_bytes(p) + _gate_gradient_bytes(p, found) + _shared_gradient_bytes(p, found))
     moved += steps * sum(walk.step_bytes(p.element_bytes) for walk in found)
     cut = segments(p, chunk_size)
     if cut > 1:
         passes = 2 if p.pass_ == "fwbw" else 1
         flops += passes * steps * 2 * p.d_qk * p.d_hv
-        moved += passes * steps * (p.d_qk + p.d_hv) * p.element_bytes + heads * cut * _segment_bytes(p)
+        moved += passes * steps * (p.d_qk / group + p.d_hv) * p.element_bytes
+        moved += heads * cut * (3 * passes + len(found)) * p.d_qk * p.d_hv * STATE_BYTES  # written, joined; read
     return Cost(flops, moved)
 
 
-def launches(problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True) -> list[Launch]:
+def launches(
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1
+) -> list[Launch]:
     """The kernels of one call, as the calibrated model takes them; a walk of several launches several times."""
     _check(problem)
     p, exp = problem, gate == "exp"
@@ -178,7 +247,7 @@ def launches(problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool
     if cut > 1:
         pieces = math.ceil(p.d_qk / HEIGHT) * math.ceil(p.d_hv / WIDTH)
         states = heads * cut * dd * STATE_BYTES
-        tensors = steps * (p.d_qk + p.d_hv) * p.element_bytes
+        tensors, fetched = (steps * (d_qk + p.d_hv) * p.element_bytes for d_qk in (p.d_qk / group, p.d_qk))
         for n in range(passes):
             name = ("C", "dC")[n]
             found += [
@@ -186,13 +255,15 @@ def launches(problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool
                     f"{name} of segments", heads * cut * pieces, 1,
                     {"recomputation": steps * 2 * dd},
                     {"inputs and outputs": tensors, "states": states},
-                    through_l2=pieces * tensors, roles=ROLES - 1,
+                    through_l2=pieces * fetched, roles=ROLES - 1,
                 ),
                 Launch(f"{name}, joined", heads * dd / 1024, 2, {}, {"states": 2 * states}, trips=2 * cut),
             ]  # fmt: skip
-    of_pass = walks(p, gate_gradients)
+    of_pass = walks(p, gate_gradients, group)
     for walk in of_pass:
         found += [_launch(walk, p, exp, cut)] * walk.launches
+    if shared := _shared_gradient_bytes(p, of_pass):
+        found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
     if sums := _gate_gradient_bytes(p, of_pass):
         found += [
             _pointwise("sums of tiles", steps, sums / 2),
@@ -217,28 +288,18 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int) -> Launch:
         + (walk.launches - 1) * (whole["outputs"] + whole["sums within"])
         + (needed["state"] if walk.state_again else 0),
     }
-    height, width = min(walk.rows, walk.block_rows), min(walk.columns, WIDTH)
-    per_program = (2 * width + height * (2 + walk.sums)) * p.element_bytes
-    # Scores: scale by exponents, mask, convert; outputs and Z: weights, conversion; S: decay, conversion.
-    vector_ops = TILE * (5 + EXP_LANES + 2 * exp) + 4 * walk.block_rows + 2 * height * width / TILE
-    if walk.sums:  # X: convert, weigh, round, multiply, add up; S: round, subtract, round the rest
-        vector_ops += 5 * walk.block_rows + 2 * height * width / TILE
-    if walk.within:  # weigh, add up twice
-        vector_ops += 3 * TILE
-    if exp and walk.name == "h":
-        vector_ops += 5 * walk.columns
     return Launch(
         walk.name,
-        heads * cut * walk.pieces,
+        heads * cut * walk.pieces / walk.together,
         1,
         {term: steps * count for term, count in flops.items()},
         {
             "inputs and outputs": steps * walk.step_bytes(p.element_bytes),
             "states": heads * cut * p.d_qk * p.d_hv / walk.launches * STATE_BYTES if cut > 1 else 0,
         },
-        through_l2=steps * walk.launches * walk.pieces * per_program,
-        vector_ops=steps * walk.launches * walk.pieces * vector_ops,
-        roles=ROLES,
+        through_l2=steps * walk.launches * walk.pieces * walk.program_bytes(p.element_bytes),
+        vector_ops=steps * walk.launches * walk.pieces * walk.vector_ops(exp),
+        roles=ROLES + (exp and walk.name == "h"),
     )
 
 
@@ -246,8 +307,11 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
     return Launch(name, steps / 1024, 8, {}, {"inputs and outputs": steps * step_bytes})
 
 
-def waves(problem: Problem, chunk_size: int, gpu: Gpu) -> dict[str, float]:
+def waves(problem: Problem, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> dict[str, float]:
     """By walk, how often its programs fill the chip, one on a multiprocessor.
+
+    Args:
+        gate_gradients, group: as for `walks`.
 
     Raises:
         InputError: the GPU's multiprocessors are not known.
@@ -255,18 +319,22 @@ def waves(problem: Problem, chunk_size: int, gpu: Gpu) -> dict[str, float]:
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
     rows = problem.batch * problem.heads * segments(problem, chunk_size)
-    return {walk.name: rows * walk.pieces / gpu.multiprocessors for walk in walks(problem)}
+    found = walks(problem, gate_gradients, group)
+    return {walk.name: rows * walk.pieces / walk.together / gpu.multiprocessors for walk in found}
 
 
-def runtime(problem: Problem, gate: Gate, gpu: Gpu) -> float:
+def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> float:
     """Seconds at `problem.chunk_size`, for overlapped walks over whole waves; see the module's text.
+
+    Args:
+        gate_gradients, group: as for `walks`.
 
     Raises:
         InputError: a head dimension or pass that the kernels do not take, or a GPU of which too little is known.
     """
     chip = Chip.of(gpu)
     found = 0.0
-    for launch in launches(problem, gate, problem.chunk_size or problem.seq_len):
+    for launch in launches(problem, gate, problem.chunk_size or problem.seq_len, gate_gradients, group):
         matrix = sum(launch.flops.values()) / chip.ceilings.flops_per_s
         memory = sum(launch.moved.values()) / chip.ceilings.bytes_per_s
         full = launch.waves(chip)
@@ -292,10 +360,10 @@ def _gate_gradient_bytes(p: Problem, found: tuple[Walk, ...]) -> float:
     return 2 * sums + 4 * p.element_bytes + LOG_GATE_BYTES / 2 if sums else 0
 
 
-def _segment_bytes(p: Problem) -> float:
-    """States of one segment: written, joined (read and written), read by every walk."""
-    forward, backward = 4, 4 + 2  # h reads C; dq reads C again, dk and dv read dC
-    return p.d_qk * p.d_hv * STATE_BYTES * (forward + (backward if p.pass_ == "fwbw" else 0))
+def _shared_gradient_bytes(p: Problem, found: tuple[Walk, ...]) -> float:
+    """A step and head: dq and dk of heads that share q and k, or of the heads of a program, added up by PyTorch."""
+    summed = [walk for walk in found if walk.of_qk and walk.together < walk.group]
+    return sum(p.element_bytes * p.d_qk * (1 / walk.together + 1 / walk.group) for walk in summed)
 
 
 def _check(problem: Problem) -> None:
