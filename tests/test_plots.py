@@ -241,6 +241,16 @@ def test_missing_points_are_marked_named_and_break_the_line():
     assert pd.isna(line.get_ydata()).tolist() == [False] * 3 + [True] + [False] * 4
 
 
+def test_wrong_results_share_a_line_however_wrong_they_are():
+    reasons = {12: "forward is off by 0.008, 0.0049 allowed", 13: "forward is off by 0.012, 0.0048 allowed; dq is off"}
+    failed = [
+        row("mamba2", seq_len=2**power, batch=2 ** (16 - power), status="wrong", reason=reason)
+        for power, reason in reasons.items()
+    ]
+    figure, _ = drawn([*failed, *lengths(("tfla_sig_xl",), ("fw",))], ["runtime"])["runtime-seq_len"]
+    assert "× wrong: mamba2 everywhere (forward is off by 0.008 to 0.012, 0.0048 to 0.0049 allowed)" in words(figure)
+
+
 def test_noisy_points_are_open():
     figure, _ = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
     open_ = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]

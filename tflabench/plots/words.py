@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import pandas as pd
 
 from tflabench.plots.rows import Rows, plain
 from tflabench.plots.style import Look
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
 def caption(rows: Rows, axis: str | None = None) -> str:
@@ -57,11 +60,21 @@ def legend_name(look: Look, name: str, rows: Rows) -> str:
 
 
 def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
-    """One line a status and reason other than ok: which implementations have it, and where on the axis."""
+    """One line a status and reason other than ok: which implementations have it, and where on the axis.
+
+    Of results that are wrong the first is said, in one line however far off each is.
+    """
     failed = rows[rows["status"] != "ok"]
-    failed = failed.assign(why=[_gist(reason) for reason in failed["reason"]])
+    whys = [
+        _gist(reason.split(";")[0] if status == "wrong" else reason)
+        for status, reason in zip(failed["status"], failed["reason"].fillna(""), strict=True)
+    ]
+    kinds = [
+        NUMBER.sub("#", why) if status == "wrong" else why for status, why in zip(failed["status"], whys, strict=True)
+    ]
     lines = []
-    for (status, why), having in failed.groupby(["status", "why"]):
+    for (status, _), having in failed.assign(why=whys, kind=kinds).groupby(["status", "kind"]):
+        why = _with_ranges(list(having["why"]))
         titles: dict[str, list[str]] = {}
         for name, look in looks.items():
             for where in _where(rows[rows["implementation"] == name], having[having["implementation"] == name], axis):
@@ -69,6 +82,18 @@ def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
         places = "; ".join(f"{', '.join(group)} {where}" for where, group in titles.items())
         lines.append(f"× {status}: {places}" + (f" ({why})" if why else ""))
     return lines
+
+
+def _with_ranges(texts: list[str]) -> str:
+    """Texts that differ in numbers only as one, with the least and the greatest of each."""
+    columns = iter(zip(*(NUMBER.findall(text) for text in texts), strict=True))
+
+    def span(_: re.Match[str]) -> str:
+        numbers = next(columns)
+        least, greatest = min(numbers, key=float), max(numbers, key=float)
+        return least if least == greatest else f"{least} to {greatest}"
+
+    return NUMBER.sub(span, texts[0])
 
 
 def _gist(reason: Any, longest: int = 110) -> str:
