@@ -48,7 +48,7 @@ LOG_GATE_BYTES = EXPONENT_BYTES = 2 * 4  # of both gates of a step: float32
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
-ROLES = 4  # of a program: one warp fetches, one group of four computes scores, two multiply; with a normaliser 5
+ROLES = 4  # of a program: one warp fetches, one group of four computes scores, two multiply
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int) -> Launch:
         },
         through_l2=steps * walk.launches * walk.pieces * walk.program_bytes(p.element_bytes),
         vector_ops=steps * walk.launches * walk.pieces * walk.vector_ops(exp),
-        roles=ROLES + (exp and walk.name == "h"),
+        roles=ROLES,
     )
 
 
