@@ -54,7 +54,9 @@ class Segments:
 
 @dataclass(frozen=True)
 class WalkShape:
-    """Compile-time shape of a walk: blocks of U and W (WB), of Z a math role (ZB), what shared memory then holds."""
+    """Compile-time shape of a walk: blocks of U and W (WB), of Z for 64 rows of state (ZB), what shared memory then
+    holds, registers of a math thread, and warp groups of a math role: two roles of one, or one of two (GROUPS).
+    """
 
     WB: int
     ZB: int

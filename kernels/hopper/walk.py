@@ -17,14 +17,15 @@ q and, in backward, the denominator are in them, so nothing here knows which gat
 
 Roles in a program (4 + 4 + 4 + 1 warps and, with a normaliser, 2; connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
-                     wait for one another, so one computes while the other stores; with SUMS also X . (r S U)
+                     wait for one another, so one computes while the other stores. With SUMS one role of 8 warps has all
+                     rows (GROUPS = 2), and X . (r S U) too: instructions of two such copies do not fit the cache
     score            computes P, r and s of a tile ahead of them; with a normaliser divides P and r by its denominators;
                      with SUMS it writes the row sums, and going forward (dq) those of pairs within a tile
     produce          one warp that fetches tiles of U, W, Z (and X, for row sums) by TMA into a ring of stages; with a
                      normaliser it puts exponents, s and e beside them
     normalise        two warps that carry n and compute Q n of a tile ahead of score
 
-dk and dv of states that a program can hold as a whole are made in one walk instead: pair.py.
+Two variants have files of their own: packed.py, several heads a program, and pair.py, dk and dv in one walk.
 
 Row sums (SUMS: dq with X = Q, dk with X = K) are what gate gradients are made of, by differences of their sums over a
 whole sequence. They come out exact because both walks give every pair j < i of different tiles the same number:
