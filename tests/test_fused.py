@@ -11,6 +11,7 @@ import pytest
 from tflabench.analysis import cost, fused
 from tflabench.analysis.hardware import Ceilings, custom, find
 from tflabench.analysis.launches import Chip, total
+from tflabench.analysis.roofline import percent_of_roofline
 from tflabench.problem import InputError, Problem
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
@@ -42,6 +43,46 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
         once += 0 if walk.state_again else 2 * p.d_qk * p.d_hv  # without the decay, which is no product
     q_n = 2 * p.d_qk if gate == "exp" else 0  # one more product in the reference
     assert counter.get_total_flops() == steps * (once + q_n)
+
+
+def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
+    """One tile of the algebra in packed.py's and pair.py's texts, as an operation counter sees it."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(compute) -> int:
+        with FlopCounterMode(display=False) as counter:
+            compute()
+        return counter.get_total_flops()
+
+    def modelled(walk: fused.Walk) -> float:
+        """Of a tile of a program's heads, without the decay of the state, which is no product."""
+        step = sum(walk.flops(causal_factor=1).values()) - 2 * walk.rows * walk.columns / fused.TILE
+        return step * fused.TILE * walk.together
+
+    p = Problem(batch=1, heads=4, seq_len=64, d_qk=64, d_hv=64, pass_="fwbw")
+    h, dq, dk, dv = fused.walks(p, group=4)
+    shared, own, states = torch.ones(64, 64), torch.ones(4, 64, 64), torch.ones(4, 64, 64)
+
+    def a_head_each():  # U, W shared; Z, out of every head
+        P = shared @ shared.T * own
+        return P @ own + shared @ states, own.mT @ shared
+
+    def summed():  # U, W of every head; Z, X, out shared
+        P = own @ own.mT
+        return P.sum(0) @ shared + (own @ states + own @ states).sum(0), shared @ shared.T, shared.T @ own
+
+    assert [modelled(walk) for walk in (h, dv)] == [flops(a_head_each)] * 2
+    assert [modelled(walk) for walk in (dq, dk)] == [flops(summed)] * 2
+
+    *_, pair = fused.walks(p.with_(d_qk=128, d_hv=256), gate_gradients=False)
+    qk, hv, dC = torch.ones(64, 128), torch.ones(64, 256), torch.ones(128, 256)
+
+    def dk_and_dv():
+        P, dP = qk @ qk.T, hv @ hv.T
+        return dP @ qk + hv @ dC.T, P @ hv + qk @ dC, qk.T @ hv
+
+    assert modelled(pair) == flops(dk_and_dv)
 
 
 def test_bytes_a_step_are_those_of_the_kernels():
@@ -206,6 +247,9 @@ def test_the_state_on_chip_fits_the_registers_of_a_program():
 
 
 def test_waves_are_programs_over_multiprocessors():
+    four_heads = fused.waves(Problem(16, 64, 4096, 64, 64, pass_="fwbw"), 4096, H200, group=64)
+    assert four_heads == dict.fromkeys(("h", "dq", "dk", "dv"), 256 / 132)
+    assert list(fused.waves(FIG_4.with_(pass_="fwbw"), 4096, H200, gate_gradients=False)) == ["h", "dq", "dk, dv"]
     assert fused.waves(FIG_4, 4096, H200) == {"h": 256 / 132}
     assert fused.waves(WIDE.with_(pass_="fwbw"), 4096, H200)["dv"] == 64 * 2 * 4 / 132
     with pytest.raises(InputError, match="multiprocessors of custom is not known"):
@@ -226,25 +270,51 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
     )
 
 
-MEASURED = [(FIG_4, 0.433), (WIDE, 0.652), (FIG_4.with_(pass_="fwbw"), 2.06), (WIDE.with_(pass_="fwbw"), 3.61)]
+MEASURED = [(FIG_4, 0.432), (WIDE, 0.635), (FIG_4.with_(pass_="fwbw"), 1.90), (WIDE.with_(pass_="fwbw"), 3.32)]
 
 
-@pytest.mark.parametrize(("problem", "measured_ms"), MEASURED[:3])  # of the last it is 0.68 times
+@pytest.mark.parametrize(("problem", "measured_ms"), MEASURED)
 def test_the_bound_is_below_what_was_measured_but_not_far(problem, measured_ms):
     bound = fused.runtime(problem, "sig", H200) * 1e3
     assert 0.7 * measured_ms < bound < measured_ms
 
 
 @pytest.mark.parametrize(("problem", "measured_ms"), MEASURED)
-def test_the_calibrated_model_is_within_a_fifth(problem, measured_ms):
+def test_the_calibrated_model_is_within_15_percent(problem, measured_ms):
     found = total(fused.launches(problem, "sig", problem.seq_len), Chip.of(H200))
-    assert sum(found.values()) * 1e3 == pytest.approx(measured_ms, rel=0.2)
+    assert sum(found.values()) * 1e3 == pytest.approx(measured_ms, rel=0.15)
+
+
+MAMBA_2 = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
+LONG = MAMBA_2.with_(batch=1, seq_len=65536, chunk_size=8192)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "measured_ms"),
+    [
+        ("mamba2", MAMBA_2, 0.477),
+        ("mamba2", MAMBA_2.with_(pass_="fwbw"), 2.39),
+        ("mamba2", LONG, 0.836),
+        ("mamba2", LONG.with_(pass_="fwbw"), 3.09),
+        ("retention", FIG_4, 0.411),
+        ("retention", FIG_4.with_(pass_="fwbw"), 1.52),
+        ("lightning", FIG_4.with_(pass_="fwbw"), 1.52),
+        ("simple_gla", FIG_4.with_(pass_="fwbw"), 1.87),
+    ],
+)
+def test_nothing_is_faster_than_its_bytes_and_products(name, problem, measured_ms):
+    pytest.importorskip("torch")
+    from tflabench.bundled import IMPLEMENTATIONS
+
+    (impl,) = (impl for impl in IMPLEMENTATIONS if impl.name == f"hopper_{name}")
+    assert impl.cost is not None
+    assert percent_of_roofline(impl.cost(problem), H200.ceilings, measured_ms / 1e3) < 100
 
 
 def test_fixed_decays_are_faster_as_they_were_measured():
     launches = fused.launches(FIG_4.with_(pass_="fwbw"), "sig", 4096, gate_gradients=False)
     assert not {"gate gradients", "sums of tiles"} & {launch.name for launch in launches}
-    assert sum(total(launches, Chip.of(H200)).values()) * 1e3 == pytest.approx(1.61, rel=0.2)
+    assert sum(total(launches, Chip.of(H200)).values()) * 1e3 == pytest.approx(1.52, rel=0.15)
 
 
 def test_a_state_of_more_than_256_columns_takes_two_launches():

@@ -7,7 +7,10 @@ forward, Q, dH backward) computes the state that each starts from. L = T is best
 the L of so many segments that they do where not (`best_chunk_size`).
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
-state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
+state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others,
+and dk and dv are one where a program can hold the whole of dC. Heads that share q and k, with states of 64 x 64, are
+walked four in a program, which reads q and k once for them and writes the sum of their dq or dk; PyTorch adds up these
+parts (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slowest of memory, matrix products and the L2, over whole waves of
 programs. In us, mLSTMsig, beside what an H200 took and what the calibrated model makes of it, where one role's work
@@ -16,18 +19,24 @@ hides only in part behind another's (all: forward and backward, with gates; dq a
             128/256, T = 4096                 256/512, T = 8192
     walk    bound  calibrated  measured       bound  calibrated  measured
     h         380         471       429         501         639       680
-    dq        446         576       622         728         981      1220
-    dk        444         567       558         697         943      1102
+    dq        446         576   533-567         728         981      1206
+    dk        444         567   500-532         697         943      1138
     dv        380         471       415         501         639       649
-    all      1668        2129 2070-2190        2448        3250 3900-4100
+    all      1668        2129      1900        2448        3250      3320
     all but gate gradients
-             1527        1892      1710
+             1336        1661      1520
+
+    Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
+    h and gates                          291   383   477            427   555   836
+    all                                 1272  1699  2390           1548  2047  3090
 
 What neither has is the chain inside a tile: the role that computes scores waits for the L2 after each product, and the
-two roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is
-longest for exp's forward, where the first role also sums rows and carries n: 549 and 1250 measured, 494 and 675
-calibrated. At T = 65536 the model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and 8
-with the backward, whose dq and dk have half as many programs as h. The kernels take 8 there for both.
+roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is longest
+for exp's forward at 256/512, where four programs of a head each carry n and compute q . n of every tile (1240 measured,
+662 calibrated; at 128/256 472 and 477), and for four heads in a program, whose scores are weighted one head after the
+other. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the gradient of D. At T = 65536 the
+model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and 8 with the backward, whose dq
+and dk have half as many programs as h. The kernels take 8 there for both.
 """
 
 from __future__ import annotations
@@ -48,7 +57,9 @@ LOG_GATE_BYTES = EXPONENT_BYTES = 2 * 4  # of both gates of a step: float32
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
-ROLES = 4  # of a program: one warp fetches, one group of four computes scores, two multiply
+# Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role). Those that
+# carry n of a normaliser beside them hide no other's work.
+ROLES = 4
 
 
 @dataclass(frozen=True)
