@@ -227,6 +227,18 @@ def test_forward_flops_are_those_of_chunks_of_one_tile_whatever_l_is():
     assert fused.cost(FIG_4, "sig", 1024).flops == fused.cost(FIG_4, "sig", 256).flops == whole.flops + state_pass
 
 
+def test_heads_of_a_program_save_scores():
+    """Q K^T once for four, in forward all that they save; backward also X Z^T twice, P Q and P K, and K Q^T."""
+    p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
+    product = 2 * 64 * 64 / 2  # of a step and head, causal
+    for pass_, alone, together in (("fw", 1, 1 / 4), ("fwbw", 1 + 4, 1 / 4 * (1 + 5))):
+        saved = (
+            fused.cost(p.with_(pass_=pass_), "sig", 4096).flops
+            - fused.cost(p.with_(pass_=pass_), "sig", 4096, group=64).flops
+        )
+        assert saved == p.tokens * p.heads * product * (alone - together)
+
+
 def test_segments_cost_a_second_read_of_k_and_v_and_four_states():
     cut, whole = fused.cost(FIG_4, "sig", 1024), fused.cost(FIG_4, "sig", 4096)
     states = FIG_4.batch * FIG_4.heads * 4 * 128 * 256 * 4

@@ -228,10 +228,8 @@ def cost(
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv, causal_factor).values()), 0.0)
     found = walks(p, gate_gradients, group)
-    flops = steps / TILE * tile
-    flops -= steps * (
-        replace(found[0], together=1).flops(causal_factor)["scores"] - found[0].flops(causal_factor)["scores"]
-    )
+    shared_scores = (found[0].together - 1) * found[0].flops(causal_factor)["scores"]
+    flops = steps * (tile / TILE - shared_scores)
     flops += steps * sum(sum(walk.flops(causal_factor).values()) for walk in found[1:])
     moved = steps * (_log_gate_bytes(p) + _gate_gradient_bytes(p, found) + _shared_gradient_bytes(p, found))
     moved += steps * sum(walk.step_bytes(p.element_bytes) for walk in found)
