@@ -331,6 +331,16 @@ def test_rows_of_different_folders_are_not_compared(tmp_path):
     assert compare(tmp_path, [tfla(1.0)], [sdpa(2.0)]).verdicts == ()
 
 
+def test_a_ratio_of_two_occasions_says_so(tmp_path):
+    later = {"run_id": "later"}
+    rows = [tfla(1.0), sdpa(2.0), tfla(1.0, 512), sdpa(2.0, 512).model_copy(update=later)]
+    folder = write(tmp_path, rows, run=RUN, later=RUN | {"commit": "fedcba987654"})
+    (comparison,) = headline.compare(part.results for part in runs.find(folder)).verdicts[0].comparisons
+    assert [(duel.ours.seq_len, duel.apart) for duel in comparison.duels] == [(512, True), (4096, False)]
+    text = report.write(folder).read_text()
+    assert text.count("×†") == 1, "in the words of one point"
+
+
 def test_an_mlstm_baseline_meets_the_same_gate(tmp_path):
     theirs = row("nxai_exp_xl", 3.0, gate="exp", **MODEL)
     said = compare(tmp_path, [row(ms=1.0), row("tfla_exp_xl", 2.0, gate="exp", **MODEL), theirs])

@@ -50,12 +50,12 @@ def answers(ours: Sequence[Row], rival: Row | None) -> list[Row]:
 
 @dataclass(frozen=True)
 class Column:
-    """The rows of one question: those of our kernels and those of baselines, by implementation; commits by run."""
+    """The rows of one question of a campaign: those of our kernels and those of baselines, by implementation."""
 
     label: str
     kernels: Mapping[str, list[Row]]
     baselines: Mapping[str, list[Row]]
-    commits: Mapping[str, object]
+    campaign: Campaign
 
     def ours(self, rival: Row | None = None) -> Row | None:
         """Our fastest kernel of those that answer a baseline, or of mLSTM (see `answers`)."""
@@ -73,10 +73,10 @@ class Column:
         return ratio(getattr(rival, quantity.column), getattr(ours, quantity.column)) if rival and ours else None
 
     def apart(self, name: str) -> bool:
-        """Whether a baseline and our fastest kernel were measured with different commits, so on different occasions."""
+        """Whether the two sides of a ratio were measured on different occasions."""
         rival = self.rival(name)
         ours = self.ours(rival) if rival else None
-        return bool(rival and ours and self.commits.get(rival.run_id) != self.commits.get(ours.run_id))
+        return bool(rival and ours and self.campaign.apart(rival, ours))
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,12 @@ def tables(campaign: Campaign, kernels: Container[str]) -> list[Table]:
     The plain PyTorch forms of our kernels are left out: neither kernels nor baselines.
     """
     groups = defaultdict(list)
-    commits = {run_id: run.get("commit") for run_id, run in campaign.runs.items()}
     compared = (row for row in campaign.rows if row.pass_ in PASSES and not row.implementation.startswith("reference_"))
     for rows in questions(compared):
         row = rows[0]
         size = (row.batch * row.seq_len, row.heads * row.d_hv)
         groups[PASSES.index(row.pass_), *size, row.dtype, row.inputs].append(rows)
-    return [table for _, group in sorted(groups.items()) for table in _split(group, kernels, commits)]
+    return [table for _, group in sorted(groups.items()) for table in _split(group, kernels, campaign)]
 
 
 def _heading(campaign: Campaign, every: Sequence[Campaign], root: Path) -> str:
@@ -176,14 +175,14 @@ def _heading(campaign: Campaign, every: Sequence[Campaign], root: Path) -> str:
     return ", ".join([name, *(f"{key} {' '.join(own.get(key, ['not recorded']))}" for key in telling)])
 
 
-def _split(group: Sequence[list[Row]], kernels: Container[str], commits: Mapping[str, object]) -> list[Table]:
+def _split(group: Sequence[list[Row]], kernels: Container[str], campaign: Campaign) -> list[Table]:
     """One table over T; of several questions at one T, one table a head dimension, or one over these at a single T."""
     row = group[0][0]
     words = [f"{row.batch * row.seq_len:,} tokens", f"embedding {row.heads * row.d_hv}", row.dtype]
     words += [] if row.inputs == "normal" else [f"{row.inputs} inputs"]
 
     def table(axis: str, columns: Mapping[str, list[Row]], *more: str) -> Table:
-        found = tuple(_column(label, rows, kernels, commits) for label, rows in columns.items())
+        found = tuple(_column(label, rows, kernels, campaign) for label, rows in columns.items())
         return Table(", ".join([PASS_TITLES[row.pass_], *more, *words]), axis, found)
 
     by_length = defaultdict(list)
@@ -202,8 +201,8 @@ def _split(group: Sequence[list[Row]], kernels: Container[str], commits: Mapping
     return [*found, *(table("T", columns, f"heads {cut}") for cut, columns in by_heads.items())]
 
 
-def _column(label: str, rows: Iterable[Row], kernels: Container[str], commits: Mapping[str, object]) -> Column:
-    column = Column(label, defaultdict(list), defaultdict(list), commits)
+def _column(label: str, rows: Iterable[Row], kernels: Container[str], campaign: Campaign) -> Column:
+    column = Column(label, defaultdict(list), defaultdict(list), campaign)
     for row in rows:
         side = column.kernels if row.implementation in kernels else column.baselines
         side[row.implementation].append(row)

@@ -18,22 +18,10 @@ Values = tuple[int | str | None, ...]
 
 INTEGER_AXES = ("seq_len", "d_hv", "d_qk", "head_dim", "heads", "batch", "tokens", "embedding", "chunk_size")
 MAX_VALUES = 1000  # of one range: more is a slip
-AXES = (*INTEGER_AXES, "dtype", "inputs", "pass")
+WORDS = {"dtype": DTYPE_BYTES, "inputs": INPUTS}  # of the axes that take them
+AXES = (*INTEGER_AXES, *WORDS, "pass")
 # Of a plan, the slowest first; an axis that sets another stands before it.
-ORDER = (
-    "seq_len",
-    "tokens",
-    "batch",
-    "head_dim",
-    "d_hv",
-    "d_qk",
-    "embedding",
-    "heads",
-    "dtype",
-    "inputs",
-    "pass",
-    "chunk_size",
-)
+ORDER = ("seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", *WORDS, "pass", "chunk_size")
 # An axis that a later layer sets (preset < group < command line) takes the place of those that would contradict it.
 RIVALS = {
     "batch": {"tokens"},
@@ -60,12 +48,9 @@ def parse_values(axis: str, text: str) -> Values:
     if axis == "pass":
         values = [name for word in words for name in (("fw", "fwbw") if word == "both" else (word,))]
         _require_known(axis, values, PASSES)
-    elif axis == "dtype":
+    elif axis in WORDS:
         values = words
-        _require_known(axis, values, DTYPE_BYTES)
-    elif axis == "inputs":
-        values = words
-        _require_known(axis, values, INPUTS)
+        _require_known(axis, values, WORDS[axis])
     elif axis == "chunk_size":
         values = [value for word in words for value in ([None] if word == "auto" else _integers(axis, word))]
     else:

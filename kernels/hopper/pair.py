@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, reinterpret, tma_load, tma_store
-from .walk import BLOCK_BYTES, block, fetch, nth_tile, place_of, state_pointers
+from .walk import BLOCK_BYTES, block, converted, fetch, nth_tile, place_of, state_pointers
 
 
 @gluon.jit
@@ -173,13 +173,8 @@ def value(
 
 @gluon.jit
 def nearest(x, dtype: gl.constexpr):
-    """float32 x rounded to dtype, two at a time (see `walk.rounded`)."""
-    if dtype == gl.bfloat16:
-        near: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
-        return gl.inline_asm_elementwise(near, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
-    else:
-        near: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
-        return gl.inline_asm_elementwise(near, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+    """float32 x rounded to dtype."""
+    return converted(x, dtype, "cvt.rn.bf16x2.f32 $0, $2, $1;", "cvt.rn.f16x2.f32 $0, $2, $1;")
 
 
 @gluon.jit

@@ -328,32 +328,35 @@ def state_pointers(
 
 
 @gluon.jit
+def converted(x, dtype: gl.constexpr, bfloat16: gl.constexpr, float16: gl.constexpr):
+    """float32 x in dtype by the instructions given for it, two at a time: the compiler would convert one by one, at a
+    quarter of the rate.
+    """
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(bfloat16, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
+    else:
+        return gl.inline_asm_elementwise(float16, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+
+
+@gluon.jit
 def upper(x, dtype: gl.constexpr):
     """float32 x cut off to dtype. With `lower`, which is what was cut off, twice as many bits of x for products."""
-    if dtype == gl.bfloat16:
-        cut: gl.constexpr = "prmt.b32 $0, $1, $2, 0x7632;"
-        return gl.inline_asm_elementwise(cut, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
-    else:
-        cut: gl.constexpr = "cvt.rz.f16x2.f32 $0, $2, $1;"
-        return gl.inline_asm_elementwise(cut, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+    return converted(x, dtype, "prmt.b32 $0, $1, $2, 0x7632;", "cvt.rz.f16x2.f32 $0, $2, $1;")
 
 
 @gluon.jit
 def lower(x, dtype: gl.constexpr):
-    if dtype == gl.bfloat16:
-        rest: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffff0000; and.b32 b, $2, 0xffff0000;
-            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
-        return gl.inline_asm_elementwise(rest, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
-    else:
-        rest: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rz.f16x2.f32 two, $2, $1;
-            mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
-            sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""  # beyond 2 * 65504 it is infinite
-        return gl.inline_asm_elementwise(rest, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+    bfloat16: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffff0000; and.b32 b, $2, 0xffff0000;
+        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
+    float16: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rz.f16x2.f32 two, $2, $1;
+        mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
+        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""  # beyond 2 * 65504 it is infinite
+    return converted(x, dtype, bfloat16, float16)
 
 
 @gluon.jit
 def rounded(x, dtype: gl.constexpr):
-    """x.to(dtype).to(float32), two at a time: the compiler would convert one by one, at a quarter of the rate."""
+    """x.to(dtype).to(float32), two at a time as `converted`."""
     if dtype == gl.bfloat16:
         asm: gl.constexpr = """{ .reg .b32 two; cvt.rn.bf16x2.f32 two, $3, $2;
             shl.b32 $0, two, 16; and.b32 $1, two, 0xffff0000; }"""
@@ -375,9 +378,7 @@ def math(
 ):  # fmt: skip
     ROWS: gl.constexpr = 64 * GROUPS  # of a state that a role carries at a time
     WARPS: gl.constexpr = 4 * GROUPS
-    s_l: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4 * GROUPS, 1], instr_shape=[16, 64, 16]
-    )
+    s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     u_l: gl.constexpr = gl.SliceLayout(0, s_l)
     dtype: gl.constexpr = p_buf.dtype

@@ -52,6 +52,11 @@ class Campaign:
     rows: tuple[Row, ...]
     runs: Mapping[str, Any]
 
+    def apart(self, a: Row, b: Row) -> bool:
+        """Whether two rows are of different commits of this project, and so were measured on different occasions."""
+        one, other = (self.runs.get(row.run_id, {}).get("commit") for row in (a, b))
+        return one != other
+
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:
     """The rows of results folders, apart where device, driver or the versions that decide a time differ."""

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,22 +52,24 @@ Timeout = Annotated[
         "in all are not tried: they are timeouts too, until the next call.",
     ),
 ]
+
+
+def _seconds(words: str, default: str) -> Any:
+    return typer.Option(metavar="SECONDS", min=0, help=words, show_default=default)
+
+
 StopAfter = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        help="Start no point after this time; the one that runs is finished. The same command measures the rest.",
-        show_default="all are measured",
+    _seconds(
+        "Start no point after this time; the one that runs is finished. The same command measures the rest.",
+        "all are measured",
     ),
 ]
 VerifySeconds = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        help="What the float64 check of one point may take: it checks as many steps as fit, 512 whatever they take.",
-        show_default="10; 0.15 where the preset is short",
+    _seconds(
+        "What the float64 check of one point may take: it checks as many steps as fit, 512 whatever they take.",
+        "10; 0.15 where the preset is short",
     ),
 ]
 MemoryLimit = Annotated[

@@ -65,13 +65,9 @@ def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
     Of results that are wrong the first is said, in one line however far off each is.
     """
     failed = rows[rows["status"] != "ok"]
-    whys = [
-        _gist(reason.split(";")[0] if status == "wrong" else reason)
-        for status, reason in zip(failed["status"], failed["reason"].fillna(""), strict=True)
-    ]
-    kinds = [
-        NUMBER.sub("#", why) if status == "wrong" else why for status, why in zip(failed["status"], whys, strict=True)
-    ]
+    wrong = failed["status"] == "wrong"
+    whys = failed["reason"].fillna("").where(~wrong, failed["reason"].str.split(";").str[0]).map(_gist)
+    kinds = whys.where(~wrong, whys.str.replace(NUMBER, "#", regex=True))
     lines = []
     for (status, _), having in failed.assign(why=whys, kind=kinds).groupby(["status", "kind"]):
         why = _with_ranges(list(having["why"]))

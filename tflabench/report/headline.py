@@ -16,12 +16,16 @@ from tflabench.summary import contests, faster
 
 
 class Duel(NamedTuple):
-    """Our fastest row at a point and a baseline's; `ratio` > 1 where ours is faster, +- `uncertainty`."""
+    """Our fastest row at a point and a baseline's; `ratio` > 1 where ours is faster, +- `uncertainty`.
+
+    `apart`: the two were measured on different occasions.
+    """
 
     ours: Row
     baseline: Row
     ratio: float
     uncertainty: float
+    apart: bool
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,9 @@ def compare(results: Iterable[Results]) -> Headline:
             for name, row in baselines.items():
                 best = next(iter(answers(ours, row)), None)
                 if best and name not in kernels and not _plain(row):
-                    duels[row.device, row.dtype, row.pass_][name].append(Duel(best, row, *faster(best, row)))
+                    duels[row.device, row.dtype, row.pass_][name].append(
+                        Duel(best, row, *faster(best, row), campaign.apart(best, row))
+                    )
     verdicts = []
     for (device, dtype, pass_), fought in duels.items():
         comparisons = [

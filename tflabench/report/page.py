@@ -168,4 +168,4 @@ class Scale:
 def _words(duel: headline.Duel) -> str:
     sides = (f"{row.title} {amount(row.ms_median, RUNTIME.units)}" for row in (duel.ours, duel.baseline))
     size = f"T = {duel.ours.seq_len:,}, batch {duel.ours.batch}"
-    return f"{size}: {', '.join(sides)}, {facts.ratio(duel.ratio, duel.uncertainty)}×"
+    return f"{size}: {', '.join(sides)}, {facts.ratio(duel.ratio, duel.uncertainty)}×{'†' if duel.apart else ''}"
