@@ -19,6 +19,7 @@ Everything here is float32, except that gradients come back in the dtype of the 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,10 @@ CUT = tl.constexpr(-104.0)  # exp of anything less is 0 in float32: a forget gat
 FORGOTTEN = tl.constexpr(
     -16.0
 )  # a gradient through less than exp(-16) is lost in the rounding of its summands: it is 0
+GRID = tl.constexpr(1 / 64)  # over 2048 steps multiples of it, none beyond CUT, add up without rounding
 SMALL_STEP = tl.constexpr(-15.0)  # softplus(x) is exp(x) in float32 below it
+LOG2_E = tl.constexpr(1.4426950408889634)
+SMALLEST = tl.constexpr(-160.0)  # log2 of a forget gate that is 0 to `Exponents`
 M_FLOOR = tl.constexpr(-1e30)  # m where nothing was ever written: finite, as the reference has it
 
 
@@ -48,6 +52,17 @@ class LogGates(NamedTuple):
     log_f: Tensor
     log_i: Tensor
     m: Tensor | None
+
+
+class Exponents(NamedTuple):
+    """Base-2 exponents, float32; x and y (B, H, tiles * 64) with steps beyond T weightless, g (B, H, tiles).
+
+    See `hopper.exponents`, which makes them.
+    """
+
+    x: Tensor
+    y: Tensor
+    g: Tensor
 
 
 class RowSums(NamedTuple):
@@ -68,7 +83,8 @@ class TileGates(NamedTuple):
     Attributes:
         prefix: sum of log f from the tile's first step to this one; -inf behind a document boundary.
         a: sum of log f over the tile's later steps, plus this step's log i.
-        b: prefix with boundaries counted as 0, so that b_i - b_j is finite; valid where segments agree.
+        b, b_rest: prefix with boundaries counted as 0, so that b_i - b_j is finite; valid where segments agree. In two
+            numbers, b a multiple of GRID without any rounding: what of b_i - b_j is small is not lost in a large b.
         segment: number of boundaries from the tile's first step to this one, int32.
         log_i: log input gate.
         g: sum of log f over the tile, (B, H, tiles).
@@ -78,6 +94,7 @@ class TileGates(NamedTuple):
     prefix: Tensor
     a: Tensor
     b: Tensor
+    b_rest: Tensor
     segment: Tensor
     log_i: Tensor
     g: Tensor
@@ -139,9 +156,27 @@ def _max_plus(sum_left, max_left, sum_right, max_right):
 
 
 @triton.jit
+def _store_exponents(
+    log_f, log_i, x, y, g, log2_scale, row, block, tiles, BLOCK: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Of a block's steps, whose log gates are given; log2_scale is a number or one a step."""
+    f = tl.reshape(log_f * LOG2_E, [BLOCK // TILE, TILE])
+    i = tl.reshape(log_i * LOG2_E, [BLOCK // TILE, TILE])
+    f = tl.where(f < SMALLEST, SMALLEST, f)  # not a maximum: NaN is to pass
+    b = tl.cumsum(f, 1)
+    tile = block * (BLOCK // TILE) + tl.arange(0, BLOCK // TILE)
+    out = (row * tiles + tile[:, None]) * TILE + tl.arange(0, TILE)[None, :]
+    valid = (tile < tiles)[:, None] & (out >= 0)
+    tl.store(x + out, b + tl.reshape(log2_scale, [BLOCK // TILE, TILE]), mask=valid)
+    tl.store(y + out, i - b, mask=valid)
+    tl.store(g + row * tiles + tile, tl.sum(f, 1), mask=tile < tiles)
+
+
+@triton.jit
 def _activate(
-    f, f_b, f_h, f_t, i, i_b, i_h, i_t, log_f, log_i, heads, T, blocks,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr,
+    f, f_b, f_h, f_t, i, i_b, i_h, i_t, log_f, log_i, x_exponents, y_exponents, g_exponents, log2_scale,
+    heads, T, blocks, tiles,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row, block = _row_and_part(blocks)
     t = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
@@ -150,6 +185,9 @@ def _activate(
     )
     tl.store(log_f + row * T + t, x, mask=t < T)
     tl.store(log_i + row * T + t, y, mask=t < T)
+    if TILE:
+        shift = tl.full([BLOCK], 0.0, tl.float32) + log2_scale
+        _store_exponents(x, y, x_exponents, y_exponents, g_exponents, shift, row, block, tiles, BLOCK, TILE)
 
 
 @triton.jit
@@ -172,9 +210,10 @@ def _summarise(
 
 @triton.jit
 def _stabilise(
-    f, f_b, f_h, f_t, i, i_b, i_h, i_t, m_0, block_g, block_m, log_f, log_i, m, heads, T, blocks,
+    f, f_b, f_h, f_t, i, i_b, i_h, i_t, m_0, block_g, block_m, log_f, log_i, m,
+    x_exponents, y_exponents, g_exponents, log2_scale, heads, T, blocks, tiles,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, HAS_M_0: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    RESCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row, block = _row_and_part(blocks)
     b, h = row // heads, row % heads
@@ -201,15 +240,25 @@ def _stabilise(
     # Whichever wins the maximum is exactly 0 afterwards. Forgetting all and writing nothing stays -inf.
     forget = tl.where(kept >= y, 0.0, kept - y)
     take = tl.where(kept >= y, y - kept, 0.0)
-    tl.store(log_f + row * T + t, tl.where(kept == float("-inf"), float("-inf"), forget), mask=t < T)
-    tl.store(log_i + row * T + t, tl.where(y == float("-inf"), float("-inf"), take), mask=t < T)
-    tl.store(m + row * T + t, tl.maximum(tl.maximum(kept, y), M_FLOOR), mask=t < T)
+    forget = tl.where(kept == float("-inf"), float("-inf"), forget)
+    take = tl.where(y == float("-inf"), float("-inf"), take)
+    m_t = tl.maximum(tl.maximum(kept, y), M_FLOOR)
+    tl.store(log_f + row * T + t, forget, mask=t < T)
+    tl.store(log_i + row * T + t, take, mask=t < T)
+    tl.store(m + row * T + t, m_t, mask=t < T)
+    if TILE:
+        forget = tl.where(t < T, forget, 0.0)  # neutral, as what is loaded beyond T
+        shift = tl.full([BLOCK], 0.0, tl.float32) + log2_scale
+        if RESCALE:
+            shift += m_t * LOG2_E
+        _store_exponents(forget, take, x_exponents, y_exponents, g_exponents, shift, row, block, tiles, BLOCK, TILE)
 
 
 @triton.jit
 def _sum_tiles(
-    log_f, log_i, prefix, a, b, segment, log_i_padded, g, T, tiles, groups, TILES: tl.constexpr, TILE: tl.constexpr
-):
+    log_f, log_i, prefix, a, b, b_rest, segment, log_i_padded, g, T, tiles, groups,
+    TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     row, group = _row_and_part(groups)
     tile = group * TILES + tl.arange(0, TILES)
     inside = tl.arange(0, TILE)
@@ -218,19 +267,26 @@ def _sum_tiles(
     next_x = tl.load(log_f + row * T + t + 1, mask=(t + 1 < T) & (inside[None, :] + 1 < TILE), other=0.0)
     y = tl.load(log_i + row * T + t, mask=t < T, other=float("-inf"))
     cut = x < CUT
-    b_t = tl.cumsum(tl.where(cut, 0.0, x), 1)
+    kept = tl.where(cut, 0.0, x)
+    on_grid = tl.floor(kept / GRID + 0.5) * GRID
+    b_t = tl.cumsum(on_grid, 1)
+    b_rest_t = tl.cumsum(kept - on_grid, 1)
     segment_t = tl.cumsum(cut.to(tl.int32), 1)
     out = row * tiles * TILE + t
     valid = (tile < tiles)[:, None] & (t >= 0)
-    tl.store(prefix + out, tl.where(segment_t == 0, b_t, float("-inf")), mask=valid)
+    tl.store(prefix + out, tl.where(segment_t == 0, b_t + b_rest_t, float("-inf")), mask=valid)
     tl.store(a + out, tl.cumsum(next_x, 1, reverse=True) + y, mask=valid)
     tl.store(b + out, b_t, mask=valid)
+    tl.store(b_rest + out, b_rest_t, mask=valid)
     tl.store(segment + out, segment_t, mask=valid)
     tl.store(log_i_padded + out, y, mask=valid)
     tl.store(g + row * tiles + tile, tl.sum(x, 1), mask=tile < tiles)
 
 
-def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None) -> LogGates:
+def log_gates(
+    f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None,
+    exponents: Exponents | None = None, scale: float = 1.0,
+) -> LogGates:  # fmt: skip
     """Log gates of every step, in float32 (paper eqs. 1-9; the recurrent definition of m, solved by a parallel scan).
 
     Args:
@@ -238,17 +294,27 @@ def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, in
         i: input pre-activation (B, H, T), any strides; None where the gate has none.
         shape: (B, H, T).
         m_0: (B, H) stabiliser of the initial state; None is 0, as in `types.zero_state`.
+        exponents: written too, if given, for a q that is scaled by `scale` >= 0, and by exp(m) where the gate is
+            stabilised without a normaliser.
     """
     batch, heads, T = shape
     f, i = _expanded(f, i, shape)
+    x = y = g = None
+    tiles, tile = 0, 0
+    if exponents is not None:
+        x, y, g = exponents
+        tiles = g.shape[-1]
+        tile = x.shape[-1] // tiles
     log_f, log_i = (torch.empty(shape, dtype=torch.float32, device=f.device) for _ in range(2))
-    block = min(BLOCK, max(16, triton.next_power_of_2(T)))
+    block = min(BLOCK, max(16, tile, triton.next_power_of_2(T)))
     blocks = triton.cdiv(T, block)
+    log2_scale = math.log2(scale) if scale > 0 else -math.inf
     grid = (batch * heads * blocks,)
     inputs = (f, *f.stride(), i, *i.stride())
     branch = {"FORGET": gate.forget, "INPUT": gate.input, "TEMPERATURE": gate.temperature, "BLOCK": block}
+    made = (x, y, g, log2_scale, heads, T, blocks, tiles)
     if not gate.stabilized:
-        _activate[grid](*inputs, log_f, log_i, heads, T, blocks, **branch)
+        _activate[grid](*inputs, log_f, log_i, *made, **branch, TILE=tile)
         return LogGates(log_f, log_i, None)
     m = torch.empty_like(log_f)
     block_g = block_m = None
@@ -258,8 +324,8 @@ def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, in
     if m_0 is not None:
         m_0 = m_0.float().contiguous()
     _stabilise[grid](
-        *inputs, m_0, block_g, block_m, log_f, log_i, m, heads, T, blocks, **branch,
-        HAS_M_0=m_0 is not None, BLOCKS=triton.next_power_of_2(blocks),
+        *inputs, m_0, block_g, block_m, log_f, log_i, m, *made, **branch,
+        HAS_M_0=m_0 is not None, RESCALE=not gate.normalize, BLOCKS=triton.next_power_of_2(blocks), TILE=tile,
     )  # fmt: skip
     return LogGates(log_f, log_i, m)
 
@@ -268,16 +334,17 @@ def tile_gates(gates: LogGates, tile: int) -> TileGates:
     """Sums within tiles of `tile` steps (a power of two from 16); steps beyond T change nothing."""
     batch, heads, T = gates.log_f.shape
     tiles = triton.cdiv(T, tile)
-    empty = torch.empty((5, batch, heads, tiles * tile), dtype=torch.float32, device=gates.log_f.device)
-    prefix, a, b, segment, log_i = empty
+    empty = torch.empty((6, batch, heads, tiles * tile), dtype=torch.float32, device=gates.log_f.device)
+    prefix, a, b, b_rest, segment, log_i = empty
     g = torch.empty((batch, heads, tiles), dtype=torch.float32, device=gates.log_f.device)
     segment = segment.view(torch.int32)
     per_program = max(1, min(BLOCK // tile, triton.next_power_of_2(tiles)))
     groups = triton.cdiv(tiles, per_program)
     _sum_tiles[(batch * heads * groups,)](
-        gates.log_f, gates.log_i, prefix, a, b, segment, log_i, g, T, tiles, groups, TILES=per_program, TILE=tile
-    )
-    return TileGates(prefix, a, b, segment, log_i, g, tile)
+        gates.log_f, gates.log_i, prefix, a, b, b_rest, segment, log_i, g, T, tiles, groups,
+        TILES=per_program, TILE=tile,
+    )  # fmt: skip
+    return TileGates(prefix, a, b, b_rest, segment, log_i, g, tile)
 
 
 @triton.jit

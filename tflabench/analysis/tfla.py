@@ -19,7 +19,7 @@ from tflabench.problem import Problem
 SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA programming guide)
 STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
 NARROW = 64  # rows of the state in one of the products with it, each waited for
-TILE_GATES = 5 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
+TILE_GATES = 6 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
 STATE_PROGRAMS = 264  # the state walk cuts sequences until it has about this many (kernels/tfla/config.py)
 
 
