@@ -122,9 +122,8 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     """
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.gates import LogGates
+    from tflabench.kernels.gates import Exponents, LogGates
     from tflabench.kernels.hopper import backward, forward, launch
-    from tflabench.kernels.hopper.exponents import Exponents
     from tflabench.kernels.types import MLSTM_SIG
 
     p = Problem(batch=2, heads=16, seq_len=2048, d_qk=d_qk, d_hv=d_hv, pass_=pass_)
@@ -173,9 +172,8 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     monkeypatch.setattr(launch, "_carry", Recorded(launch._carry, carry))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     gate = empty(16, 2048)
-    monkeypatch.setattr(forward, "log_gates", lambda *_: LogGates(gate, gate, None))
     made = Exponents(empty(16, 2048), empty(16, 2048), empty(16, 32))
-    monkeypatch.setattr(forward, "exponents", lambda *_, unstabilise: made)
+    monkeypatch.setattr(forward, "exponents", lambda *_: (LogGates(gate, gate, None), made))
     monkeypatch.setattr(backward, "empty_row_sums", row_sums)
     monkeypatch.setattr(backward, "sum_shared", sum_shared)
     monkeypatch.setattr(backward, "through_tiles", lambda *_: None)
@@ -189,7 +187,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         backward.backward(h, None, q, k, v, gate, gate, None, saved, gate_gradients=gate_gradients, **options)
 
     steps = p.tokens * p.heads
-    gates = 2 * 2 + 2 * 8 + 8  # pre-activations, log gates written and read, exponents
+    gates = 2 * 2 + 8 + 8  # pre-activations, log gates, exponents
     if pass_ == "fwbw" and gate_gradients:
         parts = -(-d_qk // 128) * -(-d_hv // 256)
         gates += 2 * 4 * 4 * parts + 4 * 2 + 4  # row sums read twice; pre-activations and their gradients; log f

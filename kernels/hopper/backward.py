@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import gates
-from tflabench.kernels.gates import LogGates, RowSums
+from tflabench.kernels.gates import Exponents, LogGates, RowSums
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
 from .crossings import through_tiles
-from .exponents import TILE, Exponents
+from .exponents import TILE
 from .forward import initial_matrices, restored, weights
 from .launch import (
     Segments,

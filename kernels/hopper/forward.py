@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.gates import LogGates, log_gates
+from tflabench.kernels.gates import Exponents, LogGates
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
-from .exponents import TILE, Exponents, exponents
+from .exponents import TILE, exponents
 from .launch import Normaliser, Segments, launch_segments, launch_walk
 
 
@@ -35,8 +35,7 @@ def forward(
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
     cut = Segments(T, chunk_size)
-    gates = log_gates(f, i, gate, (B, H, T), None if initial is None else initial.m)
-    e = exponents(gates, abs(scale), unstabilise=gate.stabilized and not gate.normalize)
+    gates, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
     C_0, n_0 = initial_matrices(initial)
     states = ()

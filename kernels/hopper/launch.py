@@ -11,10 +11,10 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tflabench.kernels.gates import RowSums
+from tflabench.kernels.gates import Exponents, RowSums
 
 from . import packed, pair, segments, walk
-from .exponents import TILE, Exponents
+from .exponents import TILE
 
 BLOCK = [1, 1, 64, 64]
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)

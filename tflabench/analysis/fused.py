@@ -359,8 +359,8 @@ def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
 
 
 def _log_gate_bytes(p: Problem) -> float:
-    """A step: pre-activations to log gates, these to exponents."""
-    return 2 * p.element_bytes + 2 * LOG_GATE_BYTES + EXPONENT_BYTES
+    """A step: pre-activations to log gates and exponents."""
+    return 2 * p.element_bytes + LOG_GATE_BYTES + EXPONENT_BYTES
 
 
 def _gate_gradient_bytes(p: Problem, found: tuple[Walk, ...]) -> float:
