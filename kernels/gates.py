@@ -86,7 +86,7 @@ class TileGates(NamedTuple):
         b, b_rest: prefix with boundaries counted as 0, so that b_i - b_j is finite; valid where segments agree. In two
             numbers, b a multiple of GRID without any rounding: what of b_i - b_j is small is not lost in a large b.
         segment: number of boundaries from the tile's first step to this one, int32.
-        log_i: log input gate.
+        log_i_rest: log input gate less b_rest, so that the exponent is (b_i - b_j) + b_rest_i + log_i_rest_j.
         g: sum of log f over the tile, (B, H, tiles).
         tile: steps in a tile.
     """
@@ -96,7 +96,7 @@ class TileGates(NamedTuple):
     b: Tensor
     b_rest: Tensor
     segment: Tensor
-    log_i: Tensor
+    log_i_rest: Tensor
     g: Tensor
     tile: int
 
@@ -256,7 +256,7 @@ def _stabilise(
 
 @triton.jit
 def _sum_tiles(
-    log_f, log_i, prefix, a, b, b_rest, segment, log_i_padded, g, T, tiles, groups,
+    log_f, log_i, prefix, a, b, b_rest, segment, log_i_rest, g, T, tiles, groups,
     TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row, group = _row_and_part(groups)
@@ -279,7 +279,7 @@ def _sum_tiles(
     tl.store(b + out, b_t, mask=valid)
     tl.store(b_rest + out, b_rest_t, mask=valid)
     tl.store(segment + out, segment_t, mask=valid)
-    tl.store(log_i_padded + out, y, mask=valid)
+    tl.store(log_i_rest + out, y - b_rest_t, mask=valid)
     tl.store(g + row * tiles + tile, tl.sum(x, 1), mask=tile < tiles)
 
 
@@ -335,16 +335,16 @@ def tile_gates(gates: LogGates, tile: int) -> TileGates:
     batch, heads, T = gates.log_f.shape
     tiles = triton.cdiv(T, tile)
     empty = torch.empty((6, batch, heads, tiles * tile), dtype=torch.float32, device=gates.log_f.device)
-    prefix, a, b, b_rest, segment, log_i = empty
+    prefix, a, b, b_rest, segment, log_i_rest = empty
     g = torch.empty((batch, heads, tiles), dtype=torch.float32, device=gates.log_f.device)
     segment = segment.view(torch.int32)
     per_program = max(1, min(BLOCK // tile, triton.next_power_of_2(tiles)))
     groups = triton.cdiv(tiles, per_program)
     _sum_tiles[(batch * heads * groups,)](
-        gates.log_f, gates.log_i, prefix, a, b, b_rest, segment, log_i, g, T, tiles, groups,
+        gates.log_f, gates.log_i, prefix, a, b, b_rest, segment, log_i_rest, g, T, tiles, groups,
         TILES=per_program, TILE=tile,
     )  # fmt: skip
-    return TileGates(prefix, a, b, b_rest, segment, log_i, g, tile)
+    return TileGates(prefix, a, b, b_rest, segment, log_i_rest, g, tile)
 
 
 @triton.jit

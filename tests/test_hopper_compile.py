@@ -147,7 +147,7 @@ def emulate_pair(
 
 def emulate_segments(
     z: Tensor, w: Tensor, exponents: Any, cut: Segments, *, reverse: bool, start: tuple[Tensor | None, Tensor | None],
-    norm: bool,
+    norm: bool, end: bool = True,
 ) -> Any:  # fmt: skip
     B, H = w.shape[:2]
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
@@ -164,7 +164,8 @@ def emulate_segments(
             C, n = g[..., None].exp2() * C + s.mT @ W[:, :, t], g.exp2() * n + s.sum(-2)
     order = slice(None, None, -1) if reverse else slice(None)
     stacked, n_stacked = (torch.stack(x[order], 2).float() for x in (states, n_states))
-    return (stacked, n_stacked if norm else None), (C.float(), n.float() if norm else None)
+    after = (C.float(), n.float() if norm else None) if end else (None, None)
+    return (stacked, n_stacked if norm else None), after
 
 
 @pytest.fixture

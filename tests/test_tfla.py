@@ -158,10 +158,12 @@ def test_sums_between_two_steps_of_a_tile_do_not_lose_what_the_sum_from_its_star
     f, i = torch.randn(2, 1, 1, 128, device=DEVICE)
     gates = log_gates(f - 2.0, i, MLSTM_SIG, (1, 1, 128), None)
     tiles = tile_gates(gates, 128)
-    b, rest, exact = tiles.b.view(-1), tiles.b_rest.view(-1), gates.log_f.view(-1).double().cumsum(0)
+    b, rest, to = tiles.b.view(-1), tiles.b_rest.view(-1), tiles.log_i_rest.view(-1)
+    log_f, log_i = gates.log_f.view(-1).double().cumsum(0), gates.log_i.view(-1).double()
     for reach in (1, 2, 8):  # some 2 to 16 apart, in sums of up to 280: float32 is 1.5e-5 coarse there
-        found = (b[reach:] - b[:-reach]) + (rest[reach:] - rest[:-reach])
-        torch.testing.assert_close(found.double(), exact[reach:] - exact[:-reach], rtol=0.0, atol=2e-6)
+        found = (b[reach:] - b[:-reach]) + rest[reach:] + to[:-reach]
+        exact = log_f[reach:] - log_f[:-reach] + log_i[:-reach]
+        torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=2e-6)
 
 
 def pair_sums(pairs: torch.Tensor, L: int) -> tuple[RowSums, RowSums, torch.Tensor]:

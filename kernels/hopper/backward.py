@@ -56,7 +56,9 @@ def backward(
     first = dC
     dC_0 = None
     if cut.count > 1:
-        (first, _), (dC_0, _) = launch_segments(q, dh, e, cut, reverse=True, start=(dC, None), norm=False)
+        (first, _), (dC_0, _) = launch_segments(
+            q, dh, e, cut, reverse=True, start=(dC, None), norm=False, end=C_0 is not None
+        )
     elif C_0 is not None:
         C = C_0
         dC_0 = torch.empty_like(C_0)

@@ -41,7 +41,7 @@ def forward(
     states = ()
     if cut.count > 1:
         (C, n), (C_last, n_last) = launch_segments(
-            k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize
+            k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize, end=return_last_state
         )
         last, states = None, (C,)
     else:

@@ -254,14 +254,15 @@ def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
 
 def launch_segments(
     z: Tensor, w: Tensor, exponents: Exponents, cut: Segments, *,
-    reverse: bool, start: tuple[Tensor | None, Tensor | None], norm: bool,
-) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:  # fmt: skip
-    """States (C, n) or (dC, None) that each segment starts from, and those after the last segment walked.
+    reverse: bool, start: tuple[Tensor | None, Tensor | None], norm: bool, end: bool = True,
+) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:  # fmt: skip
+    """States (C, n) or (dC, None) that each segment starts from, and those after the last segment walked, if `end`.
 
     Args:
         z, w: (B, H, T, d_qk) and (B, H, T, d_hv): k, v or, backward, q, dh; z may have fewer heads.
         start: (B, H, d_qk, d_hv) and (B, H, d_qk), the states before the first segment walked; None is zero.
         norm: with n.
+        end: without it what the last segment walked adds is not even read.
     """
     B, H, _, d_hv = w.shape
     d_qk = z.shape[-1]
@@ -269,10 +270,12 @@ def launch_segments(
     z_pieces, w_pieces = triton.cdiv(d_qk, 128), triton.cdiv(d_hv, 256)
     states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
     n_states = torch.empty((B, H, cut.count, d_qk), dtype=torch.float32, device=z.device) if norm else None
-    _accumulate[(B * H * cut.count * z_pieces * w_pieces,)](
+    accumulated = cut.count if end else cut.count - 1
+    _accumulate[(B * H * accumulated * z_pieces * w_pieces,)](
         descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
         states, states if n_states is None else n_states,
-        H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, z_pieces, w_pieces,
+        H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
+        accumulated, z_pieces, w_pieces,
         Z_DIM=d_qk, W_DIM=d_hv, STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
     )  # fmt: skip
     ends = []
@@ -283,11 +286,11 @@ def launch_segments(
         elements = state[0, 0, 0].numel()
         block = min(1024, triton.next_power_of_2(elements))
         blocks = triton.cdiv(elements, block)
-        end = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device)
+        after = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device) if end else None
         _carry[(B * H * blocks,)](
-            state, exponents.g, end if begin is None else begin, end,
-            elements, cut.tiles, cut.segment_tiles, cut.count, blocks,
-            START=begin is not None, REVERSE=reverse, TILES=triton.next_power_of_2(cut.segment_tiles), BLOCK=block,
+            state, exponents.g, state if begin is None else begin, state if after is None else after,
+            elements, cut.tiles, cut.segment_tiles, cut.count, blocks, START=begin is not None, END=end,
+            REVERSE=reverse, TILES=triton.next_power_of_2(cut.segment_tiles), BLOCK=block,
         )  # fmt: skip
-        ends.append(end)
+        ends.append(after)
     return (states, n_states), (ends[0], ends[1])

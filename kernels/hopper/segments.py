@@ -107,16 +107,19 @@ def math(
 @gluon.jit
 def accumulate(
     z_desc, w_desc, az_ptr, g_ptr, state_ptr, n_ptr,
-    heads, z_sharing, tiles, segment_tiles, segments, z_pieces, w_pieces,
+    heads, z_sharing, tiles, segment_tiles, segments, lowest, accumulated, z_pieces, w_pieces,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr,
     REVERSE: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
-    """One program: 128 rows and 64 * WB columns of the state of a segment of a (batch, head) row."""
+    """One program: 128 rows and 64 * WB columns of the state of a segment of a (batch, head) row.
+
+    Of the segments of a row, `accumulated` from the one called `lowest` on.
+    """
     pid = gl.program_id(0)
     z0 = (pid % z_pieces) * 128
     w0 = (pid // z_pieces) % w_pieces * (64 * WB)
-    segment = pid // (z_pieces * w_pieces) % segments
-    row = pid // (z_pieces * w_pieces * segments)
+    segment = lowest + pid // (z_pieces * w_pieces) % accumulated
+    row = pid // (z_pieces * w_pieces * accumulated)
     first = segment * segment_tiles
     n = gl.minimum(segment_tiles, tiles - first)
     index = (row * segments + segment).to(gl.int64)
@@ -147,11 +150,12 @@ def accumulate(
 @triton.jit
 def carry(
     state, g, start, end, elements, tiles, segment_tiles, segments, blocks,
-    START: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For states (rows, segments, elements): replace what each segment adds (`accumulate`) by what it starts from.
 
-    start: (rows, elements) state before the first segment walked, read if START; end: state after the last.
+    start: (rows, elements) state before the first segment walked, read if START; end: state after the last, written if
+    END. Only then is read what the last segment adds.
     TILES: power of two, at least segment_tiles.
     """
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -168,10 +172,11 @@ def carry(
         segment = segments - 1 - k if REVERSE else k
         pointer = state + (row * segments + segment) * elements + at
         beyond = pointer + (-elements if REVERSE else elements)
-        following = tl.load(beyond, mask=mask & (k + 1 < segments), other=0.0)  # on its way meanwhile
+        following = tl.load(beyond, mask=mask & (k + 1 < segments - 1 + END), other=0.0)  # on its way meanwhile
         tile = segment * segment_tiles + inside
         log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < segment_tiles) & (tile < tiles), other=0.0), 0)
         tl.store(pointer, carried, mask=mask)
         carried = carried * tl.exp2(log_e) + added
         added = following
-    tl.store(end + row * elements + at, carried, mask=mask)
+    if END:
+        tl.store(end + row * elements + at, carried, mask=mask)

@@ -60,7 +60,7 @@ def _scores(
 @triton.jit
 def _rows_of_head(
     bh, row_tile, out_block, x_tiles, y_tiles, z_tiles, x_narrow, x_b, x_h, x_t, states, n_states,
-    row_log, col_log, g, b_log, b_rest, segment, log_i, m, inverse_denominator,
+    row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,
     probe, probe_b, probe_h, probe_t, row_dots,
     skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
     REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -128,17 +128,15 @@ def _rows_of_head(
             # On the diagonal the weight is exp(b_i - b_j + log i_j), for keys j <= i with no boundary in between.
             c_row = col - row + c
             b_col = tl.load(b_log + row_offset + c_row)
-            b_rest_row = tl.load(b_rest + row_offset + r)
-            b_rest_col = tl.load(b_rest + row_offset + c_row)
             together = segment_row[:, None] == tl.load(segment + row_offset + c_row)[None, :]
             if REVERSE:
                 together &= c_row[None, :] >= r[:, None]
-                exponent = b_rest_col[None, :] - b_rest_row[:, None] + tl.load(log_i + row_offset + r)[:, None]
-                exponent += b_col[None, :] - b_row[:, None]
+                exponent = b_col[None, :] - b_row[:, None] + tl.load(b_rest + row_offset + c_row)[None, :]
+                exponent += tl.load(log_i_rest + row_offset + r)[:, None]
             else:
                 together &= c_row[None, :] <= r[:, None]
-                exponent = b_rest_row[:, None] - b_rest_col[None, :] + tl.load(log_i + row_offset + c_row)[None, :]
-                exponent += b_row[:, None] - b_col[None, :]
+                exponent = b_row[:, None] - b_col[None, :] + tl.load(b_rest + row_offset + r)[:, None]
+                exponent += tl.load(log_i_rest + row_offset + c_row)[None, :]
             s *= tl.exp(tl.where(together, exponent, float("-inf")))
             if SKIP and not ROW_DOTS:  # what is added to H (and dV) of the same step's v (dH) is a weight like others
                 s += tl.where(c_row[None, :] == r[:, None], tl.load(skip + h), 0.0)
@@ -212,7 +210,7 @@ def _rows_of_head(
 @triton.jit
 def parallel_outputs(
     x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
-    row_log, col_log, g, b_log, b_rest, segment, log_i, m, inverse_denominator,
+    row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,
     probe, probe_b, probe_h, probe_t, row_dots,
     skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
     REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -225,7 +223,7 @@ def parallel_outputs(
     Args:
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK; n_states: (B, H, chunks, d_qk).
         row_log: prefix (H, dQ) or a (dK, dV) of tiles of ROWS steps; col_log: the other, of tiles of COLS steps, as g.
-        b_log, b_rest, segment, log_i: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
+        b_log, b_rest, segment, log_i_rest: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
         in_sharing, out_sharing: heads that share one of x and y, of z and probe.  MEMBERS: of `out`: summed here.
         skip: (H,) float32, SKIP: H adds skip v_t to row t; dQ writes skip_dots = dh_t . v_t, (B, H, T) float32.
         probe, row_dots: dQ and dK also write probe_t . out_t, and what of it comes from steps of the
@@ -248,7 +246,7 @@ def parallel_outputs(
     for member in range(MEMBERS):
         acc += _rows_of_head(
             of_out * MEMBERS + member, row_tile, out_block, x_tiles, y_tiles, z_tiles, x_narrow, x_b, x_h, x_t,
-            states, n_states, row_log, col_log, g, b_log, b_rest, segment, log_i, m, inverse_denominator,
+            states, n_states, row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,
             probe, probe_b, probe_h, probe_t, row_dots, skip, skip_dots,
             scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
             REVERSE, STATES, FIRST_STATE, NORMALIZE, RESCALE, HAS_DENOMINATOR, ROW_DOTS, N_GRADIENT, SKIP,
@@ -314,7 +312,7 @@ def launch(
         row.b,
         row.b_rest,
         row.segment,
-        row.log_i,
+        row.log_i_rest,
         plan.gates.m,
         inverse_denominator,
         *rows_of(probe, tiles.rows, tiles.outer),

@@ -237,8 +237,9 @@ def cost(
     if cut > 1:
         passes = 2 if p.pass_ == "fwbw" else 1
         flops += passes * steps * 2 * p.d_qk * p.d_hv
-        moved += passes * steps * (p.d_qk / group + p.d_hv) * p.element_bytes
-        moved += heads * cut * (3 * passes + len(found)) * p.d_qk * p.d_hv * STATE_BYTES  # written, joined; read
+        moved += passes * steps * (cut - 1) / cut * (p.d_qk / group + p.d_hv) * p.element_bytes
+        written = (3 * cut - 2) * passes + cut * len(found)  # but for the last; read, replaced; read by walks
+        moved += heads * written * p.d_qk * p.d_hv * STATE_BYTES
     return Cost(flops, moved)
 
 
@@ -252,21 +253,24 @@ def launches(
     cut = segments(p, chunk_size)
     dd = p.d_qk * p.d_hv
     passes = 2 if p.pass_ == "fwbw" else 1
-    found = [_pointwise("gates", steps, _log_gate_bytes(p) / 2)] * 2
+    found = [_pointwise("gates", steps, _log_gate_bytes(p))]
+    if exp:
+        found += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
     if cut > 1:
         pieces = math.ceil(p.d_qk / HEIGHT) * math.ceil(p.d_hv / WIDTH)
         states = heads * cut * dd * STATE_BYTES
-        tensors, fetched = (steps * (d_qk + p.d_hv) * p.element_bytes for d_qk in (p.d_qk / group, p.d_qk))
+        walked = steps * (cut - 1) / cut
+        tensors, fetched = (walked * (d_qk + p.d_hv) * p.element_bytes for d_qk in (p.d_qk / group, p.d_qk))
         for n in range(passes):
             name = ("C", "dC")[n]
             found += [
                 Launch(
-                    f"{name} of segments", heads * cut * pieces, 1,
-                    {"recomputation": steps * 2 * dd},
-                    {"inputs and outputs": tensors, "states": states},
+                    f"{name} of segments", heads * (cut - 1) * pieces, 1,
+                    {"recomputation": walked * 2 * dd},
+                    {"inputs and outputs": tensors, "states": states * (cut - 1) / cut},
                     through_l2=pieces * fetched, roles=ROLES - 1,
                 ),
-                Launch(f"{name}, joined", heads * dd / 1024, 2, {}, {"states": 2 * states}, trips=2 * cut),
+                Launch(f"{name}, joined", heads * dd / 1024, 2, {}, {"states": states * (2 - 1 / cut)}, trips=2 * cut),
             ]  # fmt: skip
     of_pass = walks(p, gate_gradients, group)
     for walk in of_pass:
