@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tflabench.kernels.hopper.exponents import exponents
 from tflabench.kernels.tfla import chunkwise, config, epilogue
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
@@ -67,6 +68,7 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
         options: dict[str, Any] = {"gate": gate, "scale": 0.1, "chunk_size": L, "skip": skip}
         h, last, saved = chunkwise.forward(*inputs, **options)
         chunkwise.backward(h, last, *inputs, saved, **options)
+        exponents(*inputs[3:5], gate, (B, H, T), initial.m, 0.1)
         if gate == SHARED:
             epilogue.forward(h, v, skip, v)
             epilogue.backward(h, h, v, skip, v)
