@@ -287,11 +287,12 @@ def whole(products, dtype: gl.constexpr):
 
 @gluon.jit
 def normalise(
-    states, buffers, qn_buf, n_buf, parts_buf, factors, empty, ready, qn_full, items, geometry,
+    states, buffers, qn_buf, parts_bufs, factors, empty, ready, qn_full, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, FIRST: gl.constexpr,
     LAST: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = parts_buf.dtype
+    n_parts, s_parts, sums = parts_bufs
+    dtype: gl.constexpr = s_parts.dtype
     mma_l: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 1], instr_shape=[16, 8])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma_l, k_width=2)
     b_l: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=mma_l, k_width=2)
@@ -301,7 +302,7 @@ def normalise(
     u_buf, w_buf, _z_buf, _x_buf = buffers
     _r_buf, s_buf, decay_buf = factors
     w = gl.arange(0, 64, layout=column_l)
-    i = 0
+    s, phase = 0, 0  # carried: of a stage from i % STAGES the compiler keeps a register for every address in it
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, _head, _first, tiles, _row, index, piece = place_of(item, geometry, PIECES)
         at_n = index * W_DIM + w
@@ -312,32 +313,33 @@ def normalise(
             else:
                 n += (gl.zeros([64], gl.float32, layout=column_l),)
         for _j in range(tiles):
-            s = i % STAGES
             for wb in gl.static_range(WB):
-                parts_buf.index(wb).store(in_parts(n[wb], parts_l, dtype))
-            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
-            parts_buf.index(WB).store(in_parts(s_buf.index(s).load(column_l), parts_l, dtype))
+                n_parts[wb].store(in_parts(n[wb], parts_l, dtype))
+            mbarrier.wait(ready.index(s), phase)
+            s_parts.store(in_parts(s_buf.index(s).load(column_l), parts_l, dtype))
             barrier()
             qn = gl.zeros([64, 8], gl.float32, layout=mma_l)
             for wb in gl.static_range(WB):
-                qn = mma_v2(block(u_buf, s * WB + wb).load(a_l), parts_buf.index(wb).load(b_l), qn)
+                qn = mma_v2(block(u_buf, s * WB + wb).load(a_l), n_parts[wb].load(b_l), qn)
             qn_buf.index(s).store(whole(qn, dtype))
             barrier()
             mbarrier.arrive(qn_full.index(s), count=1)
-            weights = parts_buf.index(WB).load(b_l)
+            weights = s_parts.load(b_l)
             for wb in gl.static_range(WB):
                 added = gl.zeros([64, 8], gl.float32, layout=mma_l)
                 added = mma_v2(block(w_buf, s * WB + wb).permute((1, 0)).load(a_l), weights, added)
-                n_buf.index(wb).store(whole(added, dtype))
+                sums[wb].store(whole(added, dtype))
             decay = decay_buf.index(s).load(column_l)
             fence_async_shared()
             barrier()
             mbarrier.arrive(empty.index(s), count=1)
             new_n = ()
             for wb in gl.static_range(WB):
-                new_n += (n[wb] * decay + n_buf.index(wb).load(column_l),)
+                new_n += (n[wb] * decay + sums[wb].load(column_l),)
             n = new_n
-            i += 1
+            s += 1
+            phase ^= s // STAGES
+            s %= STAGES
         if LAST:  # noqa: SIM102
             if piece == 0:
                 for wb in gl.static_range(WB):
@@ -572,12 +574,16 @@ def walk(
     if SUMS:
         gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
         dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
-    qn_buf, n_buf, parts_buf = r_buf, r_buf, r_buf
+    qn_buf, parts_bufs = r_buf, (r_buf, r_buf, r_buf)
     if NORM:
         qn_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
-        n_buf = gl.allocate_shared_memory(gl.float32, [WB, 64], flat)
         rows: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, order=[1, 0])
-        parts_buf = gl.allocate_shared_memory(dtype, [WB + 1, 64, 8], rows)  # of n and of s
+        s_parts = gl.allocate_shared_memory(dtype, [64, 8], rows)
+        n_parts, added = (), ()
+        for _ in gl.static_range(WB):  # one by one: between stores to one buffer the compiler puts barriers
+            n_parts += (gl.allocate_shared_memory(dtype, [64, 8], rows),)
+            added += (gl.allocate_shared_memory(gl.float32, [64], flat),)
+        parts_bufs = (n_parts, s_parts, added)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     qn_full = ready
@@ -595,7 +601,7 @@ def walk(
         mbarrier.init(p_empty.index(i), count=ROLES)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
-    FEW: gl.constexpr = 40 if NORM else 24  # registers of produce and normalise; score has the rest of 512
+    FEW: gl.constexpr = 32 if NORM else 24  # registers of produce and normalise; score has the rest of 512
     gl.warp_specialize(
         [
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
@@ -616,7 +622,7 @@ def walk(
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
                        PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM)),
-            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, n_buf, parts_buf, factors, empty, ready, qn_full,
+            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, parts_bufs, factors, empty, ready, qn_full,
                          items, geometry,
                          W_DIM, PIECES, STAGES, WB, FIRST, LAST)),
         ][2 - ROLES : 4 + NORM],
