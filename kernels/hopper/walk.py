@@ -141,6 +141,15 @@ def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
 
 
 @gluon.jit
+def following(s, phase, COUNT: gl.constexpr):
+    """The slot after s of COUNT, and the phase of its barrier: carried, since for every address made of i % COUNT the
+    compiler keeps a register.
+    """
+    s += 1
+    return s % COUNT, phase ^ (s // COUNT)
+
+
+@gluon.jit
 def score(
     exponents, back_ptr, skip, sums, buffers, qn_buf, e_buf, p_buf, dots_buf, factors, empty, ready, qn_full,
     p_full, p_empty, items, geometry, steps, part_stride,
@@ -160,7 +169,7 @@ def score(
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
-    i = 0
+    s, b, phase, turn = 0, 0, 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
         if SKIP:
@@ -171,8 +180,6 @@ def score(
             y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
             g = gl.load(g_ptr + row * tiles + tile)
         for j in range(n):
-            s = i % STAGES
-            b = i % SLOTS
             tile_now = nth_tile(first, j, n, REVERSE)
             at = (row * tiles + tile_now) * 64
             if not NORM:
@@ -184,7 +191,7 @@ def score(
                 x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
                 y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
                 g = gl.load(g_ptr + row * tiles + tile)
-            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            mbarrier.wait(ready.index(s), phase)
             p = gl.zeros([64, 64], gl.float32, layout=p_l)
             for wb in gl.static_range(WB):
                 wT = block(w_buf, s * WB + wb).permute((1, 0))
@@ -209,7 +216,7 @@ def score(
             if SKIP:
                 p += gl.where(u[:, None] == z[None, :], skip_weight, 0.0)
             if NORM:
-                mbarrier.wait(qn_full.index(s), (i // STAGES) & 1)
+                mbarrier.wait(qn_full.index(s), phase)
                 qn = qn_buf.index(s).load(u_l)
                 bound = gl.exp2(-1.4426950408889634 * e_buf.index(e + 2).load(u_l))
                 denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + gl.sum(p, axis=1)), bound)
@@ -217,14 +224,14 @@ def score(
                 if piece == 0:
                     gl.store(back_ptr + at + u, a_u)
                 p = p * (1.0 / denominator)[:, None]
-                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(a_u))
             elif REVERSE:
-                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now + g_now))
                 s_buf.index(b).store(gl.exp2(y_now))
             else:
-                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now))
                 s_buf.index(b).store(gl.exp2(y_now + g_now))
             if not NORM:
@@ -249,9 +256,10 @@ def score(
                 gl.store(columns_ptr + before + z, gl.sum(xz, axis=0), mask=z < left_before)
                 barrier()  # every warp has read its rows of X and Z
             mbarrier.arrive(empty.index(s), count=1)
-            i += 1
+            s, phase = following(s, phase, STAGES)
+            b, turn = following(b, turn, SLOTS)
     if SUMS:
-        mbarrier.wait(p_empty.index(i % SLOTS), ((i // SLOTS) & 1) ^ 1)
+        mbarrier.wait(p_empty.index(b), turn ^ 1)
         store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
 
 
@@ -302,7 +310,7 @@ def normalise(
     u_buf, w_buf, _z_buf, _x_buf = buffers
     _r_buf, s_buf, decay_buf = factors
     w = gl.arange(0, 64, layout=column_l)
-    s, phase = 0, 0  # carried: of a stage from i % STAGES the compiler keeps a register for every address in it
+    s, phase = 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, _head, _first, tiles, _row, index, piece = place_of(item, geometry, PIECES)
         at_n = index * W_DIM + w
@@ -337,9 +345,7 @@ def normalise(
             for wb in gl.static_range(WB):
                 new_n += (n[wb] * decay + sums[wb].load(column_l),)
             n = new_n
-            s += 1
-            phase ^= s // STAGES
-            s %= STAGES
+            s, phase = following(s, phase, STAGES)
         if LAST:  # noqa: SIM102
             if piece == 0:
                 for wb in gl.static_range(WB):
