@@ -265,11 +265,11 @@ def score(
 
 @gluon.jit
 def in_parts(x, layout: gl.constexpr, dtype: gl.constexpr):
-    """float32 x (64,) as columns of an operand (64, 8) of dtype, whose products `whole` adds up as products with x.
+    """float32 x (64,) as an operand (64, 8) of dtype: products with it, summed over its columns, are products with x.
 
-    Every column takes the leading bits of what is left: three of bfloat16 are a float32, bit by bit. float16 has the
-    range for a sum of 65,536 of its largest numbers, and with a fourth column steps of 2**-38 there, if every column is
-    2**10 times as large as its place.
+    Every column takes the leading bits of what is left: three of bfloat16 are a float32, bit by bit. With float16 a
+    column is 2**10 times as large as its place (see `places`) and there are four: enough for steps of 2**-38, and for
+    sums of 65,536 of its largest numbers.
     """
     column = gl.arange(0, 8, layout=gl.SliceLayout(0, layout))
     parts = gl.zeros([64, 8], dtype, layout=layout)
@@ -285,27 +285,28 @@ def in_parts(x, layout: gl.constexpr, dtype: gl.constexpr):
 
 
 @gluon.jit
-def whole(products, dtype: gl.constexpr):
-    """Sum over the columns of products (64, 8) with an operand `in_parts`."""
+def places(products, dtype: gl.constexpr):
+    """products (64, 8) with an operand `in_parts`, every column as large as it is to be."""
     if dtype == gl.float16:
         column = gl.arange(0, 8, layout=gl.SliceLayout(0, products.type.layout))
         products *= gl.exp2(16.0 - 10.0 * column.to(gl.float32))[None, :]
-    return gl.sum(products, axis=1)
+    return products
 
 
 @gluon.jit
 def normalise(
-    states, buffers, qn_buf, parts_bufs, factors, empty, ready, qn_full, items, geometry,
+    states, buffers, qn_buf, n_parts, s_parts, factors, empty, ready, qn_full, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, FIRST: gl.constexpr,
     LAST: gl.constexpr,
 ):  # fmt: skip
-    n_parts, s_parts, sums = parts_bufs
     dtype: gl.constexpr = s_parts.dtype
     mma_l: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 1], instr_shape=[16, 8])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma_l, k_width=2)
     b_l: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=mma_l, k_width=2)
     parts_l: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0])
+    sums_l: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0])
     column_l: gl.constexpr = gl.SliceLayout(1, parts_l)  # a column of n, or a step, a thread
+    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     n_first_ptr, n_last_ptr = states
     u_buf, w_buf, _z_buf, _x_buf = buffers
     _r_buf, s_buf, decay_buf = factors
@@ -329,21 +330,23 @@ def normalise(
             qn = gl.zeros([64, 8], gl.float32, layout=mma_l)
             for wb in gl.static_range(WB):
                 qn = mma_v2(block(u_buf, s * WB + wb).load(a_l), n_parts[wb].load(b_l), qn)
-            qn_buf.index(s).store(whole(qn, dtype))
+            qn_buf.index(s).store(gl.sum(places(qn, dtype), axis=1))
             barrier()
             mbarrier.arrive(qn_full.index(s), count=1)
             weights = s_parts.load(b_l)
-            for wb in gl.static_range(WB):
+            for wb in gl.static_range(WB):  # K^T s, in pairs of columns, where the parts of n of the same thread were
                 added = gl.zeros([64, 8], gl.float32, layout=mma_l)
                 added = mma_v2(block(w_buf, s * WB + wb).permute((1, 0)).load(a_l), weights, added)
-                sums[wb].store(whole(added, dtype))
+                pairs = gl.sum(places(added, dtype).reshape([64, 4, 2]), axis=2)
+                reinterpret(n_parts[wb], gl.float32, [64, 4], rows).store(pairs)
             decay = decay_buf.index(s).load(column_l)
             fence_async_shared()
             barrier()
             mbarrier.arrive(empty.index(s), count=1)
             new_n = ()
             for wb in gl.static_range(WB):
-                new_n += (n[wb] * decay + sums[wb].load(column_l),)
+                pairs = reinterpret(n_parts[wb], gl.float32, [64, 4], rows).load(sums_l)
+                new_n += (n[wb] * decay + gl.convert_layout(gl.sum(pairs, axis=1), column_l),)
             n = new_n
             s, phase = following(s, phase, STAGES)
         if LAST:  # noqa: SIM102
@@ -580,16 +583,13 @@ def walk(
     if SUMS:
         gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
         dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
-    qn_buf, parts_bufs = r_buf, (r_buf, r_buf, r_buf)
+    qn_buf, n_parts, s_parts = r_buf, (), r_buf
     if NORM:
-        qn_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
         rows: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, order=[1, 0])
+        qn_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
         s_parts = gl.allocate_shared_memory(dtype, [64, 8], rows)
-        n_parts, added = (), ()
         for _ in gl.static_range(WB):  # one by one: between stores to one buffer the compiler puts barriers
             n_parts += (gl.allocate_shared_memory(dtype, [64, 8], rows),)
-            added += (gl.allocate_shared_memory(gl.float32, [64], flat),)
-        parts_bufs = (n_parts, s_parts, added)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     qn_full = ready
@@ -628,7 +628,7 @@ def walk(
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
                        PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM)),
-            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, parts_bufs, factors, empty, ready, qn_full,
+            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, n_parts, s_parts, factors, empty, ready, qn_full,
                          items, geometry,
                          W_DIM, PIECES, STAGES, WB, FIRST, LAST)),
         ][2 - ROLES : 4 + NORM],
