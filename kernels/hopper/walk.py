@@ -43,6 +43,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    mma_v2,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -140,6 +141,15 @@ def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
 
 
 @gluon.jit
+def following(s, phase, COUNT: gl.constexpr):
+    """The slot after s of COUNT, and the phase of its barrier: carried, since for every address made of i % COUNT the
+    compiler keeps a register.
+    """
+    s += 1
+    return s % COUNT, phase ^ (s // COUNT)
+
+
+@gluon.jit
 def score(
     exponents, back_ptr, skip, sums, buffers, qn_buf, e_buf, p_buf, dots_buf, factors, empty, ready, qn_full,
     p_full, p_empty, items, geometry, steps, part_stride,
@@ -159,7 +169,7 @@ def score(
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
-    i = 0
+    s, b, phase, turn = 0, 0, 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
         if SKIP:
@@ -170,8 +180,6 @@ def score(
             y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
             g = gl.load(g_ptr + row * tiles + tile)
         for j in range(n):
-            s = i % STAGES
-            b = i % SLOTS
             tile_now = nth_tile(first, j, n, REVERSE)
             at = (row * tiles + tile_now) * 64
             if not NORM:
@@ -183,7 +191,7 @@ def score(
                 x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
                 y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
                 g = gl.load(g_ptr + row * tiles + tile)
-            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            mbarrier.wait(ready.index(s), phase)
             p = gl.zeros([64, 64], gl.float32, layout=p_l)
             for wb in gl.static_range(WB):
                 wT = block(w_buf, s * WB + wb).permute((1, 0))
@@ -208,7 +216,7 @@ def score(
             if SKIP:
                 p += gl.where(u[:, None] == z[None, :], skip_weight, 0.0)
             if NORM:
-                mbarrier.wait(qn_full.index(s), (i // STAGES) & 1)
+                mbarrier.wait(qn_full.index(s), phase)
                 qn = qn_buf.index(s).load(u_l)
                 bound = gl.exp2(-1.4426950408889634 * e_buf.index(e + 2).load(u_l))
                 denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + gl.sum(p, axis=1)), bound)
@@ -216,14 +224,14 @@ def score(
                 if piece == 0:
                     gl.store(back_ptr + at + u, a_u)
                 p = p * (1.0 / denominator)[:, None]
-                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(a_u))
             elif REVERSE:
-                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now + g_now))
                 s_buf.index(b).store(gl.exp2(y_now))
             else:
-                mbarrier.wait(p_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+                mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now))
                 s_buf.index(b).store(gl.exp2(y_now + g_now))
             if not NORM:
@@ -248,73 +256,103 @@ def score(
                 gl.store(columns_ptr + before + z, gl.sum(xz, axis=0), mask=z < left_before)
                 barrier()  # every warp has read its rows of X and Z
             mbarrier.arrive(empty.index(s), count=1)
-            i += 1
+            s, phase = following(s, phase, STAGES)
+            b, turn = following(b, turn, SLOTS)
     if SUMS:
-        mbarrier.wait(p_empty.index(i % SLOTS), ((i // SLOTS) & 1) ^ 1)
+        mbarrier.wait(p_empty.index(b), turn ^ 1)
         store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
 
 
 @gluon.jit
-def widened(x):
-    """x in float32, two at a time: the compiler would take three instructions for two bfloat16."""
-    if x.dtype == gl.bfloat16:
-        asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-        return gl.inline_asm_elementwise(asm, "=f,=f,r", [x], gl.float32, is_pure=True, pack=2)
-    else:
-        return x.to(gl.float32)
+def in_parts(x, layout: gl.constexpr, dtype: gl.constexpr):
+    """float32 x (64,) as an operand (64, 8) of dtype: products with it, summed over its columns, are products with x.
+
+    Every column takes the leading bits of what is left: three of bfloat16 are a float32, bit by bit. With float16 a
+    column is 2**10 times as large as its place (see `places`) and there are four: enough for steps of 2**-38, and for
+    sums of 65,536 of its largest numbers.
+    """
+    column = gl.arange(0, 8, layout=gl.SliceLayout(0, layout))
+    parts = gl.zeros([64, 8], dtype, layout=layout)
+    if dtype == gl.float16:
+        x *= 2.0**-16
+    for c in gl.static_range(4 if dtype == gl.float16 else 3):
+        part = upper(x, dtype)
+        parts = gl.where(column[None, :] == c, part[:, None], parts)
+        x -= part.to(gl.float32)
+        if dtype == gl.float16:
+            x *= 2.0**10
+    return parts
+
+
+@gluon.jit
+def places(products, dtype: gl.constexpr):
+    """products (64, 8) with an operand `in_parts`, every column as large as it is to be."""
+    if dtype == gl.float16:
+        column = gl.arange(0, 8, layout=gl.SliceLayout(0, products.type.layout))
+        products *= gl.exp2(16.0 - 10.0 * column.to(gl.float32))[None, :]
+    return products
 
 
 @gluon.jit
 def normalise(
-    states, buffers, qn_buf, n_buf, factors, empty, ready, qn_full, items, geometry,
+    states, buffers, qn_buf, n_parts, s_parts, factors, empty, ready, qn_full, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, FIRST: gl.constexpr,
     LAST: gl.constexpr,
 ):  # fmt: skip
-    along: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0])  # a step a thread: no sums across them
-    down: gl.constexpr = gl.BlockedLayout([4, 2], [2, 16], [1, 2], [1, 0])  # two columns of 32 steps a thread
-    step_l: gl.constexpr = gl.SliceLayout(1, along)
-    column_l: gl.constexpr = gl.SliceLayout(0, down)
+    dtype: gl.constexpr = s_parts.dtype
+    mma_l: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 1], instr_shape=[16, 8])
+    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma_l, k_width=2)
+    b_l: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=mma_l, k_width=2)
+    parts_l: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0])
+    sums_l: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0])
+    column_l: gl.constexpr = gl.SliceLayout(1, parts_l)  # a column of n, or a step, a thread
+    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     n_first_ptr, n_last_ptr = states
     u_buf, w_buf, _z_buf, _x_buf = buffers
     _r_buf, s_buf, decay_buf = factors
     w = gl.arange(0, 64, layout=column_l)
-    i = 0
+    s, phase = 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _batch, _head, _first, n, _row, index, piece = place_of(item, geometry, PIECES)
+        _batch, _head, _first, tiles, _row, index, piece = place_of(item, geometry, PIECES)
         at_n = index * W_DIM + w
+        n = ()
         for wb in gl.static_range(WB):
             if FIRST:
-                n_buf.index(wb).store(gl.load(n_first_ptr + at_n + 64 * wb))
+                n += (gl.load(n_first_ptr + at_n + 64 * wb),)
             else:
-                n_buf.index(wb).store(gl.zeros([64], gl.float32, layout=column_l))
-        barrier()
-        for _j in range(n):
-            s = i % STAGES
-            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
-            qn = gl.zeros([64], gl.float32, layout=step_l)
-            for c in range(WB):
-                q = widened(block(u_buf, s * WB + c).load(along))
-                qn += gl.sum(q * n_buf.index(c).load(gl.SliceLayout(0, along))[None, :], axis=1)
-            qn_buf.index(s).store(qn)
+                n += (gl.zeros([64], gl.float32, layout=column_l),)
+        for _j in range(tiles):
+            for wb in gl.static_range(WB):
+                n_parts[wb].store(in_parts(n[wb], parts_l, dtype))
+            mbarrier.wait(ready.index(s), phase)
+            s_parts.store(in_parts(s_buf.index(s).load(column_l), parts_l, dtype))
+            barrier()
+            qn = gl.zeros([64, 8], gl.float32, layout=mma_l)
+            for wb in gl.static_range(WB):
+                qn = mma_v2(block(u_buf, s * WB + wb).load(a_l), n_parts[wb].load(b_l), qn)
+            qn_buf.index(s).store(gl.sum(places(qn, dtype), axis=1))
             barrier()
             mbarrier.arrive(qn_full.index(s), count=1)
+            weights = s_parts.load(b_l)
+            for wb in gl.static_range(WB):  # K^T s, in pairs of columns, where the parts of n of the same thread were
+                added = gl.zeros([64, 8], gl.float32, layout=mma_l)
+                added = mma_v2(block(w_buf, s * WB + wb).permute((1, 0)).load(a_l), weights, added)
+                pairs = gl.sum(places(added, dtype).reshape([64, 4, 2]), axis=2)
+                reinterpret(n_parts[wb], gl.float32, [64, 4], rows).store(pairs)
             decay = decay_buf.index(s).load(column_l)
-            for c in range(WB):
-                part = n_buf.index(c)
-                n_c = part.load(column_l) * decay
-                for h in gl.static_range(2):
-                    k = widened(block(w_buf, s * WB + c).slice(32 * h, 32, dim=0).load(down))
-                    s_k = s_buf.index(s).slice(32 * h, 32).load(gl.SliceLayout(1, down))
-                    n_c += gl.sum(k * s_k[:, None], axis=0)
-                part.store(n_c)
             fence_async_shared()
             barrier()
             mbarrier.arrive(empty.index(s), count=1)
-            i += 1
+            new_n = ()
+            for wb in gl.static_range(WB):
+                pairs = reinterpret(n_parts[wb], gl.float32, [64, 4], rows).load(sums_l)
+                new_n += (n[wb] * decay + gl.convert_layout(gl.sum(pairs, axis=1), column_l),)
+            n = new_n
+            s, phase = following(s, phase, STAGES)
         if LAST:  # noqa: SIM102
             if piece == 0:
                 for wb in gl.static_range(WB):
-                    gl.store(n_last_ptr + at_n + 64 * wb, n_buf.index(wb).load(column_l))
+                    gl.store(n_last_ptr + at_n + 64 * wb, n[wb])
 
 
 @gluon.jit
@@ -545,10 +583,13 @@ def walk(
     if SUMS:
         gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
         dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
-    qn_buf, n_buf = r_buf, r_buf
+    qn_buf, n_parts, s_parts = r_buf, (), r_buf
     if NORM:
+        rows: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, order=[1, 0])
         qn_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
-        n_buf = gl.allocate_shared_memory(gl.float32, [WB, 64], flat)
+        s_parts = gl.allocate_shared_memory(dtype, [64, 8], rows)
+        for _ in gl.static_range(WB):  # one by one: between stores to one buffer the compiler puts barriers
+            n_parts += (gl.allocate_shared_memory(dtype, [64, 8], rows),)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     qn_full = ready
@@ -566,7 +607,7 @@ def walk(
         mbarrier.init(p_empty.index(i), count=ROLES)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
-    FEW: gl.constexpr = 32 if NORM and WB < 4 else 24  # registers of produce and normalise; score has the rest of 512
+    FEW: gl.constexpr = 32 if NORM else 24  # registers of produce and normalise; score has the rest of 512
     gl.warp_specialize(
         [
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
@@ -587,7 +628,7 @@ def walk(
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
                        PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM)),
-            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, n_buf, factors, empty, ready, qn_full,
+            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, n_parts, s_parts, factors, empty, ready, qn_full,
                          items, geometry,
                          W_DIM, PIECES, STAGES, WB, FIRST, LAST)),
         ][2 - ROLES : 4 + NORM],
