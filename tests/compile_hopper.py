@@ -161,7 +161,9 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
             "dk of segments": packed_constants(summed=True, SUMS=True, REVERSE=True, FIRST=True),
             "dv": packed_constants(REVERSE=True, SKIP=True),
         }
-        found |= {f"{name} of heads together": (packed.walk_heads, x, 128) for name, x in together.items()}
+        for name, constants in together.items():
+            registers = PackShape.of(summed=constants["SUMMED"]).registers
+            found[f"{name} of heads together"] = (packed.walk_heads, constants, registers)
     return found
 
 

@@ -105,15 +105,24 @@ class PairShape:
 
 @dataclass(frozen=True)
 class PackShape:
-    """Compile-time shape of a walk of several heads a program: a stage of all that they read, registers."""
+    """Compile-time shape of a walk of several heads a program: a stage of all that they read, registers of a thread of
+    math 1 and of score, warp groups of score. Math 0 has what registers are left.
+    """
 
     HEADS: int
     STAGES: int
     MATH_REGISTERS: int
+    SCORE_REGISTERS: int
+    SCORE_GROUPS: int
 
     @classmethod
     def of(cls, *, summed: bool) -> PackShape:
-        return cls(PACK, STAGES=2, MATH_REGISTERS=176 if summed else 168)
+        return cls(PACK, STAGES=2, MATH_REGISTERS=152, SCORE_REGISTERS=72, SCORE_GROUPS=2)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread when the program starts: three warp groups beside those of score."""
+        return 65536 // (128 * (3 + self.SCORE_GROUPS)) // 8 * 8
 
 
 @dataclass(frozen=True)
@@ -172,15 +181,16 @@ def launch_walk(
     summed = out.shape[1] < H
     if summed or (norm is None and heads_together(u, z) > 1):
         packs = H // PACK
+        pack = PackShape.of(summed=summed)
         items = B * packs * cut.count
         _walk_heads[(min(items, multiprocessors),)](
             u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
             *(dummy if y is None else y for y in (first, last, sums, within[0] if within else None, skip, diagonal)),
             items, packs, H // min(u.shape[1], z.shape[1]), T, cut.tiles, cut.segment_tiles, cut.count,
-            **vars(PackShape.of(summed=summed)),
+            **vars(pack),
             TRANSPOSED=transposed, REVERSE=reverse, SUMMED=summed, SUMS=sums is not None,
             FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, DIAGONAL=diagonal is not None,
-            num_warps=4, maxnreg=128,
+            num_warps=4, maxnreg=pack.registers,
         )  # fmt: skip
         return
     launches = triton.cdiv(width, 256)
