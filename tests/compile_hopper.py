@@ -27,6 +27,7 @@ from tflabench.kernels.hopper.launch import (
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
+    PACK,
     PackShape,
     PairShape,
     WalkShape,
@@ -43,7 +44,9 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if kernel is pair.pair and argument in ("x_desc", "y_desc"):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
-            return f"tensordesc<{dtype}{BLOCK},{LAYOUT!r}>"
+            of_heads = kernel is packed.walk_heads and argument[0] in ("uw" if constants["SUMMED"] else "zx")
+            block = [1, PACK, *BLOCK[2:]] if of_heads else BLOCK
+            return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
         return "*fp32" if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}

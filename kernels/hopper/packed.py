@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, reinterpret, tma_load, tma_store
-from .walk import BLOCK_BYTES, block, lower, nth_tile, place_of, rounded, state_pointers, upper
+from .walk import BLOCK_BYTES, lower, nth_tile, place_of, rounded, state_pointers, upper
 
 # Of float32 accumulators in shared memory: pairs of columns of thread after thread, at constants from one address.
 SUM_LAYOUT = gl.constexpr(
@@ -41,38 +41,26 @@ SUM_LAYOUT = gl.constexpr(
 
 
 @gluon.jit
-def fetch_heads(desc, batch, head, tile, COUNT: gl.constexpr, buffer, slot, arrived):
-    """Start the copy of a block of each of COUNT heads."""
-    for j in gl.static_range(COUNT):
-        tma_load(desc, [batch, head + j, tile * 64, 0], arrived, buffer.index(slot * COUNT + j))
-
-
-@gluon.jit
-def produce(
-    descs, buffers, empty, ready, items, geometry, sharing,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
+def fetch(
+    descs, stages, empty, ready, i, batch, pack, tile, sharing,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
+    """Start the copies of a program's i-th tile."""
     u_desc, w_desc, z_desc, x_desc = descs
-    u_buf, w_buf, z_buf, x_buf = buffers
+    u_stages, w_stages, z_stages, x_stages = stages
     UW: gl.constexpr = HEADS if SUMMED else 1
     ZX: gl.constexpr = 1 if SUMMED else HEADS
-    i = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, pack, first, n, _row, _index, _piece = place_of(item, geometry, 1)
-        own, common = pack * HEADS, pack * HEADS // sharing
-        u_head, z_head = (own, common) if SUMMED else (common, own)
-        for j in range(n):
-            s = i % STAGES
-            mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
-            arrived = ready.index(s)
-            tile = nth_tile(first, j, n, REVERSE)
-            mbarrier.expect(arrived, BLOCK_BYTES * (2 * UW + ZX * (1 + SUMS)))
-            fetch_heads(u_desc, batch, u_head, tile, UW, u_buf, s, arrived)
-            fetch_heads(w_desc, batch, u_head, tile, UW, w_buf, s, arrived)
-            fetch_heads(z_desc, batch, z_head, tile, ZX, z_buf, s, arrived)
-            if SUMS:
-                fetch_heads(x_desc, batch, z_head, tile, ZX, x_buf, s, arrived)
-            i += 1
+    own, common = pack * HEADS, pack * HEADS // sharing
+    u_head, z_head = (own, common) if SUMMED else (common, own)
+    s = i % STAGES
+    mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+    arrived = ready.index(s)
+    mbarrier.expect(arrived, BLOCK_BYTES * (2 * UW + ZX * (1 + SUMS)))
+    tma_load(u_desc, [batch, u_head, tile * 64, 0], arrived, u_stages.index(s))
+    tma_load(w_desc, [batch, u_head, tile * 64, 0], arrived, w_stages.index(s))
+    tma_load(z_desc, [batch, z_head, tile * 64, 0], arrived, z_stages.index(s))
+    if SUMS:
+        tma_load(x_desc, [batch, z_head, tile * 64, 0], arrived, x_stages.index(s))
 
 
 @gluon.jit
@@ -83,8 +71,8 @@ def product(a, b, layout: gl.constexpr):
 
 @gluon.jit
 def score(
-    exponents, skip_ptr, diagonal_ptr, within_ptr, buffers, e_bufs, p_buf, within_buf, factors,
-    empty, ready, f_full, p_full, p_empty, items, geometry, steps,
+    descs, stages, exponents, skip_ptr, diagonal_ptr, within_ptr, buffers, e_bufs, p_buf, within_buf, factors,
+    empty, ready, f_full, p_full, p_empty, items, geometry, sharing, steps,
     HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr,
     SUMS: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
@@ -112,8 +100,11 @@ def score(
     h_e = gl.arange(0, HEADS, layout=gl.SliceLayout(1, e_l))[:, None]
     t_e = gl.arange(0, 64, layout=gl.SliceLayout(0, e_l))[None, :]
     i = 0
+    batch, pack, first, n, _row, _index, _piece = place_of(gl.program_id(0), geometry, 1)
+    tile = nth_tile(first, 0, n, REVERSE)
+    fetch(descs, stages, empty, ready, i, batch, pack, tile, sharing, HEADS, STAGES, SUMMED, SUMS)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _batch, pack, first, n, row, _index, _piece = place_of(item, geometry, 1)
+        batch, pack, first, n, row, _index, _piece = place_of(item, geometry, 1)
         # The exponents of a tile are loaded while the one before it is at work, and spread through shared memory.
         tile = nth_tile(first, 0, n, REVERSE)
         at = (row * HEADS + h_e) * tiles + tile
@@ -142,15 +133,26 @@ def score(
             else:
                 keep = u[:, None] >= z[None, :]
             if not SUMMED:
-                common = warpgroup_mma_wait(0, deps=(product(block(u_buf, s), block(w_buf, s), p_l),))
+                common = warpgroup_mma_wait(0, deps=(product(u_buf.index(s), w_buf.index(s), p_l),))
                 scores = (common, common)
             for pair in range(PAIRS):
+                if pair == PAIRS - 1:  # by now the math roles leave the tile before this one, the next takes its place
+                    next_batch, next_pack, next_tile, more = batch, pack, nth_tile(first, j + 1, n, REVERSE), True
+                    if j + 1 == n:
+                        next_item = item + gl.num_programs(0)
+                        next_batch, next_pack, first_, n_, _row, _index, _piece = place_of(next_item, geometry, 1)
+                        next_tile, more = nth_tile(first_, 0, n_, REVERSE), next_item < items
+                    if more:
+                        fetch(
+                            descs, stages, empty, ready, i + 1, next_batch, next_pack, next_tile, sharing,
+                            HEADS, STAGES, SUMMED, SUMS,
+                        )  # fmt: skip
                 if SUMMED:
                     b = (s * PAIRS + pair) * 2
-                    left = product(block(u_buf, b), block(w_buf, b), p_l)
-                    right = product(block(u_buf, b + 1), block(w_buf, b + 1), p_l)
+                    left = product(u_buf.index(b), w_buf.index(b), p_l)
+                    right = product(u_buf.index(b + 1), w_buf.index(b + 1), p_l)
                     if SUMS:
-                        xz = product(block(x_buf, s), block(z_buf, s), p_l)
+                        xz = product(x_buf.index(s), z_buf.index(s), p_l)
                         left, right, xz = warpgroup_mma_wait(0, deps=(left, right, xz))
                     else:
                         left, right = warpgroup_mma_wait(0, deps=(left, right))
@@ -182,7 +184,6 @@ def score(
                 fence_async_shared()
                 barrier()  # P of this pair is in shared memory, the exponents have been read
                 mbarrier.arrive(p_full.index(pair), count=1)
-            mbarrier.arrive(empty.index(s), count=1)
             if SUMS:
                 dots = gl.zeros([HEADS, 64], gl.float32, layout=e_l)
                 within = reinterpret(within_buf, gl.float32, [1, HEADS, GROUPS * 64], e_shared).index(0)
@@ -261,7 +262,7 @@ def math(
                 barrier()  # S is in shared memory; this pair's buffer for out is free
                 o = gl.zeros([64, 64], gl.float32, layout=s_l)
                 for part in gl.static_range(1 + SUMS):
-                    o = warpgroup_mma(block(u_buf, uw), s_buf.index(zero + part).permute((1, 0)), o, is_async=True)
+                    o = warpgroup_mma(u_buf.index(uw), s_buf.index(zero + part).permute((1, 0)), o, is_async=True)
                 o = warpgroup_mma_wait(0, deps=(o,))
                 if SUMMED:
                     if pair == 0:
@@ -273,15 +274,15 @@ def math(
                 e = decay_buf.index(at_factors).load(u_l)[:, None]
                 if SUMMED:  # done with before the state's product starts: both would not fit the registers
                     if SUMS:
-                        x = rounded(block(x_buf, zx).load(s_l).to(gl.float32) * r[:, None], dtype)
+                        x = rounded(x_buf.index(zx).load(s_l).to(gl.float32) * r[:, None], dtype)
                         step = (row * HEADS + head) * steps + start + u
                         gl.store(through_ptr + step, gl.sum(x * o, axis=1), mask=start + u < steps)
                     total += o * r[:, None]
                 else:
-                    o = warpgroup_mma(p_buf.index(head), block(z_buf, zx), o * r[:, None], is_async=True)
+                    o = warpgroup_mma(p_buf.index(head), z_buf.index(zx), o * r[:, None], is_async=True)
                 following, early, late = advance(
-                    state[pair] * e, block(z_buf, zx).permute((1, 0)), s_factors.index(at_factors),
-                    block(w_buf, uw), a_l,
+                    state[pair] * e, z_buf.index(zx).permute((1, 0)), s_factors.index(at_factors),
+                    w_buf.index(uw), a_l,
                 )  # fmt: skip
                 if not SUMMED:
                     o = warpgroup_mma_wait(2, deps=(o,))  # the state is updated while out is written
@@ -307,7 +308,7 @@ def math(
                     mbarrier.arrive(sum_empty, count=1)
                     for pair in gl.static_range(PAIRS):
                         mbarrier.wait(p_full.index(pair), phase)
-                        total = warpgroup_mma(p_buf.index(zero + pair), block(z_buf, s), total, is_async=True)
+                        total = warpgroup_mma(p_buf.index(zero + pair), z_buf.index(s), total, is_async=True)
                     total = warpgroup_mma_wait(0, deps=(total,))
                     o_buf.index(zero).reshape([64, 64]).store(total.to(dtype))
             fence_async_shared()
@@ -348,23 +349,30 @@ def walk_heads(
     UW: gl.constexpr = HEADS if SUMMED else 1
     ZX: gl.constexpr = 1 if SUMMED else HEADS
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    u_buf = gl.allocate_shared_memory(dtype, [STAGES * UW, 1, 1, 64, 64], u_desc.layout)
-    w_buf = gl.allocate_shared_memory(dtype, [STAGES * UW, 1, 1, 64, 64], u_desc.layout)
-    z_buf = gl.allocate_shared_memory(dtype, [STAGES * ZX, 1, 1, 64, 64], u_desc.layout)
-    x_buf = z_buf
+    u_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, UW, 64, 64], u_desc.layout)
+    w_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, UW, 64, 64], u_desc.layout)
+    z_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, ZX, 64, 64], u_desc.layout)
+    x_stages = z_stages
     if SUMS:
-        x_buf = gl.allocate_shared_memory(dtype, [STAGES * ZX, 1, 1, 64, 64], u_desc.layout)
+        x_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, ZX, 64, 64], u_desc.layout)
+    stages = (u_stages, w_stages, z_stages, x_stages)
+    block: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
+    buffers = (
+        reinterpret(u_stages, dtype, [STAGES * UW, 64, 64], block),
+        reinterpret(w_stages, dtype, [STAGES * UW, 64, 64], block),
+        reinterpret(z_stages, dtype, [STAGES * ZX, 64, 64], block),
+        reinterpret(x_stages, dtype, [STAGES * ZX, 64, 64], block),
+    )
     P: gl.constexpr = HEADS // 2 if SUMMED else HEADS
-    p_buf = gl.allocate_shared_memory(dtype, [P, 64, 64], gl.NVMMASharedLayout.get_default_for([64, 64], dtype))
-    s_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    s_buf0 = gl.allocate_shared_memory(dtype, [1 + SUMS, 64, 64], s_layout)
+    p_buf = gl.allocate_shared_memory(dtype, [P, 64, 64], block)
+    s_buf0 = gl.allocate_shared_memory(dtype, [1 + SUMS, 64, 64], block)
     o_buf0 = gl.allocate_shared_memory(dtype, [1 if SUMMED else HEADS // 2, 1, 1, 64, 64], u_desc.layout)
     if SUMMED:  # math 1 leaves its sum where its state was
-        s_buf1 = gl.allocate_shared_memory(dtype, [2, 64, 64], s_layout)
+        s_buf1 = gl.allocate_shared_memory(dtype, [2, 64, 64], block)
         o_buf1 = o_buf0
         sum_buf = reinterpret(s_buf1, gl.float32, [64, 64], SUM_LAYOUT)
     else:
-        s_buf1 = gl.allocate_shared_memory(dtype, [1, 64, 64], s_layout)
+        s_buf1 = gl.allocate_shared_memory(dtype, [1, 64, 64], block)
         o_buf1 = gl.allocate_shared_memory(dtype, [HEADS // 2, 1, 1, 64, 64], u_desc.layout)
         sum_buf = s_buf1
     # By themselves, not slices of one: the compiler puts barriers between stores that it cannot tell apart.
@@ -385,7 +393,7 @@ def walk_heads(
     sum_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     sum_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(empty.index(i), count=3)  # released by score and by both math roles
+        mbarrier.init(empty.index(i), count=2)  # released by both math roles; score is done when they are
         mbarrier.init(ready.index(i), count=1)
     for i in gl.static_range(2):
         mbarrier.init(f_full.index(i), count=1)
@@ -394,7 +402,6 @@ def walk_heads(
         mbarrier.init(p_empty.index(i), count=2)
     mbarrier.init(sum_full, count=1)
     mbarrier.init(sum_empty, count=1)
-    buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_factors, decay_buf)
     gl.warp_specialize(
         [
@@ -404,13 +411,11 @@ def walk_heads(
             (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf, s_buf1, o_buf1, sum_buf, factors,
                     empty, ready, f_full, p_full, p_empty, sum_full, sum_empty, items, geometry, steps,
                     1, HEADS, STAGES, TRANSPOSED, REVERSE, SUMMED, SUMS, FIRST, LAST)),
-            (score, ((au_ptr, az_ptr, g_ptr), skip_ptr, diagonal_ptr, within_ptr,
+            (score, ((u_desc, w_desc, z_desc, x_desc), stages, (au_ptr, az_ptr, g_ptr), skip_ptr, diagonal_ptr, within_ptr,
                      buffers, (u_exponents, z_exponents), p_buf, within_buf, factors,
-                     empty, ready, f_full, p_full, p_empty, items, geometry, steps,
+                     empty, ready, f_full, p_full, p_empty, items, geometry, sharing, steps,
                      HEADS, STAGES, SCORE_GROUPS, REVERSE, SUMMED, SUMS, SKIP, DIAGONAL)),
-            (produce, ((u_desc, w_desc, z_desc, x_desc), buffers, empty, ready, items, geometry, sharing,
-                       HEADS, STAGES, REVERSE, SUMMED, SUMS)),
         ],
-        [4, 4 * SCORE_GROUPS, 1],
-        [MATH_REGISTERS, SCORE_REGISTERS, 24],
+        [4, 4 * SCORE_GROUPS],
+        [MATH_REGISTERS, SCORE_REGISTERS],
     )  # fmt: skip
