@@ -95,6 +95,9 @@ def score(
     r_by_head = reinterpret(r_buf, gl.float32, [2, HEADS, 64], e_shared)
     s_by_head = reinterpret(s_buf, gl.float32, [2, HEADS, 64], e_shared)
     decay_by_head = reinterpret(decay_buf, gl.float32, [2, HEADS, 64], e_shared)
+    if SUMS:
+        by_pair: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
+        within_by_pair = reinterpret(within_buf, gl.float32, [PAIRS, 2, GROUPS, 64], by_pair)
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
     h_e = gl.arange(0, HEADS, layout=gl.SliceLayout(1, e_l))[:, None]
@@ -157,7 +160,7 @@ def score(
                     else:
                         left, right = warpgroup_mma_wait(0, deps=(left, right))
                     scores = (left, right)
-                sum_p = gl.zeros([64, 64], gl.float32, layout=p_l)
+                weighted = ()
                 for half in gl.static_range(2):
                     head = 2 * pair + half
                     if DIAGONAL:  # dh . v of the same step: at most one of a thread's columns, and no sum over threads
@@ -167,20 +170,21 @@ def score(
                     a_u = u_exponents.index(head).load(u_l)
                     a_z = z_exponents.index(head).load(z_l)
                     p = gl.where(keep, scores[half] * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
-                    if SUMS:
-                        dots = gl.sum((p * xz).reshape([64, GROUPS, COLUMNS]), axis=2).permute((1, 0))
-                        reinterpret(within_buf, gl.float32, [HEADS, GROUPS, 64], e_shared).index(head).store(dots)
-                    if SUMMED:
-                        sum_p += p
-                    else:
-                        if SKIP:
-                            p += gl.where(u[:, None] == z[None, :], gl.load(skip_ptr + pack * HEADS + head), 0.0)
-                        if half == 0:
-                            mbarrier.wait(p_empty.index(pair), (i & 1) ^ 1)
-                        p_buf.index(head).store(p.to(p_buf.dtype))
+                    if SKIP:
+                        p += gl.where(u[:, None] == z[None, :], gl.load(skip_ptr + pack * HEADS + head), 0.0)
+                    weighted += (p,)
+                if SUMS:
+                    dots = gl.join(
+                        gl.sum((weighted[0] * xz).reshape([64, GROUPS, COLUMNS]), axis=2),
+                        gl.sum((weighted[1] * xz).reshape([64, GROUPS, COLUMNS]), axis=2),
+                    )
+                    within_by_pair.index(pair).store(dots.permute((2, 1, 0)))
+                mbarrier.wait(p_empty.index(pair), (i & 1) ^ 1)
                 if SUMMED:
-                    mbarrier.wait(p_empty.index(pair), (i & 1) ^ 1)
-                    p_buf.index(pair).store(sum_p.to(p_buf.dtype))
+                    p_buf.index(pair).store((weighted[0] + weighted[1]).to(p_buf.dtype))
+                else:
+                    p_buf.index(2 * pair).store(weighted[0].to(p_buf.dtype))
+                    p_buf.index(2 * pair + 1).store(weighted[1].to(p_buf.dtype))
                 fence_async_shared()
                 barrier()  # P of this pair is in shared memory, the exponents have been read
                 mbarrier.arrive(p_full.index(pair), count=1)
