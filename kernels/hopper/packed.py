@@ -111,9 +111,9 @@ def score(
         # The exponents of a tile are loaded while the one before it is at work, and spread through shared memory.
         tile = nth_tile(first, 0, n, REVERSE)
         at = (row * HEADS + h_e) * tiles + tile
-        x_t = gl.load(au_ptr + at * 64 + t_e)
-        y_t = gl.load(az_ptr + at * 64 + t_e)
-        g = gl.load(g_ptr + at + 0 * t_e)
+        x_t = gl.load(au_ptr + (at * 64 + t_e))
+        y_t = gl.load(az_ptr + (at * 64 + t_e))
+        g = gl.load(g_ptr + (at + 0 * t_e))
         for j in range(n):
             s = i % STAGES
             start = nth_tile(first, j, n, REVERSE) * 64
@@ -127,9 +127,9 @@ def score(
             mbarrier.arrive(f_full.index(i & 1), count=1)
             tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
             at = (row * HEADS + h_e) * tiles + tile
-            x_t = gl.load(au_ptr + at * 64 + t_e)
-            y_t = gl.load(az_ptr + at * 64 + t_e)
-            g = gl.load(g_ptr + at + 0 * t_e)
+            x_t = gl.load(au_ptr + (at * 64 + t_e))
+            y_t = gl.load(az_ptr + (at * 64 + t_e))
+            g = gl.load(g_ptr + (at + 0 * t_e))
             mbarrier.wait(ready.index(s), (i // STAGES) & 1)
             if REVERSE:
                 keep = z[None, :] >= u[:, None]
@@ -166,7 +166,7 @@ def score(
                     if DIAGONAL:  # dh . v of the same step: at most one of a thread's columns, and no sum over threads
                         step = (row * HEADS + head) * steps + start + u
                         same = (u[:, None] == z[None, :]) & (start + u < steps)[:, None]
-                        gl.store(diagonal_ptr + step[:, None] + 0 * z[None, :], scores[half], mask=same)
+                        gl.store(diagonal_ptr + (step[:, None] + 0 * z[None, :]), scores[half], mask=same)
                     a_u = u_exponents.index(head).load(u_l)
                     a_z = z_exponents.index(head).load(z_l)
                     p = gl.where(keep, scores[half] * gl.exp2(a_u[:, None] + a_z[None, :]), 0.0)
@@ -193,7 +193,7 @@ def score(
                 within = reinterpret(within_buf, gl.float32, [1, HEADS, GROUPS * 64], e_shared).index(0)
                 for group in gl.static_range(GROUPS):
                     dots += within.slice(64 * group, 64, dim=1).load(e_l)
-                gl.store(within_ptr + (row * HEADS + h_e) * steps + start + t_e, dots, mask=start + t_e < steps)
+                gl.store(within_ptr + ((row * HEADS + h_e) * steps + start + t_e), dots, mask=start + t_e < steps)
             i += 1
 
 
