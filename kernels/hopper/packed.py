@@ -296,7 +296,6 @@ def math(
                 barrier()  # every warp has read S, P and its factors, and written its part of out
                 if not SUMMED:
                     tma_store(o_desc, [batch, pack * HEADS + head, start, 0], out)
-                if not SUMMED or HALF == 1:
                     mbarrier.arrive(p_empty.index(pair), count=1)
                 following, early, late = warpgroup_mma_wait(0, deps=(following, early, late))
                 new_state += (following,)
@@ -312,6 +311,7 @@ def math(
                     mbarrier.arrive(sum_empty, count=1)
                     for pair in gl.static_range(PAIRS):
                         mbarrier.wait(p_full.index(pair), phase)
+                    for pair in gl.static_range(PAIRS):
                         total = warpgroup_mma(p_buf.index(zero + pair), z_buf.index(s), total, is_async=True)
                     total = warpgroup_mma_wait(0, deps=(total,))
                     o_buf.index(zero).reshape([64, 64]).store(total.to(dtype))
@@ -403,7 +403,7 @@ def walk_heads(
         mbarrier.init(f_full.index(i), count=1)
     for i in gl.static_range(HEADS // 2):
         mbarrier.init(p_full.index(i), count=1)
-        mbarrier.init(p_empty.index(i), count=2)
+        mbarrier.init(p_empty.index(i), count=1 if SUMMED else 2)  # with the sum by math 0 alone, after math 1
     mbarrier.init(sum_full, count=1)
     mbarrier.init(sum_empty, count=1)
     factors = (r_buf, s_factors, decay_buf)
