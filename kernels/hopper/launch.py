@@ -111,13 +111,14 @@ class PackShape:
 
     HEADS: int
     STAGES: int
+    AT_ONCE: int
     MATH_REGISTERS: int
     SCORE_REGISTERS: int
     SCORE_GROUPS: int
 
     @classmethod
     def of(cls, *, summed: bool) -> PackShape:
-        return cls(PACK, STAGES=2, MATH_REGISTERS=176, SCORE_REGISTERS=80, SCORE_GROUPS=2)
+        return cls(PACK, STAGES=2, AT_ONCE=1 if summed else 2, MATH_REGISTERS=168, SCORE_REGISTERS=80, SCORE_GROUPS=2)
 
     @property
     def registers(self) -> int:

@@ -42,16 +42,14 @@ SUM_LAYOUT = gl.constexpr(
 
 @gluon.jit
 def fetch(
-    descs, stages, empty, ready, i, batch, pack, tile, sharing,
+    descs, stages, empty, ready, i, batch, u_head, z_head, tile,
     HEADS: gl.constexpr, STAGES: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """Start the copies of a program's i-th tile."""
+    """Start the copies of a program's i-th tile, each of all heads."""
     u_desc, w_desc, z_desc, x_desc = descs
     u_stages, w_stages, z_stages, x_stages = stages
     UW: gl.constexpr = HEADS if SUMMED else 1
     ZX: gl.constexpr = 1 if SUMMED else HEADS
-    own, common = pack * HEADS, pack * HEADS // sharing
-    u_head, z_head = (own, common) if SUMMED else (common, own)
     s = i % STAGES
     mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
     arrived = ready.index(s)
@@ -103,13 +101,13 @@ def score(
     h_e = gl.arange(0, HEADS, layout=gl.SliceLayout(1, e_l))[:, None]
     t_e = gl.arange(0, 64, layout=gl.SliceLayout(0, e_l))[None, :]
     i = 0
-    batch, pack, first, n, _row, _index, _piece = place_of(gl.program_id(0), geometry, 1)
-    tile = nth_tile(first, 0, n, REVERSE)
-    fetch(descs, stages, empty, ready, i, batch, pack, tile, sharing, HEADS, STAGES, SUMMED, SUMS)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, pack, first, n, row, _index, _piece = place_of(item, geometry, 1)
-        # The exponents of a tile are loaded while the one before it is at work, and spread through shared memory.
+        own, common = pack * HEADS, pack * HEADS // sharing
+        u_head, z_head = (own, common) if SUMMED else (common, own)
         tile = nth_tile(first, 0, n, REVERSE)
+        fetch(descs, stages, empty, ready, i, batch, u_head, z_head, tile, HEADS, STAGES, SUMMED, SUMS)
+        # The exponents of a tile are loaded while the one before it is at work, and spread through shared memory.
         at = (row * HEADS + h_e) * tiles + tile
         x_t = gl.load(au_ptr + (at * 64 + t_e))
         y_t = gl.load(az_ptr + (at * 64 + t_e))
@@ -136,20 +134,13 @@ def score(
             else:
                 keep = u[:, None] >= z[None, :]
             if not SUMMED:
-                common = warpgroup_mma_wait(0, deps=(product(u_buf.index(s), w_buf.index(s), p_l),))
-                scores = (common, common)
+                alike = warpgroup_mma_wait(0, deps=(product(u_buf.index(s), w_buf.index(s), p_l),))
+                scores = (alike, alike)
             for pair in range(PAIRS):
-                if pair == PAIRS - 1:  # by now the math roles leave the tile before this one, the next takes its place
-                    next_batch, next_pack, next_tile, more = batch, pack, nth_tile(first, j + 1, n, REVERSE), True
-                    if j + 1 == n:
-                        next_item = item + gl.num_programs(0)
-                        next_batch, next_pack, first_, n_, _row, _index, _piece = place_of(next_item, geometry, 1)
-                        next_tile, more = nth_tile(first_, 0, n_, REVERSE), next_item < items
-                    if more:
-                        fetch(
-                            descs, stages, empty, ready, i + 1, next_batch, next_pack, next_tile, sharing,
-                            HEADS, STAGES, SUMMED, SUMS,
-                        )  # fmt: skip
+                if (pair == PAIRS - 1) & (j + 1 < n):  # by now the math roles leave the tile before: its place is next
+                    fetch(
+                        descs, stages, empty, ready, i + 1, batch, u_head, z_head, tile, HEADS, STAGES, SUMMED, SUMS
+                    )
                 if SUMMED:
                     b = (s * PAIRS + pair) * 2
                     left = product(u_buf.index(b), w_buf.index(b), p_l)
@@ -213,8 +204,8 @@ def advance(state, zT, s_z, w, layout: gl.constexpr):
 def math(
     o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf, s_buf, o_buf, sum_buf, factors,
     empty, ready, f_full, p_full, p_empty, sum_full, sum_empty, items, geometry, steps,
-    HALF: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr,
-    SUMMED: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    HALF: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, AT_ONCE: gl.constexpr, TRANSPOSED: gl.constexpr,
+    REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
@@ -244,62 +235,62 @@ def math(
             phase = i & 1
             mbarrier.wait(ready.index(s), (i // STAGES) & 1)
             if SUMMED:
+                mbarrier.wait(f_full.index(phase), (i >> 1) & 1)
                 total = gl.zeros([64, 64], gl.float32, layout=s_l)
                 if HALF == 1:
                     mbarrier.wait(sum_empty, phase ^ 1)  # the sum of the tile before was in s_buf
-            new_state = ()
-            for pair in gl.static_range(PAIRS):
-                head = 2 * pair + HALF
-                zero = i >> (30 - pair)  # spelled anew for each pair: keeps addresses out of registers
-                again = s + zero
-                if SUMMED:
-                    uw, zx = again * HEADS + head, again
-                else:
-                    uw, zx = again, again * HEADS + head
-                    tma.store_wait(pendings=PAIRS - 1)
-                if SUMS:
-                    s_buf.index(zero).store(upper(state[pair], dtype))
-                    s_buf.index(zero + 1).store(lower(state[pair], dtype))
-                else:
-                    s_buf.index(zero).store(state[pair].to(dtype))
-                fence_async_shared()
-                barrier()  # S is in shared memory; this pair's buffer for out is free
-                o = gl.zeros([64, 64], gl.float32, layout=s_l)
-                for part in gl.static_range(1 + SUMS):
-                    o = warpgroup_mma(u_buf.index(uw), s_buf.index(zero + part).permute((1, 0)), o, is_async=True)
-                o = warpgroup_mma_wait(0, deps=(o,))
-                if SUMMED:
-                    if pair == 0:
-                        mbarrier.wait(f_full.index(phase), (i >> 1) & 1)
-                else:
-                    mbarrier.wait(p_full.index(pair), phase)
-                at_factors = phase * HEADS + head
-                r = r_buf.index(at_factors).load(u_l)
-                e = decay_buf.index(at_factors).load(u_l)[:, None]
-                if SUMMED:  # done with before the state's product starts: both would not fit the registers
+            for turn in range(PAIRS // AT_ONCE):
+                new_state = ()
+                for at_once in gl.static_range(AT_ONCE):
+                    nth = turn * AT_ONCE + at_once
+                    head = 2 * nth + HALF
+                    zero = i >> (30 - nth)  # spelled anew for each pair: keeps addresses out of registers
+                    again = s + zero
+                    if SUMMED:
+                        uw, zx = again * HEADS + head, again
+                    else:
+                        uw, zx = again, again * HEADS + head
+                        tma.store_wait(pendings=PAIRS - 1)
                     if SUMS:
-                        x = rounded(x_buf.index(zx).load(s_l).to(gl.float32) * r[:, None], dtype)
-                        step = (row * HEADS + head) * steps + start + u
-                        gl.store(through_ptr + step, gl.sum(x * o, axis=1), mask=start + u < steps)
-                    total += o * r[:, None]
-                else:
-                    o = warpgroup_mma(p_buf.index(head), z_buf.index(zx), o * r[:, None], is_async=True)
-                following, early, late = advance(
-                    state[pair] * e, z_buf.index(zx).permute((1, 0)), s_factors.index(at_factors),
-                    w_buf.index(uw), a_l,
-                )  # fmt: skip
-                if not SUMMED:
-                    o = warpgroup_mma_wait(2, deps=(o,))  # the state is updated while out is written
-                    out = o_buf.index(pair)
-                    out.reshape([64, 64]).store(o.to(dtype))
+                        s_buf.index(zero).store(upper(state[at_once], dtype))
+                        s_buf.index(zero + 1).store(lower(state[at_once], dtype))
+                    else:
+                        s_buf.index(zero).store(state[at_once].to(dtype))
                     fence_async_shared()
-                barrier()  # every warp has read S, P and its factors, and written its part of out
-                if not SUMMED:
-                    tma_store(o_desc, [batch, pack * HEADS + head, start, 0], out)
-                    mbarrier.arrive(p_empty.index(pair), count=1)
-                following, early, late = warpgroup_mma_wait(0, deps=(following, early, late))
-                new_state += (following,)
-            state = new_state
+                    barrier()  # S is in shared memory; this pair's buffer for out is free
+                    o = gl.zeros([64, 64], gl.float32, layout=s_l)
+                    for part in gl.static_range(1 + SUMS):
+                        o = warpgroup_mma(u_buf.index(uw), s_buf.index(zero + part).permute((1, 0)), o, is_async=True)
+                    o = warpgroup_mma_wait(0, deps=(o,))
+                    if not SUMMED:
+                        mbarrier.wait(p_full.index(nth), phase)
+                    at_factors = phase * HEADS + head
+                    r = r_buf.index(at_factors).load(u_l)
+                    e = decay_buf.index(at_factors).load(u_l)[:, None]
+                    if not SUMMED:
+                        o = warpgroup_mma(p_buf.index(head), z_buf.index(zx), o * r[:, None], is_async=True)
+                    following, early, late = advance(
+                        state[at_once] * e, z_buf.index(zx).permute((1, 0)), s_factors.index(at_factors),
+                        w_buf.index(uw), a_l,
+                    )  # fmt: skip
+                    if SUMMED:
+                        if SUMS:
+                            x = rounded(x_buf.index(zx).load(s_l).to(gl.float32) * r[:, None], dtype)
+                            step = (row * HEADS + head) * steps + start + u
+                            gl.store(through_ptr + step, gl.sum(x * o, axis=1), mask=start + u < steps)
+                        total += o * r[:, None]
+                    else:
+                        o = warpgroup_mma_wait(2, deps=(o,))  # the state is updated while out is written
+                        out = o_buf.index(nth)
+                        out.reshape([64, 64]).store(o.to(dtype))
+                        fence_async_shared()
+                    barrier()  # every warp has read S, P and its factors, and written its part of out
+                    if not SUMMED:
+                        tma_store(o_desc, [batch, pack * HEADS + head, start, 0], out)
+                        mbarrier.arrive(p_empty.index(nth), count=1)
+                    following, early, late = warpgroup_mma_wait(0, deps=(following, early, late))
+                    new_state += (following,)
+                state = state[AT_ONCE:] + new_state
             if SUMMED:
                 if HALF == 1:
                     sum_buf.store(total)
@@ -312,16 +303,16 @@ def math(
                     for pair in gl.static_range(PAIRS):
                         mbarrier.wait(p_full.index(pair), phase)
                     for pair in gl.static_range(PAIRS):
-                        total = warpgroup_mma(p_buf.index(zero + pair), z_buf.index(s), total, is_async=True)
+                        total = warpgroup_mma(p_buf.index(pair), z_buf.index(s), total, is_async=True)
                     total = warpgroup_mma_wait(0, deps=(total,))
-                    o_buf.index(zero).reshape([64, 64]).store(total.to(dtype))
+                    o_buf.index(0).reshape([64, 64]).store(total.to(dtype))
             fence_async_shared()
             barrier()
             if SUMMED:
                 if HALF == 1:
                     mbarrier.arrive(sum_full, count=1)
                 else:
-                    tma_store(o_desc, [batch, pack, start, 0], o_buf.index(zero))
+                    tma_store(o_desc, [batch, pack, start, 0], o_buf.index(0))
                     for pair in gl.static_range(PAIRS):
                         mbarrier.arrive(p_empty.index(pair), count=1)
             mbarrier.arrive(empty.index(s), count=1)
@@ -340,8 +331,8 @@ def walk_heads(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, within_ptr, skip_ptr, diagonal_ptr,
     items, packs, sharing, steps, tiles, segment_tiles, segments,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, MATH_REGISTERS: gl.constexpr, SCORE_REGISTERS: gl.constexpr, SCORE_GROUPS: gl.constexpr,
-    TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, AT_ONCE: gl.constexpr, MATH_REGISTERS: gl.constexpr, SCORE_REGISTERS: gl.constexpr,
+    SCORE_GROUPS: gl.constexpr, TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
     FIRST: gl.constexpr, LAST: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     """As walk.walk, a work item being `HEADS` consecutive heads of a segment, `packs` of which make all heads.
@@ -411,12 +402,12 @@ def walk_heads(
         [
             (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf, s_buf0, o_buf0, sum_buf, factors,
                     empty, ready, f_full, p_full, p_empty, sum_full, sum_empty, items, geometry, steps,
-                    0, HEADS, STAGES, TRANSPOSED, REVERSE, SUMMED, SUMS, FIRST, LAST)),
+                    0, HEADS, STAGES, AT_ONCE, TRANSPOSED, REVERSE, SUMMED, SUMS, FIRST, LAST)),
             (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf, s_buf1, o_buf1, sum_buf, factors,
                     empty, ready, f_full, p_full, p_empty, sum_full, sum_empty, items, geometry, steps,
-                    1, HEADS, STAGES, TRANSPOSED, REVERSE, SUMMED, SUMS, FIRST, LAST)),
-            (score, ((u_desc, w_desc, z_desc, x_desc), stages, (au_ptr, az_ptr, g_ptr), skip_ptr, diagonal_ptr, within_ptr,
-                     buffers, (u_exponents, z_exponents), p_buf, within_buf, factors,
+                    1, HEADS, STAGES, AT_ONCE, TRANSPOSED, REVERSE, SUMMED, SUMS, FIRST, LAST)),
+            (score, ((u_desc, w_desc, z_desc, x_desc), stages, (au_ptr, az_ptr, g_ptr), skip_ptr, diagonal_ptr,
+                     within_ptr, buffers, (u_exponents, z_exponents), p_buf, within_buf, factors,
                      empty, ready, f_full, p_full, p_empty, items, geometry, sharing, steps,
                      HEADS, STAGES, SCORE_GROUPS, REVERSE, SUMMED, SUMS, SKIP, DIAGONAL)),
         ],
