@@ -27,6 +27,7 @@ from tflabench.kernels.hopper.launch import (
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
+    PACK,
     PackShape,
     PairShape,
     WalkShape,
@@ -43,7 +44,9 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if kernel is pair.pair and argument in ("x_desc", "y_desc"):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
-            return f"tensordesc<{dtype}{BLOCK},{LAYOUT!r}>"
+            of_heads = kernel is packed.walk_heads and argument[0] in ("uw" if constants["SUMMED"] else "zx")
+            block = [1, PACK, *BLOCK[2:]] if of_heads else BLOCK
+            return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
         return "*fp32" if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
@@ -161,7 +164,9 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
             "dk of segments": packed_constants(summed=True, SUMS=True, REVERSE=True, FIRST=True),
             "dv": packed_constants(REVERSE=True, SKIP=True),
         }
-        found |= {f"{name} of heads together": (packed.walk_heads, x, 128) for name, x in together.items()}
+        for name, constants in together.items():
+            registers = PackShape.of(summed=constants["SUMMED"]).registers
+            found[f"{name} of heads together"] = (packed.walk_heads, constants, registers)
     return found
 
 

@@ -105,15 +105,25 @@ class PairShape:
 
 @dataclass(frozen=True)
 class PackShape:
-    """Compile-time shape of a walk of several heads a program: a stage of all that they read, registers."""
+    """Compile-time shape of a walk of several heads a program: a stage of all that they read, registers of a thread of
+    math 1 and of score, warp groups of score. Math 0 has what registers are left.
+    """
 
     HEADS: int
     STAGES: int
+    AT_ONCE: int
     MATH_REGISTERS: int
+    SCORE_REGISTERS: int
+    SCORE_GROUPS: int
 
     @classmethod
     def of(cls, *, summed: bool) -> PackShape:
-        return cls(PACK, STAGES=2, MATH_REGISTERS=176 if summed else 168)
+        return cls(PACK, STAGES=2, AT_ONCE=1 if summed else 2, MATH_REGISTERS=168, SCORE_REGISTERS=80, SCORE_GROUPS=2)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread when the program starts: two warp groups beside those of score."""
+        return 65536 // (128 * (2 + self.SCORE_GROUPS)) // 8 * 8
 
 
 @dataclass(frozen=True)
@@ -126,10 +136,10 @@ class Normaliser:
     last: Tensor | None
 
 
-def descriptor(x: Tensor) -> TensorDescriptor:
-    """Of blocks of x (B, H, T, d). A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes."""
+def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
+    """Of blocks of `heads` heads of x (B, H, T, d). A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes."""
     strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], BLOCK, LAYOUT)
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, heads, *BLOCK[2:]], LAYOUT)
 
 
 def heads_together(q: Tensor, v: Tensor) -> int:
@@ -167,22 +177,25 @@ def launch_walk(
     multiprocessors = torch.cuda.get_device_properties(u.device).multi_processor_count
     a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
     dummy = exponents.g
-    u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
-    x_desc = z_desc if x is None else descriptor(x)
     summed = out.shape[1] < H
     if summed or (norm is None and heads_together(u, z) > 1):
         packs = H // PACK
+        pack = PackShape.of(summed=summed)
         items = B * packs * cut.count
+        uw, zx = (PACK, 1) if summed else (1, PACK)
         _walk_heads[(min(items, multiprocessors),)](
-            u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
+            descriptor(u, uw), descriptor(w, uw), descriptor(z, zx), descriptor(z if x is None else x, zx),
+            descriptor(out), a_u, a_z, exponents.g,
             *(dummy if y is None else y for y in (first, last, sums, within[0] if within else None, skip, diagonal)),
             items, packs, H // min(u.shape[1], z.shape[1]), T, cut.tiles, cut.segment_tiles, cut.count,
-            **vars(PackShape.of(summed=summed)),
+            **vars(pack),
             TRANSPOSED=transposed, REVERSE=reverse, SUMMED=summed, SUMS=sums is not None,
             FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, DIAGONAL=diagonal is not None,
-            num_warps=4, maxnreg=128,
+            num_warps=4, maxnreg=pack.registers,
         )  # fmt: skip
         return
+    u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
+    x_desc = z_desc if x is None else descriptor(x)
     launches = triton.cdiv(width, 256)
     per_launch = width // launches
     shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
