@@ -268,9 +268,9 @@ def score(
 def in_parts(x, layout: gl.constexpr, dtype: gl.constexpr):
     """float32 x (64,) as an operand (64, 8) of dtype: products with it, summed over its columns, are products with x.
 
-    A column takes the leading bits of what is left: three of bfloat16 have all of a float32. Four of float16, each 2**10
-    times as large as its place, have them from 2**-14 on and steps of 2**-38 below, where a weight is at most 1, and
-    reach as far as the sum of 65,536 of the largest keys.
+    A column takes the leading bits of what is left: three of bfloat16 have all of a float32. Four of float16, each
+    2**10 times as large as its place, have them from 2**-14 on and steps of 2**-38 below, where a weight is at most 1,
+    and reach as far as the sum of 65,536 of the largest keys.
     """
     column = gl.arange(0, 8, layout=gl.SliceLayout(0, layout))
     parts = gl.zeros([64, 8], dtype, layout=layout)
