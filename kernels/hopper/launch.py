@@ -21,7 +21,7 @@ LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=
 EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
-SMALL_BUFFERS = 4 * 1024  # barriers, factors, n, what reductions and captured arguments take
+SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 PACK = 4  # heads of a program where they share q and k; two states fill a math role's registers with a sum over heads
 
 # What the decorators return has no types that a Python checker knows.

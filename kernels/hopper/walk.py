@@ -23,7 +23,8 @@ Roles in a program (4 + 4 + 4 + 1 warps and, with a normaliser, 2; connected by 
                      with SUMS it writes the row sums, and going forward (dq) those of pairs within a tile
     produce          one warp that fetches tiles of U, W, Z (and X, for row sums) by TMA into a ring of stages; with a
                      normaliser it puts exponents, s and e beside them
-    normalise        two warps that carry n and compute Q n of a tile ahead of score
+    normalise        two warps that carry n and compute Q n of a tile ahead of score, by mma.sync: n and s as columns of
+                     16-bit parts that make up a float32
 
 Two variants have files of their own: packed.py, several heads a program, and pair.py, dk and dv in one walk.
 
@@ -267,9 +268,9 @@ def score(
 def in_parts(x, layout: gl.constexpr, dtype: gl.constexpr):
     """float32 x (64,) as an operand (64, 8) of dtype: products with it, summed over its columns, are products with x.
 
-    Every column takes the leading bits of what is left: three of bfloat16 are a float32, bit by bit. With float16 a
-    column is 2**10 times as large as its place (see `places`) and there are four: enough for steps of 2**-38, and for
-    sums of 65,536 of its largest numbers.
+    A column takes the leading bits of what is left: three of bfloat16 have all of a float32. Four of float16, each
+    2**10 times as large as its place, have them from 2**-14 on and steps of 2**-38 below, where a weight is at most 1,
+    and reach as far as the sum of 65,536 of the largest keys.
     """
     column = gl.arange(0, 8, layout=gl.SliceLayout(0, layout))
     parts = gl.zeros([64, 8], dtype, layout=layout)
