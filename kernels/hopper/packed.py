@@ -138,9 +138,7 @@ def score(
                 scores = (alike, alike)
             for pair in range(PAIRS):
                 if (pair == PAIRS - 1) & (j + 1 < n):  # by now the math roles leave the tile before: its place is next
-                    fetch(
-                        descs, stages, empty, ready, i + 1, batch, u_head, z_head, tile, HEADS, STAGES, SUMMED, SUMS
-                    )
+                    fetch(descs, stages, empty, ready, i + 1, batch, u_head, z_head, tile, HEADS, STAGES, SUMMED, SUMS)
                 if SUMMED:
                     b = (s * PAIRS + pair) * 2
                     left = product(u_buf.index(b), w_buf.index(b), p_l)
