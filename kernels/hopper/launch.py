@@ -142,7 +142,10 @@ class Normaliser:
 
 
 def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
-    """Of blocks of `heads` heads of x (B, H, T, d). A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes."""
+    """Of blocks of x (B, H, T, d), `heads` heads of 64 steps by 64 columns.
+
+    A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes.
+    """
     strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, heads, *BLOCK[2:]], LAYOUT)
 

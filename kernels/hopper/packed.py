@@ -16,7 +16,13 @@ one product a tile, and each walk sums them over the index that is its rows: dq 
 sum the same float32 numbers, not rounded as P is for its product.
 
 The heads of a program come in pairs, one for each math role. A pair has barriers and buffers of its own, so that the
-math roles start on one while `score` is at the next.
+math roles start on one while `score` is at the next; of a SUMMED walk P is a sum over a pair, which math 0 wants at the
+end of a tile alone: all that the math roles wait for before is a tile's factors r, s and e (f_full).
+
+`score` is what the others would wait for, so it has eight warps, each with half the columns of 16 rows of P. It fetches
+the tiles too: there are then sixteen warps, which share all registers there are, and with a role for it alone twenty,
+for which no more than 96 a thread could be had at launch. Where the math roles' code for two heads does not fit the
+instruction cache they can take one at a time, in turns of a loop (AT_ONCE = 1), at the price of moving their states.
 """
 
 from triton.experimental import gluon
@@ -329,8 +335,9 @@ def walk_heads(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, within_ptr, skip_ptr, diagonal_ptr,
     items, packs, sharing, steps, tiles, segment_tiles, segments,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, AT_ONCE: gl.constexpr, MATH_REGISTERS: gl.constexpr, SCORE_REGISTERS: gl.constexpr,
-    SCORE_GROUPS: gl.constexpr, TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, AT_ONCE: gl.constexpr,
+    MATH_REGISTERS: gl.constexpr, SCORE_REGISTERS: gl.constexpr, SCORE_GROUPS: gl.constexpr,
+    TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
     FIRST: gl.constexpr, LAST: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     """As walk.walk, a work item being `HEADS` consecutive heads of a segment, `packs` of which make all heads.
