@@ -23,6 +23,7 @@ EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=3
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 PACK = 4  # heads of a program where they share q and k; two states fill a math role's registers with a sum over heads
+ROLLED = False  # their walks with row sums: a third less code, for half the warps of score (to be timed)
 
 # What the decorators return has no types that a Python checker knows.
 _walk: Any = walk.walk
@@ -105,8 +106,9 @@ class PairShape:
 
 @dataclass(frozen=True)
 class PackShape:
-    """Compile-time shape of a walk of several heads a program: a stage of all that they read, registers of a thread of
-    math 1 and of score, warp groups of score. Math 0 has what registers are left.
+    """Compile-time shape of a walk of several heads a program: stages of all that they read, pairs of heads that the
+    math roles take in one turn of their loop, registers of a thread of math 1 and of score (math 0 has what is left),
+    warp groups of score.
     """
 
     HEADS: int
@@ -117,8 +119,11 @@ class PackShape:
     SCORE_GROUPS: int
 
     @classmethod
-    def of(cls, *, summed: bool) -> PackShape:
-        return cls(PACK, STAGES=2, AT_ONCE=1 if summed else 2, MATH_REGISTERS=168, SCORE_REGISTERS=80, SCORE_GROUPS=2)
+    def of(cls, *, sums: bool) -> PackShape:
+        if sums and ROLLED:
+            return cls(PACK, STAGES=2, AT_ONCE=1, MATH_REGISTERS=184, SCORE_REGISTERS=136, SCORE_GROUPS=1)
+        registers = 168 if sums else 176
+        return cls(PACK, STAGES=2, AT_ONCE=PACK // 2, MATH_REGISTERS=registers, SCORE_REGISTERS=80, SCORE_GROUPS=2)
 
     @property
     def registers(self) -> int:
@@ -137,7 +142,10 @@ class Normaliser:
 
 
 def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
-    """Of blocks of `heads` heads of x (B, H, T, d). A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes."""
+    """Of blocks of x (B, H, T, d), `heads` heads of 64 steps by 64 columns.
+
+    A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes.
+    """
     strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, heads, *BLOCK[2:]], LAYOUT)
 
@@ -180,7 +188,7 @@ def launch_walk(
     summed = out.shape[1] < H
     if summed or (norm is None and heads_together(u, z) > 1):
         packs = H // PACK
-        pack = PackShape.of(summed=summed)
+        pack = PackShape.of(sums=sums is not None)
         items = B * packs * cut.count
         uw, zx = (PACK, 1) if summed else (1, PACK)
         _walk_heads[(min(items, multiprocessors),)](

@@ -16,7 +16,13 @@ one product a tile, and each walk sums them over the index that is its rows: dq 
 sum the same float32 numbers, not rounded as P is for its product.
 
 The heads of a program come in pairs, one for each math role. A pair has barriers and buffers of its own, so that the
-math roles start on one while `score` is at the next.
+math roles start on one while `score` is at the next; of a SUMMED walk P is a sum over a pair, which math 0 wants at the
+end of a tile alone: all that the math roles wait for before is a tile's factors r, s and e (f_full).
+
+`score` is what the others would wait for, so it has eight warps, each with half the columns of 16 rows of P. It fetches
+the tiles too: there are then sixteen warps, which share all registers there are, and with a role for it alone twenty,
+for which no more than 96 a thread could be had at launch. Where the math roles' code for two heads does not fit the
+instruction cache they can take one at a time, in turns of a loop (AT_ONCE = 1), at the price of moving their states.
 """
 
 from triton.experimental import gluon
@@ -69,7 +75,7 @@ def product(a, b, layout: gl.constexpr):
 
 @gluon.jit
 def score(
-    descs, stages, exponents, skip_ptr, diagonal_ptr, within_ptr, buffers, e_bufs, p_buf, within_buf, factors,
+    descs, stages, exponents, skip_ptr, diagonal_ptr, within_ptr, buffers, e_bufs, p_bufs, within_buf, factors,
     empty, ready, f_full, p_full, p_empty, items, geometry, sharing, steps,
     HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr,
     SUMS: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
@@ -87,6 +93,7 @@ def score(
     _packs, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
     u_exponents, z_exponents = e_bufs
+    p_buf0, p_buf1 = p_bufs
     r_buf, s_buf, decay_buf = factors
     u_by_head = reinterpret(u_exponents, gl.float32, [1, HEADS, 64], e_shared).index(0)
     z_by_head = reinterpret(z_exponents, gl.float32, [1, HEADS, 64], e_shared).index(0)
@@ -138,9 +145,7 @@ def score(
                 scores = (alike, alike)
             for pair in range(PAIRS):
                 if (pair == PAIRS - 1) & (j + 1 < n):  # by now the math roles leave the tile before: its place is next
-                    fetch(
-                        descs, stages, empty, ready, i + 1, batch, u_head, z_head, tile, HEADS, STAGES, SUMMED, SUMS
-                    )
+                    fetch(descs, stages, empty, ready, i + 1, batch, u_head, z_head, tile, HEADS, STAGES, SUMMED, SUMS)
                 if SUMMED:
                     b = (s * PAIRS + pair) * 2
                     left = product(u_buf.index(b), w_buf.index(b), p_l)
@@ -172,10 +177,10 @@ def score(
                     within_by_pair.index(pair).store(dots.permute((2, 1, 0)))
                 mbarrier.wait(p_empty.index(pair), (i & 1) ^ 1)
                 if SUMMED:
-                    p_buf.index(pair).store((weighted[0] + weighted[1]).to(p_buf.dtype))
+                    p_buf0.index(pair).store((weighted[0] + weighted[1]).to(p_buf0.dtype))
                 else:
-                    p_buf.index(2 * pair).store(weighted[0].to(p_buf.dtype))
-                    p_buf.index(2 * pair + 1).store(weighted[1].to(p_buf.dtype))
+                    p_buf0.index(pair).store(weighted[0].to(p_buf0.dtype))
+                    p_buf1.index(pair).store(weighted[1].to(p_buf0.dtype))
                 fence_async_shared()
                 barrier()  # P of this pair is in shared memory, the exponents have been read
                 mbarrier.arrive(p_full.index(pair), count=1)
@@ -268,7 +273,7 @@ def math(
                     r = r_buf.index(at_factors).load(u_l)
                     e = decay_buf.index(at_factors).load(u_l)[:, None]
                     if not SUMMED:
-                        o = warpgroup_mma(p_buf.index(head), z_buf.index(zx), o * r[:, None], is_async=True)
+                        o = warpgroup_mma(p_buf.index(nth), z_buf.index(zx), o * r[:, None], is_async=True)
                     following, early, late = advance(
                         state[at_once] * e, z_buf.index(zx).permute((1, 0)), s_factors.index(at_factors),
                         w_buf.index(uw), a_l,
@@ -331,8 +336,9 @@ def walk_heads(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, within_ptr, skip_ptr, diagonal_ptr,
     items, packs, sharing, steps, tiles, segment_tiles, segments,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, AT_ONCE: gl.constexpr, MATH_REGISTERS: gl.constexpr, SCORE_REGISTERS: gl.constexpr,
-    SCORE_GROUPS: gl.constexpr, TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, AT_ONCE: gl.constexpr,
+    MATH_REGISTERS: gl.constexpr, SCORE_REGISTERS: gl.constexpr, SCORE_GROUPS: gl.constexpr,
+    TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
     FIRST: gl.constexpr, LAST: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     """As walk.walk, a work item being `HEADS` consecutive heads of a segment, `packs` of which make all heads.
@@ -358,8 +364,6 @@ def walk_heads(
         reinterpret(z_stages, dtype, [STAGES * ZX, 64, 64], block),
         reinterpret(x_stages, dtype, [STAGES * ZX, 64, 64], block),
     )
-    P: gl.constexpr = HEADS // 2 if SUMMED else HEADS
-    p_buf = gl.allocate_shared_memory(dtype, [P, 64, 64], block)
     s_buf0 = gl.allocate_shared_memory(dtype, [1 + SUMS, 64, 64], block)
     o_buf0 = gl.allocate_shared_memory(dtype, [1 if SUMMED else HEADS // 2, 1, 1, 64, 64], u_desc.layout)
     if SUMMED:  # math 1 leaves its sum where its state was
@@ -371,6 +375,10 @@ def walk_heads(
         o_buf1 = gl.allocate_shared_memory(dtype, [HEADS // 2, 1, 1, 64, 64], u_desc.layout)
         sum_buf = s_buf1
     # By themselves, not slices of one: the compiler puts barriers between stores that it cannot tell apart.
+    p_buf0 = gl.allocate_shared_memory(dtype, [HEADS // 2, 64, 64], block)
+    p_buf1 = p_buf0
+    if not SUMMED:
+        p_buf1 = gl.allocate_shared_memory(dtype, [HEADS // 2, 64, 64], block)
     u_exponents = gl.allocate_shared_memory(gl.float32, [HEADS, 64], flat)
     z_exponents = gl.allocate_shared_memory(gl.float32, [HEADS, 64], flat)
     r_buf = gl.allocate_shared_memory(gl.float32, [2 * HEADS, 64], flat)  # of a tile and of the one before
@@ -400,14 +408,14 @@ def walk_heads(
     factors = (r_buf, s_factors, decay_buf)
     gl.warp_specialize(
         [
-            (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf, s_buf0, o_buf0, sum_buf, factors,
+            (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf0, s_buf0, o_buf0, sum_buf, factors,
                     empty, ready, f_full, p_full, p_empty, sum_full, sum_empty, items, geometry, steps,
                     0, HEADS, STAGES, AT_ONCE, TRANSPOSED, REVERSE, SUMMED, SUMS, FIRST, LAST)),
-            (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf, s_buf1, o_buf1, sum_buf, factors,
+            (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf1, s_buf1, o_buf1, sum_buf, factors,
                     empty, ready, f_full, p_full, p_empty, sum_full, sum_empty, items, geometry, steps,
                     1, HEADS, STAGES, AT_ONCE, TRANSPOSED, REVERSE, SUMMED, SUMS, FIRST, LAST)),
             (score, ((u_desc, w_desc, z_desc, x_desc), stages, (au_ptr, az_ptr, g_ptr), skip_ptr, diagonal_ptr,
-                     within_ptr, buffers, (u_exponents, z_exponents), p_buf, within_buf, factors,
+                     within_ptr, buffers, (u_exponents, z_exponents), (p_buf0, p_buf1), within_buf, factors,
                      empty, ready, f_full, p_full, p_empty, items, geometry, sharing, steps,
                      HEADS, STAGES, SCORE_GROUPS, REVERSE, SUMMED, SUMS, SKIP, DIAGONAL)),
         ],
