@@ -206,7 +206,11 @@ def mamba2_ssd(
     check_name("layout", layout, ("bhtd", "bthd"))
     check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BHT" if layout == "bhtd" else "BTH")
     if dt_bias is not None:
-        dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + (dt_bias[:, None] if layout == "bhtd" else dt_bias)
+        bias = dt_bias.expand(
+            len(dt), -1
+        )  # a batch at a time, for its gradient: one sum over all is several times slower
+        bias = bias.unsqueeze(2 if layout == "bhtd" else 1)
+        dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + bias
     gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, **{"scale": 1.0, **options})

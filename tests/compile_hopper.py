@@ -105,7 +105,7 @@ def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
 def packed_constants(*, summed: bool = False, **branches: bool) -> dict[str, Any]:
     """Of a walk of several heads a program."""
     flags = dict.fromkeys(("REVERSE", "SUMS", "FIRST", "LAST", "SKIP", "DIAGONAL"), False)
-    shape = asdict(PackShape.of(sums=branches.get("SUMS", False)))
+    shape = asdict(PackShape.of(sums=branches.get("SUMS", False), reverse=branches.get("REVERSE", False)))
     return {**shape, "SUMMED": summed, "TRANSPOSED": not summed, **flags, **branches}
 
 
@@ -165,7 +165,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
             "dv": packed_constants(REVERSE=True, SKIP=True),
         }
         for name, constants in together.items():
-            registers = PackShape.of(sums=constants["SUMS"]).registers
+            registers = PackShape.of(sums=constants["SUMS"], reverse=constants["REVERSE"]).registers
             found[f"{name} of heads together"] = (packed.walk_heads, constants, registers)
     return found
 

@@ -101,7 +101,7 @@ def backward(
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
     found = tuple(None if like is None or x is None else _made_like(x, like) for x, like in made)
-    return found if skip is None or skip_dots is None else (*found, skip_dots.sum((0, 1, 3)).to(skip.dtype))
+    return found if skip is None or skip_dots is None else (*found, skip_dots.sum(-1).sum((0, 1)).to(skip.dtype))
 
 
 def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:

@@ -233,7 +233,7 @@ def backward(
         df, di = gates.gate_gradients(f, i, gate, plan.gates, qdq, kdk, through, plan.chunk_size)
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
-    dskip = () if skip is None or skip_dots is None else (skip_dots.sum((0, 2)).to(skip.dtype),)
+    dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
     if initial is None:
         return (*found, None, None, *dskip)
     if n_0 is not None and dn_0 is None:
