@@ -57,8 +57,8 @@ LOG_GATE_BYTES = EXPONENT_BYTES = 2 * 4  # of both gates of a step: float32
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
-# Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role). Those that
-# carry n of a normaliser beside them hide no other's work.
+# Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role); of heads
+# together the one that computes scores fetches. Those that carry n of a normaliser beside them hide no other's work.
 ROLES = 4
 
 
@@ -312,7 +312,7 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int) -> Launch:
         },
         through_l2=steps * walk.launches * walk.pieces * walk.program_bytes(p.element_bytes),
         vector_ops=steps * walk.launches * walk.pieces * walk.vector_ops(exp),
-        roles=ROLES,
+        roles=ROLES - (walk.together > 1),
     )
 
 
