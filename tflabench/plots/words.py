@@ -136,7 +136,8 @@ def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
     measured = rows[(rows["status"] == "ok") & ~rows["package"].isin(["torch", "triton"])]
     for package, own in measured.dropna(subset="package_version").groupby("package"):
         words.append(f"{package} {', '.join(sorted(set(own['package_version'])))}")
-    if commits := sorted({f"{run['tflabench']} ({run['commit']})" for run in described if run.get("commit")}):
+    # A commit's first digits: the whole of them is beside the rows, in environment.json.
+    if commits := sorted({f"{run['tflabench']} ({run['commit'][:12]})" for run in described if run.get("commit")}):
         words.append(f"tflabench {', '.join(commits)}")
     return " · ".join(words)
 
