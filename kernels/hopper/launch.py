@@ -71,12 +71,12 @@ class WalkShape:
         """For a state of z rows and w <= 256 columns; what measured best on the H200.
 
         A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
-        ahead of the math roles, where shared memory has room (with a normaliser a third stage comes first: `normalise`
-        runs ahead by stages). What registers the math roles do not need are its.
+        ahead of the math roles, where shared memory has room (with a normaliser, up to 128 columns, a third stage
+        comes first). What registers the math roles do not need are its.
         """
         WB = w // 64
         ZB = 1 if sums else max(1, min(4 // WB, z // 128))
-        slots = 1 if sums or (norm and WB < 4) else 2
+        slots = 1 if sums or (norm and WB < 3) else 2
         stage = 2 * WB + 2 * ZB * (1 + sums)
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
         stages = min(4, (blocks - 3 * slots) // stage)

@@ -19,12 +19,13 @@ Roles in a program (4 + 4 + 4 + 1 warps and, with a normaliser, 2; connected by 
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
                      wait for one another, so one computes while the other stores. With SUMS one role of 8 warps has all
                      rows (GROUPS = 2), and X . (r S U) too: instructions of two such copies do not fit the cache
-    score            computes P, r and s of a tile ahead of them; with a normaliser divides P and r by its denominators;
-                     with SUMS it writes the row sums, and going forward (dq) those of pairs within a tile
+    score            computes P, r and s of a tile ahead of them; with a normaliser also Q n and K^T s, the products of
+                     `normalise`: n and s as columns of 16-bit parts that make up a float32; with SUMS it writes the
+                     row sums, and going forward (dq) those of pairs within a tile
     produce          one warp that fetches tiles of U, W, Z (and X, for row sums) by TMA into a ring of stages; with a
                      normaliser it puts exponents, s and e beside them
-    normalise        two warps that carry n and compute Q n of a tile ahead of score, by mma.sync: n and s as columns of
-                     16-bit parts that make up a float32
+    normalise        two warps that carry n and make the denominators: a thread has a step, or columns of n, so nothing
+                     is computed twice. P and r are divided by them in score or, with LATE, out in the math roles
 
 Two variants have files of their own: packed.py, several heads a program, and pair.py, dk and dv in one walk.
 
@@ -39,12 +40,12 @@ A state wider or higher than a program's registers is cut into pieces: rows into
 U and W through the L2, columns (`column`) into launches of which the second adds to the output of the first (ADD).
 """
 
+from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    mma_v2,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -53,6 +54,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .compat import barrier, reinterpret, tma_add, tma_load, tma_store
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
+
+
+@constexpr_function
+def spans(WB):
+    """Into how many operands, powers of two wide, WB blocks side by side are cut."""
+    return WB if WB == 3 else 1
 
 
 @gluon.jit
@@ -86,6 +93,15 @@ def fetch(desc, batch, head, tile, column, COUNT: gl.constexpr, buffer, slot, ar
 @gluon.jit
 def block(buffer, i):
     return buffer.index(i).reshape([64, 64])
+
+
+@gluon.jit
+def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr):
+    """Blocks of U or W as few operands a slot: from one base the addresses within an operand are constants."""
+    SPANS: gl.constexpr = spans(WB)
+    WIDTH: gl.constexpr = 64 * WB // SPANS
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, WIDTH], dtype)
+    return reinterpret(buffer, dtype, [SLOTS * SPANS, 64, WIDTH], layout)
 
 
 @gluon.jit
@@ -126,7 +142,8 @@ def produce(
                 e_buf.index(3 * s + 1).store(a_z)
                 e_buf.index(3 * s + 2).store(m)
                 s_buf.index(s).store(gl.exp2(a_z + g))
-                decay_buf.index(s).store(gl.full([64], gl.exp2(g), gl.float32, layout=t_l))
+                if WB == 4:
+                    decay_buf.index(s).store(gl.full([64], gl.exp2(g), gl.float32, layout=t_l))
                 barrier()
                 mbarrier.arrive(arrived, count=1)
             i += 1
@@ -151,11 +168,49 @@ def following(s, phase, COUNT: gl.constexpr):
 
 
 @gluon.jit
+def hand_over(p, p_buf, p_full, b):
+    p_buf.index(b).store(p.to(p_buf.dtype))
+    fence_async_shared()
+    barrier()  # P and its factors are in shared memory; without a normaliser, the exponents have been read
+    mbarrier.arrive(p_full.index(b), count=1)
+
+
+@gluon.jit
+def add_up(s, zero, odd, u_spans, w_spans, norm, WB: gl.constexpr):
+    """For `normalise`: U n, and what the tile adds to n, W^T s, this summed over pairs of columns of the parts.
+
+    With 8 columns these products of a warp group cost the tensor cores next to nothing; `mma.sync` would starve.
+    """
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16])
+    SPANS: gl.constexpr = spans(WB)
+    WIDTH: gl.constexpr = 64 * WB // SPANS
+    dtype: gl.constexpr = u_spans.dtype
+    n_parts, s_parts, un_buf, ws_buf, _d_buf, parts_full, added_full, _d_full = norm
+    mbarrier.wait(parts_full, odd)
+    un = gl.zeros([64, 8], gl.float32, layout=layout)
+    for k in gl.static_range(SPANS):
+        parts = n_parts[k].index(zero).permute((1, 0))
+        un = warpgroup_mma(u_spans.index(s * SPANS + k), parts, un, use_acc=(k > 0), is_async=True)
+    products = (un,)
+    for k in gl.static_range(SPANS):
+        ws = gl.zeros([WIDTH, 8], gl.float32, layout=layout)
+        wT = w_spans.index(s * SPANS + k).permute((1, 0))
+        products += (warpgroup_mma(wT, s_parts.index(zero).permute((1, 0)), ws, use_acc=False, is_async=True),)
+    products = warpgroup_mma_wait(0, deps=products)
+    un_buf.store(gl.sum(places(products[0], dtype), axis=1))
+    for k in gl.static_range(SPANS):
+        ws_buf[k].store(gl.sum(places(products[1 + k], dtype).reshape([WIDTH, 4, 2]), axis=2))
+    barrier()
+    mbarrier.arrive(added_full, count=1)
+
+
+@gluon.jit
 def score(
-    exponents, back_ptr, skip, sums, buffers, qn_buf, e_buf, p_buf, dots_buf, factors, empty, ready, qn_full,
-    p_full, p_empty, items, geometry, steps, part_stride,
+    exponents, skip, sums, buffers, e_buf, p_buf, dots_buf, norm, factors, empty, ready, p_full, p_empty,
+    items, geometry, steps, part_stride,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
-    REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
+    REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, SKIP: gl.constexpr,
+    DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
@@ -165,12 +220,16 @@ def score(
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     through_ptr, rows_ptr, columns_ptr = sums
+    _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
+    SPANS: gl.constexpr = spans(WB)
+    u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB)
+    w_spans = in_spans(w_buf, p_buf.dtype, STAGES, WB)
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     t = gl.arange(0, 64, layout=t_l)
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
-    s, b, phase, turn = 0, 0, 0, 0
+    s, b, phase, turn, odd = 0, 0, 0, 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
         if SKIP:
@@ -182,7 +241,6 @@ def score(
             g = gl.load(g_ptr + row * tiles + tile)
         for j in range(n):
             tile_now = nth_tile(first, j, n, REVERSE)
-            at = (row * tiles + tile_now) * 64
             if not NORM:
                 e_buf.index(0).store(x_t)
                 e_buf.index(1).store(y_t)
@@ -194,9 +252,9 @@ def score(
                 g = gl.load(g_ptr + row * tiles + tile)
             mbarrier.wait(ready.index(s), phase)
             p = gl.zeros([64, 64], gl.float32, layout=p_l)
-            for wb in gl.static_range(WB):
-                wT = block(w_buf, s * WB + wb).permute((1, 0))
-                p = warpgroup_mma(block(u_buf, s * WB + wb), wT, p, use_acc=(wb > 0), is_async=True)
+            for k in gl.static_range(SPANS):
+                wT = w_spans.index(s * SPANS + k).permute((1, 0))
+                p = warpgroup_mma(u_spans.index(s * SPANS + k), wT, p, use_acc=(k > 0), is_async=True)
             p = warpgroup_mma_wait(0, deps=(p,))
             if DIAGONAL:  # noqa: SIM102  dh . v of the same step
                 if piece == 0:
@@ -217,16 +275,22 @@ def score(
             if SKIP:
                 p += gl.where(u[:, None] == z[None, :], skip_weight, 0.0)
             if NORM:
-                mbarrier.wait(qn_full.index(s), phase)
-                qn = qn_buf.index(s).load(u_l)
-                bound = gl.exp2(-1.4426950408889634 * e_buf.index(e + 2).load(u_l))
-                denominator = gl.maximum(gl.abs(gl.exp2(a_u) * qn + gl.sum(p, axis=1)), bound)
-                a_u -= gl.log2(denominator)
-                if piece == 0:
-                    gl.store(back_ptr + at + u, a_u)
-                p = p * (1.0 / denominator)[:, None]
-                mbarrier.wait(p_empty.index(b), turn ^ 1)
-                r_buf.index(b).store(gl.exp2(a_u))
+                r = gl.exp2(a_u)
+                if LATE:
+                    mbarrier.wait(p_empty.index(b), turn ^ 1)
+                    r_buf.index(b).store(r)
+                d_buf.index(b).store(gl.sum(p, axis=1))
+                if LATE:
+                    hand_over(p, p_buf, p_full, b)
+                zero = j >> 30  # keeps addresses out of registers
+                add_up(s + zero, zero, odd, u_spans, w_spans, norm, WB)
+                odd ^= 1
+                if not LATE:
+                    mbarrier.wait(d_full.index(b), turn)
+                    d = d_buf.index(b).load(u_l)
+                    p = p * d[:, None]
+                    mbarrier.wait(p_empty.index(b), turn ^ 1)
+                    r_buf.index(b).store(r * d)
             elif REVERSE:
                 mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now + g_now))
@@ -235,17 +299,15 @@ def score(
                 mbarrier.wait(p_empty.index(b), turn ^ 1)
                 r_buf.index(b).store(gl.exp2(x_now))
                 s_buf.index(b).store(gl.exp2(y_now + g_now))
-            if not NORM:
+            if not NORM and (SUMS or WB == 4):
                 decay = decay_buf.index(b)
                 decay.store(gl.full(decay.shape, gl.exp2(g_now), gl.float32, layout=t_l))
             if SUMS:  # the math roles have left what they have of the tile before
                 store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
                 before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
                 left_before = steps - tile_now * 64
-            p_buf.index(b).store(p.to(p_buf.dtype))
-            fence_async_shared()
-            barrier()  # P, r and s are in shared memory; the exponents have been read
-            mbarrier.arrive(p_full.index(b), count=1)
+            if not LATE:
+                hand_over(p, p_buf, p_full, b)
             if SUMS and not REVERSE:  # pairs within the tile: M = P * (X Z^T), by its rows and its columns
                 xz = gl.zeros([64, 64], gl.float32, layout=p_l)
                 for c in gl.static_range(2 * ZB):
@@ -266,14 +328,14 @@ def score(
 
 @gluon.jit
 def in_parts(x, layout: gl.constexpr, dtype: gl.constexpr):
-    """float32 x (64,) as an operand (64, 8) of dtype: products with it, summed over its columns, are products with x.
+    """float32 x (n,) as an operand (n, 8) of dtype: products with it, summed over its columns, are products with x.
 
     A column takes the leading bits of what is left: three of bfloat16 have all of a float32. Four of float16, each
     2**10 times as large as its place, have them from 2**-14 on and steps of 2**-38 below, where a weight is at most 1,
     and reach as far as the sum of 65,536 of the largest keys.
     """
     column = gl.arange(0, 8, layout=gl.SliceLayout(0, layout))
-    parts = gl.zeros([64, 8], dtype, layout=layout)
+    parts = gl.zeros([x.shape[0], 8], dtype, layout=layout)
     if dtype == gl.float16:
         x *= 2.0**-16
     for c in gl.static_range(4 if dtype == gl.float16 else 3):
@@ -287,7 +349,7 @@ def in_parts(x, layout: gl.constexpr, dtype: gl.constexpr):
 
 @gluon.jit
 def places(products, dtype: gl.constexpr):
-    """products (64, 8) with an operand `in_parts`, every column as large as it is to be."""
+    """products (n, 8) with an operand `in_parts`, every column as large as it is to be."""
     if dtype == gl.float16:
         column = gl.arange(0, 8, layout=gl.SliceLayout(0, products.type.layout))
         products *= gl.exp2(16.0 - 10.0 * column.to(gl.float32))[None, :]
@@ -296,64 +358,64 @@ def places(products, dtype: gl.constexpr):
 
 @gluon.jit
 def normalise(
-    states, buffers, qn_buf, n_parts, s_parts, factors, empty, ready, qn_full, items, geometry,
-    W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, FIRST: gl.constexpr,
-    LAST: gl.constexpr,
+    states, g_ptr, back_ptr, e_buf, norm, factors, empty, ready, items, geometry,
+    W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
+    FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = s_parts.dtype
-    mma_l: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 1], instr_shape=[16, 8])
-    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma_l, k_width=2)
-    b_l: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=mma_l, k_width=2)
+    SPANS: gl.constexpr = spans(WB)
+    WIDTH: gl.constexpr = 64 * WB // SPANS
     parts_l: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0])
     sums_l: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0])
-    column_l: gl.constexpr = gl.SliceLayout(1, parts_l)  # a column of n, or a step, a thread
-    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    column_l: gl.constexpr = gl.SliceLayout(1, parts_l)  # columns of n, or a step, a thread
     n_first_ptr, n_last_ptr = states
-    u_buf, w_buf, _z_buf, _x_buf = buffers
-    _r_buf, s_buf, decay_buf = factors
-    w = gl.arange(0, 64, layout=column_l)
-    s, phase = 0, 0
+    _heads, all_tiles, _segment_tiles, _segments = geometry
+    n_parts, s_parts, un_buf, ws_buf, d_buf, parts_full, added_full, d_full = norm
+    _r_buf, s_buf, _decay_buf = factors
+    dtype: gl.constexpr = s_parts.dtype
+    u = gl.arange(0, 64, layout=column_l)
+    w = gl.arange(0, WIDTH, layout=column_l)
+    s, b, phase, turn, odd = 0, 0, 0, 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _batch, _head, _first, tiles, _row, index, piece = place_of(item, geometry, PIECES)
+        _batch, _head, first, tiles, row, index, piece = place_of(item, geometry, PIECES)
         at_n = index * W_DIM + w
         n = ()
-        for wb in gl.static_range(WB):
+        for k in gl.static_range(SPANS):
             if FIRST:
-                n += (gl.load(n_first_ptr + at_n + 64 * wb),)
+                n += (gl.load(n_first_ptr + at_n + WIDTH * k),)
             else:
-                n += (gl.zeros([64], gl.float32, layout=column_l),)
-        for _j in range(tiles):
-            for wb in gl.static_range(WB):
-                n_parts[wb].store(in_parts(n[wb], parts_l, dtype))
+                n += (gl.zeros([WIDTH], gl.float32, layout=column_l),)
+        for j in range(tiles):
+            decay = gl.exp2(gl.load(g_ptr + row * all_tiles + first + j))
+            for k in gl.static_range(SPANS):
+                n_parts[k].index(0).permute((1, 0)).store(in_parts(n[k], parts_l, dtype))
             mbarrier.wait(ready.index(s), phase)
-            s_parts.store(in_parts(s_buf.index(s).load(column_l), parts_l, dtype))
-            barrier()
-            qn = gl.zeros([64, 8], gl.float32, layout=mma_l)
-            for wb in gl.static_range(WB):
-                qn = mma_v2(block(u_buf, s * WB + wb).load(a_l), n_parts[wb].load(b_l), qn)
-            qn_buf.index(s).store(gl.sum(places(qn, dtype), axis=1))
-            barrier()
-            mbarrier.arrive(qn_full.index(s), count=1)
-            weights = s_parts.load(b_l)
-            for wb in gl.static_range(WB):  # K^T s, in pairs of columns, where the parts of n of the same thread were
-                added = gl.zeros([64, 8], gl.float32, layout=mma_l)
-                added = mma_v2(block(w_buf, s * WB + wb).permute((1, 0)).load(a_l), weights, added)
-                pairs = gl.sum(places(added, dtype).reshape([64, 4, 2]), axis=2)
-                reinterpret(n_parts[wb], gl.float32, [64, 4], rows).store(pairs)
-            decay = decay_buf.index(s).load(column_l)
+            s_parts.index(0).permute((1, 0)).store(in_parts(s_buf.index(s).load(column_l), parts_l, dtype))
             fence_async_shared()
             barrier()
+            mbarrier.arrive(parts_full, count=1)
+            a_u = e_buf.index(3 * s).load(column_l)
+            r = gl.exp2(a_u)
+            bound = gl.exp2(-1.4426950408889634 * e_buf.index(3 * s + 2).load(column_l))
+            mbarrier.wait(added_full, odd)
+            denominator = gl.maximum(gl.abs(r * un_buf.load(column_l) + d_buf.index(b).load(column_l)), bound)
+            d_buf.index(b).store(1.0 / denominator)
+            barrier()
+            mbarrier.arrive(d_full.index(b), count=1)
             mbarrier.arrive(empty.index(s), count=1)
+            if piece == 0:
+                gl.store(back_ptr + (row * all_tiles + first + j) * 64 + u, a_u - gl.log2(denominator))
             new_n = ()
-            for wb in gl.static_range(WB):
-                pairs = reinterpret(n_parts[wb], gl.float32, [64, 4], rows).load(sums_l)
-                new_n += (n[wb] * decay + gl.convert_layout(gl.sum(pairs, axis=1), column_l),)
+            for k in gl.static_range(SPANS):
+                added = gl.convert_layout(gl.sum(ws_buf[k].load(sums_l), axis=1), column_l)
+                new_n += (n[k] * decay + added,)
             n = new_n
             s, phase = following(s, phase, STAGES)
+            b, turn = following(b, turn, SLOTS)
+            odd ^= 1
         if LAST:  # noqa: SIM102
             if piece == 0:
-                for wb in gl.static_range(WB):
-                    gl.store(n_last_ptr + at_n + 64 * wb, n[wb])
+                for k in gl.static_range(SPANS):
+                    gl.store(n_last_ptr + at_n + WIDTH * k, n[k])
 
 
 @gluon.jit
@@ -408,12 +470,12 @@ def rounded(x, dtype: gl.constexpr):
 @gluon.jit
 def math(
     o_desc, g_ptr, first_ptr, last_ptr,
-    buffers, p_buf, o_buf, dots_buf, factors, empty, ready, p_full, p_empty,
+    buffers, p_buf, o_buf, dots_buf, norm, factors, empty, ready, p_full, p_empty,
     items, geometry, column,
     HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
-    OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr,
-    LAST: gl.constexpr, ADD: gl.constexpr,
+    OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
+    FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = 64 * GROUPS  # of a state that a role carries at a time
     WARPS: gl.constexpr = 4 * GROUPS
@@ -508,6 +570,11 @@ def math(
                     o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
                 else:
                     o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
+                if LATE:
+                    _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
+                    if zb == 0:
+                        mbarrier.wait(d_full.index(b), (i // SLOTS) & 1)
+                    o = o * d_buf.index(b).load(u_l)[None, :]
                 slot = (i * ZB + zb) % OUTS
                 o_rows.index(slot).permute((1, 0)).store(o.to(dtype))
                 fence_async_shared()
@@ -578,61 +645,71 @@ def walk(
     # Written by score for a slot, or by produce, with a normaliser, for a stage.
     COPIES: gl.constexpr = STAGES if NORM else SLOTS
     s_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64], flat)
-    decay_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64 * GROUPS], flat)
+    decay_buf = s_buf
+    if SUMS or WB == 4:  # else the math roles load what it comes from
+        decay_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64 * GROUPS], flat)
     e_buf = gl.allocate_shared_memory(gl.float32, [3 * STAGES if NORM else 2, 64], flat)
     dots_buf = r_buf
     if SUMS:
         gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
         dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
-    qn_buf, n_parts, s_parts = r_buf, (), r_buf
+    norm = (r_buf,) * 8
     if NORM:
-        rows: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, order=[1, 0])
-        qn_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
-        s_parts = gl.allocate_shared_memory(dtype, [64, 8], rows)
-        for _ in gl.static_range(WB):  # one by one: between stores to one buffer the compiler puts barriers
-            n_parts += (gl.allocate_shared_memory(dtype, [64, 8], rows),)
+        parts_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], dtype)
+        rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+        SPANS: gl.constexpr = spans(WB)
+        WIDTH: gl.constexpr = 64 * WB // SPANS
+        n_parts, ws_buf = (), ()
+        for _ in gl.static_range(SPANS):
+            n_parts += (gl.allocate_shared_memory(dtype, [1, 8, WIDTH], parts_l),)
+            ws_buf += (gl.allocate_shared_memory(gl.float32, [WIDTH, 4], rows),)
+        s_parts = gl.allocate_shared_memory(dtype, [1, 8, 64], parts_l)
+        un_buf = gl.allocate_shared_memory(gl.float32, [64], flat)
+        d_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)  # row sums of P, then 1 / denominator
+        parts_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        added_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        d_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(parts_full, count=1)
+        mbarrier.init(added_full, count=1)
+        for i in gl.static_range(SLOTS):
+            mbarrier.init(d_full.index(i), count=1)
+        norm = (n_parts, s_parts, un_buf, ws_buf, d_buf, parts_full, added_full, d_full)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    qn_full = ready
-    if NORM:
-        qn_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     p_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     p_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=1 + ROLES + NORM)  # released by score, the math roles and normalise
         mbarrier.init(ready.index(i), count=1 + NORM)
-        if NORM:
-            mbarrier.init(qn_full.index(i), count=1)
     for i in gl.static_range(SLOTS):
         mbarrier.init(p_full.index(i), count=1)
         mbarrier.init(p_empty.index(i), count=ROLES)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
-    FEW: gl.constexpr = 32 if NORM else 24  # registers of produce and normalise; score has the rest of 512
+    LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
     gl.warp_specialize(
         [
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                    buffers, p_buf, o_buf0, dots_buf, factors, empty, ready, p_full, p_empty,
+                    buffers, p_buf, o_buf0, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, FIRST, LAST, ADD)),
+                    REVERSE, SUMS, NORM, LATE, FIRST, LAST, ADD)),
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                    buffers, p_buf, o_buf1, dots_buf, factors, empty, ready, p_full, p_empty,
+                    buffers, p_buf, o_buf1, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, FIRST, LAST, ADD)),
-            (score, ((au_ptr, az_ptr, g_ptr), back_ptr, (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
-                     buffers, qn_buf, e_buf, p_buf, dots_buf, factors, empty, ready, qn_full, p_full, p_empty,
+                    REVERSE, SUMS, NORM, LATE, FIRST, LAST, ADD)),
+            (score, ((au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
+                     buffers, e_buf, p_buf, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride,
-                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, SKIP, DIAGONAL)),
+                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, SKIP, DIAGONAL)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
                        PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM)),
-            (normalise, ((n_first_ptr, n_last_ptr), buffers, qn_buf, n_parts, s_parts, factors, empty, ready, qn_full,
-                         items, geometry,
-                         W_DIM, PIECES, STAGES, WB, FIRST, LAST)),
+            (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
+                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, FIRST, LAST)),
         ][2 - ROLES : 4 + NORM],
         [4, 4, 1, 2][2 - ROLES : 3 + NORM],
-        [MATH_REGISTERS, 512 - FEW - 2 * MATH_REGISTERS, FEW, FEW][2 - ROLES : 3 + NORM],
+        [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + NORM],
     )  # fmt: skip
