@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton.experimental.gluon")
 
 from tflabench.kernels.hopper import backward as hopper_backward
+from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper.exponents import TILE
 from tflabench.kernels.hopper.launch import PACK, Normaliser, Segments
+from tflabench.kernels.hopper.segments import carry
 
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
@@ -316,3 +319,41 @@ def test_products_are_asynchronous(compiled: dict[str, Any]) -> None:
     known = () if compiled["triton"] == "3.6.0" else ("128/256 dq", "128/256 dk")
     for kernel in compiled["kernels"]:
         assert kernel["kernel"].startswith(known) or not kernel["warnings"], kernel
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="in Triton's interpreter")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("end", [True, False])
+def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_for_the_end(reverse: bool, end: bool):
+    torch.manual_seed(0)
+    rows, segments, elements, tiles = 2, 3, 48, 5
+    added, g = torch.randn(rows, segments, elements), -torch.rand(rows, tiles)
+    order = list(range(segments))[:: -1 if reverse else 1]
+    if not end:
+        added[:, order[-1]] = torch.nan
+    kept = torch.stack([g[:, 2 * n : 2 * n + 2].sum(1) for n in range(segments)], 1).exp2()[..., None]
+    state, after = added.clone(), torch.full((rows, elements), torch.nan)
+    carry[(rows,)](
+        state, g, state, after, elements, tiles, 2, segments, 1,
+        START=False, END=end, REVERSE=reverse, TILES=2, BLOCK=64,
+    )  # fmt: skip
+    wanted = torch.zeros(rows, elements)
+    for n in order:
+        torch.testing.assert_close(state[:, n], wanted)
+        wanted = wanted * kept[:, n] + added[:, n]
+    torch.testing.assert_close(after, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "T", "d_qk", "d_hv", "segments"),
+    [(16, 16, 4096, 128, 256, 1), (1, 16, 65536, 128, 256, 8), (8, 8, 8192, 256, 512, 1), (4, 8, 16384, 256, 512, 2)],
+)
+def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
+    batch: int, heads: int, T: int, d_qk: int, d_hv: int, segments: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 132. At T = 16384 dq and dk alone would: 64 programs, a half of a state each."""
+    monkeypatch.setattr(hopper_chunkwise, "refuses", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    q, v = (torch.empty(batch, heads, T, d, device="meta") for d in (d_qk, d_hv))
+    L = hopper_chunkwise.default_chunk_size(q, v, gate=MLSTM_SIG)
+    assert segments == -(-T // L)

@@ -54,8 +54,8 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     """L that fills the chip: the whole sequence where batch * heads does, else chunks of which each is a program.
 
-    With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor,
-    and a state pass about half of that on top; states cost little.
+    With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor. A
+    state pass over all segments but one takes about half as long a tile; states cost little.
     """
     if refuses(q, v, gate=gate, chunk_size=64):
         return 64
@@ -76,9 +76,12 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     # h and dv, and dq and dk, whose columns may take several launches.
     walks = ((1, programs(d_qk, d_hv, False)), (-(-d_hv // 256), programs(d_hv, d_qk, True)))
 
+    states = B * H * -(-d_qk // 128) * -(-d_hv // 256)  # programs of a state pass over one segment
+
     def cost(segments: int) -> float:
+        """In tile times of h or dv and dq or dk; of as good ones the fewest."""
         rounds = sum(launches * -(-each * segments // multiprocessors) for launches, each in walks)
-        return rounds * -(-tiles // segments) * (1.0 if segments == 1 else 1.5) + segments
+        return (rounds + 0.5 * -(-states * (segments - 1) // multiprocessors)) * -(-tiles // segments) + segments
 
     best = min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
     return 64 * -(-tiles // best)

@@ -172,7 +172,8 @@ def carry(
         segment = segments - 1 - k if REVERSE else k
         pointer = state + (row * segments + segment) * elements + at
         beyond = pointer + (-elements if REVERSE else elements)
-        following = tl.load(beyond, mask=mask & (k + 1 < segments - 1 + END), other=0.0)  # on its way meanwhile
+        left = elements * (k + 1 < segments - 1 + END)
+        following = tl.load(beyond, mask=at < left, other=0.0)  # on its way meanwhile
         tile = segment * segment_tiles + inside
         log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < segment_tiles) & (tile < tiles), other=0.0), 0)
         tl.store(pointer, carried, mask=mask)
