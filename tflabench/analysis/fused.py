@@ -18,23 +18,23 @@ hides only in part behind another's (all: forward and backward, with gates; dq a
 
             128/256, T = 4096                 256/512, T = 8192
     walk    bound  calibrated  measured       bound  calibrated  measured
-    h         380         471       429         501         639       680
-    dq        446         576   533-567         728         981      1206
-    dk        444         567   500-532         697         943      1138
-    dv        380         471       415         501         639       649
-    all      1668        2129      1900        2448        3250      3320
+    h         380         471       420         501         639   684-730
+    dq        446         576       571         728         981 1182-1278
+    dk        444         567       524         697         943 1074-1164
+    dv        380         471       415         501         639   683-738
+    all      1666        2122      1950        2447        3244      3440
     all but gate gradients
-             1336        1661      1520
+             1334        1654      1530
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          291   383   477            427   555   836
-    all                                 1272  1699  2390           1548  2047  3090
+    h and gates                          284   395   454            407   551   799
+    all                                 1264  1810  2295           1516  2125  3021
 
 What neither has is the chain inside a tile: the role that computes scores waits for the L2 after each product, and the
 roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is longest
-for exp's forward at 256/512, where four programs of a head each carry n and compute q . n of every tile (1240 measured,
-662 calibrated; at 128/256 472 and 477), and for four heads in a program, whose scores are weighted one head after the
-other. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the gradient of D. At T = 65536 the
+for exp's forward at 256/512, where four programs of a head each carry n and compute q . n of every tile (769 to 840
+measured, 662 calibrated; at 128/256 430 and 477), and for four heads in a program, of which all roles wait for one
+another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the gradient of D. At T = 65536 the
 model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and 8 with the backward, whose dq
 and dk have half as many programs as h. The kernels take 8 there for both.
 """
