@@ -333,7 +333,8 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
         added[:, order[-1]] = torch.nan
     kept = torch.stack([g[:, 2 * n : 2 * n + 2].sum(1) for n in range(segments)], 1).exp2()[..., None]
     state, after = added.clone(), torch.full((rows, elements), torch.nan)
-    carry[(rows,)](
+    kernel: Any = carry
+    kernel[(rows,)](
         state, g, state, after, elements, tiles, 2, segments, 1,
         START=False, END=end, REVERSE=reverse, TILES=2, BLOCK=64,
     )  # fmt: skip

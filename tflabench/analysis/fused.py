@@ -34,9 +34,9 @@ What neither has is the chain inside a tile: the role that computes scores waits
 roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is longest
 for exp's forward at 256/512, where four programs of a head each carry n and compute q . n of every tile (769 to 840
 measured, 662 calibrated; at 128/256 430 and 477), and for four heads in a program, of which all roles wait for one
-another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the gradient of D. At T = 65536 the
-model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and 8 with the backward, whose dq
-and dk have half as many programs as h. The kernels take 8 there for both.
+another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the gradient of D. At T = 65536
+the model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and 8 with the backward, whose
+dq and dk have half as many programs as h. The kernels take 8 there for both.
 """
 
 from __future__ import annotations
