@@ -31,9 +31,8 @@ from .types import Gate
 
 BLOCK = 1024  # steps of one program
 CUT = tl.constexpr(-104.0)  # exp of anything less is 0 in float32: a forget gate below it separates two documents
-FORGOTTEN = tl.constexpr(
-    -16.0
-)  # a gradient through less than exp(-16) is lost in the rounding of its summands: it is 0
+# A gradient through less than exp(-16) is lost in the rounding of its summands: it is 0.
+FORGOTTEN = tl.constexpr(-16.0)
 GRID = tl.constexpr(1 / 64)  # over 2048 steps multiples of it, none beyond CUT, add up without rounding
 SMALL_STEP = tl.constexpr(-15.0)  # softplus(x) is exp(x) in float32 below it
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -159,7 +158,7 @@ def _max_plus(sum_left, max_left, sum_right, max_right):
 def _store_exponents(
     log_f, log_i, x, y, g, log2_scale, row, block, tiles, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Of a block's steps, whose log gates are given; log2_scale is a number or one a step."""
+    """Of a block's steps, whose log gates are given, and log2 of what q is scaled by, a number a step."""
     f = tl.reshape(log_f * LOG2_E, [BLOCK // TILE, TILE])
     i = tl.reshape(log_i * LOG2_E, [BLOCK // TILE, TILE])
     f = tl.where(f < SMALLEST, SMALLEST, f)  # not a maximum: NaN is to pass

@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, reinterpret, tma_load, tma_store
-from .walk import BLOCK_BYTES, lower, nth_tile, place_of, rounded, state_pointers, upper
+from .walk import BLOCK_BYTES, advance, lower, nth_tile, place_of, rounded, state_pointers, upper
 
 # Of float32 accumulators in shared memory: pairs of columns of thread after thread, at constants from one address.
 SUM_LAYOUT = gl.constexpr(
@@ -194,18 +194,6 @@ def score(
 
 
 @gluon.jit
-def advance(state, zT, s_z, w, layout: gl.constexpr):
-    """Start the products of state + (s Z)^T W: the state to come and their operands, to be kept until it is there."""
-    dtype: gl.constexpr = zT.dtype
-    z_l: gl.constexpr = gl.SliceLayout(0, layout)
-    early = (zT.slice(0, 32, dim=1).load(layout).to(gl.float32) * s_z.slice(0, 32).load(z_l)[None, :]).to(dtype)
-    state = warpgroup_mma(early, w.slice(0, 32, dim=0), state, is_async=True)
-    late = (zT.slice(32, 32, dim=1).load(layout).to(gl.float32) * s_z.slice(32, 32).load(z_l)[None, :]).to(dtype)
-    state = warpgroup_mma(late, w.slice(32, 32, dim=0), state, is_async=True)
-    return state, early, late
-
-
-@gluon.jit
 def math(
     o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf, s_buf, o_buf, sum_buf, factors,
     empty, ready, f_full, p_full, p_empty, sum_full, sum_empty, items, geometry, steps,
@@ -274,9 +262,9 @@ def math(
                     e = decay_buf.index(at_factors).load(u_l)[:, None]
                     if not SUMMED:
                         o = warpgroup_mma(p_buf.index(nth), z_buf.index(zx), o * r[:, None], is_async=True)
-                    following, early, late = advance(
-                        state[at_once] * e, z_buf.index(zx).permute((1, 0)), s_factors.index(at_factors),
-                        w_buf.index(uw), a_l,
+                    flight, operands = advance(
+                        (state[at_once] * e,), z_buf.index(zx).permute((1, 0)), s_factors.index(at_factors),
+                        w_buf, uw, 1, a_l,
                     )  # fmt: skip
                     if SUMMED:
                         if SUMS:
@@ -293,8 +281,8 @@ def math(
                     if not SUMMED:
                         tma_store(o_desc, [batch, pack * HEADS + head, start, 0], out)
                         mbarrier.arrive(p_empty.index(nth), count=1)
-                    following, early, late = warpgroup_mma_wait(0, deps=(following, early, late))
-                    new_state += (following,)
+                    done = warpgroup_mma_wait(0, deps=flight + operands)
+                    new_state += (done[0],)
                 state = state[AT_ONCE:] + new_state
             if SUMMED:
                 if HALF == 1:

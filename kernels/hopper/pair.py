@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, reinterpret, tma_load, tma_store
-from .walk import BLOCK_BYTES, block, converted, fetch, nth_tile, place_of, state_pointers
+from .walk import BLOCK_BYTES, advance, block, converted, fetch, nth_tile, place_of, state_pointers
 
 
 @gluon.jit
@@ -235,19 +235,10 @@ def state(
             qT = q_rows.index(s).permute((1, 0))
             dk = warpgroup_mma(qT, dp_buf.index(0).permute((1, 0)), dk, is_async=True)
             e = decay_buf.index(0).load(gl.SliceLayout(1, s_l))[:, None]
-            flight = ()
+            kept = ()
             for c in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
-                flight += (dC[c] * e,)
-            operands = ()
-            for h in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
-                qs = qT.slice(32 * h, 32, dim=1).load(a_l).to(gl.float32)
-                qs = (qs * s_buf.index(0).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
-                operands += (qs,)
-                onward = ()
-                for c in gl.static_range(WB):
-                    h_part = block(h_buf, s * WB + c).slice(32 * h, 32, dim=0)
-                    onward += (warpgroup_mma(qs, h_part, flight[c], is_async=True),)
-                flight = onward
+                kept += (dC[c] * e,)
+            flight, operands = advance(kept, qT, s_buf.index(0), h_buf, s * WB, WB, a_l)
             dk = warpgroup_mma_wait(2 * WB, deps=(dk,))  # dC is updated while dk is written
             barrier()  # dP, its factors and Q have been read
             mbarrier.arrive(dp_free.index(0), count=1)

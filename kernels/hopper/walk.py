@@ -468,6 +468,24 @@ def rounded(x, dtype: gl.constexpr):
 
 
 @gluon.jit
+def advance(state, zT, s_z, w_buf, first, WB: gl.constexpr, layout: gl.constexpr):
+    """Start the products of state + (s Z)^T W, for WB blocks of state and, from `first` on, of W: the state to come,
+    and operands, which are to be kept until it is there.
+    """
+    operands = ()
+    for half in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
+        zs = zT.slice(32 * half, 32, dim=1).load(layout).to(gl.float32)
+        zs = (zs * s_z.slice(32 * half, 32).load(gl.SliceLayout(0, layout))[None, :]).to(zT.dtype)
+        operands += (zs,)
+        flight = ()
+        for wb in gl.static_range(WB):
+            w_half = block(w_buf, first + wb).slice(32 * half, 32, dim=0)
+            flight += (warpgroup_mma(zs, w_half, state[wb], is_async=True),)
+        state = flight
+    return state, operands
+
+
+@gluon.jit
 def math(
     o_desc, g_ptr, first_ptr, last_ptr,
     buffers, p_buf, o_buf, dots_buf, norm, factors, empty, ready, p_full, p_empty,
@@ -553,19 +571,10 @@ def math(
                 o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
                 if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
                     e = decay_buf.index(c).load(gl.SliceLayout(1, s_l))[:, None]
-                flight = ()
+                kept = ()
                 for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
-                    flight += (state[zb * WB + wb] * e,)
-                operands = ()
-                for h in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
-                    zs = zT.slice(32 * h, 32, dim=1).load(a_l).to(gl.float32)
-                    zs = (zs * s_buf.index(c).slice(32 * h, 32).load(gl.SliceLayout(0, a_l))[None, :]).to(dtype)
-                    operands += (zs,)
-                    onward = ()
-                    for wb in gl.static_range(WB):
-                        w_part = block(w_buf, s * WB + wb).slice(32 * h, 32, dim=0)
-                        onward += (warpgroup_mma(zs, w_part, flight[wb], is_async=True),)
-                    flight = onward
+                    kept += (state[zb * WB + wb] * e,)
+                flight, operands = advance(kept, zT, s_buf.index(c), w_buf, s * WB, WB, a_l)
                 if ZB == 1:
                     o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
                 else:
@@ -587,7 +596,7 @@ def math(
                         tma_add(o_desc, at_out, o_buf.index(slot * GROUPS + group))
                     else:
                         tma_store(o_desc, at_out, o_buf.index(slot * GROUPS + group))
-                done = warpgroup_mma_wait(0, deps=flight + operands)  # operands: kept until the products are done
+                done = warpgroup_mma_wait(0, deps=flight + operands)
                 for wb in gl.static_range(WB):
                     new_state += (done[wb],)
             state = new_state
