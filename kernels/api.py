@@ -37,6 +37,7 @@ from .checks import (
     heads_of,
 )
 from .epilogue import skip_and_gate, skip_gradients
+from .operators import Gradients, define
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 Layout = Literal["bhtd", "bthd"]
@@ -417,7 +418,6 @@ def _setup_key(implementation: str, gate_fields: tuple[Any, ...], state_dtype: t
 # --- The operators
 
 
-@torch.library.custom_op("tflabench::chunkwise", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -447,8 +447,7 @@ def _forward(
     return [h, *(x for x in last or () if x is not None), *saved]
 
 
-@_forward.register_fake
-def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup, skip, return_last_state):
+def _fake_forward(q, k, v, f, i, C, n, m, scale, chunk_size, setup, skip, return_last_state):
     kernels, options = _call(q, v, chunk_size, setup)
     if not kernels.shares_heads:
         q = reference.shared(q, v.shape[1])
@@ -458,7 +457,6 @@ def _(q, k, v, f, i, C, n, m, scale, chunk_size, setup, skip, return_last_state)
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
 
 
-@torch.library.custom_op("tflabench::chunkwise_backward", mutates_args=())
 def _backward(
     dh: Tensor,
     dC_last: Tensor | None,
@@ -500,8 +498,7 @@ def _backward(
     return [reference.sum_shared(dq, q), reference.sum_shared(dk, k), *(g for g in others if g is not None)]
 
 
-@_backward.register_fake
-def _(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup, skip, gate_gradients):
+def _fake_backward(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup, skip, gate_gradients):
     gates = (f, i) if gate_gradients else ()
     return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]
 
@@ -531,7 +528,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) 
     ctx.save_for_backward(*tensors, skip, *saved)
 
 
-def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     dh, *d_states = grads
     dC, dn, _ = _split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
     tensors, skip, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8], ctx.saved_tensors[9:]
@@ -544,11 +541,11 @@ def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None,
     return (*q_to_n, None, *(None for _ in ctx.numbers), next(found) if skip is not None else None, None)
 
 
-def _refuse_double_backward(ctx: Any, grads: Any) -> None:
+def _refuse_double_backward(ctx: Any, *grads: Any) -> None:
     raise RuntimeError(
         "the chunkwise kernels have no second derivatives: differentiate twice with implementation='reference'"
     )
 
 
-_forward.register_autograd(_gradients, setup_context=_save_for_backward)
-_backward.register_autograd(_refuse_double_backward)
+define("chunkwise", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
+define("chunkwise_backward", _backward, _fake_backward, Gradients(lambda *_: None, _refuse_double_backward))

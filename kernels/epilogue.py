@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from .operators import Gradients, define
+
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -54,24 +56,20 @@ def _kernels() -> Any:
     return importlib.import_module(".tfla.epilogue", __package__)
 
 
-@torch.library.custom_op("tflabench::skip_and_gate", mutates_args=())
 def _forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
     return _kernels().forward(h, x, D, z)
 
 
-@_forward.register_fake
-def _(h, x, D, z):
+def _fake_forward(h, x, D, z):
     return torch.empty_like(h)
 
 
-@torch.library.custom_op("tflabench::skip_and_gate_backward", mutates_args=())
 def _backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
     """dx and dD with D, then dh and dz with z (h is None and dh is dy without)."""
     return [g for g in _kernels().backward(dy, h, x, D, z) if g is not None]
 
 
-@_backward.register_fake
-def _(dy, h, x, D, z):
+def _fake_backward(dy, h, x, D, z):
     return [torch.empty_like(y) for y in (*((x, D) if D is not None else ()), h, z) if y is not None]
 
 
@@ -88,4 +86,5 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dh, dx, dD, dz
 
 
-_forward.register_autograd(_gradients, setup_context=_save_for_backward)
+define("skip_and_gate", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
+define("skip_and_gate_backward", _backward, _fake_backward)

@@ -27,6 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv, next_power_of_2
+
 from .types import Gate
 
 BLOCK = 1024  # steps of one program
@@ -305,8 +307,8 @@ def log_gates(
         tiles = g.shape[-1]
         tile = x.shape[-1] // tiles
     log_f, log_i = (torch.empty(shape, dtype=torch.float32, device=f.device) for _ in range(2))
-    block = min(BLOCK, max(16, tile, triton.next_power_of_2(T)))
-    blocks = triton.cdiv(T, block)
+    block = min(BLOCK, max(16, tile, next_power_of_2(T)))
+    blocks = cdiv(T, block)
     log2_scale = math.log2(scale) if scale > 0 else -math.inf
     grid = (batch * heads * blocks,)
     inputs = (f, *f.stride(), i, *i.stride())
@@ -324,7 +326,7 @@ def log_gates(
         m_0 = m_0.float().contiguous()
     _stabilise[grid](
         *inputs, m_0, block_g, block_m, log_f, log_i, m, *made, **branch,
-        HAS_M_0=m_0 is not None, RESCALE=not gate.normalize, BLOCKS=triton.next_power_of_2(blocks), TILE=tile,
+        HAS_M_0=m_0 is not None, RESCALE=not gate.normalize, BLOCKS=next_power_of_2(blocks), TILE=tile,
     )  # fmt: skip
     return LogGates(log_f, log_i, m)
 
@@ -332,13 +334,13 @@ def log_gates(
 def tile_gates(gates: LogGates, tile: int) -> TileGates:
     """Sums within tiles of `tile` steps (a power of two from 16); steps beyond T change nothing."""
     batch, heads, T = gates.log_f.shape
-    tiles = triton.cdiv(T, tile)
+    tiles = cdiv(T, tile)
     empty = torch.empty((6, batch, heads, tiles * tile), dtype=torch.float32, device=gates.log_f.device)
     prefix, a, b, b_rest, segment, log_i_rest = empty
     g = torch.empty((batch, heads, tiles), dtype=torch.float32, device=gates.log_f.device)
     segment = segment.view(torch.int32)
-    per_program = max(1, min(BLOCK // tile, triton.next_power_of_2(tiles)))
-    groups = triton.cdiv(tiles, per_program)
+    per_program = max(1, min(BLOCK // tile, next_power_of_2(tiles)))
+    groups = cdiv(tiles, per_program)
     _sum_tiles[(batch * heads * groups,)](
         gates.log_f, gates.log_i, prefix, a, b, b_rest, segment, log_i_rest, g, T, tiles, groups,
         TILES=per_program, TILE=tile,
@@ -470,11 +472,11 @@ def gate_gradients(
     """
     batch, heads, T = shape = (gates.log_f.shape[0], gates.log_f.shape[1], gates.log_f.shape[2])
     f_all, i_all = _expanded(f, i, shape)
-    chunks = triton.cdiv(T, chunk_size)
-    block = min(BLOCK, triton.next_power_of_2(min(chunk_size, max(T, 16))))
-    blocks = triton.cdiv(min(chunk_size, T), block)
-    together = 1 if blocks > 1 else min(BLOCK // block, triton.next_power_of_2(chunks))
-    groups = triton.cdiv(chunks, together)
+    chunks = cdiv(T, chunk_size)
+    block = min(BLOCK, next_power_of_2(min(chunk_size, max(T, 16))))
+    blocks = cdiv(min(chunk_size, T), block)
+    together = 1 if blocks > 1 else min(BLOCK // block, next_power_of_2(chunks))
+    groups = cdiv(chunks, together)
     rows = batch * heads
     parts = {
         "Q_PARTS": qdq.every.shape[0],
@@ -497,7 +499,7 @@ def gate_gradients(
         f_all, *f_all.stride(), i_all, *i_all.stride(), *qdq, *kdk, gates.log_f, through, sum_from, sum_before, df, di,
         rows, heads, T, chunk_size, chunks, groups, blocks, **parts,
         FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature,
-        CHUNKS=together, BLOCKS=triton.next_power_of_2(blocks),
+        CHUNKS=together, BLOCKS=next_power_of_2(blocks),
     )  # fmt: skip
     if gate.per_head:
         df = df.sum((0, 2)).to(f.dtype)

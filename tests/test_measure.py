@@ -36,6 +36,7 @@ def test_times_are_of_one_call():
     assert 5.0 <= timing.ms_min <= timing.ms_p20 <= timing.ms_median <= timing.ms_p80
     assert timing.ms_min < 20
     assert timing.timer == "perf_counter"
+    assert timing.host_ms is None  # the time above is the host's
 
 
 def test_the_papers_protocol_takes_exactly_its_samples(monkeypatch):
@@ -50,6 +51,12 @@ def test_warm_up_lasts_by_time_and_by_calls():
     assert 10 <= timing.warmup <= 50  # 50 ms of calls of 1 ms and a little
     timing = time_calls(Calls(0.02), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.0))
     assert timing.warmup >= 3
+
+
+def test_the_host_s_time_is_the_least_of_a_warm_up():
+    rules = replace(SHORT, warmup_iterations=3, warmup_s=0.0)
+    _, least_s, last_s = measure._warm_up(Calls(0.03, 0.002, 0.03), lambda: time.sleep(0.1), rules)
+    assert 0.002 <= least_s < 0.03 <= last_s < 0.1  # without the wait for the device
 
 
 def test_a_compilation_late_in_the_warm_up_stays_out_of_the_samples():
@@ -130,4 +137,7 @@ def test_host_work_stays_out_of_the_cuda_window():
             pass
         x.add_(1)
 
-    assert time_calls(run, device, STANDARD).ms_median < 0.1
+    timing = time_calls(run, device, STANDARD)
+    assert timing.ms_median < 0.1
+    assert timing.host_ms is not None
+    assert 0.5 <= timing.host_ms < 2

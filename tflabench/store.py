@@ -31,10 +31,12 @@ class Row(BaseModel):
     """One measured point. Times in milliseconds, memory in bytes, rates in units of 1e12 FLOP/s and 1e9 B/s.
 
     `point` is the identity of what was asked for (see `point_id`); `chunk_size` the one that was used, also where the
-    implementation chose it. `compile_s` is what the first call took beyond a settled one: compiling, tuning, loading.
-    `extra_bytes` is the peak minus what was there before the call: inputs, and the output gradient. `rel_error` is the
-    largest deviation from float64 over the output and the gradients, root mean square over root mean square, within the
-    first `verified_steps` of the sequence. `details` holds what else the implementation and the gate had to say.
+    implementation chose it. `host_ms` is what the host needs to enqueue a call, no part of the other times; the longer
+    of it and `ms_median` is what a program that enqueues one call after the other takes. `compile_s` is what the first
+    call took beyond a settled one: compiling, tuning, loading. `extra_bytes` is the peak minus what was there before
+    the call: inputs, and the output gradient. `rel_error` is the largest deviation from float64 over the output and the
+    gradients, root mean square over root mean square, within the first `verified_steps` of the sequence. `details`
+    holds what else the implementation and the gate had to say.
     """
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid")
@@ -66,6 +68,7 @@ class Row(BaseModel):
     ms_min: float | None = None
     ms_p20: float | None = None
     ms_p80: float | None = None
+    host_ms: float | None = None
     samples: int | None = None
     warmup: int | None = None
     protocol: str

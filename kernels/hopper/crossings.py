@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import RowSums, load_parts
 
 from .exponents import TILE
@@ -89,12 +90,12 @@ def through_tiles(qdq: RowSums, kdk: RowSums, last: Tensor | None, g: Tensor) ->
     B, H, tiles = g.shape
     rows, T = B * H, qdq.every.shape[-1]
     through, a, b = torch.empty((3, *g.shape), dtype=torch.float32, device=g.device)
-    groups = triton.cdiv(tiles, TILES)
+    groups = cdiv(tiles, TILES)
     _tile_sums[(rows * groups,)](
         *qdq, *kdk, a, b, rows, T, tiles, groups,
         Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0],
         TILES=TILES, TILE=TILE,
     )  # fmt: skip
-    block = min(BLOCK, max(2, triton.next_power_of_2(tiles)))
+    block = min(BLOCK, max(2, next_power_of_2(tiles)))
     _pass_tiles[(rows,)](a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block)
     return through

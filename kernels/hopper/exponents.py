@@ -14,9 +14,9 @@ float32, while b stays finite.
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import Exponents, LogGates, log_gates
 from tflabench.kernels.types import Gate
 
@@ -31,7 +31,7 @@ def exponents(
     A gate that has a stabiliser but no normaliser gets weights without it: exp(m_i) times as large.
     """
     B, H, T = shape
-    tiles = triton.cdiv(T, TILE)
+    tiles = cdiv(T, TILE)
     x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=f.device) for _ in range(2))
     e = Exponents(x, y, torch.empty((B, H, tiles), dtype=torch.float32, device=f.device))
     return log_gates(f, i, gate, shape, m_0, e, scale), e

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
-import triton
 from torch import Tensor
 from triton import knobs
 
 from tflabench.kernels import gates
+from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.reference import sum_shared
 from tflabench.kernels.types import Gate, State
 
@@ -86,7 +86,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, levels: int = 2) -> 
     if levels == 1:
         return 64
     best = 128 if q.shape[-1] * v.shape[-1] <= 128 * 128 else 256
-    return min(best, max(16, triton.next_power_of_2(q.shape[2])))
+    return min(best, max(16, next_power_of_2(q.shape[2])))
 
 
 def empty_saved(
@@ -99,7 +99,7 @@ def empty_saved(
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))
     if config is not None and config.keep_states:
-        lead = (batch, heads, triton.cdiv(T, _fitting(chunk_size, T)), d_qk)
+        lead = (batch, heads, cdiv(T, _fitting(chunk_size, T)), d_qk)
         shapes.append(((*lead, d_hv), _stored(q.dtype, state_dtype)))
         if gate.normalize:
             shapes.append((lead, torch.float32))
@@ -275,7 +275,7 @@ def _prepare(
 
 def _fitting(chunk_size: int, T: int) -> int:
     """A chunk longer than the sequence is as good as the next power of two, and may have larger tiles."""
-    return min(chunk_size, max(16, triton.next_power_of_2(T))) if chunk_size > T else chunk_size
+    return min(chunk_size, max(16, next_power_of_2(T))) if chunk_size > T else chunk_size
 
 
 def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
+
+from tflabench.kernels.cover import cdiv, next_power_of_2
 
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes a program can use, by architecture
 SMALLEST_SHARED_MEMORY = 101_376
@@ -95,7 +96,7 @@ def multiprocessors(device: torch.device) -> int:
 def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architecture: int) -> Tiles:
     """The first of the tilings below, the best first (MEASURED.md), that fits the chunk and the shared memory."""
     tile = largest_tile(chunk_size, 128)
-    whole = max(16, triton.next_power_of_2(d_in))
+    whole = max(16, next_power_of_2(d_in))
     limit = SHARED_MEMORY.get(architecture, SMALLEST_SHARED_MEMORY)
     if size == 4:  # IEEE float32 has no tensor cores: operands live in registers
         rows = min(tile, 32)
@@ -145,10 +146,10 @@ def largest_tile(chunk_size: int, limit: int) -> int:
 
 def _block(d: int, limit: int) -> int:
     """Block for a dimension d: all of it, padded, up to `limit`; else the largest that pads d by at most a third."""
-    whole = max(16, triton.next_power_of_2(d))
+    whole = max(16, next_power_of_2(d))
     if whole <= limit:
         return whole
     block = limit
-    while block > 64 and triton.cdiv(d, block) * block * 3 > 4 * d:
+    while block > 64 and cdiv(d, block) * block * 3 > 4 * d:
         block //= 2
     return block

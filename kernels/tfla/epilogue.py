@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv, next_power_of_2
+
 from .tiles import made_like
 
 TILE = 4096  # elements of one program
@@ -78,7 +80,7 @@ def backward(
     dx = parts = dh = dz = dD = None
     if D is not None:
         dx = _empty(x, x.dtype)
-        parts = torch.empty((batch, heads, triton.cdiv(T, rows), d), dtype=torch.float32, device=x.device)
+        parts = torch.empty((batch, heads, cdiv(T, rows), d), dtype=torch.float32, device=x.device)
     if z is not None:
         dh, dz = _empty(x, x.dtype), _empty(x, z.dtype)
     _launch(h, x, D, z, dy, dh=dh, dx=dx, dz=dz, dD=parts)
@@ -88,7 +90,7 @@ def backward(
 
 
 def _tile(d: int) -> tuple[int, int]:
-    cols = triton.next_power_of_2(d)
+    cols = next_power_of_2(d)
     return max(1, TILE // cols), cols
 
 
@@ -114,7 +116,7 @@ def _launch(
     weight = (None, 0, 0) if D is None else (D, D.stride(0), D.stride(1) if D.dim() == 2 else 0)
     rows, cols = _tile(d)
     with torch.cuda.device_of(x):
-        skip_and_gate[(batch * heads * triton.cdiv(T, rows),)](
+        skip_and_gate[(batch * heads * cdiv(T, rows),)](
             *rows_of(h), *rows_of(x), *rows_of(z), *rows_of(dy), *weight, *outputs, *strides, heads, T, d,
             SKIP=D is not None, GATE=z is not None, BACKWARD=dy is not None,
             ROWS=rows, COLS=cols,

@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import RowSums
 
 from .config import Tiles
@@ -285,8 +286,8 @@ def launch(
     d_in, d_out = x.shape[-1], z.shape[-1]
     batch, heads, T = plan.gates.log_f.shape
     row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
-    blocks = triton.cdiv(d_out, tiles.outer)
-    programs = batch * triton.cdiv(T, tiles.rows) * blocks
+    blocks = cdiv(d_out, tiles.outer)
+    programs = batch * cdiv(T, tiles.rows) * blocks
     sharing = heads // like.shape[1] if plan.tma else 1  # without TMA addresses take the registers that a sum needs
     members = _members(sharing, heads * programs, SUMMING_WAVES * plan.programs)
     out_heads = heads // members

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import triton
 
+from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import LogGates, TileGates, tile_gates
 from tflabench.kernels.types import Gate
 
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def chunks(self) -> int:
-        return triton.cdiv(self.gates.log_f.shape[-1], self.chunk_size)
+        return cdiv(self.gates.log_f.shape[-1], self.chunk_size)
 
     def tile_gates(self, tile: int) -> TileGates:
         """`gates.tile_gates`, computed once for each tile size."""

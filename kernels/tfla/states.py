@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv, next_power_of_2
+
 from .config import StateTiles
 from .plan import Plan
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
@@ -191,13 +193,13 @@ def walk(
     batch, heads, T, d_v = v.shape
     d_u = u.shape[-1]
     gates = plan.tile_gates(tiles.rows)
-    per_chunk = triton.cdiv(plan.chunk_size, tiles.rows)
+    per_chunk = cdiv(plan.chunk_size, tiles.rows)
     chunks = plan.chunks
-    blocks = triton.cdiv(d_u, tiles.u) * triton.cdiv(d_v, tiles.v)
+    blocks = cdiv(d_u, tiles.u) * cdiv(d_v, tiles.v)
     normalize = plan.gate.normalize and not reverse
     pieces = plan.segments(batch * heads * blocks)
-    per_segment = per_chunk * triton.cdiv(chunks, pieces)
-    pieces = triton.cdiv(gates.g.shape[-1], per_segment)
+    per_segment = per_chunk * cdiv(chunks, pieces)
+    pieces = cdiv(gates.g.shape[-1], per_segment)
 
     def state(*lead: int) -> tuple[Tensor, Tensor | None]:
         shape = (batch, heads, *lead, d_u)
@@ -211,7 +213,7 @@ def walk(
     parts = None if other is None else u.new_empty((batch, heads, chunks, blocks), dtype=torch.float32)
 
     def run(segment_tiles: int, before: Tensor | None, n_before: Tensor | None, store: bool, keep_ends: bool):
-        segments = triton.cdiv(gates.g.shape[-1], segment_tiles)
+        segments = cdiv(gates.g.shape[-1], segment_tiles)
         ends, n_ends = state(segments) if keep_ends else (None, None)
         segment_g = u.new_empty((batch, heads, segments), dtype=torch.float32) if keep_ends else None
         through = store and parts is not None
@@ -250,7 +252,7 @@ def walk(
             NORMALIZE=normalize,
             HAS_DENOMINATOR=inverse_denominator is not None,
             THROUGH=through,
-            CHUNK_TILES=triton.next_power_of_2(per_chunk) if through else 1,
+            CHUNK_TILES=next_power_of_2(per_chunk) if through else 1,
             PRECISION=plan.precision,
             TMA=plan.tma,
             ROWS=tiles.rows,
@@ -283,8 +285,8 @@ def _join(
     batch, heads, segments = ends.shape[:3]
     before, last = torch.empty_like(ends), torch.empty_like(ends[:, :, 0])
     size = last[0, 0].numel()
-    block = min(1024, triton.next_power_of_2(size))
-    join_segments[(batch * heads * triton.cdiv(size, block),)](
+    block = min(1024, next_power_of_2(size))
+    join_segments[(batch * heads * cdiv(size, block),)](
         ends, before, last, initial, segment_g, segments, size,
         REVERSE=reverse, HAS_INITIAL=initial is not None, BLOCK=block,
     )  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import load_log_gates
 from tflabench.kernels.types import Gate, State
 
@@ -124,10 +125,10 @@ def step(
         weights = torch.empty((heads, 3), dtype=torch.float32, device=q.device)
         head_weights[(heads,)](
             q, k, f, i, before.n, before.m, after.n, after.m, weights, scale, sharing, d_qk,
-            **gates, STABILIZED=gate.stabilized, D_QK=triton.next_power_of_2(d_qk), num_warps=1,
+            **gates, STABILIZED=gate.stabilized, D_QK=next_power_of_2(d_qk), num_warps=1,
         )  # fmt: skip
     tile = tile_of(heads, d_qk, d_hv)
-    advance_state[(heads * triton.cdiv(d_hv, tile["COLS"]),)](
+    advance_state[(heads * cdiv(d_hv, tile["COLS"]),)](
         q, k, v, f, i, weights, before.C, after.C, h, skip, scale, sharing, v.shape[1], d_qk, d_hv,
         **gates, WEIGHED=gate.normalize, SKIP=skip is not None, **tile,
     )  # fmt: skip
@@ -138,7 +139,7 @@ def tile_of(heads: int, d_qk: int, d_hv: int) -> dict[str, int]:
     """Rows at a time and columns a program, and its warps: wide where programs are many, narrow where they are few."""
     cols = 64 if heads * d_hv >= 64 * 512 else 32
     return {
-        "ROWS": min(64, triton.next_power_of_2(d_qk)),
-        "COLS": min(cols, triton.next_power_of_2(d_hv)),
+        "ROWS": min(64, next_power_of_2(d_qk)),
+        "COLS": min(cols, next_power_of_2(d_hv)),
         "num_warps": 4,
     }

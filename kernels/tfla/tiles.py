@@ -66,5 +66,7 @@ def made_like(x: Tensor | None, like: Tensor | None) -> Tensor | None:
     """x with the strides that torch.empty_like(like) would have, copied only if they differ; None where x is."""
     if x is None or like is None:
         return None
+    if x.stride() == like.stride():  # x is dense, so what empty_like makes has these too
+        return x
     strides = torch.empty_like(like, device="meta").stride()
     return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)

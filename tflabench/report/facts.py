@@ -136,6 +136,7 @@ def facts(row: Mapping[str, Any]) -> list[Fact]:
     found = [
         Fact("median runtime", amount(row["ms_median"], ms), "measured", "runtime"),
         Fact(f"20–80% of {samples}", span(row["ms_p20"], row["ms_p80"], ms), "measured", "runtime"),
+        Fact("host, to enqueue it", amount(row["host_ms"], ms), "measured", "runtime"),
         Fact("theory", span(row["model_ms_lower"], row["model_ms_upper"], ms), "modelled", "bounds"),
         Fact("of the roofline", percent(row["percent_of_roofline"]), both, "percent"),
         Fact("FLOPs", amount(row["model_flops"], COUNT), "modelled", "counts"),

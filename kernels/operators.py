@@ -1,0 +1,66 @@
+"""Torch operators from plain functions: a schema by their annotations, a fake for compilers, gradients by autograd.
+
+What `torch.library.custom_op` does, at a quarter of its time on the host (60 us less a forward, 150 a forward and
+backward): operators are called with positional arguments only, return a tensor or a list, and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("tflabench", "FRAGMENT")
+
+
+class Gradients(NamedTuple):
+    """Attributes:
+    save: (ctx, inputs, output) -> None, what `backward` needs.
+    backward: (ctx, gradients of the output) -> those of the inputs, None where there is none.
+    """
+
+    save: Callable[..., None]
+    backward: Callable[..., Any]
+
+
+def define(
+    name: str, function: Callable[..., Any], fake: Callable[..., Any], gradients: Gradients | None = None
+) -> None:
+    """torch.ops.tflabench.<name>, on every device.
+
+    Args:
+        function: of tensors and numbers, annotated; returns Tensor or list[Tensor], none of them one of its inputs.
+        fake: the same for tensors without data.
+        gradients: None for an operator that autograd does not pass.
+    """
+    schema = torch.library.infer_schema(function, mutates_args=())
+    _library.define(name + schema)
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tflabench::{name}", fake, lib=_library)
+    if gradients is not None:
+        _library.impl(name, _differentiable(getattr(torch.ops.tflabench, name).default, gradients), "Autograd")
+
+
+def _differentiable(operator: Callable[..., Any], gradients: Gradients) -> Callable[..., Any]:
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = operator(*inputs)
+            gradients.save(ctx, inputs, output)
+            return output if isinstance(output, Tensor) else tuple(output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return gradients.backward(ctx, *grads)
+
+    def call(*inputs: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+            output: Any = Differentiable.apply(*inputs)
+            return output if isinstance(output, Tensor) else list(output)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*inputs)
+
+    return call
