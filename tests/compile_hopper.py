@@ -83,6 +83,7 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
         "FIRST": False,
         "LAST": False,
         "ADD": False,
+        "INDEPENDENT": branches.get("REVERSE", False) and not branches.get("ADD", False),
         **branches,
     }
     return {
@@ -104,7 +105,8 @@ def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
 
 def packed_constants(*, summed: bool = False, **branches: bool) -> dict[str, Any]:
     """Of a walk of several heads a program."""
-    flags = dict.fromkeys(("REVERSE", "SUMS", "FIRST", "LAST", "SKIP", "DIAGONAL"), False)
+    flags: dict[str, bool] = dict.fromkeys(("REVERSE", "SUMS", "FIRST", "LAST", "SKIP", "DIAGONAL"), False)
+    flags |= {"INDEPENDENT": branches.get("REVERSE", False)}
     shape = asdict(PackShape.of(sums=branches.get("SUMS", False), reverse=branches.get("REVERSE", False)))
     return {**shape, "SUMMED": summed, "TRANSPOSED": not summed, **flags, **branches}
 

@@ -59,12 +59,26 @@ def walk_tiles(cut: Segments, segment: int, reverse: bool) -> list[int]:
     return list(reversed(tiles)) if reverse else list(tiles)
 
 
+unfinished: list[Tensor] = []  # what kernels write that may still run when the next one starts
+
+
+def start(given: tuple[Tensor | None, ...], made: tuple[Tensor | None, ...], independent: bool) -> None:
+    """A kernel that does not wait for those before it must not read what they write."""
+    if not independent:
+        unfinished.clear()
+    memory = {x.untyped_storage().data_ptr() for x in unfinished}
+    assert not memory & {x.untyped_storage().data_ptr() for x in given if x is not None}
+    unfinished.extend(x for x in made if x is not None)
+
+
 def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
     first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
     within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
-    diagonal: Tensor | None = None,
+    diagonal: Tensor | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
+    given = (u, w, z, x, *exponents, first, skip, norm and norm.m, norm and norm.first)
+    start(given, (out, last, sums, *(within or ()), diagonal), independent)
     H, T = exponents.x.shape[1], out.shape[2]
     U, W, Z = (tiles_of(reference.shared(y, H)) for y in (u, w, z))
     O = torch.full_like(Z, torch.nan)  # noqa: E741
@@ -123,6 +137,7 @@ def emulate_pair(
     q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Any, cut: Segments, *,
     first: Tensor | None = None, last: Tensor | None = None, skip: Tensor | None = None,
 ) -> None:  # fmt: skip
+    start((q, k, v, dh, *exponents, first, skip), (dk, dv, last), independent=True)
     H, T = dv.shape[1:3]
     Q, K, V, dH = (tiles_of(reference.shared(y, H)) for y in (q, k, v, dh))
     dK, dV = torch.full_like(K, torch.nan), torch.full_like(V, torch.nan)
@@ -152,6 +167,7 @@ def emulate_segments(
     z: Tensor, w: Tensor, exponents: Any, cut: Segments, *, reverse: bool, start: tuple[Tensor | None, Tensor | None],
     norm: bool, end: bool = True,
 ) -> Any:  # fmt: skip
+    unfinished.clear()  # they wait at once
     B, H = w.shape[:2]
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
     a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))

@@ -15,7 +15,7 @@ from torch import Tensor
 from tflabench.kernels import gates
 from tflabench.kernels.gates import Exponents, LogGates, RowSums
 from tflabench.kernels.reference import shared, sum_shared
-from tflabench.kernels.tfla.tiles import aligned
+from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate, State
 
 from .crossings import through_tiles
@@ -79,8 +79,12 @@ def backward(
     if kdk is None and together == 1 and takes_pair(q.shape[-1], v.shape[-1]):
         launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=weights(skip))
     else:
-        launch_walk(v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, **k_sums)
-        launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip))
+        launch_walk(
+            v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums
+        )
+        launch_walk(
+            k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip), independent=True
+        )
 
     dn_0 = dots = None
     if dn is not None:
@@ -100,7 +104,7 @@ def backward(
     dk = sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
-    found = tuple(None if like is None or x is None else _made_like(x, like) for x, like in made)
+    found = tuple(made_like(x, like) for x, like in made)
     return found if skip is None or skip_dots is None else (*found, skip_dots.sum(-1).sum((0, 1)).to(skip.dtype))
 
 
@@ -130,9 +134,3 @@ def _output(like: Tensor, heads: int) -> Tensor:
     B, _, T, d = like.shape
     out = torch.empty_like(like)
     return out if out.shape[1] == heads and aligned(out) is out else like.new_empty((B, heads, T, d))
-
-
-def _made_like(x: Tensor, like: Tensor) -> Tensor:
-    """x with the strides that torch.empty_like(like) would have, copied only if they differ."""
-    out = torch.empty_like(like, device="meta")
-    return x if x.stride() == out.stride() else torch.empty_like(like).copy_(x)

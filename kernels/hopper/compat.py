@@ -4,6 +4,7 @@
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @builtin
@@ -12,6 +13,8 @@ def reinterpret(memory, dtype, shape, layout, _semantic=None):
     name = "reinterpret" if hasattr(type(memory), "reinterpret") else "_reinterpret"
     return getattr(memory, name)(dtype, shape, layout, _semantic=_semantic)
 
+
+wait_for_kernel_before, let_next_kernel_start = gdc_wait, gdc_launch_dependents
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared

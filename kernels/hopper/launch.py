@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import Exponents, RowSums
 
 from . import packed, pair, segments, walk
@@ -41,7 +41,7 @@ class Segments:
 
     @property
     def tiles(self) -> int:
-        return triton.cdiv(self.steps, TILE)
+        return cdiv(self.steps, TILE)
 
     @property
     def segment_tiles(self) -> int:
@@ -49,7 +49,7 @@ class Segments:
 
     @property
     def count(self) -> int:
-        return triton.cdiv(self.tiles, self.segment_tiles)
+        return cdiv(self.tiles, self.segment_tiles)
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,7 @@ def launch_walk(
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
     x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, ...] | None = None,
     norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
+    independent: bool = False,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -177,6 +178,7 @@ def launch_walk(
         norm: divide by the normaliser's denominator, and keep it.
         skip: (H,) float32: out_t gets skip z_t more.
         diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
+        independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
     """
     B, H = exponents.x.shape[:2]
     T, rows = out.shape[2:]
@@ -198,15 +200,15 @@ def launch_walk(
             **vars(pack),
             TRANSPOSED=transposed, REVERSE=reverse, SUMMED=summed, SUMS=sums is not None,
             FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, DIAGONAL=diagonal is not None,
-            num_warps=4, maxnreg=pack.registers,
+            INDEPENDENT=independent, num_warps=4, maxnreg=pack.registers, launch_pdl=True,
         )  # fmt: skip
         return
     u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
     x_desc = z_desc if x is None else descriptor(x)
-    launches = triton.cdiv(width, 256)
+    launches = cdiv(width, 256)
     per_launch = width // launches
     shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
-    pieces = triton.cdiv(rows, 128 * shape.ZB)
+    pieces = cdiv(rows, 128 * shape.ZB)
     items = B * H * cut.count * pieces
     programs = min(items, max(1, multiprocessors // pieces) * pieces)  # the pieces of a state side by side: L2
     for launch in range(launches):
@@ -225,7 +227,8 @@ def launch_walk(
             Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape),
             REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
-            SKIP=skip is not None, DIAGONAL=diagonal is not None, num_warps=4 * shape.GROUPS, maxnreg=128,
+            SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
+            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=True,
         )  # fmt: skip
 
 
@@ -262,12 +265,13 @@ def launch_pair(
         items, H, H // q.shape[1], cut.tiles, cut.segment_tiles, cut.count,
         Z_DIM=d_qk, W_DIM=d_hv, **vars(PairShape.of(d_hv)),
         FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, num_warps=8, maxnreg=128,
+        launch_pdl=True,
     )  # fmt: skip
 
 
 def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
     """For q.dq and k.dk: as many parts of what comes through the state as of what does not, which are the last."""
-    parts = triton.cdiv(q.shape[-1], 128) * triton.cdiv(v.shape[-1], 256)
+    parts = cdiv(q.shape[-1], 128) * cdiv(v.shape[-1], 256)
     made = q.new_empty((2, 2 * parts, *v.shape[:3]), dtype=torch.float32)
     return RowSums(made[0], made[0, parts:]), RowSums(made[1], made[1, parts:])
 
@@ -287,7 +291,7 @@ def launch_segments(
     B, H, _, d_hv = w.shape
     d_qk = z.shape[-1]
     WB = min(d_hv, 256) // 64
-    z_pieces, w_pieces = triton.cdiv(d_qk, 128), triton.cdiv(d_hv, 256)
+    z_pieces, w_pieces = cdiv(d_qk, 128), cdiv(d_hv, 256)
     states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
     n_states = torch.empty((B, H, cut.count, d_qk), dtype=torch.float32, device=z.device) if norm else None
     accumulated = cut.count if end else cut.count - 1
@@ -297,6 +301,7 @@ def launch_segments(
         H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
         accumulated, z_pieces, w_pieces,
         Z_DIM=d_qk, W_DIM=d_hv, STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
+        launch_pdl=True,
     )  # fmt: skip
     ends = []
     for state, begin in ((states, start[0]), (n_states, start[1])):
@@ -304,13 +309,14 @@ def launch_segments(
             ends.append(None)
             continue
         elements = state[0, 0, 0].numel()
-        block = min(1024, triton.next_power_of_2(elements))
-        blocks = triton.cdiv(elements, block)
+        block = min(1024, next_power_of_2(elements))
+        blocks = cdiv(elements, block)
         after = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device) if end else None
         _carry[(B * H * blocks,)](
             state, exponents.g, state if begin is None else begin, state if after is None else after,
             elements, cut.tiles, cut.segment_tiles, cut.count, blocks, START=begin is not None, END=end,
-            REVERSE=reverse, TILES=triton.next_power_of_2(cut.segment_tiles), BLOCK=block,
+            REVERSE=reverse, TILES=next_power_of_2(cut.segment_tiles), BLOCK=block,
+            OVERLAP=True, launch_pdl=True,
         )  # fmt: skip
         ends.append(after)
     return (states, n_states), (ends[0], ends[1])

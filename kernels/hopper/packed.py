@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, reinterpret, tma_load, tma_store
-from .walk import BLOCK_BYTES, advance, lower, nth_tile, place_of, rounded, state_pointers, upper
+from .walk import BLOCK_BYTES, advance, begin, end, lower, nth_tile, place_of, rounded, state_pointers, upper
 
 # Of float32 accumulators in shared memory: pairs of columns of thread after thread, at constants from one address.
 SUM_LAYOUT = gl.constexpr(
@@ -328,6 +328,7 @@ def walk_heads(
     MATH_REGISTERS: gl.constexpr, SCORE_REGISTERS: gl.constexpr, SCORE_GROUPS: gl.constexpr,
     TRANSPOSED: gl.constexpr, REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr,
     FIRST: gl.constexpr, LAST: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
+    INDEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """As walk.walk, a work item being `HEADS` consecutive heads of a segment, `packs` of which make all heads.
 
@@ -394,6 +395,7 @@ def walk_heads(
     mbarrier.init(sum_full, count=1)
     mbarrier.init(sum_empty, count=1)
     factors = (r_buf, s_factors, decay_buf)
+    begin(INDEPENDENT)
     gl.warp_specialize(
         [
             (math, (o_desc, first_ptr, last_ptr, through_ptr, buffers, p_buf0, s_buf0, o_buf0, sum_buf, factors,
@@ -410,3 +412,4 @@ def walk_heads(
         [4, 4 * SCORE_GROUPS],
         [MATH_REGISTERS, SCORE_REGISTERS],
     )  # fmt: skip
+    end(INDEPENDENT)

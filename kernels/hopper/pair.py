@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, reinterpret, tma_load, tma_store
-from .walk import BLOCK_BYTES, advance, block, converted, fetch, nth_tile, place_of, state_pointers
+from .walk import BLOCK_BYTES, advance, begin, block, converted, end, fetch, nth_tile, place_of, state_pointers
 
 
 @gluon.jit
@@ -306,6 +306,7 @@ def pair(
     copy_free = barriers(COPIES, 1)
     dp_full = barriers(1, 1)
     dp_free = barriers(1, 1)
+    begin(True)  # dq, before it, has nothing that this reads
     gl.warp_specialize(
         [
             (state, (dk_desc, first_ptr, last_ptr,
@@ -321,3 +322,4 @@ def pair(
         [4, 1],
         [488 - 2 * STATE_REGISTERS, 24],
     )  # fmt: skip
+    end(True)

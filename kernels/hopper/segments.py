@@ -24,8 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .compat import barrier
-from .walk import BLOCK_BYTES, block, fetch, nth_tile, state_pointers
+from .compat import barrier, let_next_kernel_start, wait_for_kernel_before
+from .walk import BLOCK_BYTES, begin, block, fetch, nth_tile, state_pointers
 
 
 @gluon.jit
@@ -132,6 +132,7 @@ def accumulate(
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(ready.index(i), count=1)
+    begin(INDEPENDENT=False)
     gl.warp_specialize(
         [
             (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
@@ -151,13 +152,17 @@ def accumulate(
 def carry(
     state, g, start, end, elements, tiles, segment_tiles, segments, blocks,
     START: tl.constexpr, END: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """For states (rows, segments, elements): replace what each segment adds (`accumulate`) by what it starts from.
 
     start: (rows, elements) state before the first segment walked, read if START; end: state after the last, written if
     END. Only then is read what the last segment adds.
-    TILES: power of two, at least segment_tiles.
+    TILES: power of two, at least segment_tiles. OVERLAP: see walk.begin.
     """
+    if OVERLAP:
+        wait_for_kernel_before()
+        let_next_kernel_start()
     row = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     mask = at < elements

@@ -51,7 +51,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .compat import barrier, reinterpret, tma_add, tma_load, tma_store
+from .compat import (
+    barrier,
+    let_next_kernel_start,
+    reinterpret,
+    tma_add,
+    tma_load,
+    tma_store,
+    wait_for_kernel_before,
+)
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
 
@@ -60,6 +68,25 @@ BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
 def spans(WB):
     """Into how many operands, powers of two wide, WB blocks side by side are cut."""
     return WB if WB == 3 else 1
+
+
+@gluon.jit
+def begin(INDEPENDENT: gl.constexpr):
+    """Of a kernel launched while the one before it may still run (programmatic dependent launch): wait for it now or,
+    INDEPENDENT of it, at the `end`; then the next kernel may take the multiprocessors that this one leaves.
+
+    So a kernel that waits at once has all that was launched before it; one that is independent, all but the kernels
+    since the last that waited. Either way nothing before it runs any more when it has ended.
+    """
+    if not INDEPENDENT:
+        wait_for_kernel_before()
+    let_next_kernel_start()
+
+
+@gluon.jit
+def end(INDEPENDENT: gl.constexpr):
+    if INDEPENDENT:
+        wait_for_kernel_before()
 
 
 @gluon.jit
@@ -625,7 +652,7 @@ def walk(
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, GROUPS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
-    ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
+    ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr, INDEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
@@ -695,6 +722,7 @@ def walk(
         mbarrier.init(p_empty.index(i), count=ROLES)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
+    begin(INDEPENDENT)
     LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
     gl.warp_specialize(
         [
@@ -722,3 +750,4 @@ def walk(
         [4, 4, 1, 2][2 - ROLES : 3 + NORM],
         [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + NORM],
     )  # fmt: skip
+    end(INDEPENDENT)
