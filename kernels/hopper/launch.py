@@ -210,7 +210,8 @@ def launch_walk(
     shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
     pieces = cdiv(rows, 128 * shape.ZB)
     items = B * H * cut.count * pieces
-    programs = min(items, max(1, multiprocessors // pieces) * pieces)  # the pieces of a state side by side: L2
+    # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends.
+    programs = min(items, max(1, multiprocessors // pieces) * pieces)
     for launch in range(launches):
         column = launch * per_launch
         _walk[(programs,)](
@@ -228,7 +229,7 @@ def launch_walk(
             REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
-            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=True,
+            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1,
         )  # fmt: skip
 
 
@@ -301,7 +302,7 @@ def launch_segments(
         H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
         accumulated, z_pieces, w_pieces,
         Z_DIM=d_qk, W_DIM=d_hv, STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
-        launch_pdl=True,
+        launch_pdl=z_pieces * w_pieces == 1,
     )  # fmt: skip
     ends = []
     for state, begin in ((states, start[0]), (n_states, start[1])):
