@@ -87,12 +87,16 @@ def test_rows_come_from_the_folder_that_answers_most_points(tmp_path):
     store(tmp_path / "h200" / "most", points)
     other = Point(get("sdpa"), Problem(1, 1, 64, 64, 64))
     store(tmp_path / "h200" / "most", [other])
-    found = reproduce.stored(points, tmp_path)
+    found = reproduce.stored(points, tmp_path, "paper-fig4")
     assert found
     assert found.folder == tmp_path / "h200" / "most"
     assert {row.point for row in found.rows} == {point.id for point in points}
-    assert reproduce.stored(points, tmp_path / "nowhere") is None
-    assert reproduce.stored(reproduce.points_of(figure, True, ["fla_gla"]), tmp_path) is None
+    assert reproduce.stored(points, tmp_path / "nowhere", "paper-fig4") is None
+    assert reproduce.stored(reproduce.points_of(figure, True, ["fla_gla"]), tmp_path, "paper-fig4") is None
+    store(tmp_path / "h200" / "paper-fig4", points[:1])  # its own sweep's, however little there is of it
+    found = reproduce.stored(points, tmp_path, "paper-fig4")
+    assert found
+    assert found.folder == tmp_path / "h200" / "paper-fig4"
 
 
 def test_a_part_of_a_figure_has_points_of_the_figure_only():
@@ -122,7 +126,7 @@ def test_draws_what_the_paper_draws(tmp_path, name, stems):
     patterns = ["tfla_sig_xl"] if name in ("fig5", "fig17") else FEW
     points = reproduce.points_of(figure, False, patterns)
     store(tmp_path / "rows", points)
-    files = reproduce.draw(figure, reproduce.stored(points, tmp_path), tmp_path / "out", ["svg"])
+    files = reproduce.draw(figure, reproduce.stored(points, tmp_path, figure.preset), tmp_path / "out", ["svg"])
     assert sorted(path.name for path in files) == sorted(f"{stem}.{kind}" for stem in stems for kind in ("csv", "svg"))
     assert all(path.stat().st_size > 500 for path in files)
 
@@ -134,7 +138,7 @@ def test_what_failed_is_drawn_as_missing_with_its_reason(tmp_path, monkeypatch):
     figure = reproduce.find("fig4")
     points = reproduce.points_of(figure, False, FEW)
     store(tmp_path / "rows", points)
-    path = reproduce.draw(figure, reproduce.stored(points, tmp_path), tmp_path / "out", ["svg"])[0]
+    path = reproduce.draw(figure, reproduce.stored(points, tmp_path, figure.preset), tmp_path / "out", ["svg"])[0]
     assert path.name == "fig4.svg"
     assert "crashed: mlstm_kernels mLSTMexp xl_chunk everywhere (aborted by signal 6)" in path.read_text()
 
@@ -287,7 +291,7 @@ def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
     assert "Not drawn: no point of fig5 is stored below results: run the same command again" in err
     assert "paper-fig12/figures/fig12-runtime.svg" in out
     monkeypatch.setattr(reproduce, "draw", lambda *_: [])
-    assert reproduce.stored(reproduce.points_of(reproduce.find("fig12"), False), Path("results"))
+    assert reproduce.stored(reproduce.points_of(reproduce.find("fig12"), False), Path("results"), "paper-fig12")
 
 
 def test_figures_name_the_versions_of_their_baselines(tmp_path):

@@ -69,18 +69,19 @@ def points_of(
     return [point for point in plan(preset, part, patterns, "cuda") if point.id in of_figure]
 
 
-def stored(points: Sequence[Point], root: Path) -> Results | None:
+def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
     """Of all results folders below `root`, the one that has most of these points measured; None where none has any.
 
-    One folder, not several: ratios count within what was measured together. It is cut down to these points.
+    Folders called `name`, that of their sweep, come first: another's may share points. One folder, not several: ratios
+    count within what was measured together. It is cut down to these points.
     """
     asked = {point.id for point in points}
-    best, most = None, 0
+    best, most = None, (False, 0)
     for results in map(read_results, results_folders(root)):
         rows = tuple(row for row in results.rows if row.point in asked)
         measured = sum(row.status == "ok" for row in rows)
-        if measured > most:
-            best, most = Results(results.folder, rows, results.runs), measured
+        if measured and (rank := (results.folder.name == name, measured)) > most:
+            best, most = Results(results.folder, rows, results.runs), rank
     return best
 
 

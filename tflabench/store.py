@@ -10,7 +10,8 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -201,6 +202,11 @@ class Results:
     rows: tuple[Row, ...]
     runs: Mapping[str, Any]
 
+    def only(self, patterns: Sequence[str]) -> Results:
+        """Without the rows of implementations that match none of the patterns; there may be none left."""
+        rows = tuple(row for row in self.rows if any(fnmatchcase(row.implementation, each) for each in patterns))
+        return replace(self, rows=rows)
+
 
 def read_results(folder: Path | str) -> Results:
     """A results folder with its rows and the environments behind them.
@@ -234,6 +240,58 @@ def find_results(root: Path | str) -> list[Results]:
     if not folders:
         raise InputError(f"{root} holds no results (no journal.jsonl in it or below): run `tflabench sweep` first")
     return [read_results(folder) for folder in folders]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """How many points `merge` added, measured again, and left out because what was there counts."""
+
+    new: int
+    replaced: int
+    kept: int
+
+
+def merge(results: Results, folder: Path) -> Merged:
+    """Add rows to another folder: of a point that both have, what was measured last, but no failure for a time.
+
+    The runs behind the rows that are added are described as they were, with `folder` for their --out.
+
+    Raises:
+        InputError: the folder cannot be written, or rows of one device would stand beside those of another.
+    """
+    devices = {row.device: results.folder for row in results.rows}
+    if (folder / "journal.jsonl").exists():
+        devices |= {row.device: folder for row in _whole_lines(folder)[0]}
+    if len(devices) > 1:
+        told = ", ".join(f"{where} those of {device}" for device, where in devices.items())
+        raise InputError(f"{told}: a results folder holds rows of one device, so merge into another one")
+    into = Store(folder, *devices)
+    new = replaced = kept = 0
+    runs: dict[str, None] = {}
+    for row in results.rows:
+        there = into.rows.get(row.point)
+        if there and (there.started_at >= row.started_at or (there.status == "ok" and row.status != "ok")):
+            kept += 1
+            continue
+        new, replaced = new + (there is None), replaced + (there is not None)
+        runs[row.run_id] = None
+        into.append(row)
+    for run_id in runs:
+        if run_id in results.runs:
+            into.describe_run(run_id, _written_into(folder, results.runs[run_id]))
+    into.export()
+    return Merged(new, replaced, kept)
+
+
+def _written_into(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
+    """Of a run, with this folder in its command's --out."""
+    arguments = list(environment.get("arguments", ()))
+    for place, argument in enumerate(arguments):
+        if argument == "--out" and place + 1 < len(arguments):
+            arguments[place + 1] = str(folder)
+        elif argument.startswith("--out="):
+            arguments[place] = f"--out={folder}"
+    return {**environment, "arguments": arguments} if arguments else environment
 
 
 def _last_rows(folder: Path) -> list[Row]:

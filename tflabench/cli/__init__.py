@@ -56,7 +56,19 @@ app = typer.Typer(
 )
 
 # Each adds its commands to `app`.
-from tflabench.cli import advise, claims, compare, figures, measure, profile, report, reproduce, theory, transfer  # noqa: E402
+from tflabench.cli import (  # noqa: E402
+    advise,
+    claims,
+    compare,
+    figures,
+    measure,
+    merge,
+    profile,
+    report,
+    reproduce,
+    theory,
+    transfer,
+)
 
 __all__ = [
     "advise",
@@ -65,6 +77,7 @@ __all__ = [
     "compare",
     "figures",
     "measure",
+    "merge",
     "profile",
     "report",
     "reproduce",

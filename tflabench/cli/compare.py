@@ -124,16 +124,13 @@ def _implementations(folder: Path, a: str, b: str) -> list[Results]:
 
 
 def _only(results: Results, pattern: str) -> Results:
-    from dataclasses import replace
-    from fnmatch import fnmatchcase
-
     from tflabench.registry import nearest
 
-    rows = tuple(row for row in results.rows if fnmatchcase(row.implementation, pattern))
-    if not rows:
+    found = results.only([pattern])
+    if not found.rows:
         known = dict.fromkeys(row.implementation for row in results.rows)
         raise InputError(f"{results.folder} has no rows of {pattern!r}; {nearest(pattern, known)}")
-    return replace(results, rows=rows)
+    return found
 
 
 def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:

@@ -93,7 +93,7 @@ def reproduce(
 
     missing = []
     for figure, points in parts.items():
-        results = paper.stored(points, folders[figure])
+        results = paper.stored(points, folders[figure], figure.preset_for(matched_heads))
         if results is None and not figure.theory:
             missing.append(figure.name)
             continue

@@ -1,0 +1,44 @@
+"""The command that puts the rows of several sweeps into one results folder: merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tflabench.cli import app
+from tflabench.problem import InputError
+from tflabench.registry import split
+
+
+@app.command()
+def merge(
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Results folders, or folders of them.")],
+    into: Annotated[
+        Path, typer.Option(help="The results folder to add to; for folders of them, the one that holds those.")
+    ],
+    impl: Annotated[str, typer.Option(metavar="PATTERN", help="Only these implementations: 'sdpa*,fla_gla'.")] = "*",
+) -> None:
+    """Add the rows of other sweeps to a results folder: another part of a plan, measured at another time or GPU.
+
+    Of a point that both have, the row that was measured last counts, but a failure does not replace a measurement. The
+    environment of every run comes along. Folders below a SOURCE go to those of the same name below --into.
+    """
+    from tflabench import store
+
+    pairs = [
+        (results.only(split(impl)), into if results.folder == source else into / results.folder.name)
+        for source in sources
+        for results in store.find_results(source)
+    ]
+    pairs = [(results, target) for results, target in pairs if results.rows]
+    if not pairs:
+        raise InputError(f"--impl {impl!r} names no implementation that has rows here")
+    for results, target in pairs:
+        if results.folder.resolve() == target.resolve():
+            raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
+    for results, target in pairs:
+        found = store.merge(results, target)
+        left = f", {found.kept} left out for what was there" if found.kept else ""
+        print(f"{target}: {found.new} new points, {found.replaced} measured again{left}, from {results.folder}")
