@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tflabench.kernels.tfla.config import architecture, multiprocessors
 from tflabench.kernels.types import Gate
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def kernels() -> Kernels:
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = None) -> str | None:
     """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != (9, 0):
+    if q.device.type != "cuda" or architecture(q.device) != 90:
         return f"needs a GPU of compute capability 9.0 (H100, H200), not {_name(q.device)}"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"takes bfloat16 and float16, not {q.dtype}"
@@ -62,7 +63,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
     tiles = -(-T // 64)
-    multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    chip = multiprocessors(q.device)
     from .launch import WalkShape, heads_together
 
     together = heads_together(q, v)
@@ -80,8 +81,8 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
 
     def cost(segments: int) -> float:
         """In tile times of h or dv and dq or dk; of as good ones the fewest."""
-        rounds = sum(launches * -(-each * segments // multiprocessors) for launches, each in walks)
-        return (rounds + 0.5 * -(-states * (segments - 1) // multiprocessors)) * -(-tiles // segments) + segments
+        rounds = sum(launches * -(-each * segments // chip) for launches, each in walks)
+        return (rounds + 0.5 * -(-states * (segments - 1) // chip)) * -(-tiles // segments) + segments
 
     best = min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
     return 64 * -(-tiles // best)

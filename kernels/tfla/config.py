@@ -80,6 +80,7 @@ def _for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: i
     return TileConfig(h=wide, dq=narrow, dk=narrow, dv=wide, forward_states=states, backward_states=states)
 
 
+@cache
 def architecture(device: torch.device) -> int:
     """Compute capability as in sm_90; Triton's interpreter (no GPU) is taken for Hopper."""
     if device.type != "cuda":
@@ -88,6 +89,7 @@ def architecture(device: torch.device) -> int:
     return 10 * major + minor
 
 
+@cache
 def multiprocessors(device: torch.device) -> int:
     """Of this device; 132, Hopper's, where there is none."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
