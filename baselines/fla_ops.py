@@ -215,7 +215,9 @@ def require_sound_triton(device: torch.device) -> None:
 
 def cost(op: Op, problem: Problem) -> Cost:
     decays = {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
-    return costs.linear_attention(problem, decays=decays, delta=op.delta)
+    # States lie in memory in the dtype of k, but in float32 for the gradients of all but the delta rules (fla 0.6.0).
+    backward = problem.element_bytes if op.delta else costs.STATE_BYTES
+    return costs.linear_attention(problem, decays=decays, delta=op.delta, state_bytes=(problem.element_bytes, backward))
 
 
 def refuses(op: Op, problem: Problem, device: str) -> str | None:

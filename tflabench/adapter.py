@@ -81,7 +81,7 @@ class Implementation:
         gate: "exp", "sig" or None, for mLSTM rows.
         formulation: which cost model of `tflabench.analysis.cost` describes it.
         chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
-        cost: FLOPs and bytes of one call, where it is no mLSTM and no attention; None: what `formulation` says.
+        cost: FLOPs and bytes of one call, where these are not what `formulation` says, which None stands for.
         package: distribution whose version goes into the row.
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
 from uuid import uuid4
 
+from tflabench import registry
 from tflabench.adapter import Implementation
 from tflabench.analysis import cost, hardware, roofline
 from tflabench.analysis.hardware import Ceilings
@@ -135,6 +136,16 @@ def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: flo
         columns["gbps"] = count.bytes / ms / 1e6
         columns["percent_of_roofline"] = float(roofline.percent_of_roofline(count, ceilings, ms / 1e3))
     return columns
+
+
+def recounted(row: Row, ceilings: Ceilings) -> Row:
+    """A row as it would be if this version had measured it: its theory by the present counts, its times as they are.
+
+    Raises:
+        KeyError: no implementation is called as the row's.
+    """
+    problem = Problem(**{field.name: getattr(row, field.name) for field in fields(Problem)})
+    return row.model_copy(update=modelled(registry.get(row.implementation), problem, ceilings, row.ms_median))
 
 
 def pending(points: Sequence[Point], store: Store, protocol: Protocol, device: str) -> list[Point]:

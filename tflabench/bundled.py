@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tflabench.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.analysis import baselines as costs
 from tflabench.analysis import fused
-from tflabench.analysis.cost import DEFAULT_CHUNK_SIZE, Cost
+from tflabench.analysis.cost import DEFAULT_CHUNK_SIZE, Cost, model
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 from tflabench.problem import Problem
 
@@ -291,9 +291,21 @@ def build_recurrence_step(op: Recurrence, problem: Problem, device: torch.device
     return Case(inputs=inputs, forward=forward, oracle=oracle, layout="bthd", details={"kernel": "step"})
 
 
+def tfla_cost(gate: GateName, problem: Problem) -> Cost:
+    """The paper's counts, but for states between chunks, which lie in memory in the dtype of q."""
+    return model(problem, "chunkwise", gate, state_bytes=problem.element_bytes)
+
+
 def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
     chunk_size = problem.chunk_size or DEFAULT_CHUNK_SIZE
-    return costs.linear_attention(problem, decays=op.decays, chunk_size=chunk_size, group=heads_a_group(op, problem))
+    width = problem.element_bytes
+    return costs.linear_attention(
+        problem,
+        decays=op.decays,
+        chunk_size=chunk_size,
+        group=heads_a_group(op, problem),
+        state_bytes=(width, width),
+    )
 
 
 def fused_cost(op: Recurrence, problem: Problem) -> Cost:
@@ -381,6 +393,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         refuses=partial(refuse_tfla, kernels == "limit"),
         gate=gate,
         chunked=True,
+        cost=partial(tfla_cost, gate),
         package="triton",
     )
 

@@ -16,14 +16,20 @@ from tflabench.analysis.cost import Cost, Polynomial, Terms, over_sequence
 from tflabench.problem import Problem
 
 FLA_CHUNK_SIZE = 64  # what fla uses by itself
-STATE_BYTES = 4  # between chunks: float32
+STATE_BYTES = 4  # between chunks: float32, where a kernel does not say
 SCAN_FLOPS = 7  # Mamba, a state and step: exp(dt A) 2, its product with h 1, + dt u B 2, C h 2
 # dh = C dy + exp(dt A) dh 4, dC 2, dB 2, du 2, ddt 4, dA 3, with h again 5
 SCAN_BACKWARD_FLOPS = 22
 
 
 def linear_attention(
-    problem: Problem, *, decays: int, delta: bool = False, chunk_size: int = FLA_CHUNK_SIZE, group: int = 1
+    problem: Problem,
+    *,
+    decays: int,
+    delta: bool = False,
+    chunk_size: int = FLA_CHUNK_SIZE,
+    group: int = 1,
+    state_bytes: tuple[int, int] = (STATE_BYTES, STATE_BYTES),
 ) -> Cost:
     """Cost of one call of a chunkwise linear attention, over batch and heads.
 
@@ -31,13 +37,14 @@ def linear_attention(
         decays: decay values read a step and head: 0 where they are constants, 1, or d_qk.
         delta: whether it has the delta rule, with a step size a step and head.
         group: heads that share q and k: 1, or Mamba 2's.
+        state_bytes: of an element of a state between chunks, in the forward and in the backward pass.
     """
     passes = ("forward", "backward") if problem.pass_ == "fwbw" else ("forward",)
     flops, moved = Polynomial(), Polynomial()
-    for pass_ in passes:
+    for pass_, width in zip(passes, state_bytes, strict=False):
         for term in flop_terms(pass_, problem.d_qk, problem.d_hv, delta, chunk_size, group).values():
             flops += term
-        for term in byte_terms(pass_, problem, decays, delta, group).values():
+        for term in byte_terms(pass_, problem, decays, delta, group, width).values():
             moved += term
     heads = problem.batch * problem.heads
     return Cost(
@@ -84,13 +91,13 @@ def flop_terms(pass_: str, d_qk: int, d_hv: int, delta: bool, chunk_size: int, g
     return terms | delta_terms if delta else terms
 
 
-def byte_terms(pass_: str, problem: Problem, decays: int, delta: bool, group: int) -> Terms:
+def byte_terms(pass_: str, problem: Problem, decays: int, delta: bool, group: int, state_bytes: int) -> Terms:
     """Bytes of the forward or the backward pass by kernel, per head and chunk."""
     size = problem.element_bytes
     k = Polynomial(linear=problem.d_qk * size / group)  # q alike
     v = Polynomial(linear=problem.d_hv * size)  # o alike
     gates = Polynomial(linear=(decays + delta) * size)
-    C = Polynomial(constant=problem.d_qk * problem.d_hv * STATE_BYTES)
+    C = Polynomial(constant=problem.d_qk * problem.d_hv * state_bytes)
     if pass_ == "forward":
         terms = {"states": k + v + gates + C, "outputs": k * 2 + v * 2 + gates + C}
         return terms | {"U, W": (k + v) * 2 + gates, "V*": k + v} if delta else terms

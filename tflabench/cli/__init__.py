@@ -62,10 +62,10 @@ from tflabench.cli import (  # noqa: E402
     compare,
     figures,
     measure,
-    merge,
     profile,
     report,
     reproduce,
+    rows,
     theory,
     transfer,
 )
@@ -77,10 +77,10 @@ __all__ = [
     "compare",
     "figures",
     "measure",
-    "merge",
     "profile",
     "report",
     "reproduce",
+    "rows",
     "theory",
     "transfer",
 ]

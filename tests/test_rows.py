@@ -1,4 +1,4 @@
-"""`tflabench merge`: which row of a point counts, whose environment comes along, and what is refused."""
+"""`tflabench merge` and `recount`: which row of a point counts, what comes along, what changes, what is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tflabench import bench, registry
+from tflabench.analysis.hardware import Ceilings
 from tflabench.cli import app
-from tflabench.store import read_results
+from tflabench.problem import Problem
+from tflabench.store import Row, find_results, read_results
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import RUN, row, write
@@ -96,3 +99,47 @@ def test_rows_of_another_device_and_a_folder_into_itself_are_refused(tmp_path, f
     assert "holds no results" in merge(tmp_path / "nowhere", "--into", into, code=2)
     assert (into / "journal.jsonl").read_bytes() == before
     assert json.loads((into / "environment.json").read_text())["runs"].keys() == {"run"}
+
+
+CEILINGS = {"flops_per_s": 782e12, "bytes_per_s": 4.26e12, "provenance": "measured", "source": "calibrate"}
+
+
+def counted(row: Row) -> Row:
+    return bench.recounted(row, Ceilings(**CEILINGS))  # type: ignore[arg-type]
+
+
+def recount(folder: Path, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["recount", str(folder)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_theory_is_counted_anew_and_times_stay(tmp_path):
+    right, stale = counted(row(seq_len=512)), row(ms=3.0, model_bytes=1.0, percent_of_roofline=140.0)
+    gone, unknown = row("no_longer_there", seq_len=1024), row(seq_len=2048, run_id="older")
+    folder = write(tmp_path, [right, stale, gone, unknown], run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
+    assert "1 of 4 rows changed, 2 left as they are" in recount(folder)
+    found = {r.seq_len: r for r in read_results(folder).rows}
+    assert found[4096] == counted(stale)
+    assert found[4096].ms_median == 3.0
+    assert (
+        found[4096].model_bytes
+        == bench.modelled(
+            registry.get("tfla_sig_xl"),
+            Problem(16, 16, 4096, 128, 256, 128),
+            Ceilings(**CEILINGS),
+            None,  # type: ignore[arg-type]
+        )["model_bytes"]
+    )
+    assert [found[T] for T in (512, 1024, 2048)] == [right, gone, unknown]
+    assert "0 of 4 rows changed" in recount(folder)
+    assert "holds no results" in recount(tmp_path / "nowhere", code=2)
+
+
+@pytest.mark.parametrize("results", find_results(Path(__file__).parents[1] / "results"), ids=lambda x: x.folder.name)
+def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its_roofline(results):
+    for stored in results.rows:
+        ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
+        found = bench.recounted(stored, Ceilings(**ceilings))
+        assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
+        assert (stored.percent_of_roofline or 0) <= 100, stored.point

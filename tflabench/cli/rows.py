@@ -1,4 +1,4 @@
-"""The command that puts the rows of several sweeps into one results folder: merge."""
+"""The commands that change stored rows and measure nothing: merge, recount."""
 
 from __future__ import annotations
 
@@ -42,3 +42,32 @@ def merge(
         found = store.merge(results, target)
         left = f", {found.kept} left out for what was there" if found.kept else ""
         print(f"{target}: {found.new} new points, {found.replaced} measured again{left}, from {results.folder}")
+
+
+@app.command()
+def recount(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder, or one that holds some.")],
+) -> None:
+    """Fill in the theory of stored rows anew (FLOPs, bytes, bounds, percentages), by the counts of this version.
+
+    Times stay as they were measured, and ceilings those of the run that a row is from. Rows whose run has recorded
+    none, or whose implementation is gone, are left as they are.
+    """
+    from tflabench import bench, registry, store
+    from tflabench.analysis.hardware import Ceilings
+
+    known = {impl.name for impl in registry.implementations()}
+    for results in store.find_results(directory):
+        changed = left = 0
+        opened = store.Store(results.folder, results.rows[0].device)
+        for row in results.rows:
+            ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
+            if ceilings is None or row.implementation not in known:
+                left += 1
+            elif (found := bench.recounted(row, Ceilings(**ceilings))) != row:
+                opened.append(found)
+                changed += 1
+        if changed:
+            opened.export()
+        told = f", {left} left as they are" if left else ""
+        print(f"{results.folder}: {changed} of {len(results.rows)} rows changed{told}")
