@@ -42,6 +42,25 @@ class Verdict:
             "calibrated": list(dict.fromkeys(row.chip.ceilings for row in self.judged)),
         }
 
+    def told_roofs(self) -> dict[str, list[str]]:
+        """By model, its ceilings in words, those of several calibrations together as a range."""
+        told = {}
+        for model, used in self.roofs.items():
+            alike: dict[str, list[Ceilings]] = {}
+            for roofs in used:
+                alike.setdefault(roofs.provenance, []).append(roofs)
+            told[model] = [
+                f"{_range([c.flops_per_s / 1e12 for c in several], 4)} TFLOP/s and "
+                f"{_range([c.bytes_per_s / 1e12 for c in several], 3)} TB/s ({provenance}: {several[0].source})"
+                for provenance, several in alike.items()
+            ]
+        return told
+
+
+def _range(values: list[float], digits: int) -> str:
+    """ "784.8 to 803.5"; one number where they are the same."""
+    return " to ".join(dict.fromkeys(f"{value:.{digits}g}" for value in (min(values), max(values))))
+
 
 def judge(found: Iterable[Results]) -> Verdict:
     """Hold every measured row against both models.

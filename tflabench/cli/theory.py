@@ -404,10 +404,9 @@ def model_error(
     ]  # fmt: skip
     console.print(_table(header, table))
     console.print("Absolute error of the predicted time; worst with its sign: + is predicted too slow.")
-    for name, used in verdict.roofs.items():
-        for roofs in used:
-            rates = f"{roofs.flops_per_s / 1e12:.4g} TFLOP/s, {roofs.bytes_per_s / 1e12:.3g} TB/s"
-            console.print(f"{name.capitalize()} model, roofs: {rates} ({roofs.provenance}: {roofs.source})")
+    for name, told in verdict.told_roofs().items():
+        for roofs in told:
+            console.print(f"{name.capitalize()} model, roofs: {roofs}")
     console.print("The calibrated model is furthest off at:", style="bold")
     for row in sorted(verdict.judged, key=lambda row: -abs(row.errors[1]))[:5]:
         p, most = row.problem, max(row.terms, key=row.terms.__getitem__)

@@ -167,13 +167,7 @@ def _ladder(ax: Axes, steps: Sequence[Step], measured: dict[int, float]) -> None
 
 def _sources(verdict: Verdict) -> str:
     days = " to ".join(dict.fromkeys((verdict.days[0], verdict.days[-1])))
-    roofs = "; ".join(
-        f"{model}: "
-        + ", ".join(
-            f"{c.flops_per_s / 1e12:.4g} TFLOP/s and {c.bytes_per_s / 1e12:.3g} TB/s ({c.source})" for c in used
-        )
-        for model, used in verdict.roofs.items()
-    )
+    roofs = "; ".join(f"{model}: {', '.join(told)}" for model, told in verdict.told_roofs().items())
     return (
         f"Measured on {', '.join(verdict.devices)}, {days}. Roofs of the models, {roofs}. "
         "Terms and constants: tflabench.analysis.launches."
