@@ -63,6 +63,7 @@ def backward(
         C = C_0
         dC_0 = torch.empty_like(C_0)
 
+    D = weights(skip)  # before the walks: those for dk and dv wait for nothing that is launched after dq
     together = heads_together(q, v) if dn is None else 1
     qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
     skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
@@ -77,14 +78,12 @@ def backward(
     dq = sum_shared(-dq if scale < 0 else dq, given[0])
     dk, dv = _output(k, H // together), _output(v, H)
     if kdk is None and together == 1 and takes_pair(q.shape[-1], v.shape[-1]):
-        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=weights(skip))
+        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=D)
     else:
         launch_walk(
             v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums
         )
-        launch_walk(
-            k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=weights(skip), independent=True
-        )
+        launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=D, independent=True)
 
     dn_0 = dots = None
     if dn is not None:
