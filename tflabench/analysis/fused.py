@@ -19,16 +19,16 @@ hides only in part behind another's (all: forward and backward, with gates; dq a
             128/256, T = 4096                 256/512, T = 8192
     walk    bound  calibrated  measured       bound  calibrated  measured
     h         380         471       420         501         639   684-730
-    dq        446         576       571         728         981 1182-1278
-    dk        444         567       524         697         943 1074-1164
-    dv        380         471       415         501         639   683-738
-    all      1666        2122      1950        2447        3244      3440
+    dq        446         576       571         728         981 1116-1278
+    dk        444         567       524         697         943 1007-1164
+    dv        380         471       415         501         639   650-738
+    all      1666        2122      1917        2447        3244      3386
     all but gate gradients
-             1334        1654      1530
+             1334        1654      1527
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          284   395   454            407   551   799
-    all                                 1264  1810  2295           1516  2125  3021
+    h and gates                          284   395   450            407   551   794
+    all                                 1264  1810  2285           1516  2125  3028
 
 What neither has is the chain inside a tile: the role that computes scores waits for the L2 after each product, and the
 roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is longest
