@@ -121,10 +121,10 @@ def failures(rows: Iterable[Row]) -> list[str]:
     for flag, meaning in (("noisy", "spread over 5%"), ("throttled", "the GPU held its clock back")):
         if count := sum(bool(getattr(row, flag)) for row in rows):
             lines.append(f"{flag} ({count}x): {meaning}")
-    if above := [row.percent_of_roofline for row in rows if (row.percent_of_roofline or 0) > 100]:
+    if above := [percent for row in rows if (percent := row.percent_of_roofline or 0.0) > 100]:
         lines.append(
-            f"above the roofline ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured while the machine "
-            "was busy, or data stayed in a cache; `tflabench calibrate` measures them again"
+            f"above the roofline ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured while the "
+            "machine was busy, or data stayed in a cache; `tflabench calibrate` measures them again"
         )
     return lines
 
