@@ -37,7 +37,7 @@ from .checks import (
     heads_of,
 )
 from .epilogue import skip_and_gate, skip_gradients
-from .operators import Gradients, define
+from .operators import FIRST_ORDER, Gradients, define
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 Layout = Literal["bhtd", "bthd"]
@@ -541,11 +541,5 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     return (*q_to_n, None, *(None for _ in ctx.numbers), next(found) if skip is not None else None, None)
 
 
-def _refuse_double_backward(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError(
-        "the chunkwise kernels have no second derivatives: differentiate twice with implementation='reference'"
-    )
-
-
 define("chunkwise", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-define("chunkwise_backward", _backward, _fake_backward, Gradients(lambda *_: None, _refuse_double_backward))
+define("chunkwise_backward", _backward, _fake_backward, FIRST_ORDER)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from .operators import Gradients, define
+from .operators import FIRST_ORDER, Gradients, define
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -87,4 +87,4 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 define("skip_and_gate", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-define("skip_and_gate_backward", _backward, _fake_backward)
+define("skip_and_gate_backward", _backward, _fake_backward, FIRST_ORDER)

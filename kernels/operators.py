@@ -25,22 +25,27 @@ class Gradients(NamedTuple):
     backward: Callable[..., Any]
 
 
-def define(
-    name: str, function: Callable[..., Any], fake: Callable[..., Any], gradients: Gradients | None = None
-) -> None:
+def _refuse(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError("the kernels have no second derivatives: differentiate twice with implementation='reference'")
+
+
+# Of an operator that is itself a backward pass: without a formula of its own autograd would warn and go on.
+FIRST_ORDER = Gradients(lambda ctx, inputs, output: None, _refuse)
+
+
+def define(name: str, function: Callable[..., Any], fake: Callable[..., Any], gradients: Gradients) -> None:
     """torch.ops.tflabench.<name>, on every device.
 
     Args:
         function: of tensors and numbers, annotated; returns Tensor or list[Tensor], none of them one of its inputs.
         fake: the same for tensors without data.
-        gradients: None for an operator that autograd does not pass.
+        gradients: FIRST_ORDER for the operator of a backward pass.
     """
     schema = torch.library.infer_schema(function, mutates_args=())
     _library.define(name + schema)
     _library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tflabench::{name}", fake, lib=_library)
-    if gradients is not None:
-        _library.impl(name, _differentiable(getattr(torch.ops.tflabench, name).default, gradients), "Autograd")
+    _library.impl(name, _differentiable(getattr(torch.ops.tflabench, name).default, gradients), "Autograd")
 
 
 def _differentiable(operator: Callable[..., Any], gradients: Gradients) -> Callable[..., Any]:

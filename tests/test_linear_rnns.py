@@ -272,6 +272,14 @@ def test_the_epilogue_is_opaque_to_torch():
     torch.library.opcheck(torch.ops.tflabench.skip_and_gate, (*arguments[:3], None))
 
 
+def test_the_epilogue_refuses_second_derivatives():
+    h, x, z = (random(BATCH, HEADS, T, 16).requires_grad_() for _ in range(3))
+    y = torch.ops.tflabench.skip_and_gate(*(t.to(DEVICE) for t in (h, x)), None, z.to(DEVICE))
+    (dz,) = torch.autograd.grad(y.sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no second derivatives: .*implementation='reference'"):
+        dz.sum().backward()
+
+
 @pytest.mark.parametrize("wide", [False, True], ids=["D of a head", "D of a column"])
 @pytest.mark.parametrize("names", [("D",), ("z",), ("D", "z")], ids="+".join)
 def test_the_epilogue_in_triton_is_that_in_pytorch(names, wide):
