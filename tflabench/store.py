@@ -263,7 +263,7 @@ def merge(results: Results, folder: Path) -> Merged:
     if (folder / "journal.jsonl").exists():
         devices |= {row.device: folder for row in _whole_lines(folder)[0]}
     if len(devices) > 1:
-        told = ", ".join(f"{where} those of {device}" for device, where in devices.items())
+        told = ", ".join(f"{where} has rows of {device}" for device, where in devices.items())
         raise InputError(f"{told}: a results folder holds rows of one device, so merge into another one")
     into = Store(folder, *devices)
     new = replaced = kept = 0
