@@ -83,11 +83,14 @@ def test_folders_of_a_folder_go_to_those_of_the_same_name(tmp_path):
     assert [r.seq_len for r in read_results(tmp_path / "into" / "paper-fig12").rows] == [512]
 
 
-def test_only_some_implementations(tmp_path):
-    source = write(tmp_path / "source", [row("sdpa"), row("sdpa_flash"), row("fla_gla")])
-    merge(source, "--into", tmp_path / "into", "--impl", "sdpa*")
-    assert {r.implementation for r in read_results(tmp_path / "into").rows} == {"sdpa", "sdpa_flash"}
-    assert "--impl 'x*' names no implementation" in merge(source, "--into", tmp_path / "into", "--impl", "x*", code=2)
+def test_only_some_implementations_and_one_pass(tmp_path):
+    source = write(tmp_path / "source", [row("sdpa"), row("sdpa_flash"), row("sdpa", pass_="fwbw"), row("fla_gla")])
+    merge(source, "--into", tmp_path / "into", "--impl", "sdpa*", "--pass", "fw")
+    found = {(r.implementation, r.pass_) for r in read_results(tmp_path / "into").rows}
+    assert found == {("sdpa", "fw"), ("sdpa_flash", "fw")}
+    told = merge(source, "--into", tmp_path / "into", "--impl", "x*", code=2)
+    assert "--impl 'x*' and --pass both name no implementation" in told
+    assert "pass" in merge(source, "--into", tmp_path / "into", "--pass", "bw", code=2)
 
 
 def test_rows_of_another_device_and_a_folder_into_itself_are_refused(tmp_path, folders):

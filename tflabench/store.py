@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tflabench.problem import InputError, Problem
+from tflabench.problem import PASSES, InputError, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,10 +202,12 @@ class Results:
     rows: tuple[Row, ...]
     runs: Mapping[str, Any]
 
-    def only(self, patterns: Sequence[str]) -> Results:
-        """Without the rows of implementations that match none of the patterns; there may be none left."""
-        rows = tuple(row for row in self.rows if any(fnmatchcase(row.implementation, each) for each in patterns))
-        return replace(self, rows=rows)
+    def only(self, patterns: Sequence[str], passes: Sequence[object] = PASSES) -> Results:
+        """The rows of implementations that match one of the patterns, and of these passes; there may be none left."""
+        rows = (row for row in self.rows if row.pass_ in passes)
+        return replace(
+            self, rows=tuple(r for r in rows if any(fnmatchcase(r.implementation, each) for each in patterns))
+        )
 
 
 def read_results(folder: Path | str) -> Results:

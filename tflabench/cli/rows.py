@@ -19,22 +19,24 @@ def merge(
         Path, typer.Option(help="The results folder to add to; for folders of them, the one that holds those.")
     ],
     impl: Annotated[str, typer.Option(metavar="PATTERN", help="Only these implementations: 'sdpa*,fla_gla'.")] = "*",
+    pass_: Annotated[str, typer.Option("--pass", help="Only this pass: fw, fwbw or both.")] = "both",
 ) -> None:
     """Add the rows of other sweeps to a results folder: another part of a plan, measured at another time or GPU.
 
     Of a point that both have, the row that was measured last counts, but a failure does not replace a measurement. The
     environment of every run comes along. Folders below a SOURCE go to those of the same name below --into.
     """
-    from tflabench import store
+    from tflabench import store, sweep
 
+    passes = sweep.parse_values("pass", pass_)
     pairs = [
-        (results.only(split(impl)), into if results.folder == source else into / results.folder.name)
+        (results.only(split(impl), passes), into if results.folder == source else into / results.folder.name)
         for source in sources
         for results in store.find_results(source)
     ]
     pairs = [(results, target) for results, target in pairs if results.rows]
     if not pairs:
-        raise InputError(f"--impl {impl!r} names no implementation that has rows here")
+        raise InputError(f"--impl {impl!r} and --pass {pass_} name no implementation that has rows here")
     for results, target in pairs:
         if results.folder.resolve() == target.resolve():
             raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
