@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 SHARED_BYTES = 232_448
 SPILLED_BYTES = 256  # stores and loads, outside the loops over tiles but for a few in the normalised h of 256/512
-SPILLED_BYTES_NEWER = 304  # on Triton 3.9
+SPILLED_BYTES_NEWER = {"128/256": 176, "256/512": 320, "64/64": 176}  # on Triton 3.9
 SPILLED_BYTES_OF_PAIR = 16  # where 0 is what there is: its roles fill their registers, and a few in a loop cost much
 GATES = {
     "exp": MLSTM_EXP,
@@ -306,7 +306,7 @@ MAIN = ":h;h normalised;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
     scope="module",
     params=[
         ("oldest", ["128/256", "256/512" + MAIN, "64/64" + TOGETHER]),
-        ("installed", ["128/256" + MAIN + ";dk and dv", "64/64" + TOGETHER]),
+        ("installed", ["128/256" + MAIN + ";dk and dv", "256/512" + MAIN, "64/64" + TOGETHER]),
     ],
     ids=lambda param: param[0],
 )
@@ -333,17 +333,16 @@ def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:
     oldest = compiled["triton"] == "3.6.0"
     for kernel in compiled["kernels"]:
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
-        spilled_bytes = SPILLED_BYTES if oldest else SPILLED_BYTES_NEWER
+        spilled_bytes = SPILLED_BYTES if oldest else SPILLED_BYTES_NEWER[kernel["kernel"].split()[0]]
         if oldest and "dk and dv" in kernel["kernel"]:
             spilled_bytes = SPILLED_BYTES_OF_PAIR
         assert kernel["spilled_bytes"] <= spilled_bytes, kernel
 
 
 def test_products_are_asynchronous(compiled: dict[str, Any]) -> None:
-    """C75xx: ptxas serialises them. Known, with no register to spare: dq and dk on Triton 3.9."""
-    known = () if compiled["triton"] == "3.6.0" else ("128/256 dq", "128/256 dk")
+    """C75xx: ptxas serialises them."""
     for kernel in compiled["kernels"]:
-        assert kernel["kernel"].startswith(known) or not kernel["warnings"], kernel
+        assert not kernel["warnings"], kernel
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in Triton's interpreter")

@@ -3,7 +3,7 @@
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -12,6 +12,19 @@ def reinterpret(memory, dtype, shape, layout, _semantic=None):
     """The same shared memory by another shape and layout."""
     name = "reinterpret" if hasattr(type(memory), "reinterpret") else "_reinterpret"
     return getattr(memory, name)(dtype, shape, layout, _semantic=_semantic)
+
+
+@builtin
+def wait_for_products(num_outstanding=0, deps=None, _semantic=None):
+    """warpgroup_mma_wait for the products of a warp's own group.
+
+    In a role of two groups Triton 3.9 follows each with a barrier of both (its pull request 11056), for what one has
+    read the other could overwrite. The roles here have one, `barrier`, before they let go of what was read.
+    """
+    found = warpgroup_mma_wait(num_outstanding, deps, _semantic=_semantic)
+    one = found if len(deps) == 1 else found[0]
+    one.handle.set_attr("warpGroupLocal", _semantic.builder.get_unit_attr())
+    return found
 
 
 wait_for_kernel_before, let_next_kernel_start = gdc_wait, gdc_launch_dependents

@@ -32,10 +32,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from .compat import barrier, reinterpret, tma_load, tma_store
+from .compat import (
+    barrier,
+    reinterpret,
+    tma_load,
+    tma_store,
+    wait_for_products,
+)
 from .walk import BLOCK_BYTES, advance, begin, end, lower, nth_tile, place_of, rounded, state_pointers, upper
 
 # Of float32 accumulators in shared memory: pairs of columns of thread after thread, at constants from one address.
@@ -141,7 +146,7 @@ def score(
             else:
                 keep = u[:, None] >= z[None, :]
             if not SUMMED:
-                alike = warpgroup_mma_wait(0, deps=(product(u_buf.index(s), w_buf.index(s), p_l),))
+                alike = wait_for_products(0, deps=(product(u_buf.index(s), w_buf.index(s), p_l),))
                 scores = (alike, alike)
             for pair in range(PAIRS):
                 if (pair == PAIRS - 1) & (j + 1 < n):  # by now the math roles leave the tile before: its place is next
@@ -152,9 +157,9 @@ def score(
                     right = product(u_buf.index(b + 1), w_buf.index(b + 1), p_l)
                     if SUMS:
                         xz = product(x_buf.index(s), z_buf.index(s), p_l)
-                        left, right, xz = warpgroup_mma_wait(0, deps=(left, right, xz))
+                        left, right, xz = wait_for_products(0, deps=(left, right, xz))
                     else:
-                        left, right = warpgroup_mma_wait(0, deps=(left, right))
+                        left, right = wait_for_products(0, deps=(left, right))
                     scores = (left, right)
                 weighted = ()
                 for half in gl.static_range(2):
@@ -201,7 +206,6 @@ def math(
     REVERSE: gl.constexpr, SUMMED: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     u_l: gl.constexpr = gl.SliceLayout(1, s_l)
     dtype: gl.constexpr = p_buf.dtype
     PAIRS: gl.constexpr = HEADS // 2
@@ -254,7 +258,7 @@ def math(
                     o = gl.zeros([64, 64], gl.float32, layout=s_l)
                     for part in gl.static_range(1 + SUMS):
                         o = warpgroup_mma(u_buf.index(uw), s_buf.index(zero + part).permute((1, 0)), o, is_async=True)
-                    o = warpgroup_mma_wait(0, deps=(o,))
+                    o = wait_for_products(0, deps=(o,))
                     if not SUMMED:
                         mbarrier.wait(p_full.index(nth), phase)
                     at_factors = phase * HEADS + head
@@ -264,7 +268,7 @@ def math(
                         o = warpgroup_mma(p_buf.index(nth), z_buf.index(zx), o * r[:, None], is_async=True)
                     flight, operands = advance(
                         (state[at_once] * e,), z_buf.index(zx).permute((1, 0)), s_factors.index(at_factors),
-                        w_buf, uw, 1, a_l,
+                        w_buf, uw, 1,
                     )  # fmt: skip
                     if SUMMED:
                         if SUMS:
@@ -273,7 +277,7 @@ def math(
                             gl.store(through_ptr + step, gl.sum(x * o, axis=1), mask=start + u < steps)
                         total += o * r[:, None]
                     else:
-                        o = warpgroup_mma_wait(2, deps=(o,))  # the state is updated while out is written
+                        o = wait_for_products(2, deps=(o,))  # the state is updated while out is written
                         out = o_buf.index(nth)
                         out.reshape([64, 64]).store(o.to(dtype))
                         fence_async_shared()
@@ -281,7 +285,7 @@ def math(
                     if not SUMMED:
                         tma_store(o_desc, [batch, pack * HEADS + head, start, 0], out)
                         mbarrier.arrive(p_empty.index(nth), count=1)
-                    done = warpgroup_mma_wait(0, deps=flight + operands)
+                    done = wait_for_products(0, deps=flight + operands)
                     new_state += (done[0],)
                 state = state[AT_ONCE:] + new_state
             if SUMMED:
@@ -297,7 +301,7 @@ def math(
                         mbarrier.wait(p_full.index(pair), phase)
                     for pair in gl.static_range(PAIRS):
                         total = warpgroup_mma(p_buf.index(pair), z_buf.index(s), total, is_async=True)
-                    total = warpgroup_mma_wait(0, deps=(total,))
+                    total = wait_for_products(0, deps=(total,))
                     o_buf.index(0).reshape([64, 64]).store(total.to(dtype))
             fence_async_shared()
             barrier()

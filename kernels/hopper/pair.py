@@ -29,11 +29,30 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from .compat import barrier, reinterpret, tma_load, tma_store
-from .walk import BLOCK_BYTES, advance, begin, block, converted, end, fetch, nth_tile, place_of, state_pointers
+from .compat import (
+    barrier,
+    reinterpret,
+    tma_load,
+    tma_store,
+    wait_for_products,
+)
+from .walk import (
+    BLOCK_BYTES,
+    advance,
+    advanced,
+    begin,
+    block,
+    converted,
+    end,
+    fetch,
+    in_spans,
+    nth_tile,
+    pairs,
+    place_of,
+    state_pointers,
+)
 
 
 @gluon.jit
@@ -116,7 +135,7 @@ def value(
             for c in gl.static_range(2):
                 qT = block(q_buf, s * 2 + c).permute((1, 0))
                 p = warpgroup_mma(block(k_buf, s * 2 + c), qT, p, use_acc=(c > 0), is_async=True)
-            p = warpgroup_mma_wait(0, deps=(p,))
+            p = wait_for_products(0, deps=(p,))
             p = weighted(p, x_buf, y_buf, s, j_l)
             if SKIP:
                 diagonal = gl.arange(0, 64, layout=rows)[:, None] + (i >> 30)  # 0: not kept in registers
@@ -135,7 +154,7 @@ def value(
             for c in gl.static_range(WB):
                 hT = block(h_buf, s * WB + c).permute((1, 0))
                 dp = warpgroup_mma(block(v_buf, (i * WB + c) % SLOTS), hT, dp, use_acc=(c > 0), is_async=True)
-            dp = warpgroup_mma_wait(0, deps=(dp,))
+            dp = wait_for_products(0, deps=(dp,))
             dp = nearest(weighted(dp, x_buf, y_buf, s, j_l), dtype)
             mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)
             dp_buf.index(0).store(dp)
@@ -154,13 +173,13 @@ def value(
                 for half in gl.static_range(2):
                     k = block(k_buf, s * 2 + half + none)
                     dv = warpgroup_mma(k, block(copies, b * 2 + half), dv, use_acc=(half > 0), is_async=True)
-                dv = warpgroup_mma_wait(0, deps=(dv,))
+                dv = wait_for_products(0, deps=(dv,))
                 tma.store_wait(pendings=0)
                 barrier()
                 mbarrier.arrive(copy_free.index(b), count=1)
                 mbarrier.arrive(v_free.index((v + SLOTS - 1) % SLOTS), count=1, pred=v > 0)  # dv there has left
                 dv = warpgroup_mma(p_buf.index(none), block(h_buf, s * WB + c), dv, is_async=True)
-                dv = warpgroup_mma_wait(0, deps=(dv,))
+                dv = wait_for_products(0, deps=(dv,))
                 out = v_buf.index(v % SLOTS)  # the copies are there, hence dC V^T is done
                 out.reshape([64, 64]).store(dv.to(dtype))
                 fence_async_shared()
@@ -195,6 +214,7 @@ def state(
     tile_ready, v_ready = ready
     tile_free, _v_free = free
     q_rows = reinterpret(q_buf, dtype, [STAGES, 64, 128], gl.NVMMASharedLayout.get_default_for([64, 128], dtype))
+    h_pairs = in_spans(h_buf, dtype, STAGES, WB, pairs(WB))
     copy_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 64], dtype)
     whole_copies = reinterpret(copies, dtype, [COPIES, 128, 64], copy_l)
     i = 0
@@ -224,7 +244,7 @@ def state(
                 fence_async_shared()
                 if c == 0:
                     tma.store_wait(pendings=0)  # dk of the tile before has left
-                dk, a = warpgroup_mma_wait(0, deps=(dk, a))
+                dk, a = wait_for_products(0, deps=(dk, a))
                 barrier()
                 mbarrier.arrive(copy_full.index(b), count=1)
                 if c == 0:
@@ -238,8 +258,8 @@ def state(
             kept = ()
             for c in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                 kept += (dC[c] * e,)
-            flight, operands = advance(kept, qT, s_buf.index(0), h_buf, s * WB, WB, a_l)
-            dk = warpgroup_mma_wait(2 * WB, deps=(dk,))  # dC is updated while dk is written
+            flight, operands = advance(kept, qT, s_buf.index(0), h_pairs, s, WB)
+            dk = wait_for_products(2 * pairs(WB), deps=(dk,))  # dC is updated while dk is written
             barrier()  # dP, its factors and Q have been read
             mbarrier.arrive(dp_free.index(0), count=1)
             qT.store(dk.to(dtype))
@@ -248,10 +268,7 @@ def state(
             for half in gl.static_range(2):
                 at_out = [batch, head, nth_tile(first, t, n, True) * 64, 64 * half]
                 tma_store(dk_desc, at_out, q_buf.index(s * 2 + half))
-            done = warpgroup_mma_wait(0, deps=flight + operands)  # operands: kept until the products are done
-            dC = ()
-            for c in gl.static_range(WB):
-                dC += (done[c],)
+            dC = advanced(wait_for_products(0, deps=flight + operands), WB)
             i += 1
         if LAST:
             opaque = i >> 30

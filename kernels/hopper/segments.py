@@ -21,10 +21,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from .compat import barrier, let_next_kernel_start, wait_for_kernel_before
+from .compat import (
+    barrier,
+    let_next_kernel_start,
+    wait_for_kernel_before,
+    wait_for_products,
+)
 from .walk import BLOCK_BYTES, begin, block, fetch, nth_tile, state_pointers
 
 
@@ -88,7 +92,7 @@ def math(
         # The next tile's, or the last's again, while the products run.
         after = gl.minimum(i + 1, n - 1)
         zs, added, e = weighted(az_ptr, g_ptr, z_buf, ready, row, tiles, first, n, after, a_l, HALF, STAGES, REVERSE)
-        done = warpgroup_mma_wait(0, deps=flight)
+        done = wait_for_products(0, deps=flight)
         state = ()
         for wb in gl.static_range(WB):
             state += (done[wb],)

@@ -48,7 +48,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from .compat import (
@@ -59,6 +58,7 @@ from .compat import (
     tma_load,
     tma_store,
     wait_for_kernel_before,
+    wait_for_products,
 )
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
@@ -68,6 +68,14 @@ BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
 def spans(WB):
     """Into how many operands, powers of two wide, WB blocks side by side are cut."""
     return WB if WB == 3 else 1
+
+
+@constexpr_function
+def pairs(WB):
+    """Into how many accumulators, of one block or two, WB blocks of state are cut for `advance`. Of four, ptxas has not
+    enough registers (C7602); of two for a state of 128 columns it serialises (C7512), on Triton 3.9.
+    """
+    return 2 if WB == 4 else WB
 
 
 @gluon.jit
@@ -123,9 +131,8 @@ def block(buffer, i):
 
 
 @gluon.jit
-def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr):
-    """Blocks of U or W as few operands a slot: from one base the addresses within an operand are constants."""
-    SPANS: gl.constexpr = spans(WB)
+def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, SPANS: gl.constexpr):
+    """WB blocks of U or W as SPANS operands a slot: from one base the addresses within an operand are constants."""
     WIDTH: gl.constexpr = 64 * WB // SPANS
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, WIDTH], dtype)
     return reinterpret(buffer, dtype, [SLOTS * SPANS, 64, WIDTH], layout)
@@ -223,7 +230,7 @@ def add_up(s, zero, odd, u_spans, w_spans, norm, WB: gl.constexpr):
         ws = gl.zeros([WIDTH, 8], gl.float32, layout=layout)
         wT = w_spans.index(s * SPANS + k).permute((1, 0))
         products += (warpgroup_mma(wT, s_parts.index(zero).permute((1, 0)), ws, use_acc=False, is_async=True),)
-    products = warpgroup_mma_wait(0, deps=products)
+    products = wait_for_products(0, deps=products)
     un_buf.store(gl.sum(places(products[0], dtype), axis=1))
     for k in gl.static_range(SPANS):
         ws_buf[k].store(gl.sum(places(products[1 + k], dtype).reshape([WIDTH, 4, 2]), axis=2))
@@ -249,8 +256,8 @@ def score(
     through_ptr, rows_ptr, columns_ptr = sums
     _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
     SPANS: gl.constexpr = spans(WB)
-    u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB)
-    w_spans = in_spans(w_buf, p_buf.dtype, STAGES, WB)
+    u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB, SPANS)
+    w_spans = in_spans(w_buf, p_buf.dtype, STAGES, WB, SPANS)
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     t = gl.arange(0, 64, layout=t_l)
     u = gl.arange(0, 64, layout=u_l)
@@ -282,7 +289,7 @@ def score(
             for k in gl.static_range(SPANS):
                 wT = w_spans.index(s * SPANS + k).permute((1, 0))
                 p = warpgroup_mma(u_spans.index(s * SPANS + k), wT, p, use_acc=(k > 0), is_async=True)
-            p = warpgroup_mma_wait(0, deps=(p,))
+            p = wait_for_products(0, deps=(p,))
             if DIAGONAL:  # noqa: SIM102  dh . v of the same step
                 if piece == 0:
                     step = tile_now * 64 + u
@@ -340,7 +347,7 @@ def score(
                 for c in gl.static_range(2 * ZB):
                     zT = block(z_buf, s * 2 * ZB + c).permute((1, 0))
                     xz = warpgroup_mma(block(x_buf, s * 2 * ZB + c), zT, xz, use_acc=(c > 0), is_async=True)
-                xz = warpgroup_mma_wait(0, deps=(xz,))
+                xz = wait_for_products(0, deps=(xz,))
                 xz *= p_buf.index(b).load(p_l).to(gl.float32)
                 gl.store(rows_ptr + before + u, gl.sum(xz, axis=1), mask=u < left_before)
                 gl.store(columns_ptr + before + z, gl.sum(xz, axis=0), mask=z < left_before)
@@ -494,22 +501,71 @@ def rounded(x, dtype: gl.constexpr):
     return gl.inline_asm_elementwise(asm, "=f,=f,f,f", [x], gl.float32, is_pure=True, pack=2)
 
 
+@constexpr_function
+def wide(layout, columns):
+    """The layout of an accumulator that has so many columns."""
+    return gl.NVMMADistributedLayout(layout.version, layout.warps_per_cta, [16, columns, 16])
+
+
 @gluon.jit
-def advance(state, zT, s_z, w_buf, first, WB: gl.constexpr, layout: gl.constexpr):
-    """Start the products of state + (s Z)^T W, for WB blocks of state and, from `first` on, of W: the state to come,
-    and operands, which are to be kept until it is there.
+def beside(left, right):
+    """[left | right] of two accumulators: the same registers."""
+    COLUMNS: gl.constexpr = 2 * left.shape[1]
+    x = gl.join(left, right).permute((0, 2, 1)).reshape([left.shape[0], COLUMNS])
+    return gl.convert_layout(x, wide(left.type.layout, COLUMNS), assert_trivial=True)
+
+
+@gluon.jit
+def halves(x):
+    """What `beside` put together."""
+    COLUMNS: gl.constexpr = x.shape[1] // 2
+    layout: gl.constexpr = wide(x.type.layout, COLUMNS)
+    left, right = x.reshape([x.shape[0], 2, COLUMNS]).permute((0, 2, 1)).split()
+    return (
+        gl.convert_layout(left, layout, assert_trivial=True),
+        gl.convert_layout(right, layout, assert_trivial=True),
+    )
+
+
+@gluon.jit
+def advance(state, zT, s_z, w_pairs, slot, WB: gl.constexpr):
+    """Start the products of state + (s Z)^T W, for WB blocks of state: the state to come, in `pairs(WB)` accumulators
+    (see `advanced`), and operands, which are to be kept until it is there.
+
+    From 3.7 on Triton copies an operand for every product that it is part of (its pull request 9514), and as one of
+    four products it left ptxas too few registers to have any two in flight (C7512).
     """
+    PAIRS: gl.constexpr = pairs(WB)
+    flight = ()
+    for k in gl.static_range(PAIRS):
+        if PAIRS < WB:
+            flight += (beside(state[2 * k], state[2 * k + 1]),)
+        else:
+            flight += (state[k],)
+    layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=flight[0].type.layout, k_width=2)
     operands = ()
     for half in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
         zs = zT.slice(32 * half, 32, dim=1).load(layout).to(gl.float32)
         zs = (zs * s_z.slice(32 * half, 32).load(gl.SliceLayout(0, layout))[None, :]).to(zT.dtype)
         operands += (zs,)
-        flight = ()
-        for wb in gl.static_range(WB):
-            w_half = block(w_buf, first + wb).slice(32 * half, 32, dim=0)
-            flight += (warpgroup_mma(zs, w_half, state[wb], is_async=True),)
-        state = flight
-    return state, operands
+        further = ()
+        for k in gl.static_range(PAIRS):
+            w_half = w_pairs.index(slot * PAIRS + k).slice(32 * half, 32, dim=0)
+            further += (warpgroup_mma(zs, w_half, flight[k], is_async=True),)
+        flight = further
+    return flight, operands
+
+
+@gluon.jit
+def advanced(done, WB: gl.constexpr):
+    """The state, WB blocks, out of what `advance` started, waited for."""
+    state = ()
+    for k in gl.static_range(pairs(WB)):
+        if pairs(WB) < WB:
+            state += halves(done[k])
+        else:
+            state += (done[k],)
+    return state
 
 
 @gluon.jit
@@ -534,6 +590,7 @@ def math(
     rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
     z_rows = reinterpret(z_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     o_rows = reinterpret(o_buf, dtype, [OUTS, 64, ROWS], rows_l)
+    w_pairs = in_spans(w_buf, dtype, STAGES, WB, pairs(WB))
     x_rows = z_rows
     if SUMS:
         x_rows = reinterpret(x_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
@@ -578,11 +635,11 @@ def math(
                         a = gl.convert_layout(state[zb * WB + wb].to(dtype), a_l)
                     uT = block(u_buf, s * WB + wb).permute((1, 0))
                     o = warpgroup_mma(a, uT, o, use_acc=(wb > 0), is_async=True)
-                    o, a = warpgroup_mma_wait(0, deps=(o, a))
+                    o, a = wait_for_products(0, deps=(o, a))
                     if SUMS:
                         a = gl.convert_layout(lower(state[zb * WB + wb], dtype), a_l)
                         o = warpgroup_mma(a, uT, o, is_async=True)
-                        o, a = warpgroup_mma_wait(0, deps=(o, a))
+                        o, a = wait_for_products(0, deps=(o, a))
                 tma.store_wait(pendings=(OUTS - 1) * GROUPS)
                 barrier()  # a buffer for out is free
                 if zb == 0:
@@ -601,11 +658,11 @@ def math(
                 kept = ()
                 for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                     kept += (state[zb * WB + wb] * e,)
-                flight, operands = advance(kept, zT, s_buf.index(c), w_buf, s * WB, WB, a_l)
+                flight, operands = advance(kept, zT, s_buf.index(c), w_pairs, s, WB)
                 if ZB == 1:
-                    o = warpgroup_mma_wait(2 * WB, deps=(o,))  # the state is updated while out is written
+                    o = wait_for_products(2 * pairs(WB), deps=(o,))  # the state is updated while out is written
                 else:
-                    o = warpgroup_mma_wait(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
+                    o = wait_for_products(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
                 if LATE:
                     _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
                     if zb == 0:
@@ -623,9 +680,7 @@ def math(
                         tma_add(o_desc, at_out, o_buf.index(slot * GROUPS + group))
                     else:
                         tma_store(o_desc, at_out, o_buf.index(slot * GROUPS + group))
-                done = warpgroup_mma_wait(0, deps=flight + operands)
-                for wb in gl.static_range(WB):
-                    new_state += (done[wb],)
+                new_state += advanced(wait_for_products(0, deps=flight + operands), WB)
             state = new_state
             fence_async_shared()
             barrier()

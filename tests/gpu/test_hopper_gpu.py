@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tflabench.kernels.api import mamba2_ssd
+from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -124,3 +124,42 @@ def test_mamba2_with_shared_heads_and_a_skip_connection(groups: int, d_qk: int, 
     for name, y, y_plain, y_exact in zip(("y", *x), found, plain, wanted, strict=True):
         ours, theirs = ((z.double() - y_exact).norm() / y_exact.norm() for z in (y, y_plain))
         assert ours <= 2 * theirs + 2e-3, name
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
+@pytest.mark.parametrize(
+    ("T", "chunk_size", "d_qk", "d_hv"), [(1000, 1024, 128, 256), (2048, 512, 128, 256), (1000, 512, 256, 512)]
+)
+def test_a_cuda_graph_of_overlapping_kernels(gate: str, T: int, chunk_size: int, d_qk: int, d_hv: int) -> None:
+    """Forward and backward, of one segment and of several, replayed on other inputs than it was captured with."""
+    heads = (2, 8, T)
+
+    def drawn(seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        draw_one = partial(torch.randn, device="cuda", generator=generator)
+        q, k, v = (draw_one(*heads, d).bfloat16() for d in (d_qk, d_qk, d_hv))
+        return [q, k, v, draw_one(*heads) + 4, draw_one(*heads)]
+
+    def both(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        h = chunkwise(*inputs, gate=GATES[gate], chunk_size=chunk_size, implementation="hopper")
+        return [h, *torch.autograd.grad(h.float().square().sum(), inputs)]
+
+    static = [x.requires_grad_() for x in drawn(0)]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        both(static)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both(static)
+    for seed in range(1, 6):
+        given = drawn(seed)
+        with torch.no_grad():
+            for x, new in zip(static, given, strict=True):
+                x.copy_(new)
+        graph.replay()
+        wanted = both([x.requires_grad_() for x in given])
+        torch.cuda.synchronize()
+        for x, y in zip(found, wanted, strict=True):
+            assert x.equal(y)
