@@ -51,6 +51,7 @@ class Op:
         options: further arguments.
         broken_backward: whether fla refuses its backward pass on Hopper with the Triton versions that miscompile it.
         summed_decay_gradient: whether it forms dg as `decay_gradient_as_summed` does.
+        on_chip: rows and columns of the blocks of a state that its programs keep on chip.
         largest_d_qk: that it takes.
         dtypes: that it takes.
         operation: as `Implementation.operation`.
@@ -65,6 +66,7 @@ class Op:
     options: Mapping[str, object] | None = None
     broken_backward: bool = False
     summed_decay_gradient: bool = False
+    on_chip: int | None = None
     largest_d_qk: int | None = None
     dtypes: str = "bfloat16 float16 float32"
     operation: str | None = None
@@ -90,6 +92,7 @@ OPS = (
         "fused_chunk_simple_gla",
         "head",
         summed_decay_gradient=True,
+        on_chip=64,
         operation="simple_gla",
     ),
     Op("fla_retention", "Retention chunk", "retention", "chunk_retention", retention_decay, operation="retention"),
@@ -217,7 +220,8 @@ def cost(op: Op, problem: Problem) -> Cost:
     decays = {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
     # States lie in memory in the dtype of k, but in float32 for the gradients of all but the delta rules (fla 0.6.0).
     backward = problem.element_bytes if op.delta else costs.STATE_BYTES
-    return costs.linear_attention(problem, decays=decays, delta=op.delta, state_bytes=(problem.element_bytes, backward))
+    states = (problem.element_bytes, backward)
+    return costs.linear_attention(problem, decays=decays, delta=op.delta, state_bytes=states, on_chip=op.on_chip)
 
 
 def refuses(op: Op, problem: Problem, device: str) -> str | None:

@@ -487,6 +487,18 @@ def test_forward_products_of_one_chunk():
     assert costs.linear_attention(problem, decays=0).bytes == 2 * 64 * (3 * 16 + 3 * 32) + 2 * 4 * 16 * 32
 
 
+def test_states_on_chip_move_no_state_but_parts_of_what_their_blocks_add_up_to():
+    """Simple GLA fused chunk at T = 64, one head, blocks of 64 x 64, in 2 bytes."""
+    count = BY_NAME["fla_simple_gla_fused"].cost
+    assert count
+    alone = Problem(batch=1, heads=1, seq_len=64, d_qk=64, d_hv=64)
+    assert count(alone).bytes == 64 * 2 * (4 * 64 + 1)  # q, k, v, o, g
+    # q and k twice, v and dh twice, dq, dk, dv; g three times, its gradient written, read, written, read, summed
+    assert count(alone.with_(pass_="fwbw")).bytes - count(alone).bytes == 64 * (2 * (11 * 64 + 2) + 4 * 5 + 2)
+    wide = alone.with_(d_qk=128)  # two blocks: o in two parts of 4 bytes, read, their sum, that read
+    assert count(wide).bytes == 64 * (2 * (2 * 128 + 2 * 64 + 1) + 4 * 6 * 64)
+
+
 def test_a_group_shares_the_work_on_its_keys():
     problem = SIZE.with_(chunk_size=256, d_qk=64, d_hv=64)
     alone, shared = (costs.linear_attention(problem, decays=1, chunk_size=256, group=group) for group in (1, 4))

@@ -129,14 +129,23 @@ def test_without_a_kernel_of_ours_there_are_the_baselines_own_values(tmp_path):
 def test_other_versions_make_a_section_of_their_own_and_no_ratio(tmp_path):
     newer = RUN | {"packages": {"torch": "2.12.0", "triton": "3.6.0"}}
     rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, run_id="newer")]
-    write(tmp_path / "fig4", rows, newer=newer)
+    write(tmp_path / "fig4", [*rows, at("tfla_sig_xl", 1024, 1.0, run_id="newer")], newer=newer)
     text = page(tmp_path)
     assert [line for line in text.splitlines() if line.startswith("## ")][1:] == [
         "## fig4, torch 2.11.0",
         "## fig4, torch 2.12.0",
     ]
     assert "[fig4, torch 2.12.0](#fig4-torch-2120)" in text
-    assert cells(text, "sdpa cudnn") == ["2 ms (40%)"]
+    assert cells(text, "sdpa cudnn") == ["2 ms (40%)", ""]
+
+
+def test_baselines_of_other_versions_with_none_of_ours_are_named_where_ours_are(tmp_path):
+    newer = RUN | {"packages": {"torch": "2.12.0", "triton": "3.6.0"}}
+    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, run_id="newer")]
+    write(tmp_path / "fig4", rows, newer=newer)
+    text = page(tmp_path)
+    assert [line for line in text.splitlines() if line.startswith("## ")][1:] == ["## fig4"]
+    assert "from torch 2.12.0 with no kernel of ours to divide by: sdpa cudnn (forward)" in text
 
 
 def test_passes_and_head_dimensions_make_tables(tmp_path):

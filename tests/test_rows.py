@@ -69,9 +69,10 @@ def test_neither_an_older_row_nor_a_failure_replaces_a_measurement(tmp_path, cha
     assert [r.ms_median for r in read_results(into).rows] == [1.0]
 
 
-def test_a_measurement_replaces_an_earlier_failure(tmp_path):
+@pytest.mark.parametrize("started_at", [EARLIER, LATER])
+def test_a_measurement_replaces_a_failure(tmp_path, started_at):
     into = write(tmp_path / "into", [row(ms=None)])
-    merge(write(tmp_path / "source", [row(ms=3.0, started_at=LATER)]), "--into", into)
+    merge(write(tmp_path / "source", [row(ms=3.0, started_at=started_at)]), "--into", into)
     assert [r.status for r in read_results(into).rows] == ["ok"]
 
 

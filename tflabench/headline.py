@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tflabench.analysis.campaigns import DECISIVE, Campaign, campaigns, conditions_of
+from tflabench.analysis.campaigns import DECISIVE, Campaign, campaigns, conditions_of, differences
 from tflabench.analysis.comparison import fastest, questions, ratio
 from tflabench.problem import InputError
 from tflabench.registry import bundled_kernels, operation
@@ -124,11 +124,15 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
     kernels = bundled_kernels()
     sections, shorts = [], []
     every = campaigns(find_results(root))
-    for campaign in every:
+    ours = [campaign for campaign in every if any(row.implementation in kernels for row in campaign.rows)]
+    folders = {campaign.folder for campaign in ours}
+    shown = [campaign for campaign in every if campaign in ours or campaign.folder not in folders]
+    for campaign in shown:
         found = tables(campaign, kernels)
         if found:
-            name = _heading(campaign, every, root)
-            sections += ["", f"## {name}", "", *_origin(campaign, beside)]
+            name = _heading(campaign, shown, root)
+            beyond = [other for other in every if other.folder == campaign.folder and other not in shown]
+            sections += ["", f"## {name}", "", *_origin(campaign, beside), *(_beyond(campaign, x) for x in beyond)]
             for table in found:
                 sections += ["", f"### {table.title}", "", *_rendered(table)]
                 shorts += [f"- [{name}](#{_anchor(name)}), {table.title}: {_short(table)}"]
@@ -149,6 +153,14 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
         *(shorts or ["No kernel was measured."]),
     ]
     return "\n".join([*head, *sections]) + "\n"
+
+
+def _beyond(campaign: Campaign, other: Campaign) -> str:
+    """That a folder also has rows of baselines from other conditions, with which nothing of ours can be divided."""
+    differing = differences(*(conditions_of(each.rows, each.runs) for each in (other, campaign)))
+    told = ", ".join(f"{name} {differing[name][0]}" for name in DECISIVE if name in differing)
+    names = ", ".join(dict.fromkeys(f"{row.title} ({PASS_TITLES[row.pass_]})" for row in other.rows))
+    return f"- also in this folder and its figures, from {told} with no kernel of ours to divide by: {names}"
 
 
 def tables(campaign: Campaign, kernels: Container[str]) -> list[Table]:

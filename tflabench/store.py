@@ -254,7 +254,7 @@ class Merged:
 
 
 def merge(results: Results, folder: Path) -> Merged:
-    """Add rows to another folder: of a point that both have, what was measured last, but no failure for a time.
+    """Add rows to another folder: of a point that both have, what was measured last, but a time before any failure.
 
     The runs behind the rows that are added are described as they were, with `folder` for their --out.
 
@@ -272,7 +272,7 @@ def merge(results: Results, folder: Path) -> Merged:
     runs: dict[str, None] = {}
     for row in results.rows:
         there = into.rows.get(row.point)
-        if there and (there.started_at >= row.started_at or (there.status == "ok" and row.status != "ok")):
+        if there and _counts(there) >= _counts(row):
             kept += 1
             continue
         new, replaced = new + (there is None), replaced + (there is not None)
@@ -283,6 +283,11 @@ def merge(results: Results, folder: Path) -> Merged:
             into.describe_run(run_id, _written_into(folder, results.runs[run_id]))
     into.export()
     return Merged(new, replaced, kept)
+
+
+def _counts(row: Row) -> tuple[bool, str]:
+    """What is larger for the one of two rows of a point that counts, whichever is merged into which."""
+    return row.status == "ok", row.started_at
 
 
 def _written_into(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:

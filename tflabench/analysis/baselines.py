@@ -30,6 +30,7 @@ def linear_attention(
     chunk_size: int = FLA_CHUNK_SIZE,
     group: int = 1,
     state_bytes: tuple[int, int] = (STATE_BYTES, STATE_BYTES),
+    on_chip: int | None = None,
 ) -> Cost:
     """Cost of one call of a chunkwise linear attention, over batch and heads.
 
@@ -38,13 +39,19 @@ def linear_attention(
         delta: whether it has the delta rule, with a step size a step and head.
         group: heads that share q and k: 1, or Mamba 2's.
         state_bytes: of an element of a state between chunks, in the forward and in the backward pass.
+        on_chip: rows and columns of the blocks of a state, if these stay on chip and what blocks add up to is summed.
     """
     passes = ("forward", "backward") if problem.pass_ == "fwbw" else ("forward",)
     flops, moved = Polynomial(), Polynomial()
     for pass_, width in zip(passes, state_bytes, strict=False):
         for term in flop_terms(pass_, problem.d_qk, problem.d_hv, delta, chunk_size, group).values():
             flops += term
-        for term in byte_terms(pass_, problem, decays, delta, group, width).values():
+        terms = (
+            byte_terms(pass_, problem, decays, delta, group, width)
+            if on_chip is None
+            else byte_terms_on_chip(pass_, problem, decays, on_chip)
+        )
+        for term in terms.values():
             moved += term
     heads = problem.batch * problem.heads
     return Cost(
@@ -107,6 +114,29 @@ def byte_terms(pass_: str, problem: Problem, decays: int, delta: bool, group: in
         "gradients": k * 4 + v * 3 + gates * 2 + C * 2,
     }
     return terms | {"U, W, recomputed": (k + v) * 2 + gates, "dU, dW": (k + v) * 4 + gates * 2} if delta else terms
+
+
+def byte_terms_on_chip(pass_: str, problem: Problem, decays: int, block: int) -> Terms:
+    """Bytes of the forward or the backward pass by kernel, per head and chunk, of kernels whose programs walk a
+    sequence with a block of the state each: what several add up to is written in float32, one part each, and summed.
+    """
+    size = problem.element_bytes
+    k, v = Polynomial(linear=problem.d_qk * size), Polynomial(linear=problem.d_hv * size)  # q and o alike
+    gates = Polynomial(linear=decays * size)
+
+    def written(d: int, blocks: int) -> Polynomial:
+        """Of d columns: in the dtype of the inputs, or in parts, their sum and that again in this dtype."""
+        return Polynomial(linear=d * size if blocks == 1 else d * (4 * (2 * blocks + 2) + size))
+
+    rows, columns = -(-problem.d_qk // block), -(-problem.d_hv // block)
+    if pass_ == "forward":
+        return {"outputs": k * 2 + v + gates + written(problem.d_hv, rows)}
+    dk = written(problem.d_qk, columns)  # dq alike
+    return {
+        "dQ": k * (1 + decays) + v * 2 + gates + dk,
+        "dK, dV": k * 2 + v * 2 + gates + dk + written(problem.d_hv, rows),
+        "gates' gradients": Polynomial(linear=decays * (4 * (4 * rows * columns + 1) + size)),
+    }
 
 
 def selective_scan(problem: Problem) -> Cost:
