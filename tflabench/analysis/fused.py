@@ -22,13 +22,13 @@ hides only in part behind another's (all: forward and backward, with gates; dq a
     dq        446         576       571         728         981 1116-1278
     dk        444         567       524         697         943 1007-1164
     dv        380         471       415         501         639   650-738
-    all      1666        2122      1917        2447        3244      3386
+    all      1666        2122      1899        2447        3244      3317
     all but gate gradients
-             1334        1654      1527
+             1334        1654      1515
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          284   395   450            407   551   794
-    all                                 1264  1810  2285           1516  2125  3028
+    h and gates                          284   395   455            407   551   804
+    all                                 1264  1810  2291           1516  2125  3054
 
 What neither has is the chain inside a tile: the role that computes scores waits for the L2 after each product, and the
 roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is longest
