@@ -1,6 +1,8 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """The names of Gluon that moved between Triton 3.6 and 3.9, under one name each; all else is the same in both."""
 
+import triton
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
@@ -43,3 +45,18 @@ else:
         """global += shared, done by the L2 (`cp.reduce.async.bulk.tensor`), which Triton 3.6 has but does not name."""
         coord = _semantic._convert_to_ir_values(coord, require_i64=False)
         _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
+HOISTS = gl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7))
+
+
+@gluon.jit
+def zero_from_here(i):
+    """0, in a way that keeps an address made of it behind what stands before it, such as a product.
+
+    Later LLVMs form the descriptors of products that follow each other all before the first: 22 of them, 44 registers.
+    """
+    if HOISTS:
+        return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [i], gl.int32, is_pure=False, pack=1)
+    else:
+        return 0

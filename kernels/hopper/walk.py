@@ -59,6 +59,7 @@ from .compat import (
     tma_store,
     wait_for_kernel_before,
     wait_for_products,
+    zero_from_here,
 )
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
@@ -550,7 +551,7 @@ def advance(state, zT, s_z, w_pairs, slot, WB: gl.constexpr):
         operands += (zs,)
         further = ()
         for k in gl.static_range(PAIRS):
-            w_half = w_pairs.index(slot * PAIRS + k).slice(32 * half, 32, dim=0)
+            w_half = w_pairs.index(slot * PAIRS + k + zero_from_here(slot)).slice(32 * half, 32, dim=0)
             further += (warpgroup_mma(zs, w_half, flight[k], is_async=True),)
         flight = further
     return flight, operands
