@@ -50,13 +50,14 @@ def fig4(tmp_path):
     return folder.parent
 
 
-def test_a_ratio_of_two_occasions_says_so(tmp_path):
+@pytest.mark.parametrize("other", [{"commit": "fedcba987654"}, {"variables": {"CUDA_VISIBLE_DEVICES": "1"}}])
+def test_a_ratio_of_two_occasions_or_two_gpus_says_so(tmp_path, other):
     rows = [
         *(at("tfla_sig_xl", T, 1.0) for T in (512, 4096)),
         at("sdpa_cudnn", 512, 2.0, **ATTENTION),
         at("sdpa_cudnn", 4096, 4.0, **ATTENTION, run_id="later"),
     ]
-    write(tmp_path / "fig4", rows, run=RUN, later=RUN | {"commit": "fedcba987654"})
+    write(tmp_path / "fig4", rows, run=RUN, later=RUN | other)
     assert cells(page(tmp_path), "sdpa cudnn") == ["2.00x (40%)", "4.00x† (40%)"]
 
 

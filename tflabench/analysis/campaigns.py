@@ -53,9 +53,11 @@ class Campaign:
     runs: Mapping[str, Any]
 
     def apart(self, a: Row, b: Row) -> bool:
-        """Whether two rows are of different commits of this project, and so were measured on different occasions."""
-        one, other = (self.runs.get(row.run_id, {}).get("commit") for row in (a, b))
-        return one != other
+        """Whether two rows are of different commits of this project, and so of different occasions, or of different
+        GPUs of one machine, as far as CUDA_VISIBLE_DEVICES told them apart.
+        """
+        one, other = (conditions(self.runs.get(row.run_id, {})) for row in (a, b))
+        return any(one.get(name) != other.get(name) for name in ("commit", "CUDA_VISIBLE_DEVICES"))
 
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:

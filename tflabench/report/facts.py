@@ -57,7 +57,7 @@ NOTES = {
         "sequence length, embedding and data type, within one folder, machine and set of versions; against an mLSTM, "
         "ours with the same gate. ± is half the spread from the 20th to the 80th percentile of both. A baseline with "
         "several chunk sizes counts with its fastest. †: the two have different commits of tflabench, so were measured "
-        "on different occasions, perhaps on another GPU of the same kind."
+        "on different occasions, or were measured on different GPUs of the same kind."
     ),
     "error": (
         "Measured. Largest deviation of the output and of every gradient from float64, root mean square over root mean "
