@@ -204,10 +204,11 @@ class Results:
 
     def only(self, patterns: Sequence[str], passes: Sequence[object] = PASSES) -> Results:
         """The rows of implementations that match one of the patterns, and of these passes; there may be none left."""
-        rows = (row for row in self.rows if row.pass_ in passes)
-        return replace(
-            self, rows=tuple(r for r in rows if any(fnmatchcase(r.implementation, each) for each in patterns))
-        )
+
+        def wanted(row: Row) -> bool:
+            return row.pass_ in passes and any(fnmatchcase(row.implementation, each) for each in patterns)
+
+        return replace(self, rows=tuple(filter(wanted, self.rows)))
 
 
 def read_results(folder: Path | str) -> Results:

@@ -1,5 +1,7 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""The names of Gluon that moved between Triton 3.6 and 3.9, under one name each; all else is the same in both."""
+"""What differs between Triton 3.6 and 3.9, under one name each: what moved in Gluon, and what later versions compile to
+something slower if they are left to.
+"""
 
 import triton
 from triton.experimental import gluon

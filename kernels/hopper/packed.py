@@ -34,13 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import (
-    barrier,
-    reinterpret,
-    tma_load,
-    tma_store,
-    wait_for_products,
-)
+from .compat import barrier, reinterpret, tma_load, tma_store, wait_for_products
 from .walk import BLOCK_BYTES, advance, begin, end, lower, nth_tile, place_of, rounded, state_pointers, upper
 
 # Of float32 accumulators in shared memory: pairs of columns of thread after thread, at constants from one address.

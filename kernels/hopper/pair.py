@@ -31,15 +31,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import (
-    barrier,
-    reinterpret,
-    tma_load,
-    tma_store,
-    wait_for_products,
-)
+from .compat import barrier, reinterpret, tma_load, tma_store, wait_for_products
 from .walk import (
     BLOCK_BYTES,
+    accumulators,
     advance,
     advanced,
     begin,
@@ -49,7 +44,6 @@ from .walk import (
     fetch,
     in_spans,
     nth_tile,
-    pairs,
     place_of,
     state_pointers,
 )
@@ -214,7 +208,7 @@ def state(
     tile_ready, v_ready = ready
     tile_free, _v_free = free
     q_rows = reinterpret(q_buf, dtype, [STAGES, 64, 128], gl.NVMMASharedLayout.get_default_for([64, 128], dtype))
-    h_pairs = in_spans(h_buf, dtype, STAGES, WB, pairs(WB))
+    h_joined = in_spans(h_buf, dtype, STAGES, WB, accumulators(WB))
     copy_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 64], dtype)
     whole_copies = reinterpret(copies, dtype, [COPIES, 128, 64], copy_l)
     i = 0
@@ -258,8 +252,8 @@ def state(
             kept = ()
             for c in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                 kept += (dC[c] * e,)
-            flight, operands = advance(kept, qT, s_buf.index(0), h_pairs, s, WB)
-            dk = wait_for_products(2 * pairs(WB), deps=(dk,))  # dC is updated while dk is written
+            flight, operands = advance(kept, qT, s_buf.index(0), h_joined, s, WB)
+            dk = wait_for_products(2 * accumulators(WB), deps=(dk,))  # dC is updated while dk is written
             barrier()  # dP, its factors and Q have been read
             mbarrier.arrive(dp_free.index(0), count=1)
             qT.store(dk.to(dtype))

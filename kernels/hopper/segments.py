@@ -23,12 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import (
-    barrier,
-    let_next_kernel_start,
-    wait_for_kernel_before,
-    wait_for_products,
-)
+from .compat import barrier, let_next_kernel_start, wait_for_kernel_before, wait_for_products
 from .walk import BLOCK_BYTES, begin, block, fetch, nth_tile, state_pointers
 
 

@@ -72,7 +72,7 @@ def spans(WB):
 
 
 @constexpr_function
-def pairs(WB):
+def accumulators(WB):
     """Into how many accumulators, of one block or two, WB blocks of state are cut for `advance`. Of four, ptxas has not
     enough registers (C7602); of two for a state of 128 columns it serialises (C7512), on Triton 3.9.
     """
@@ -529,17 +529,17 @@ def halves(x):
 
 
 @gluon.jit
-def advance(state, zT, s_z, w_pairs, slot, WB: gl.constexpr):
-    """Start the products of state + (s Z)^T W, for WB blocks of state: the state to come, in `pairs(WB)` accumulators
-    (see `advanced`), and operands, which are to be kept until it is there.
+def advance(state, zT, s_z, w_joined, slot, WB: gl.constexpr):
+    """Start the products of state + (s Z)^T W, for WB blocks of state: the state to come, in as many accumulators as
+    `accumulators` says (see `advanced`), and operands, which are to be kept until it is there.
 
     From 3.7 on Triton copies an operand for every product that it is part of (its pull request 9514), and as one of
     four products it left ptxas too few registers to have any two in flight (C7512).
     """
-    PAIRS: gl.constexpr = pairs(WB)
+    COUNT: gl.constexpr = accumulators(WB)
     flight = ()
-    for k in gl.static_range(PAIRS):
-        if PAIRS < WB:
+    for k in gl.static_range(COUNT):
+        if COUNT < WB:
             flight += (beside(state[2 * k], state[2 * k + 1]),)
         else:
             flight += (state[k],)
@@ -550,8 +550,8 @@ def advance(state, zT, s_z, w_pairs, slot, WB: gl.constexpr):
         zs = (zs * s_z.slice(32 * half, 32).load(gl.SliceLayout(0, layout))[None, :]).to(zT.dtype)
         operands += (zs,)
         further = ()
-        for k in gl.static_range(PAIRS):
-            w_half = w_pairs.index(slot * PAIRS + k + zero_from_here(slot)).slice(32 * half, 32, dim=0)
+        for k in gl.static_range(COUNT):
+            w_half = w_joined.index(slot * COUNT + k + zero_from_here(slot)).slice(32 * half, 32, dim=0)
             further += (warpgroup_mma(zs, w_half, flight[k], is_async=True),)
         flight = further
     return flight, operands
@@ -561,8 +561,8 @@ def advance(state, zT, s_z, w_pairs, slot, WB: gl.constexpr):
 def advanced(done, WB: gl.constexpr):
     """The state, WB blocks, out of what `advance` started, waited for."""
     state = ()
-    for k in gl.static_range(pairs(WB)):
-        if pairs(WB) < WB:
+    for k in gl.static_range(accumulators(WB)):
+        if accumulators(WB) < WB:
             state += halves(done[k])
         else:
             state += (done[k],)
@@ -591,7 +591,7 @@ def math(
     rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
     z_rows = reinterpret(z_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     o_rows = reinterpret(o_buf, dtype, [OUTS, 64, ROWS], rows_l)
-    w_pairs = in_spans(w_buf, dtype, STAGES, WB, pairs(WB))
+    w_joined = in_spans(w_buf, dtype, STAGES, WB, accumulators(WB))
     x_rows = z_rows
     if SUMS:
         x_rows = reinterpret(x_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
@@ -659,9 +659,9 @@ def math(
                 kept = ()
                 for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                     kept += (state[zb * WB + wb] * e,)
-                flight, operands = advance(kept, zT, s_buf.index(c), w_pairs, s, WB)
+                flight, operands = advance(kept, zT, s_buf.index(c), w_joined, s, WB)
                 if ZB == 1:
-                    o = wait_for_products(2 * pairs(WB), deps=(o,))  # the state is updated while out is written
+                    o = wait_for_products(2 * accumulators(WB), deps=(o,))  # the state is updated while out is written
                 else:
                     o = wait_for_products(0, deps=(o,))  # as above it would serialise the products (ptxas C7512)
                 if LATE:
