@@ -39,10 +39,10 @@ from .walk import (
     advanced,
     begin,
     block,
-    converted,
     end,
     fetch,
     in_spans,
+    nearest,
     nth_tile,
     place_of,
     state_pointers,
@@ -182,12 +182,6 @@ def value(
             mbarrier.arrive(tile_free.index(s), count=1)
             i += 1
     tma.store_wait(pendings=0)
-
-
-@gluon.jit
-def nearest(x, dtype: gl.constexpr):
-    """float32 x rounded to dtype."""
-    return converted(x, dtype, "cvt.rn.bf16x2.f32 $0, $2, $1;", "cvt.rn.f16x2.f32 $0, $2, $1;")
 
 
 @gluon.jit

@@ -51,12 +51,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import (
+    HOISTS,
+    WIDEST_OPERAND,
     barrier,
     let_next_kernel_start,
     reinterpret,
     tma_add,
     tma_load,
     tma_store,
+    uniform,
     wait_for_kernel_before,
     wait_for_products,
     zero_from_here,
@@ -67,8 +70,8 @@ BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
 
 @constexpr_function
 def spans(WB):
-    """Into how many operands, powers of two wide, WB blocks side by side are cut."""
-    return WB if WB == 3 else 1
+    """Into how many operands WB blocks side by side are cut: powers of two wide, as wide as the compiler takes well."""
+    return WB if WB == 3 else max(1, WB // WIDEST_OPERAND)
 
 
 @constexpr_function
@@ -186,9 +189,10 @@ def produce(
 
 @gluon.jit
 def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
-    """Add up what every warp of the math roles has of the row sums of a tile."""
+    """Add up what every warp of a role has of sums of a tile."""
+    WARPS: gl.constexpr = dots_buf.shape[0]
     dots = gl.zeros([64], gl.float32, layout=layout)
-    for warp in gl.static_range(8):
+    for warp in gl.static_range(WARPS):
         dots += dots_buf.index(warp).load(layout)
     gl.store(at + t, dots, mask=t < left)
 
@@ -204,7 +208,7 @@ def following(s, phase, COUNT: gl.constexpr):
 
 @gluon.jit
 def hand_over(p, p_buf, p_full, b):
-    p_buf.index(b).store(p.to(p_buf.dtype))
+    p_buf.index(b).store(p)
     fence_async_shared()
     barrier()  # P and its factors are in shared memory; without a normaliser, the exponents have been read
     mbarrier.arrive(p_full.index(b), count=1)
@@ -225,11 +229,11 @@ def add_up(s, zero, odd, u_spans, w_spans, norm, WB: gl.constexpr):
     un = gl.zeros([64, 8], gl.float32, layout=layout)
     for k in gl.static_range(SPANS):
         parts = n_parts[k].index(zero).permute((1, 0))
-        un = warpgroup_mma(u_spans.index(s * SPANS + k), parts, un, use_acc=(k > 0), is_async=True)
+        un = warpgroup_mma(u_spans.index(uniform(s) * SPANS + k), parts, un, use_acc=(k > 0), is_async=True)
     products = (un,)
     for k in gl.static_range(SPANS):
         ws = gl.zeros([WIDTH, 8], gl.float32, layout=layout)
-        wT = w_spans.index(s * SPANS + k).permute((1, 0))
+        wT = w_spans.index(uniform(s) * SPANS + k).permute((1, 0))
         products += (warpgroup_mma(wT, s_parts.index(zero).permute((1, 0)), ws, use_acc=False, is_async=True),)
     products = wait_for_products(0, deps=products)
     un_buf.store(gl.sum(places(products[0], dtype), axis=1))
@@ -241,7 +245,7 @@ def add_up(s, zero, odd, u_spans, w_spans, norm, WB: gl.constexpr):
 
 @gluon.jit
 def score(
-    exponents, skip, sums, buffers, e_buf, p_buf, dots_buf, norm, factors, empty, ready, p_full, p_empty,
+    exponents, skip, sums, buffers, e_buf, p_buf, sums_bufs, norm, factors, empty, ready, p_full, p_empty,
     items, geometry, steps, part_stride,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, SKIP: gl.constexpr,
@@ -255,6 +259,8 @@ def score(
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     through_ptr, rows_ptr, columns_ptr = sums
+    dots_buf, pairs_buf = sums_bufs
+    dtype: gl.constexpr = p_buf.dtype
     _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
     SPANS: gl.constexpr = spans(WB)
     u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB, SPANS)
@@ -288,8 +294,9 @@ def score(
             mbarrier.wait(ready.index(s), phase)
             p = gl.zeros([64, 64], gl.float32, layout=p_l)
             for k in gl.static_range(SPANS):
-                wT = w_spans.index(s * SPANS + k).permute((1, 0))
-                p = warpgroup_mma(u_spans.index(s * SPANS + k), wT, p, use_acc=(k > 0), is_async=True)
+                here = uniform(s) * SPANS + k
+                wT = w_spans.index(here).permute((1, 0))
+                p = warpgroup_mma(u_spans.index(here), wT, p, use_acc=(k > 0), is_async=True)
             p = wait_for_products(0, deps=(p,))
             if DIAGONAL:  # noqa: SIM102  dh . v of the same step
                 if piece == 0:
@@ -316,8 +323,8 @@ def score(
                     r_buf.index(b).store(r)
                 d_buf.index(b).store(gl.sum(p, axis=1))
                 if LATE:
-                    hand_over(p, p_buf, p_full, b)
-                zero = j >> 30  # keeps addresses out of registers
+                    hand_over(p.to(dtype), p_buf, p_full, b)
+                zero = 0 if HOISTS else j >> 30  # keeps addresses out of registers
                 add_up(s + zero, zero, odd, u_spans, w_spans, norm, WB)
                 odd ^= 1
                 if not LATE:
@@ -342,7 +349,7 @@ def score(
                 before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
                 left_before = steps - tile_now * 64
             if not LATE:
-                hand_over(p, p_buf, p_full, b)
+                hand_over(p.to(dtype) if NORM else nearest(p, dtype), p_buf, p_full, b)
             if SUMS and not REVERSE:  # pairs within the tile: M = P * (X Z^T), by its rows and its columns
                 xz = gl.zeros([64, 64], gl.float32, layout=p_l)
                 for c in gl.static_range(2 * ZB):
@@ -351,8 +358,11 @@ def score(
                 xz = wait_for_products(0, deps=(xz,))
                 xz *= p_buf.index(b).load(p_l).to(gl.float32)
                 gl.store(rows_ptr + before + u, gl.sum(xz, axis=1), mask=u < left_before)
-                gl.store(columns_ptr + before + z, gl.sum(xz, axis=0), mask=z < left_before)
-                barrier()  # every warp has read its rows of X and Z
+                # By hand: Triton 3.9 adds up over warps with seven barriers, and the math roles wait for this one.
+                pairs = reinterpret(pairs_buf, gl.float32, [1, 4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
+                pairs.index(0).store(gl.sum(xz.reshape([4, 16, 64]), axis=1))
+                barrier()  # they are there, and every warp has read its rows of X and Z
+                store_dots(pairs_buf, columns_ptr + before, left_before, t, t_l)
             mbarrier.arrive(empty.index(s), count=1)
             s, phase = following(s, phase, STAGES)
             b, turn = following(b, turn, SLOTS)
@@ -472,6 +482,12 @@ def converted(x, dtype: gl.constexpr, bfloat16: gl.constexpr, float16: gl.conste
         return gl.inline_asm_elementwise(bfloat16, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
     else:
         return gl.inline_asm_elementwise(float16, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
+
+
+@gluon.jit
+def nearest(x, dtype: gl.constexpr):
+    """float32 x rounded to dtype."""
+    return converted(x, dtype, "cvt.rn.bf16x2.f32 $0, $2, $1;", "cvt.rn.f16x2.f32 $0, $2, $1;")
 
 
 @gluon.jit
@@ -745,6 +761,9 @@ def walk(
     if SUMS:
         gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
         dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
+    pairs_buf = dots_buf
+    if SUMS and not REVERSE:
+        pairs_buf = gl.allocate_shared_memory(gl.float32, [4, 64], flat)
     norm = (r_buf,) * 8
     if NORM:
         parts_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], dtype)
@@ -793,7 +812,7 @@ def walk(
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
                     REVERSE, SUMS, NORM, LATE, FIRST, LAST, ADD)),
             (score, ((au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
-                     buffers, e_buf, p_buf, dots_buf, norm, factors, empty, ready, p_full, p_empty,
+                     buffers, e_buf, p_buf, (dots_buf, pairs_buf), norm, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride,
                      PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, SKIP, DIAGONAL)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
