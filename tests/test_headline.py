@@ -58,7 +58,9 @@ def test_a_ratio_of_two_occasions_or_two_gpus_says_so(tmp_path, other):
         at("sdpa_cudnn", 4096, 4.0, **ATTENTION, run_id="later"),
     ]
     write(tmp_path / "fig4", rows, run=RUN, later=RUN | other)
-    assert cells(page(tmp_path), "sdpa cudnn") == ["2.00x (40%)", "4.00x† (40%)"]
+    text = page(tmp_path)
+    assert cells(text, "sdpa cudnn") == ["2.00x (40%)", "4.00x† (40%)"]
+    assert "2.00x at T = 512 (against sdpa cudnn), 4.00x† at T = " in text  # in short, too
 
 
 def test_a_ratio_is_the_baseline_over_our_fastest(fig4):

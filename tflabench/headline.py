@@ -308,14 +308,16 @@ def _short(table: Table) -> str:
     """How often ours is the fastest, and its ratio to the strongest baseline in the first and the last column."""
     duels = {}
     for column in table.columns:
-        ratios = {row.title: column.ratio(name, TIME) for name, row in table.baselines.items()}
-        if measured := {title: value for title, value in ratios.items() if value is not None}:
-            duels[column.label] = min((value, title) for title, value in measured.items())
+        ratios = {name: column.ratio(name, TIME) for name in table.baselines}
+        if measured := {name: value for name, value in ratios.items() if value is not None}:
+            strongest = min(measured, key=lambda name: measured[name])
+            mark = "†" if column.apart(strongest) else ""
+            duels[column.label] = measured[strongest], f"x{mark}", table.baselines[strongest].title
     if not duels:
         return "no kernel of ours and a baseline side by side yet"
-    won = sum(value > 1 + TIE for value, _ in duels.values())
-    ends = dict.fromkeys((next(iter(duels)), list(duels)[-1]))
-    words = [f"{duels[label][0]:.2f}x at {table.axis} = {label} (against {duels[label][1]})" for label in ends]
+    won = sum(value > 1 + TIE for value, _, _ in duels.values())
+    ends = {label: duels[label] for label in (next(iter(duels)), list(duels)[-1])}
+    words = [f"{value:.2f}{x} at {table.axis} = {label} (against {title})" for label, (value, x, title) in ends.items()]
     return f"faster than every baseline at {won} of {len(duels)}; against the strongest one {', '.join(words)}"
 
 
