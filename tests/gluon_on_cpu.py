@@ -1,0 +1,532 @@
+"""Runs the source of the Gluon kernels on the CPU, for Gluon has no interpreter: every role of a program is a thread.
+
+What is modelled: the arithmetic of blocks, dtypes and addresses in shared and global memory, TMA (bounds included),
+mbarriers with their phases and bytes, and in what order asynchronous things may happen. The order is drawn at random:
+roles are switched at every barrier, a load by TMA arrives when it likes, a store by TMA reads its source only when the
+role waits for it, a product its operands likewise. So a buffer that is used too early or given back too soon gives
+wrong numbers, and a barrier too few a deadlock.
+
+What is not: threads and layouts within a role (a role is one thread here), inline assembly, what Triton and ptxas make
+of it all. That takes a GPU.
+"""
+
+from __future__ import annotations
+
+import builtins
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+import tflabench.kernels.hopper as hopper
+
+SOURCES = ("walk", "pair", "packed", "segments")
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+class Deadlock(Exception):
+    pass
+
+
+class Aborted(Exception):
+    """Raised in the roles that are left when one has failed."""
+
+
+class Int(int):
+    """An int that can be asked to be of another dtype, as the scalars of a kernel."""
+
+    def to(self, _dtype: torch.dtype) -> Int:
+        return self
+
+
+def _wrapped(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+
+    def method(*args: Any) -> Any:
+        found = plain(*args)
+        return Int(found) if type(found) is int else found
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    setattr(Int, f"__{_name}__", _wrapped(f"__{_name}__"))
+    setattr(Int, f"__r{_name}__", _wrapped(f"__r{_name}__"))
+setattr(Int, "__neg__", _wrapped("__neg__"))  # noqa: B010
+
+
+class Layout:
+    """Any layout: what a role has in registers is whole here, whichever thread has it."""
+
+    version, warps_per_cta = [3, 0], [4, 1]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    @classmethod
+    def get_default_for(cls, *_args: Any) -> Layout:
+        return cls()
+
+
+class Swizzled(Layout):
+    """A layout that products take: 64 columns of 16 bits side by side, then the next 64."""
+
+
+class Value(Tensor):
+    """What is in registers."""
+
+    @property
+    def type(self) -> Any:
+        return SimpleNamespace(layout=Layout())
+
+    def split(self) -> tuple[Tensor, Tensor]:
+        return self[..., 0], self[..., 1]
+
+
+def value(x: Any, dtype: torch.dtype | None = None) -> Value:
+    return torch.as_tensor(x, dtype=dtype).as_subclass(Value)
+
+
+class Pointer:
+    def __init__(self, data: Tensor, offset: Any = 0) -> None:
+        self.data, self.offset = data, offset
+
+    def __add__(self, by: Any) -> Pointer:
+        return Pointer(self.data, self.offset + by)
+
+    def __sub__(self, by: Any) -> Pointer:
+        return Pointer(self.data, self.offset - by)
+
+
+class Shared:
+    """A view of shared memory: where the elements of a tensor are, counted in such elements."""
+
+    def __init__(self, memory: Tensor, dtype: torch.dtype, places: Tensor) -> None:
+        self.memory, self.dtype, self.places = memory, dtype, places
+
+    @classmethod
+    def allocate(cls, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+        places = order(shape, dtype, layout)
+        memory = torch.full((places.numel(),), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
+        return cls(memory.view(torch.uint8), dtype, places)
+
+    @property
+    def elements(self) -> Tensor:
+        return self.memory.view(self.dtype)
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.places.shape)
+
+    def index(self, i: int) -> Shared:
+        assert 0 <= int(i) < self.places.shape[0], f"slot {i} of {self.places.shape[0]}"
+        return Shared(self.memory, self.dtype, self.places[int(i)])
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.memory, self.dtype, self.places.reshape(tuple(shape)))
+
+    def permute(self, axes: Sequence[int]) -> Shared:
+        return Shared(self.memory, self.dtype, self.places.permute(tuple(axes)))
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.memory, self.dtype, self.places.narrow(dim, int(start), length))
+
+    def load(self, _layout: Any = None) -> Value:
+        return self.elements[self.places].as_subclass(Value)
+
+    def store(self, x: Tensor) -> None:
+        assert x.dtype == self.dtype, (x.dtype, self.dtype)
+        assert list(x.shape) == self.shape, (x.shape, self.shape)
+        self.elements[self.places] = x.as_subclass(Tensor)
+
+
+def order(shape: Sequence[int], dtype: torch.dtype, layout: Any) -> Tensor:
+    """Where the elements of an allocation lie."""
+    shape = tuple(map(int, shape))
+    places = torch.arange(torch.Size(shape).numel())
+    if isinstance(layout, Swizzled) and dtype in SIXTEEN_BITS and shape[-1] > 64:
+        *lead, rows, columns = shape
+        return places.view(*lead, columns // 64, rows, 64).transpose(-2, -3).reshape(shape)
+    return places.view(shape)
+
+
+class Product:
+    """One that runs: nothing may touch its accumulators until it has been waited for."""
+
+    def __init__(self, a: Any, b: Shared, accumulators: Any, use_acc: bool) -> None:
+        self.a, self.b, self.accumulators, self.use_acc = a, b, accumulators, use_acc
+        self.found: Value | None = None
+
+    @property
+    def type(self) -> Any:
+        return SimpleNamespace(layout=Layout())
+
+    def finish(self) -> Value:
+        if self.found is None:
+            a, b = (x.load() if isinstance(x, Shared) else x for x in (self.a, self.b))
+            assert a.dtype == b.dtype, (a.dtype, b.dtype)
+            assert a.dtype in SIXTEEN_BITS, a.dtype
+            found = a.float() @ b.float()
+            if self.use_acc:
+                before = self.accumulators
+                found = found + (before.finish() if isinstance(before, Product) else before)
+            self.found = value(found)
+        return self.found
+
+
+class Role(threading.Thread):
+    def __init__(self, program: Program, function: Callable[..., None], args: Sequence[Any]) -> None:
+        super().__init__(daemon=True)
+        self.program, self.function, self.args = program, function, args
+        self.turn = threading.Semaphore(0)
+        self.can_go: Callable[[], bool] = lambda: True
+        self.products: list[Product] = []
+        self.stores: list[Callable[[], None]] = []
+        self.finished = False
+
+    def run(self) -> None:
+        self.turn.acquire()
+        try:
+            self.function(*self.args)
+            assert not [product for product in self.products if product.found is None], "products not waited for"
+            self.finish_stores(0)
+        except Aborted:
+            pass
+        except BaseException as error:  # to be raised where the kernel was called
+            self.program.failure = error
+        self.finished = True
+        self.program.turn.release()
+
+    def pause(self, can_go: Callable[[], bool] = lambda: True) -> None:
+        self.can_go = can_go
+        self.program.turn.release()
+        self.turn.acquire()
+        if self.program.failure is not None:
+            raise Aborted
+
+    def finish_stores(self, pending: int) -> None:
+        while len(self.stores) > pending:
+            self.stores.pop(0)()
+
+
+class Program:
+    """One of a grid: its barriers, what of TMA is on its way, and its roles, of which one runs at a time."""
+
+    def __init__(self, number: int, count: int, choice: random.Random) -> None:
+        self.number, self.count, self.choice = number, count, choice
+        self.barriers: dict[tuple[int, int], SimpleNamespace] = {}
+        self.kept: list[Any] = []
+        self.loads: list[Callable[[], None]] = []
+        self.turn = threading.Semaphore(0)
+        self.failure: BaseException | None = None
+        self.roles: list[Role] = []
+
+    @staticmethod
+    def key(memory: Shared) -> tuple[int, int]:
+        assert memory.places.numel() == 1, "one barrier at a time"
+        return id(memory.memory), int(memory.places.reshape(-1)[0])
+
+    def barrier(self, memory: Shared) -> SimpleNamespace:
+        return self.barriers[self.key(memory)]
+
+    def run(self, roles: Sequence[tuple[Callable[..., None], Sequence[Any]]]) -> None:
+        self.roles = [Role(self, function, args) for function, args in roles]
+        for role in self.roles:
+            role.start()
+        while left := [role for role in self.roles if not role.finished]:
+            if self.failure is None and self.loads and self.choice.random() < 0.5:
+                self.loads.pop(self.choice.randrange(len(self.loads)))()
+            able = [role for role in left if self.failure is not None or role.can_go()]
+            if able:
+                role = self.choice.choice(able)
+                role.turn.release()
+                self.turn.acquire()
+            elif self.loads:
+                self.loads.pop(0)()
+            else:
+                self.failure = Deadlock(f"{len(left)} of {len(self.roles)} roles wait for one another")
+        if self.failure is not None:
+            raise self.failure
+
+
+class Kernel:
+    """Called as a Gluon kernel is: kernel[grid](*args, **constants)."""
+
+    def __init__(self, function: Callable[..., None], machine: Machine) -> None:
+        self.function, self.machine = function, machine
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def run(*args: Any, num_warps: int, maxnreg: int, launch_pdl: bool, **constants: Any) -> None:
+            del num_warps, maxnreg, launch_pdl
+            for number in range(grid[0]):
+                self.machine.program = Program(number, grid[0], self.machine.choice)
+                self.function(*map(argument, args), **constants)
+
+        return run
+
+
+def argument(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return Pointer(x.view(-1))
+    if isinstance(x, int):
+        return Int(x)
+    if isinstance(x, TensorDescriptor):
+        tensor = x.base.as_strided(tuple(x.shape), tuple(x.strides))
+        return SimpleNamespace(tensor=tensor, block=tuple(x.block_shape), dtype=tensor.dtype, layout=Swizzled())
+    return x
+
+
+def cut_out(desc: Any, coordinates: Sequence[int]) -> tuple[Tensor, tuple[slice, ...]]:
+    """What of a block lies within the tensor, and where of the block that is."""
+    inside, kept = [], []
+    for at, length, size in zip(map(int, coordinates), desc.block, desc.tensor.shape, strict=True):
+        n = max(0, min(length, size - at))
+        inside.append(slice(at, at + n) if n else slice(0, 0))
+        kept.append(slice(0, n))
+    return desc.tensor[tuple(inside)], tuple(kept)
+
+
+class Machine:
+    """The kernels of `SOURCES` by name, and how they run.
+
+    Args:
+        seed: of the order in which things happen; the same one gives the same order.
+        newer: as on a Triton of which compat.py says HOISTS.
+        edit: (source, text) -> text, to try what a mistake does.
+    """
+
+    def __init__(self, seed: int = 0, newer: bool = True, edit: Callable[[str, str], str] | None = None) -> None:
+        self.edit = edit or (lambda _name, text: text)
+        self.choice = random.Random(seed)
+        self.program = Program(0, 1, self.choice)
+        self.modules: dict[str, Any] = {"compat": self._compat(newer)}
+        for name in SOURCES:
+            self.modules[name] = self._load(name)
+        self.kernels = {
+            name: Kernel(getattr(self.modules[module], name), self)
+            for module, name in zip(SOURCES, ("walk", "pair", "walk_heads", "accumulate"), strict=True)
+        }
+
+    # --- what a source sees -------------------------------------------------------------------------------------------
+
+    def _load(self, name: str) -> Any:
+        path = Path(hopper.__file__).with_name(f"{name}.py")
+        known = {
+            "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=lambda f: f),
+            "triton.language": SimpleNamespace(language=SimpleNamespace(constexpr=None)),  # of `carry`, which is Triton
+            "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=self._jit)),
+            "triton.experimental.gluon": SimpleNamespace(language=self._language()),
+            "triton.experimental.gluon.language.nvidia.hopper": self._hopper(),
+        }
+
+        def importer(module: str, _globals: Any = None, _locals: Any = None, names: Any = (), level: int = 0) -> Any:
+            if module == "__future__":
+                return __import__(module, fromlist=names)
+            return (known if level == 0 else self.modules)[module]
+
+        inside = vars(builtins) | {"__import__": importer, "range": lambda *ends: map(Int, range(*map(int, ends)))}
+        names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}
+        exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
+        found = SimpleNamespace(**names)
+        if name == "walk":  # inline assembly
+            for function in (upper, lower, nearest, rounded):
+                names[function.__name__] = function
+                setattr(found, function.__name__, function)
+        return found
+
+    @staticmethod
+    def _jit(function: Any = None, **_: Any) -> Any:
+        return function if function is not None else lambda f: f
+
+    def _language(self) -> Any:
+        return SimpleNamespace(
+            constexpr=lambda x: x,
+            static_range=lambda *ends: map(Int, range(*map(int, ends))),
+            static_assert=static_assert,
+            float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16, int32=torch.int32, int64=torch.int64,
+            program_id=lambda _axis: Int(self.program.number),
+            num_programs=lambda _axis: Int(self.program.count),
+            warp_specialize=lambda roles, _warps, _registers: self.program.run(roles),
+            allocate_shared_memory=self._allocate,
+            zeros=lambda shape, dtype, layout=None: value(torch.zeros(tuple(map(int, shape)), dtype=dtype)),
+            full=lambda shape, x, dtype, layout=None: value(torch.full(tuple(map(int, shape)), float(x), dtype=dtype)),
+            arange=lambda start, end, layout=None: value(torch.arange(int(start), int(end))),
+            where=lambda condition, a, b: torch.where(condition, a, b),
+            exp2=lambda x: torch.exp2(value(x)), log2=lambda x: torch.log2(x), abs=lambda x: torch.abs(x),
+            maximum=lambda a, b: extreme(torch.maximum, max, a, b),
+            minimum=lambda a, b: extreme(torch.minimum, min, a, b),
+            sum=lambda x, axis: torch.sum(x, dim=axis),
+            join=lambda a, b: torch.stack([a, b], -1),
+            convert_layout=lambda x, layout, assert_trivial=False: x,
+            load=load, store=store,
+            SliceLayout=Layout, BlockedLayout=Layout, NVMMADistributedLayout=Layout, DotOperandLayout=Layout,
+            SwizzledSharedLayout=Layout, SharedLinearLayout=Layout, NVMMASharedLayout=Swizzled,
+        )  # fmt: skip
+
+    def _hopper(self) -> Any:
+        return SimpleNamespace(
+            fence_async_shared=lambda: None,
+            warpgroup_mma=self._multiply,
+            tma=SimpleNamespace(store_wait=lambda pendings: self._role().finish_stores(int(pendings))),
+            mbarrier=SimpleNamespace(
+                MBarrierLayout=Layout, init=self._init, wait=self._wait, arrive=self._arrive, expect=self._expect
+            ),
+        )
+
+    def _compat(self, newer: bool) -> Any:
+        return SimpleNamespace(
+            HOISTS=newer,
+            WIDEST_OPERAND=2 if newer else 4,
+            reinterpret=reinterpret,
+            barrier=lambda: self._role().pause(),
+            wait_for_products=self._wait_for_products,
+            wait_for_kernel_before=lambda: None,
+            let_next_kernel_start=lambda: None,
+            zero_from_here=lambda _i: Int(0),
+            uniform=lambda i: i,
+            tma_load=self._tma_load,
+            tma_store=lambda desc, at, source: self._tma_store(desc, at, source, add=False),
+            tma_add=lambda desc, at, source: self._tma_store(desc, at, source, add=True),
+        )
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _role() -> Role:
+        role = threading.current_thread()
+        assert isinstance(role, Role)
+        return role
+
+    def _allocate(self, dtype: torch.dtype, shape: Sequence[int], layout: Any, initial: Any = None) -> Shared:
+        del initial
+        made = Shared.allocate(dtype, shape, layout)
+        self.program.kept.append(made.memory)  # so that no other takes its id
+        return made
+
+    def _init(self, memory: Shared, count: int) -> None:
+        self.program.barriers[self.program.key(memory)] = SimpleNamespace(
+            count=int(count), missing=int(count), bytes=0, phase=0
+        )
+
+    @staticmethod
+    def _completed(barrier: SimpleNamespace) -> None:
+        assert barrier.missing >= 0, "more arrivals than the barrier counts"
+        if barrier.missing == 0 and barrier.bytes == 0:
+            barrier.phase ^= 1
+            barrier.missing = barrier.count
+
+    def _wait(self, memory: Shared, phase: int) -> None:
+        barrier = self.program.barrier(memory)
+        self._role().pause(lambda: barrier.phase != int(phase))
+
+    def _arrive(self, memory: Shared, count: int = 1, pred: Any = True) -> None:
+        if pred:
+            barrier = self.program.barrier(memory)
+            barrier.missing -= int(count)
+            self._completed(barrier)
+        self._role().pause()
+
+    def _expect(self, memory: Shared, count: int) -> None:
+        barrier = self.program.barrier(memory)
+        barrier.bytes += int(count)
+        barrier.missing -= 1
+        self._completed(barrier)
+
+    def _tma_load(self, desc: Any, at: Sequence[int], memory: Shared, target: Shared) -> None:
+        barrier = self.program.barrier(memory)
+        found, kept = cut_out(desc, at)
+
+        def arrive() -> None:
+            block = torch.zeros(desc.block, dtype=desc.dtype)
+            block[kept] = found
+            target.store(block.reshape(target.shape))
+            barrier.bytes -= block.numel() * block.element_size()
+            self._completed(barrier)
+
+        self.program.loads.append(arrive)
+
+    def _tma_store(self, desc: Any, at: Sequence[int], source: Shared, add: bool) -> None:
+        target, kept = cut_out(desc, at)
+
+        def leave() -> None:
+            block = source.load().as_subclass(Tensor).reshape(desc.block)[kept]
+            target.copy_(target + block if add else block)
+
+        self._role().stores.append(leave)
+
+    def _multiply(self, a: Any, b: Shared, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Product:
+        assert is_async
+        product = Product(a, b, acc, bool(use_acc))
+        self._role().products.append(product)
+        return product
+
+    def _wait_for_products(self, num_outstanding: int, deps: Sequence[Any]) -> Any:
+        role = self._role()
+        role.pause()
+        done = len(role.products) - int(num_outstanding)
+        for product in role.products[: max(done, 0)]:
+            product.finish()
+        role.products = role.products[max(done, 0) :]
+        found = tuple(x.found if isinstance(x, Product) and x.found is not None else x for x in deps)
+        return found[0] if len(found) == 1 else found
+
+
+def static_assert(condition: bool, message: str = "") -> None:
+    assert condition, message
+
+
+def reinterpret(memory: Shared, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+    start = int(memory.places.min()) * memory.dtype.itemsize
+    places = order(shape, dtype, layout)
+    assert start % dtype.itemsize == 0
+    assert start + places.numel() * dtype.itemsize <= memory.memory.numel(), "beyond the allocation"
+    return Shared(memory.memory, dtype, places + start // dtype.itemsize)
+
+
+def extreme(of_tensors: Any, of_ints: Any, a: Any, b: Any) -> Any:
+    return Int(of_ints(a, b)) if isinstance(a, int) and isinstance(b, int) else of_tensors(value(a), value(b))
+
+
+def load(pointer: Pointer, mask: Any = None, other: Any = None) -> Value:
+    at = torch.as_tensor(pointer.offset)
+    if mask is None:
+        return pointer.data[at].as_subclass(Value)
+    at, mask = torch.broadcast_tensors(at.as_subclass(Tensor), torch.as_tensor(mask).as_subclass(Tensor))
+    found = pointer.data[torch.where(mask, at, 0)]
+    return torch.where(mask, found, torch.as_tensor(other, dtype=found.dtype)).as_subclass(Value)
+
+
+def store(pointer: Pointer, x: Any, mask: Any = True) -> None:
+    at, x, mask = torch.broadcast_tensors(
+        torch.as_tensor(pointer.offset).as_subclass(Tensor),
+        torch.as_tensor(x).as_subclass(Tensor),
+        torch.as_tensor(mask).as_subclass(Tensor),
+    )
+    assert x.dtype == pointer.data.dtype, (x.dtype, pointer.data.dtype)
+    pointer.data[at[mask]] = x[mask]
+
+
+def upper(x: Tensor, dtype: torch.dtype) -> Value:
+    x = x.as_subclass(Tensor)
+    if dtype == torch.bfloat16:
+        return value((x.view(torch.int32) & -65536).view(torch.float32).to(dtype))
+    near = x.to(dtype)
+    return value(torch.where(near.float().abs() > x.abs(), near.nextafter(torch.zeros_like(near)), near))
+
+
+def lower(x: Tensor, dtype: torch.dtype) -> Value:
+    return value((x - upper(x, dtype).float()).to(dtype))
+
+
+def nearest(x: Tensor, dtype: torch.dtype) -> Value:
+    return value(x.to(dtype))
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Value:
+    return value(x.to(dtype).float())
