@@ -15,7 +15,7 @@ from __future__ import annotations
 import builtins
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +61,10 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshif
 setattr(Int, "__neg__", _wrapped("__neg__"))  # noqa: B010
 
 
+def counted(*ends: int) -> Iterator[Int]:
+    return map(Int, range(*map(int, ends)))
+
+
 class Layout:
     """Any layout: what a role has in registers is whole here, whichever thread has it."""
 
@@ -79,7 +83,9 @@ class Swizzled(Layout):
 
 
 class Value(Tensor):
-    """What is in registers."""
+    """What is in registers. Like all values of a kernel it never changes: x += y is another x."""
+
+    __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__
 
     @property
     def type(self) -> Any:
@@ -297,7 +303,7 @@ class Machine:
 
     Args:
         seed: of the order in which things happen; the same one gives the same order.
-        newer: as on a Triton of which compat.py says HOISTS.
+        newer: with the operands that compat.py gives Triton 3.7 and later.
         edit: (source, text) -> text, to try what a mistake does.
     """
 
@@ -330,7 +336,7 @@ class Machine:
                 return __import__(module, fromlist=names)
             return (known if level == 0 else self.modules)[module]
 
-        inside = vars(builtins) | {"__import__": importer, "range": lambda *ends: map(Int, range(*map(int, ends)))}
+        inside = vars(builtins) | {"__import__": importer, "range": counted}
         names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}
         exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
         found = SimpleNamespace(**names)
@@ -347,7 +353,7 @@ class Machine:
     def _language(self) -> Any:
         return SimpleNamespace(
             constexpr=lambda x: x,
-            static_range=lambda *ends: map(Int, range(*map(int, ends))),
+            static_range=counted,
             static_assert=static_assert,
             float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16, int32=torch.int32, int64=torch.int64,
             program_id=lambda _axis: Int(self.program.number),
@@ -381,7 +387,6 @@ class Machine:
 
     def _compat(self, newer: bool) -> Any:
         return SimpleNamespace(
-            HOISTS=newer,
             WIDEST_OPERAND=2 if newer else 4,
             reinterpret=reinterpret,
             barrier=lambda: self._role().pause(),
@@ -389,6 +394,7 @@ class Machine:
             wait_for_kernel_before=lambda: None,
             let_next_kernel_start=lambda: None,
             zero_from_here=lambda _i: Int(0),
+            zero_in_round=lambda _j: Int(0),
             uniform=lambda i: i,
             tma_load=self._tma_load,
             tma_store=lambda desc, at, source: self._tma_store(desc, at, source, add=False),

@@ -51,7 +51,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import (
-    HOISTS,
     WIDEST_OPERAND,
     barrier,
     let_next_kernel_start,
@@ -63,6 +62,7 @@ from .compat import (
     wait_for_kernel_before,
     wait_for_products,
     zero_from_here,
+    zero_in_round,
 )
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
@@ -324,7 +324,7 @@ def score(
                 d_buf.index(b).store(gl.sum(p, axis=1))
                 if LATE:
                     hand_over(p.to(dtype), p_buf, p_full, b)
-                zero = 0 if HOISTS else j >> 30  # keeps addresses out of registers
+                zero = zero_in_round(j)
                 add_up(s + zero, zero, odd, u_spans, w_spans, norm, WB)
                 odd ^= 1
                 if not LATE:
