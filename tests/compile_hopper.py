@@ -99,7 +99,7 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
 
 
 def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
-    flags = {"FIRST": False, "LAST": False, "SKIP": False, **branches}
+    flags = {"SUMS": False, "FIRST": False, "LAST": False, "SKIP": False, **branches}
     return {**asdict(PairShape.of(d_hv)), "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
 
 
@@ -134,16 +134,18 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         walks[f"{name} of shared heads and a skip connection"] = shared | {"DIAGONAL" if name == "dq" else "SKIP": True}
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk.walk, constants, 128) for name, constants in walks.items()}
-    if takes_pair(d_qk, d_hv):
-        pairs = {
-            "dk and dv": pair_constants(d_qk, d_hv),
-            "dk and dv with the state before": pair_constants(d_qk, d_hv, LAST=True),
-            "dk and dv of segments": pair_constants(d_qk, d_hv, FIRST=True),
-            "dk and dv of float16": pair_constants(d_qk, d_hv),
-        }
-        shared = pair_constants(d_qk, d_hv, SKIP=True)
-        del shared["sharing"]
-        pairs["dk and dv of shared heads and a skip connection"] = shared
+    if takes_pair(d_qk, d_hv, sums=False):
+        pairs = {}
+        for sums in (True, False):
+            made = {
+                "dk and dv": pair_constants(d_qk, d_hv, SUMS=sums),
+                "dk and dv with the state before": pair_constants(d_qk, d_hv, SUMS=sums, LAST=True),
+                "dk and dv of segments": pair_constants(d_qk, d_hv, SUMS=sums, FIRST=True),
+                "dk and dv of float16": pair_constants(d_qk, d_hv, SUMS=sums),
+                "dk and dv of shared heads and a skip connection": pair_constants(d_qk, d_hv, SUMS=sums, SKIP=True),
+            }
+            del made["dk and dv of shared heads and a skip connection"]["sharing"]
+            pairs |= {name + " without row sums" * (not sums): constants for name, constants in made.items()}
         found |= {name: (pair.pair, constants, 128) for name, constants in pairs.items()}
     for reverse in (False, True):
         constants = {

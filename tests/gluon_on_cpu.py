@@ -341,7 +341,7 @@ class Machine:
         exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
         found = SimpleNamespace(**names)
         if name == "walk":  # inline assembly
-            for function in (upper, lower, nearest, rounded):
+            for function in (upper, lower, nearest, remainder, rounded):
                 names[function.__name__] = function
                 setattr(found, function.__name__, function)
         return found
@@ -528,6 +528,10 @@ def upper(x: Tensor, dtype: torch.dtype) -> Value:
 
 def lower(x: Tensor, dtype: torch.dtype) -> Value:
     return value((x - upper(x, dtype).float()).to(dtype))
+
+
+def remainder(x: Tensor, dtype: torch.dtype) -> Value:
+    return value((x - x.to(dtype).float()).to(dtype))
 
 
 def nearest(x: Tensor, dtype: torch.dtype) -> Value:

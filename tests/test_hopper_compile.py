@@ -34,7 +34,8 @@ OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 SHARED_BYTES = 232_448
 SPILLED_BYTES = 256  # stores and loads, outside the loops over tiles but for a few in the normalised h of 256/512
 SPILLED_BYTES_NEWER = {"128/256": 160, "256/512": 320, "64/64": 128}  # on Triton 3.9
-SPILLED_BYTES_OF_PAIR = 16  # where 0 is what there is: its roles fill their registers, and a few in a loop cost much
+# Its roles fill their registers, and a few in a loop cost much: without row sums there is 0, with them 32 to 48.
+SPILLED_BYTES_OF_PAIR, SPILLED_BYTES_OF_PAIR_WITH_SUMS = 16, 48
 GATES = {
     "exp": MLSTM_EXP,
     "sig": MLSTM_SIG,
@@ -135,12 +136,13 @@ def emulate_walk(
 
 def emulate_pair(
     q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Any, cut: Segments, *,
-    first: Tensor | None = None, last: Tensor | None = None, skip: Tensor | None = None,
+    first: Tensor | None = None, last: Tensor | None = None, skip: Tensor | None = None, sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    start((q, k, v, dh, *exponents, first, skip), (dk, dv, last), independent=True)
+    start((q, k, v, dh, *exponents, first, skip), (dk, dv, last, sums), independent=True)
     H, T = dv.shape[1:3]
     Q, K, V, dH = (tiles_of(reference.shared(y, H)) for y in (q, k, v, dh))
     dK, dV = torch.full_like(K, torch.nan), torch.full_like(V, torch.nan)
+    through = torch.zeros_like(K[..., 0])
     x, y = (e.double().unflatten(2, (-1, TILE)) for e in exponents[:2])
     keep = torch.ones(TILE, TILE, dtype=torch.bool).triu()  # [j, i]
     for segment in range(cut.count):
@@ -154,13 +156,17 @@ def emulate_pair(
             P, dP = K[:, :, t] @ Q[:, :, t].mT * D, V[:, :, t] @ dH[:, :, t].mT * D
             if skip is not None:
                 P = P + skip.double()[:, None, None] * torch.eye(TILE)
-            dK[:, :, t] = dP @ Q[:, :, t] + r * (V[:, :, t] @ dC.mT)
+            from_state = r * (V[:, :, t] @ dC.mT)
+            dK[:, :, t] = dP @ Q[:, :, t] + from_state
+            through[:, :, t] = (K[:, :, t] * from_state).sum(-1)
             dV[:, :, t] = P @ dH[:, :, t] + (r * K[:, :, t]) @ dC
             dC = g[..., None].exp2() * dC + (x[:, :, t].exp2()[..., None] * Q[:, :, t]).mT @ dH[:, :, t]
         if last is not None:
             last.copy_(dC.reshape(last.shape))
     for kept, found in ((dk, dK), (dv, dV)):
         kept.copy_(found.flatten(2, 3)[:, :, :T])
+    if sums is not None:
+        sums[0] = through.flatten(2)[:, :, :T]
 
 
 def emulate_segments(
@@ -306,7 +312,10 @@ MAIN = ":h;h normalised;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
     scope="module",
     params=[
         ("oldest", ["128/256", "256/512" + MAIN, "64/64" + TOGETHER]),
-        ("installed", ["128/256" + MAIN + ";dk and dv", "256/512" + MAIN, "64/64" + TOGETHER]),
+        (
+            "installed",
+            ["128/256" + MAIN + ";dk and dv;dk and dv without row sums", "256/512" + MAIN, "64/64" + TOGETHER],
+        ),
     ],
     ids=lambda param: param[0],
 )
@@ -335,7 +344,8 @@ def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:
         assert kernel["shared_bytes"] <= SHARED_BYTES, kernel
         spilled_bytes = SPILLED_BYTES if oldest else SPILLED_BYTES_NEWER[kernel["kernel"].split()[0]]
         if oldest and "dk and dv" in kernel["kernel"]:
-            spilled_bytes = SPILLED_BYTES_OF_PAIR
+            without = "without row sums" in kernel["kernel"]
+            spilled_bytes = SPILLED_BYTES_OF_PAIR if without else SPILLED_BYTES_OF_PAIR_WITH_SUMS
         assert kernel["spilled_bytes"] <= spilled_bytes, kernel
 
 

@@ -77,8 +77,9 @@ def backward(
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
     dq = sum_shared(-dq if scale < 0 else dq, given[0])
     dk, dv = _output(k, H // together), _output(v, H)
-    if kdk is None and together == 1 and takes_pair(q.shape[-1], v.shape[-1]):
-        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=D)
+    if together == 1 and takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
+        sums = kdk.every if kdk else None
+        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=D, sums=sums)
     else:
         launch_walk(
             v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums

@@ -11,13 +11,14 @@ and dC the gradient of the state after the tile:
 The two walks of walk.py that give these need all four inputs but one, and the same dC: here each input is read once.
 
 Roles in a program (8 + 4 + 1 warps, connected by mbarriers):
-    state              carries dC as float32 accumulators, leaves copies of it for `value`, 64 columns at a time, and
-                       writes dk; one role, for instructions of two copies would not fit the cache
-    value              computes P, r K and dP of a tile, then dv, 64 columns at a time behind the copies
+    state              carries dC as float32 accumulators, leaves copies of it for `value`, 64 columns at a time, makes
+                       r K, and writes dk; one role, for instructions of two copies would not fit the cache
+    value              computes P and dP of a tile, then dv, 64 columns at a time behind the copies
     produce            one warp that fetches tiles of Q, K, dH and blocks of V by TMA into rings
 
-There are no row sums for gate gradients: with them (copies of dC with twice the bits, V . (dC^T (r K)) in `value`) it
-was slower than two walks (MEASURED.md).
+Row sums (SUMS) of k * dk as far as dk comes through dC are exact in the sense of walk.py: r K is rounded as the walk
+for dq rounds it for its state, and dC V is a product with twice the bits of dC, `nearest` and `remainder`. They are
+made in `state`, as the walk for dk makes them; `value` only adds up over its warps. dv has dC rounded.
 
 Shared memory holds tiles to come instead of outputs: dk is written over the Q of its tile, dv over V and r K over K.
 """
@@ -45,7 +46,9 @@ from .walk import (
     nearest,
     nth_tile,
     place_of,
+    remainder,
     state_pointers,
+    store_dots,
 )
 
 
@@ -87,6 +90,13 @@ def vector(buffer, i, layout: gl.constexpr):
 
 
 @gluon.jit
+def whole(buffer, STAGES: gl.constexpr):
+    """Q or K, two blocks side by side, as one operand a stage."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], buffer.dtype)
+    return reinterpret(buffer, buffer.dtype, [STAGES, 64, 128], layout)
+
+
+@gluon.jit
 def weighted(scores, x_buf, y_buf, s, layout: gl.constexpr):
     """Scores [j, i] times D."""
     j_l: gl.constexpr = gl.SliceLayout(1, layout)
@@ -98,21 +108,25 @@ def weighted(scores, x_buf, y_buf, s, layout: gl.constexpr):
 
 @gluon.jit
 def value(
-    dv_desc, g_ptr, skip_ptr,
-    buffers, copies, dp_buf, p_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
-    items, geometry,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SKIP: gl.constexpr,
+    dv_desc, g_ptr, skip_ptr, through_ptr,
+    buffers, copies, dp_buf, p_buf, dots_buf, factors, ready, free, between,
+    items, geometry, steps,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SUMS: gl.constexpr,
+    SKIP: gl.constexpr,
 ):  # fmt: skip
     j_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows: gl.constexpr = gl.SliceLayout(1, j_l)
-    k_l: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     dtype: gl.constexpr = dp_buf.dtype
     q_buf, k_buf, v_buf, h_buf, x_buf, y_buf = buffers
     r_buf, s_buf, decay_buf = factors
     tile_ready, v_ready = ready
     tile_free, v_free = free
+    copy_full, copy_free, dp_full, dp_free, k_read, rk_full = between
     _heads, tiles, _segment_tiles, _segments = geometry
+    q_rows, k_rows = whole(q_buf, STAGES), whole(k_buf, STAGES)
+    t_tile = gl.arange(0, 64, layout=t_l)
+    before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
@@ -125,22 +139,20 @@ def value(
             tile = nth_tile(first, t, n, True)
             g = g_next
             g_next = gl.load(g_ptr + row * tiles + gl.maximum(tile - 1, 0))
+            r_buf.index(s).store(gl.exp2(vector(y_buf, s, t_l) + g))
+            s_buf.index(s).store(gl.exp2(vector(x_buf, s, t_l)))
+            decay_buf.index(s).store(gl.full([128], gl.exp2(g), gl.float32, layout=t_l))
             p = gl.zeros([64, 64], gl.float32, layout=j_l)  # [j, i], as dP
-            for c in gl.static_range(2):
-                qT = block(q_buf, s * 2 + c).permute((1, 0))
-                p = warpgroup_mma(block(k_buf, s * 2 + c), qT, p, use_acc=(c > 0), is_async=True)
+            p = warpgroup_mma(k_rows.index(s), q_rows.index(s).permute((1, 0)), p, use_acc=False, is_async=True)
             p = wait_for_products(0, deps=(p,))
+            barrier()  # every warp's product has read K, and the factors are there
+            mbarrier.arrive(k_read.index(0), count=1)
             p = weighted(p, x_buf, y_buf, s, j_l)
             if SKIP:
                 diagonal = gl.arange(0, 64, layout=rows)[:, None] + (i >> 30)  # 0: not kept in registers
                 diagonal = diagonal == gl.arange(0, 64, layout=gl.SliceLayout(0, j_l))[None, :]
                 p = gl.where(diagonal, p + skip_weight, p)
             p_buf.index(0).store(nearest(p, dtype))
-            barrier()  # every warp's product has read K
-            r = gl.exp2(vector(y_buf, s, gl.SliceLayout(1, k_l)) + g)
-            for c in gl.static_range(2):
-                k = block(k_buf, s * 2 + c)
-                k.store((k.load(k_l).to(gl.float32) * r[:, None]).to(dtype))
             for c in gl.static_range(WB):
                 v = i * WB + c
                 mbarrier.wait(v_ready.index(v % SLOTS), (v // SLOTS) & 1)
@@ -152,59 +164,60 @@ def value(
             dp = nearest(weighted(dp, x_buf, y_buf, s, j_l), dtype)
             mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)
             dp_buf.index(0).store(dp)
-            r_buf.index(0).store(gl.exp2(vector(y_buf, s, t_l) + g))
-            s_buf.index(0).store(gl.exp2(vector(x_buf, s, t_l)))
-            decay_buf.index(0).store(gl.full([128], gl.exp2(g), gl.float32, layout=t_l))
+            if SUMS:  # of the tile before
+                store_dots(dots_buf, through_ptr + before, left_before, t_tile, t_l)
+                before = row.to(gl.int64) * steps + tile * 64
+                left_before = steps - tile * 64
             fence_async_shared()
             barrier()
             mbarrier.arrive(dp_full.index(0), count=1)  # Q has been read as well, and may become dk
+            mbarrier.wait(rk_full.index(0), i & 1)
             for c in range(WB):
                 v = i * WB + c
                 none = (3 * v) >> 30  # 0, and not the same in every round as v >> 30 would be
                 b = v % COPIES + none
-                mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)
                 dv = gl.zeros([64, 64], gl.float32, layout=j_l)
-                for half in gl.static_range(2):
-                    k = block(k_buf, s * 2 + half + none)
-                    dv = warpgroup_mma(k, block(copies, b * 2 + half), dv, use_acc=(half > 0), is_async=True)
-                dv = wait_for_products(0, deps=(dv,))
-                tma.store_wait(pendings=0)
-                barrier()
-                mbarrier.arrive(copy_free.index(b), count=1)
-                mbarrier.arrive(v_free.index((v + SLOTS - 1) % SLOTS), count=1, pred=v > 0)  # dv there has left
-                dv = warpgroup_mma(p_buf.index(none), block(h_buf, s * WB + c), dv, is_async=True)
+                dv = warpgroup_mma(p_buf.index(none), block(h_buf, s * WB + c), dv, use_acc=False, is_async=True)
+                mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)
+                dv = warpgroup_mma(k_rows.index(s + none), copies.index(b), dv, is_async=True)
                 dv = wait_for_products(0, deps=(dv,))
                 out = v_buf.index(v % SLOTS)  # the copies are there, hence dC V^T is done
                 out.reshape([64, 64]).store(dv.to(dtype))
                 fence_async_shared()
+                tma.store_wait(pendings=0)
                 barrier()
+                mbarrier.arrive(copy_free.index(b), count=1)
+                mbarrier.arrive(v_free.index((v + SLOTS - 1) % SLOTS), count=1, pred=v > 0)  # dv there has left
                 tma_store(dv_desc, [batch, head, tile * 64, 64 * c], out)
             mbarrier.arrive(tile_free.index(s), count=1)
             i += 1
+    if SUMS:
+        mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)
+        store_dots(dots_buf, through_ptr + before, left_before, t_tile, t_l)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit
 def state(
     dk_desc, first_ptr, last_ptr,
-    buffers, copies, dp_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
+    buffers, copies, dp_buf, dots_buf, factors, ready, free, between,
     items, geometry,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SUMS: gl.constexpr,
     FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     j_l: gl.constexpr = gl.SliceLayout(0, s_l)
+    half_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 32, 16])
     dtype: gl.constexpr = dp_buf.dtype
-    q_buf, _k_buf, v_buf, h_buf, _x_buf, _y_buf = buffers
+    q_buf, k_buf, v_buf, h_buf, _x_buf, _y_buf = buffers
     r_buf, s_buf, decay_buf = factors
     tile_ready, v_ready = ready
     tile_free, _v_free = free
-    q_rows = reinterpret(q_buf, dtype, [STAGES, 64, 128], gl.NVMMASharedLayout.get_default_for([64, 128], dtype))
+    copy_full, copy_free, dp_full, dp_free, k_read, rk_full = between
+    q_rows, k_rows = whole(q_buf, STAGES), whole(k_buf, STAGES)
     h_joined = in_spans(h_buf, dtype, STAGES, WB, accumulators(WB))
-    copy_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 64], dtype)
-    whole_copies = reinterpret(copies, dtype, [COPIES, 128, 64], copy_l)
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, _row, index, _piece = place_of(item, geometry, 1)
@@ -228,25 +241,44 @@ def state(
                 vT = block(v_buf, v % SLOTS).permute((1, 0))
                 dk = warpgroup_mma(a, vT, dk, use_acc=(c > 0), is_async=True)
                 mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)
-                whole_copies.index(b).store(copy)
+                copies.index(b).store(copy)
                 fence_async_shared()
                 if c == 0:
                     tma.store_wait(pendings=0)  # dk of the tile before has left
                 dk, a = wait_for_products(0, deps=(dk, a))
+                if SUMS:
+                    a = gl.convert_layout(remainder(dC[c], dtype), a_l)
+                    dk = warpgroup_mma(a, vT, dk, is_async=True)
+                    dk, a = wait_for_products(0, deps=(dk, a))
                 barrier()
                 mbarrier.arrive(copy_full.index(b), count=1)
                 if c == 0:
                     mbarrier.arrive(tile_free.index((i + STAGES - 1) % STAGES), count=1, pred=i > 0)
+                if c == min(COPIES, WB) - 1:  # `value` has yet to come to the copies
+                    mbarrier.wait(k_read.index(0), i & 1)
+                    kT = k_rows.index(s).permute((1, 0))
+                    for half in gl.static_range(2):  # of the steps, for want of registers
+                        k = kT.slice(32 * half, 32, dim=1)
+                        r = r_buf.index(s).slice(32 * half, 32).load(gl.SliceLayout(0, half_l))
+                        k.store(nearest(k.load(half_l).to(gl.float32) * r[None, :], dtype))
+                    fence_async_shared()
+                    barrier()
+                    mbarrier.arrive(rk_full.index(0), count=1)
             mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
             mbarrier.wait(dp_full.index(0), i & 1)
-            dk = dk * r_buf.index(0).load(j_l)[None, :]
+            if SUMS:  # with r K, rounded as the walk for dq rounds it for its state
+                x = k_rows.index(s).permute((1, 0)).load(s_l).to(gl.float32)
+                rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+                dots = reinterpret(dots_buf, gl.float32, [1, 8, 64], rows)
+                dots.index(0).store(gl.sum((x * dk).reshape([8, 16, 64]), axis=1))
+            dk = dk * r_buf.index(s).load(j_l)[None, :]
             qT = q_rows.index(s).permute((1, 0))
             dk = warpgroup_mma(qT, dp_buf.index(0).permute((1, 0)), dk, is_async=True)
-            e = decay_buf.index(0).load(gl.SliceLayout(1, s_l))[:, None]
+            e = decay_buf.index(s).load(gl.SliceLayout(1, s_l))[:, None]
             kept = ()
             for c in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                 kept += (dC[c] * e,)
-            flight, operands = advance(kept, qT, s_buf.index(0), h_joined, s, WB)
+            flight, operands = advance(kept, qT, s_buf.index(s), h_joined, s, WB)
             dk = wait_for_products(2 * accumulators(WB), deps=(dk,))  # dC is updated while dk is written
             barrier()  # dP, its factors and Q have been read
             mbarrier.arrive(dp_free.index(0), count=1)
@@ -275,12 +307,12 @@ def barriers(N: gl.constexpr, COUNT: gl.constexpr):
 
 
 # See walk.walk. One segment: its length would be worked out before the roles begin, and lie on the stack for them.
-@gluon.jit(do_not_specialize=["tiles", "segment_tiles", "segments"])
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "segments"])
 def pair(
-    q_desc, k_desc, v_desc, h_desc, dk_desc, dv_desc, x_desc, y_desc, g_ptr, first_ptr, last_ptr, skip_ptr,
-    items, heads, sharing, tiles, segment_tiles, segments,
+    q_desc, k_desc, v_desc, h_desc, dk_desc, dv_desc, x_desc, y_desc, g_ptr, first_ptr, last_ptr, skip_ptr, through_ptr,
+    items, heads, sharing, steps, tiles, segment_tiles, segments,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr,
-    WB: gl.constexpr, STATE_REGISTERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    WB: gl.constexpr, STATE_REGISTERS: gl.constexpr, SUMS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     SKIP: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, segments of a (batch, head) row, one after the other; Z_DIM <= 128, W_DIM <= 256.
@@ -295,32 +327,35 @@ def pair(
     k_buf = gl.allocate_shared_memory(dtype, [STAGES * 2, 1, 1, 64, 64], q_desc.layout)
     h_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], q_desc.layout)
     v_buf = gl.allocate_shared_memory(dtype, [SLOTS, 1, 1, 64, 64], q_desc.layout)
-    copies = gl.allocate_shared_memory(dtype, [COPIES * 2, 64, 64], tile_l)
+    copy_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 64], dtype)
+    copies = gl.allocate_shared_memory(dtype, [COPIES, 128, 64], copy_l)
     dp_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], tile_l)
     p_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], tile_l)
-    r_buf = gl.allocate_shared_memory(gl.float32, [1, 64], flat)
-    s_buf = gl.allocate_shared_memory(gl.float32, [1, 64], flat)
-    decay_buf = gl.allocate_shared_memory(gl.float32, [1, 128], flat)
+    r_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
+    s_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 64], flat)
+    decay_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 128], flat)
+    dots_buf = r_buf
+    if SUMS:
+        dots_buf = gl.allocate_shared_memory(gl.float32, [8, 64], flat)
     x_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], x_desc.layout)
     y_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], x_desc.layout)
     buffers = (q_buf, k_buf, v_buf, h_buf, x_buf, y_buf)
     factors = (r_buf, s_buf, decay_buf)
     ready = (barriers(STAGES, 1), barriers(SLOTS, 1))
     free = (barriers(STAGES, 2), barriers(SLOTS, 1))
-    copy_full = barriers(COPIES, 1)
-    copy_free = barriers(COPIES, 1)
-    dp_full = barriers(1, 1)
-    dp_free = barriers(1, 1)
+    copy_full, copy_free = barriers(COPIES, 1), barriers(COPIES, 1)
+    dp_full, dp_free = barriers(1, 1), barriers(1, 1)
+    k_read, rk_full = barriers(1, 1), barriers(1, 1)
+    between = (copy_full, copy_free, dp_full, dp_free, k_read, rk_full)
     begin(True)  # dq, before it, has nothing that this reads
     gl.warp_specialize(
         [
             (state, (dk_desc, first_ptr, last_ptr,
-                     buffers, copies, dp_buf, factors, ready, free, copy_full, copy_free, dp_full, dp_free,
-                     items, geometry, Z_DIM, W_DIM, STAGES, SLOTS, COPIES, WB, FIRST, LAST)),
-            (value, (dv_desc, g_ptr, skip_ptr,
-                     buffers, copies, dp_buf, p_buf, factors, ready, free,
-                     copy_full, copy_free, dp_full, dp_free,
-                     items, geometry, STAGES, SLOTS, COPIES, WB, SKIP)),
+                     buffers, copies, dp_buf, dots_buf, factors, ready, free, between,
+                     items, geometry, Z_DIM, W_DIM, STAGES, SLOTS, COPIES, WB, SUMS, FIRST, LAST)),
+            (value, (dv_desc, g_ptr, skip_ptr, through_ptr,
+                     buffers, copies, dp_buf, p_buf, dots_buf, factors, ready, free, between,
+                     items, geometry, steps, STAGES, SLOTS, COPIES, WB, SUMS, SKIP)),
             (produce, ((q_desc, k_desc, v_desc, h_desc, x_desc, y_desc), buffers, ready, free,
                        items, geometry, sharing, STAGES, SLOTS, WB)),
         ],

@@ -321,9 +321,8 @@ def score(
                 if LATE:
                     mbarrier.wait(p_empty.index(b), turn ^ 1)
                     r_buf.index(b).store(r)
+                    hand_over(nearest(p, dtype), p_buf, p_full, b)
                 d_buf.index(b).store(gl.sum(p, axis=1))
-                if LATE:
-                    hand_over(p.to(dtype), p_buf, p_full, b)
                 zero = zero_in_round(j)
                 add_up(s + zero, zero, odd, u_spans, w_spans, norm, WB)
                 odd ^= 1
@@ -349,7 +348,7 @@ def score(
                 before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
                 left_before = steps - tile_now * 64
             if not LATE:
-                hand_over(p.to(dtype) if NORM else nearest(p, dtype), p_buf, p_full, b)
+                hand_over(nearest(p, dtype), p_buf, p_full, b)
             if SUMS and not REVERSE:  # pairs within the tile: M = P * (X Z^T), by its rows and its columns
                 xz = gl.zeros([64, 64], gl.float32, layout=p_l)
                 for c in gl.static_range(2 * ZB):
@@ -503,6 +502,18 @@ def lower(x, dtype: gl.constexpr):
     float16: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rz.f16x2.f32 two, $2, $1;
         mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
         sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""  # beyond 2 * 65504 it is infinite
+    return converted(x, dtype, bfloat16, float16)
+
+
+@gluon.jit
+def remainder(x, dtype: gl.constexpr):
+    """What `nearest` leaves of x, in dtype: of both together products have twice as many bits of x."""
+    bfloat16: gl.constexpr = """{ .reg .b32 two, a, b; .reg .f32 c, d; cvt.rn.bf16x2.f32 two, $2, $1;
+        shl.b32 a, two, 16; and.b32 b, two, 0xffff0000; mov.b32 c, a; mov.b32 d, b;
+        sub.f32 c, $1, c; sub.f32 d, $2, d; cvt.rn.bf16x2.f32 $0, d, c; }"""
+    float16: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rn.f16x2.f32 two, $2, $1;
+        mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
+        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""
     return converted(x, dtype, bfloat16, float16)
 
 

@@ -7,8 +7,8 @@ forward, Q, dH backward) computes the state that each starts from. L = T is best
 the L of so many segments that they do where not (`best_chunk_size`).
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
-state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others,
-and dk and dv are one where a program can hold the whole of dC. Heads that share q and k, with states of 64 x 64, are
+state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
+dk and dv are one where a program can hold the whole of dC. Heads that share q and k, with states of 64 x 64, are
 walked four in a program, which reads q and k once for them and writes the sum of their dq or dk; PyTorch adds up these
 parts (of other heads that share q and k: of every head).
 
@@ -121,14 +121,14 @@ class Walk:
         again = self.launches - 1  # the second launch adds to the first one's output: a read and a write
         u_w, z_x, out = (1, shared, summed) if self.of_qk else (shared, 1, 1)
         per_launch = self.rows * (z_x * (1 + self.sums) + out)
-        k_and_dv = (self.rows * shared + self.columns) * self.with_dv
+        k_and_dv = (self.rows * shared * (not self.sums) + self.columns) * self.with_dv  # K is X of row sums
         return element_bytes * (2 * self.columns * u_w + per_launch + again * (per_launch + self.rows * out) + k_and_dv)
 
     def program_bytes(self, element_bytes: int) -> float:
         """To and from a program, a step and head."""
         height, width = min(self.rows, self.block_rows), min(self.columns, WIDTH)
         u_w, z_out = (1, 1 / self.together) if self.of_qk else (1 / self.together, 1)
-        k_and_dv = (height + width) * self.with_dv
+        k_and_dv = (height * (not self.sums) + width) * self.with_dv
         return element_bytes * (2 * width * u_w + height * (2 + self.sums) * z_out + k_and_dv)
 
     @property
@@ -170,15 +170,15 @@ class Walk:
         if self.within:  # weigh, add up
             found += (1 + self.within) * TILE
         if self.with_dv:  # K: weights, conversion; dv: conversion
-            found += weights + 2 * self.block_rows + width
+            found += weights + 2 * self.block_rows * (not self.sums) + width
         if exp and self.name == "h":  # q and k: convert, multiply and add; weigh k
             found += 5 * self.columns
         return found
 
 
 def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Walk, ...]:
-    """The walks of a pass, as kernels/hopper/backward.py chooses them: h, dq, dk, dv, or "dk, dv" in one where there
-    are no row sums and a program can hold the whole of dC.
+    """The walks of a pass, as kernels/hopper/backward.py chooses them: h, dq, dk, dv, or "dk, dv" in one where a
+    program can hold the whole of dC (but for 64 x 64 with row sums).
 
     Args:
         gate_gradients: backward; without them no row sums.
@@ -195,7 +195,7 @@ def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tupl
     in_dq, in_dk = (0, 0) if not sums else (2, 0) if together == 1 else (1, 1)
     dq = walk("dq", hv, qk, of_qk=True, sums=sums, within=in_dq, state_again=True)
     dk = walk("dk", hv, qk, of_qk=True, sums=sums, within=in_dk, scores_again=True)
-    if not sums and together == 1 and qk <= HEIGHT and hv <= WIDTH:
+    if together == 1 and qk <= HEIGHT and hv <= WIDTH and not (sums and qk == hv == TILE):
         return (*forward, dq, replace(dk, name="dk, dv", with_dv=True))
     return (*forward, dq, dk, walk("dv", qk, hv, scores_again=True, state_again=True))
 
