@@ -138,7 +138,7 @@ def test_right_in_any_order(seed: int, gate_gradients: bool, monkeypatch: pytest
         ("walk", "BLOCK_BYTES * (2 * WB", "BLOCK_BYTES * (3 * WB"),  # bytes that never come
         ("walk", "wait_for_products(2 * accumulators(WB), deps=(o,))", "wait_for_products(9, deps=(o,))"),
         ("pair", "mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
-        ("pair", "mbarrier.wait(rk_full.index(0), i & 1)", "pass"),
+        ("pair", "mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)", "pass"),
         ("pair", "mbarrier.wait(k_read.index(0), i & 1)", "pass"),
         ("pair", "mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)", "pass"),
     ],

@@ -122,7 +122,7 @@ def value(
     r_buf, s_buf, decay_buf = factors
     tile_ready, v_ready = ready
     tile_free, v_free = free
-    copy_full, copy_free, dp_full, dp_free, k_read, rk_full = between
+    copy_full, copy_free, dp_full, dp_free, k_read = between
     _heads, tiles, _segment_tiles, _segments = geometry
     q_rows, k_rows = whole(q_buf, STAGES), whole(k_buf, STAGES)
     t_tile = gl.arange(0, 64, layout=t_l)
@@ -171,14 +171,13 @@ def value(
             fence_async_shared()
             barrier()
             mbarrier.arrive(dp_full.index(0), count=1)  # Q has been read as well, and may become dk
-            mbarrier.wait(rk_full.index(0), i & 1)
             for c in range(WB):
                 v = i * WB + c
                 none = (3 * v) >> 30  # 0, and not the same in every round as v >> 30 would be
                 b = v % COPIES + none
                 dv = gl.zeros([64, 64], gl.float32, layout=j_l)
                 dv = warpgroup_mma(p_buf.index(none), block(h_buf, s * WB + c), dv, use_acc=False, is_async=True)
-                mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)
+                mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)  # of the first, r K is there as well
                 dv = warpgroup_mma(k_rows.index(s + none), copies.index(b), dv, is_async=True)
                 dv = wait_for_products(0, deps=(dv,))
                 out = v_buf.index(v % SLOTS)  # the copies are there, hence dC V^T is done
@@ -215,7 +214,8 @@ def state(
     r_buf, s_buf, decay_buf = factors
     tile_ready, v_ready = ready
     tile_free, _v_free = free
-    copy_full, copy_free, dp_full, dp_free, k_read, rk_full = between
+    copy_full, copy_free, dp_full, dp_free, k_read = between
+    AHEAD: gl.constexpr = min(COPIES, WB) - 1  # copies up to this one are handed over together, with r K: none is late
     q_rows, k_rows = whole(q_buf, STAGES), whole(k_buf, STAGES)
     h_joined = in_spans(h_buf, dtype, STAGES, WB, accumulators(WB))
     i = 0
@@ -242,7 +242,8 @@ def state(
                 dk = warpgroup_mma(a, vT, dk, use_acc=(c > 0), is_async=True)
                 mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)
                 copies.index(b).store(copy)
-                fence_async_shared()
+                if c > AHEAD:
+                    fence_async_shared()
                 if c == 0:
                     tma.store_wait(pendings=0)  # dk of the tile before has left
                 dk, a = wait_for_products(0, deps=(dk, a))
@@ -250,11 +251,7 @@ def state(
                     a = gl.convert_layout(remainder(dC[c], dtype), a_l)
                     dk = warpgroup_mma(a, vT, dk, is_async=True)
                     dk, a = wait_for_products(0, deps=(dk, a))
-                barrier()
-                mbarrier.arrive(copy_full.index(b), count=1)
-                if c == 0:
-                    mbarrier.arrive(tile_free.index((i + STAGES - 1) % STAGES), count=1, pred=i > 0)
-                if c == min(COPIES, WB) - 1:  # `value` has yet to come to the copies
+                if c == AHEAD:
                     mbarrier.wait(k_read.index(0), i & 1)
                     kT = k_rows.index(s).permute((1, 0))
                     for half in gl.static_range(2):  # of the steps, for want of registers
@@ -262,8 +259,13 @@ def state(
                         r = r_buf.index(s).slice(32 * half, 32).load(gl.SliceLayout(0, half_l))
                         k.store(nearest(k.load(half_l).to(gl.float32) * r[None, :], dtype))
                     fence_async_shared()
+                if c >= AHEAD:
                     barrier()
-                    mbarrier.arrive(rk_full.index(0), count=1)
+                    mbarrier.arrive(copy_full.index(b), count=1)
+                if c == AHEAD:
+                    for before in gl.static_range(AHEAD):
+                        mbarrier.arrive(copy_full.index((i * WB + before) % COPIES), count=1)
+                    mbarrier.arrive(tile_free.index((i + STAGES - 1) % STAGES), count=1, pred=i > 0)
             mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
             mbarrier.wait(dp_full.index(0), i & 1)
             if SUMS:  # with r K, rounded as the walk for dq rounds it for its state
@@ -345,8 +347,8 @@ def pair(
     free = (barriers(STAGES, 2), barriers(SLOTS, 1))
     copy_full, copy_free = barriers(COPIES, 1), barriers(COPIES, 1)
     dp_full, dp_free = barriers(1, 1), barriers(1, 1)
-    k_read, rk_full = barriers(1, 1), barriers(1, 1)
-    between = (copy_full, copy_free, dp_full, dp_free, k_read, rk_full)
+    k_read = barriers(1, 1)
+    between = (copy_full, copy_free, dp_full, dp_free, k_read)
     begin(True)  # dq, before it, has nothing that this reads
     gl.warp_specialize(
         [
