@@ -290,7 +290,7 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
     )
 
 
-MEASURED = [(FIG_4, 0.427), (WIDE, 0.630), (FIG_4.with_(pass_="fwbw"), 1.90), (WIDE.with_(pass_="fwbw"), 3.32)]
+MEASURED = [(FIG_4, 0.430), (WIDE, 0.625), (FIG_4.with_(pass_="fwbw"), 1.77), (WIDE.with_(pass_="fwbw"), 3.31)]
 
 
 @pytest.mark.parametrize(("problem", "measured_ms"), MEASURED)
@@ -312,14 +312,14 @@ LONG = MAMBA_2.with_(batch=1, seq_len=65536, chunk_size=8192)
 @pytest.mark.parametrize(
     ("name", "problem", "measured_ms"),
     [
-        ("mamba2", MAMBA_2, 0.454),
-        ("mamba2", MAMBA_2.with_(pass_="fwbw"), 2.30),
+        ("mamba2", MAMBA_2, 0.452),
+        ("mamba2", MAMBA_2.with_(pass_="fwbw"), 2.27),
         ("mamba2", LONG, 0.799),
         ("mamba2", LONG.with_(pass_="fwbw"), 3.02),
-        ("retention", FIG_4, 0.412),
-        ("retention", FIG_4.with_(pass_="fwbw"), 1.53),
-        ("lightning", FIG_4.with_(pass_="fwbw"), 1.53),
-        ("simple_gla", FIG_4.with_(pass_="fwbw"), 1.93),
+        ("retention", FIG_4, 0.411),
+        ("retention", FIG_4.with_(pass_="fwbw"), 1.48),
+        ("lightning", FIG_4.with_(pass_="fwbw"), 1.47),
+        ("simple_gla", FIG_4.with_(pass_="fwbw"), 1.76),
     ],
 )
 def test_nothing_is_faster_than_its_bytes_and_products(name, problem, measured_ms):
@@ -334,7 +334,7 @@ def test_nothing_is_faster_than_its_bytes_and_products(name, problem, measured_m
 def test_fixed_decays_are_faster_as_they_were_measured():
     launches = fused.launches(FIG_4.with_(pass_="fwbw"), "sig", 4096, gate_gradients=False)
     assert not {"gate gradients", "sums of tiles"} & {launch.name for launch in launches}
-    assert sum(total(launches, Chip.of(H200)).values()) * 1e3 == pytest.approx(1.53, rel=0.15)
+    assert sum(total(launches, Chip.of(H200)).values()) * 1e3 == pytest.approx(1.48, rel=0.15)
 
 
 def test_a_state_of_more_than_256_columns_takes_two_launches():
