@@ -43,6 +43,7 @@ from .walk import (
     end,
     fetch,
     in_spans,
+    leave_dots,
     nearest,
     nth_tile,
     place_of,
@@ -90,13 +91,6 @@ def vector(buffer, i, layout: gl.constexpr):
 
 
 @gluon.jit
-def whole(buffer, STAGES: gl.constexpr):
-    """Q or K, two blocks side by side, as one operand a stage."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], buffer.dtype)
-    return reinterpret(buffer, buffer.dtype, [STAGES, 64, 128], layout)
-
-
-@gluon.jit
 def weighted(scores, x_buf, y_buf, s, layout: gl.constexpr):
     """Scores [j, i] times D."""
     j_l: gl.constexpr = gl.SliceLayout(1, layout)
@@ -124,7 +118,7 @@ def value(
     tile_free, v_free = free
     copy_full, copy_free, dp_full, dp_free, k_read = between
     _heads, tiles, _segment_tiles, _segments = geometry
-    q_rows, k_rows = whole(q_buf, STAGES), whole(k_buf, STAGES)
+    q_rows, k_rows = in_spans(q_buf, dtype, STAGES, 2, 1), in_spans(k_buf, dtype, STAGES, 2, 1)
     t_tile = gl.arange(0, 64, layout=t_l)
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     i = 0
@@ -216,7 +210,7 @@ def state(
     tile_free, _v_free = free
     copy_full, copy_free, dp_full, dp_free, k_read = between
     AHEAD: gl.constexpr = min(COPIES, WB) - 1  # copies up to this one are handed over together, with r K: none is late
-    q_rows, k_rows = whole(q_buf, STAGES), whole(k_buf, STAGES)
+    q_rows, k_rows = in_spans(q_buf, dtype, STAGES, 2, 1), in_spans(k_buf, dtype, STAGES, 2, 1)
     h_joined = in_spans(h_buf, dtype, STAGES, WB, accumulators(WB))
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -270,9 +264,7 @@ def state(
             mbarrier.wait(dp_full.index(0), i & 1)
             if SUMS:  # with r K, rounded as the walk for dq rounds it for its state
                 x = k_rows.index(s).permute((1, 0)).load(s_l).to(gl.float32)
-                rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-                dots = reinterpret(dots_buf, gl.float32, [1, 8, 64], rows)
-                dots.index(0).store(gl.sum((x * dk).reshape([8, 16, 64]), axis=1))
+                leave_dots(x * dk, dots_buf, 0, 8)
             dk = dk * r_buf.index(s).load(j_l)[None, :]
             qT = q_rows.index(s).permute((1, 0))
             dk = warpgroup_mma(qT, dp_buf.index(0).permute((1, 0)), dk, is_async=True)

@@ -188,6 +188,14 @@ def produce(
 
 
 @gluon.jit
+def leave_dots(products, dots_buf, part, WARPS: gl.constexpr):
+    """For `store_dots`: of the sums over rows of products, 16 rows a warp of a role, what every warp has."""
+    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    dots = reinterpret(dots_buf, gl.float32, [dots_buf.shape[0] // WARPS, WARPS, 64], rows)
+    dots.index(part).store(gl.sum(products.reshape([WARPS, 16, 64]), axis=1))
+
+
+@gluon.jit
 def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
     """Add up what every warp of a role has of sums of a tile."""
     WARPS: gl.constexpr = dots_buf.shape[0]
@@ -358,8 +366,7 @@ def score(
                 xz *= p_buf.index(b).load(p_l).to(gl.float32)
                 gl.store(rows_ptr + before + u, gl.sum(xz, axis=1), mask=u < left_before)
                 # By hand: Triton 3.9 adds up over warps with seven barriers, and the math roles wait for this one.
-                pairs = reinterpret(pairs_buf, gl.float32, [1, 4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]))
-                pairs.index(0).store(gl.sum(xz.reshape([4, 16, 64]), axis=1))
+                leave_dots(xz, pairs_buf, 0, 4)
                 barrier()  # they are there, and every warp has read its rows of X and Z
                 store_dots(pairs_buf, columns_ptr + before, left_before, t, t_l)
             mbarrier.arrive(empty.index(s), count=1)
@@ -495,14 +502,19 @@ def upper(x, dtype: gl.constexpr):
     return converted(x, dtype, "prmt.b32 $0, $1, $2, 0x7632;", "cvt.rz.f16x2.f32 $0, $2, $1;")
 
 
+@constexpr_function
+def what_float16_leaves(rounding):
+    """Instructions for `converted`: what rounding to float16 leaves of x, in float16; infinite beyond 2 * 65504."""
+    return f"""{{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.{rounding}.f16x2.f32 two, $2, $1;
+        mov.b32 {{low, high}}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
+        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }}"""
+
+
 @gluon.jit
 def lower(x, dtype: gl.constexpr):
     bfloat16: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffff0000; and.b32 b, $2, 0xffff0000;
         sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
-    float16: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rz.f16x2.f32 two, $2, $1;
-        mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
-        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""  # beyond 2 * 65504 it is infinite
-    return converted(x, dtype, bfloat16, float16)
+    return converted(x, dtype, bfloat16, what_float16_leaves("rz"))
 
 
 @gluon.jit
@@ -511,10 +523,7 @@ def remainder(x, dtype: gl.constexpr):
     bfloat16: gl.constexpr = """{ .reg .b32 two, a, b; .reg .f32 c, d; cvt.rn.bf16x2.f32 two, $2, $1;
         shl.b32 a, two, 16; and.b32 b, two, 0xffff0000; mov.b32 c, a; mov.b32 d, b;
         sub.f32 c, $1, c; sub.f32 d, $2, d; cvt.rn.bf16x2.f32 $0, d, c; }"""
-    float16: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.rn.f16x2.f32 two, $2, $1;
-        mov.b32 {low, high}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
-        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }"""
-    return converted(x, dtype, bfloat16, float16)
+    return converted(x, dtype, bfloat16, what_float16_leaves("rn"))
 
 
 @gluon.jit
@@ -676,9 +685,7 @@ def math(
                 if SUMS:
                     x = x_rows.index(z_block).permute((1, 0)).load(s_l).to(gl.float32)
                     x = rounded(x * r[None, :], dtype)
-                    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-                    dots = reinterpret(dots_buf, gl.float32, [8 // WARPS, WARPS, 64], flat)
-                    dots.index(HALF).store(gl.sum((x * o).reshape([WARPS, 16, 64]), axis=1))
+                    leave_dots(x * o, dots_buf, HALF, WARPS)
                 o = o * r[None, :]
                 o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
                 if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
