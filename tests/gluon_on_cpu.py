@@ -364,7 +364,7 @@ class Machine:
             full=lambda shape, x, dtype, layout=None: value(torch.full(tuple(map(int, shape)), float(x), dtype=dtype)),
             arange=lambda start, end, layout=None: value(torch.arange(int(start), int(end))),
             where=lambda condition, a, b: torch.where(condition, a, b),
-            exp2=lambda x: torch.exp2(value(x)), log2=lambda x: torch.log2(x), abs=lambda x: torch.abs(x),
+            exp2=lambda x: torch.exp2(torch.as_tensor(value(x))), log2=torch.log2, abs=torch.abs,
             maximum=lambda a, b: extreme(torch.maximum, max, a, b),
             minimum=lambda a, b: extreme(torch.minimum, min, a, b),
             sum=lambda x, axis: torch.sum(x, dim=axis),
@@ -387,6 +387,7 @@ class Machine:
 
     def _compat(self, newer: bool) -> Any:
         return SimpleNamespace(
+            HOISTS=newer,
             WIDEST_OPERAND=2 if newer else 4,
             reinterpret=reinterpret,
             barrier=lambda: self._role().pause(),

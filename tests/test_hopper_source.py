@@ -70,12 +70,14 @@ def cases() -> list[Any]:
         Case(gate="exp", T=200, batch=1, heads=4, d_qk=128, d_hv=64, L=512, dtype=torch.float16),
         Case(gate="exp", T=200, d_qk=256, d_hv=128, L=512, states=True, **one),
         Case(gate="exp", T=200, L=128, gates="extreme", **wide, **one),
+        Case(gate="sig", T=600, d_qk=256, d_hv=64, L=1024, gates="slow", **one),
         Case(gate="decay_and_step", T=330, L=128, **together),
         Case(gate="simple_gla", T=200, L=512, states=True, **together),
     ]
     older = [
         Case(gate="sig", T=200, L=128, **wide, **one),
         Case(gate="exp", T=130, d_qk=256, d_hv=128, L=512, states=True, **one),
+        Case(gate="exp", T=600, d_qk=256, d_hv=64, L=1024, gates="slow", states=True, **one),
     ]
     return [pytest.param(case, True, id=f"newer-{case}") for case in newer] + [
         pytest.param(case, False, id=f"older-{case}") for case in older

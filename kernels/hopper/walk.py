@@ -34,6 +34,9 @@ whole sequence. They come out exact because both walks give every pair j < i of 
 (Q_i exp2(a_i)) . (K_j exp2(a_j + g)), each rounded as the other walk rounds it for its state, and S U as a product with
 twice the bits of an operand, `upper` and `lower`. Pairs within a tile are summed over either index from one matrix.
 
+A state of 256 columns without row sums (h, dv) is not multiplied by e tile after tile, 128 multiplications a thread:
+what is due is put into r and s, and the accumulators are multiplied once it is too much for those (`settle`).
+
 A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is
 a multiple of 64. The TMA descriptors (B, H, T, d) cut the ends: reads beyond T or d give zeros, writes there are lost.
 A state wider or higher than a program's registers is cut into pieces: rows into programs that run side by side and read
@@ -51,6 +54,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import (
+    HOISTS,
     WIDEST_OPERAND,
     barrier,
     let_next_kernel_start,
@@ -101,6 +105,31 @@ def end(INDEPENDENT: gl.constexpr):
         wait_for_kernel_before()
 
 
+MOST_DEFERRED = gl.constexpr(-40.0)  # what is added to the accumulators, 2**40 times as large, stays finite
+
+
+@constexpr_function
+def defers(WB, SUMS, NORM, dtype):
+    """Whether a walk multiplies its accumulators by what a tile keeps of the state only when it must (see `settle`).
+    Row sums need the weights that the other walk rounds by, float16 has no room for what `settle` makes of them, and a
+    state of fewer columns gains nothing; nor does Triton 3.9 have the registers for it beside a normaliser.
+    """
+    return WB == 4 and not SUMS and not (NORM and HOISTS) and dtype == gl.bfloat16
+
+
+@gluon.jit
+def settle(deferred, g, at_once):
+    """Of a state that is exp2(deferred) times its accumulators, and of which a tile keeps exp2(g): by what the tile
+    multiplies the accumulators, 1 as long as that can be deferred, and what is deferred after it. The state is then
+    read with r exp2(deferred) and added to with s exp2(-deferred), each as it stands before and after the tile.
+    """
+    due = deferred + g
+    if due >= MOST_DEFERRED and not at_once:
+        return 1.0, due
+    else:
+        return gl.exp2(due), 0.0
+
+
 @gluon.jit
 def nth_tile(first, i, n, REVERSE: gl.constexpr):
     """The i-th tile that a walk over tiles first .. first + n - 1 meets."""
@@ -146,18 +175,20 @@ def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
 def produce(
     descs, exponents, m_ptr, buffers, e_buf, factors, empty, ready, items, geometry, sharing, column, steps,
     PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr, NORM: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     u_desc, w_desc, z_desc, x_desc = descs
     au_ptr, az_ptr, g_ptr = exponents
     _heads, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
-    _r_buf, s_buf, decay_buf = factors
+    r_buf, s_buf, decay_buf = factors
     t = gl.arange(0, 64, layout=t_l)
+    DEFERS: gl.constexpr = defers(WB, SUMS, NORM, u_buf.dtype)
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
+        deferred = 0.0
         z0 = piece * (128 * ZB)
         u_head, z_head = head // sharing[0], head // sharing[1]
         for j in range(n):
@@ -179,9 +210,16 @@ def produce(
                 e_buf.index(3 * s).store(a_u)
                 e_buf.index(3 * s + 1).store(a_z)
                 e_buf.index(3 * s + 2).store(m)
-                s_buf.index(s).store(gl.exp2(a_z + g))
+                if LATE:
+                    r_buf.index(s).store(gl.exp2(a_u + deferred))
+                e = 0.0
+                if DEFERS:
+                    e, deferred = settle(deferred, g, j == n - 1)
+                elif WB == 4:
+                    e = gl.exp2(g)
+                s_buf.index(s).store(gl.exp2(a_z + (g - deferred)))
                 if WB == 4:
-                    decay_buf.index(s).store(gl.full([64], gl.exp2(g), gl.float32, layout=t_l))
+                    decay_buf.index(s).store(gl.full([64], e, gl.float32, layout=t_l))
                 barrier()
                 mbarrier.arrive(arrived, count=1)
             i += 1
@@ -270,6 +308,7 @@ def score(
     dots_buf, pairs_buf = sums_bufs
     dtype: gl.constexpr = p_buf.dtype
     _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
+    DEFERS: gl.constexpr = defers(WB, SUMS, NORM, dtype)
     SPANS: gl.constexpr = spans(WB)
     u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB, SPANS)
     w_spans = in_spans(w_buf, p_buf.dtype, STAGES, WB, SPANS)
@@ -281,6 +320,7 @@ def score(
     s, b, phase, turn, odd = 0, 0, 0, 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
+        deferred = 0.0
         if SKIP:
             skip_weight = gl.load(skip[0] + head)
         if not NORM:  # Exponents are loaded while the tile before theirs is at work, and spread through shared memory.
@@ -325,10 +365,8 @@ def score(
             if SKIP:
                 p += gl.where(u[:, None] == z[None, :], skip_weight, 0.0)
             if NORM:
-                r = gl.exp2(a_u)
                 if LATE:
                     mbarrier.wait(p_empty.index(b), turn ^ 1)
-                    r_buf.index(b).store(r)
                     hand_over(nearest(p, dtype), p_buf, p_full, b)
                 d_buf.index(b).store(gl.sum(p, axis=1))
                 zero = zero_in_round(j)
@@ -339,18 +377,23 @@ def score(
                     d = d_buf.index(b).load(u_l)
                     p = p * d[:, None]
                     mbarrier.wait(p_empty.index(b), turn ^ 1)
-                    r_buf.index(b).store(r * d)
-            elif REVERSE:
-                mbarrier.wait(p_empty.index(b), turn ^ 1)
-                r_buf.index(b).store(gl.exp2(x_now + g_now))
-                s_buf.index(b).store(gl.exp2(y_now))
+                    r_buf.index(b).store(gl.exp2(a_u) * d)
             else:
+                before_tile = deferred
+                if DEFERS:
+                    e, deferred = settle(deferred, g_now, j == n - 1)
+                else:
+                    e = gl.exp2(g_now)
                 mbarrier.wait(p_empty.index(b), turn ^ 1)
-                r_buf.index(b).store(gl.exp2(x_now))
-                s_buf.index(b).store(gl.exp2(y_now + g_now))
-            if not NORM and (SUMS or WB == 4):
-                decay = decay_buf.index(b)
-                decay.store(gl.full(decay.shape, gl.exp2(g_now), gl.float32, layout=t_l))
+                if REVERSE:
+                    r_buf.index(b).store(gl.exp2(x_now + (g_now + before_tile)))
+                    s_buf.index(b).store(gl.exp2(y_now - deferred))
+                else:
+                    r_buf.index(b).store(gl.exp2(x_now + before_tile))
+                    s_buf.index(b).store(gl.exp2(y_now + (g_now - deferred)))
+                if SUMS or WB == 4:
+                    decay = decay_buf.index(b)
+                    decay.store(gl.full(decay.shape, e, gl.float32, layout=t_l))
             if SUMS:  # the math roles have left what they have of the tile before
                 store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
                 before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
@@ -411,7 +454,7 @@ def places(products, dtype: gl.constexpr):
 def normalise(
     states, g_ptr, back_ptr, e_buf, norm, factors, empty, ready, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
-    FIRST: gl.constexpr, LAST: gl.constexpr,
+    LATE: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     SPANS: gl.constexpr = spans(WB)
     WIDTH: gl.constexpr = 64 * WB // SPANS
@@ -421,14 +464,16 @@ def normalise(
     n_first_ptr, n_last_ptr = states
     _heads, all_tiles, _segment_tiles, _segments = geometry
     n_parts, s_parts, un_buf, ws_buf, d_buf, parts_full, added_full, d_full = norm
-    _r_buf, s_buf, _decay_buf = factors
+    r_buf, s_buf, _decay_buf = factors
     dtype: gl.constexpr = s_parts.dtype
+    DEFERS: gl.constexpr = defers(WB, False, True, dtype)
     u = gl.arange(0, 64, layout=column_l)
     w = gl.arange(0, WIDTH, layout=column_l)
     s, b, phase, turn, odd = 0, 0, 0, 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, _head, first, tiles, row, index, piece = place_of(item, geometry, PIECES)
         at_n = index * W_DIM + w
+        deferred = 0.0
         n = ()
         for k in gl.static_range(SPANS):
             if FIRST:
@@ -436,7 +481,11 @@ def normalise(
             else:
                 n += (gl.zeros([WIDTH], gl.float32, layout=column_l),)
         for j in range(tiles):
-            decay = gl.exp2(gl.load(g_ptr + row * all_tiles + first + j))
+            g = gl.load(g_ptr + row * all_tiles + first + j)
+            if DEFERS:
+                decay, deferred = settle(deferred, g, j == tiles - 1)
+            else:
+                decay = gl.exp2(g)
             for k in gl.static_range(SPANS):
                 n_parts[k].index(0).permute((1, 0)).store(in_parts(n[k], parts_l, dtype))
             mbarrier.wait(ready.index(s), phase)
@@ -445,7 +494,10 @@ def normalise(
             barrier()
             mbarrier.arrive(parts_full, count=1)
             a_u = e_buf.index(3 * s).load(column_l)
-            r = gl.exp2(a_u)
+            if LATE:
+                r = r_buf.index(s).load(column_l)
+            else:
+                r = gl.exp2(a_u)
             bound = gl.exp2(-1.4426950408889634 * e_buf.index(3 * s + 2).load(column_l))
             mbarrier.wait(added_full, odd)
             denominator = gl.maximum(gl.abs(r * un_buf.load(column_l) + d_buf.index(b).load(column_l)), bound)
@@ -617,6 +669,7 @@ def math(
 ):  # fmt: skip
     ROWS: gl.constexpr = 64 * GROUPS  # of a state that a role carries at a time
     WARPS: gl.constexpr = 4 * GROUPS
+    t_l: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     u_l: gl.constexpr = gl.SliceLayout(0, s_l)
@@ -624,6 +677,7 @@ def math(
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     _heads, tiles, _segment_tiles, _segments = geometry
+    DEFERS: gl.constexpr = defers(WB, SUMS, NORM, dtype)
     rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
     z_rows = reinterpret(z_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     o_rows = reinterpret(o_buf, dtype, [OUTS, 64, ROWS], rows_l)
@@ -641,12 +695,15 @@ def math(
         state = ()  # ZB x WB blocks
         for zb in gl.static_range(ZB):
             for wb in gl.static_range(WB):
-                if FIRST:
+                if FIRST or DEFERS:  # of zeros alone that nothing scales, ptxas would serialise all products (C7512)
                     at, rows = state_pointers(
                         first_ptr + index * (Z_DIM * W_DIM), z0 + ROWS * zb + opaque, column + 64 * wb + opaque,
                         Z_STRIDE, W_STRIDE, s_l, ROWS,
                     )  # fmt: skip
-                    state += (gl.load(at, mask=rows < Z_DIM, other=0.0),)
+                    there = rows < Z_DIM
+                    if not FIRST:
+                        there = there & (opaque > 0)
+                    state += (gl.load(at, mask=there, other=0.0),)
                 else:
                     state += (gl.zeros([ROWS, 64], gl.float32, layout=s_l),)
         for j in range(n):
@@ -681,18 +738,29 @@ def math(
                 barrier()  # a buffer for out is free
                 if zb == 0:
                     mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
-                r = r_buf.index(b).load(u_l)
+                r = r_buf.index(s if LATE else b).load(u_l)
                 if SUMS:
                     x = x_rows.index(z_block).permute((1, 0)).load(s_l).to(gl.float32)
                     x = rounded(x * r[None, :], dtype)
                     leave_dots(x * o, dots_buf, HALF, WARPS)
                 o = o * r[None, :]
+                if DEFERS:
+                    e = gl.sum(decay_buf.index(c).slice(0, 1).load(t_l), axis=0)
+                    if e != 1.0:
+                        scaled = ()
+                        for wb in gl.static_range(WB):
+                            scaled += (state[zb * WB + wb] * e,)
+                        state = scaled
                 o = warpgroup_mma(zT, p_buf.index(b).permute((1, 0)), o, is_async=True)
-                if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
-                    e = decay_buf.index(c).load(gl.SliceLayout(1, s_l))[:, None]
-                kept = ()
-                for wb in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
-                    kept += (state[zb * WB + wb] * e,)
+                kept = state
+                if not DEFERS:
+                    if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
+                        e = decay_buf.index(c).load(gl.SliceLayout(1, s_l))[:, None]
+                    kept = ()
+                    for wb in gl.static_range(
+                        WB
+                    ):  # all before the first product: nothing may touch registers in flight
+                        kept += (state[zb * WB + wb] * e,)
                 flight, operands = advance(kept, zT, s_buf.index(c), w_joined, s, WB)
                 if ZB == 1:
                     o = wait_for_products(2 * accumulators(WB), deps=(o,))  # the state is updated while out is written
@@ -753,6 +821,7 @@ def walk(
     """
     geometry = (heads, tiles, segment_tiles, segments)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
+    LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
     ROLES: gl.constexpr = 2 // GROUPS  # with math
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
@@ -767,8 +836,8 @@ def walk(
     o_buf1 = o_buf0
     if ROLES == 2:
         o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
-    r_buf = gl.allocate_shared_memory(gl.float32, [SLOTS, 64], flat)
-    # Written by score for a slot, or by produce, with a normaliser, for a stage.
+    # Written by score for a slot, or by produce, with a normaliser, for a stage; r so if out is divided.
+    r_buf = gl.allocate_shared_memory(gl.float32, [STAGES if LATE else SLOTS, 64], flat)
     COPIES: gl.constexpr = STAGES if NORM else SLOTS
     s_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64], flat)
     decay_buf = s_buf
@@ -816,7 +885,6 @@ def walk(
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
     begin(INDEPENDENT)
-    LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
     gl.warp_specialize(
         [
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
@@ -836,9 +904,9 @@ def walk(
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
-                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM)),
+                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE)),
             (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
-                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, FIRST, LAST)),
+                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, FIRST, LAST)),
         ][2 - ROLES : 4 + NORM],
         [4, 4, 1, 2][2 - ROLES : 3 + NORM],
         [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + NORM],
