@@ -695,7 +695,7 @@ def math(
         state = ()  # ZB x WB blocks
         for zb in gl.static_range(ZB):
             for wb in gl.static_range(WB):
-                if FIRST or DEFERS:  # of zeros alone that nothing scales, ptxas would serialise all products (C7512)
+                if FIRST or DEFERS:  # of zeros that nothing multiplies ptxas would serialise all products (C7512)
                     at, rows = state_pointers(
                         first_ptr + index * (Z_DIM * W_DIM), z0 + ROWS * zb + opaque, column + 64 * wb + opaque,
                         Z_STRIDE, W_STRIDE, s_l, ROWS,
@@ -757,9 +757,7 @@ def math(
                     if SUMS or WB == 4:  # leaves more registers (elsewhere Triton 3.9 would serialise: C7512)
                         e = decay_buf.index(c).load(gl.SliceLayout(1, s_l))[:, None]
                     kept = ()
-                    for wb in gl.static_range(
-                        WB
-                    ):  # all before the first product: nothing may touch registers in flight
+                    for wb in gl.static_range(WB):  # all before the first product: none may touch registers in flight
                         kept += (state[zb * WB + wb] * e,)
                 flight, operands = advance(kept, zT, s_buf.index(c), w_joined, s, WB)
                 if ZB == 1:

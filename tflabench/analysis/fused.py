@@ -13,17 +13,18 @@ walked four in a program, which reads q and k once for them and writes the sum o
 parts (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slowest of memory, matrix products and the L2, over whole waves of
-programs. In us, mLSTMsig, beside what an H200 took and what the calibrated model makes of it, where one role's work
-hides only in part behind another's (all: forward and backward, with gates; dq and dk at 256/512 are two launches each):
+programs. In us, mLSTMsig, beside what an H200 took (at 256/512 another, some 2% slower) and what the calibrated model
+makes of it, where one role's work hides only in part behind another's (all: forward and backward, with gates; dq and dk
+at 256/512 are two launches each):
 
             128/256, T = 4096                 256/512, T = 8192
     walk    bound  calibrated  measured       bound  calibrated  measured
-    h         380         471       422         501         639       608
-    dq        446         576       539         728         981      1024
+    h         380         471       422         501         639       611
+    dq        446         576       539         728         981      1057
     dk, dv    570         741       775
-    dk                                          697         943       966
-    dv                                          501         639       613
-    all      1412        1824      1772        2447        3243      3306
+    dk                                          697         943       998
+    dv                                          501         639       612
+    all      1412        1824      1772        2447        3243      3337
     all but gate gradients
              1334        1654      1483
 
@@ -33,7 +34,7 @@ hides only in part behind another's (all: forward and backward, with gates; dq a
 
 What neither has is the chain inside a tile: the role that computes scores waits for the L2 after each product, and the
 roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is longest
-for exp's forward at 256/512, where four programs of a head each carry n and compute q . n of every tile (706 measured,
+for exp's forward at 256/512, where four programs of a head each carry n and compute q . n of every tile (700 measured,
 662 calibrated), for dk and dv, where one role copies the state for the other, and for four heads in a program, of which
 all roles wait for one another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the
 gradient of D. At T = 65536 the model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and
