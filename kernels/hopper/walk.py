@@ -108,15 +108,6 @@ def end(INDEPENDENT: gl.constexpr):
 MOST_DEFERRED = gl.constexpr(-40.0)  # what is added to the accumulators, 2**40 times as large, stays finite
 
 
-@constexpr_function
-def defers(WB, SUMS, NORM, dtype):
-    """Whether a walk multiplies its accumulators by what a tile keeps of the state only when it must (see `settle`).
-    Row sums need the weights that the other walk rounds by, float16 has no room for what `settle` makes of them, and a
-    state of fewer columns gains nothing; nor does Triton 3.9 have the registers for it beside a normaliser.
-    """
-    return WB == 4 and not SUMS and not (NORM and HOISTS) and dtype == gl.bfloat16
-
-
 @gluon.jit
 def settle(deferred, g, at_once):
     """Of a state that is exp2(deferred) times its accumulators, and of which a tile keeps exp2(g): by what the tile
@@ -175,7 +166,7 @@ def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
 def produce(
     descs, exponents, m_ptr, buffers, e_buf, factors, empty, ready, items, geometry, sharing, column, steps,
     PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
 ):  # fmt: skip
     t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     u_desc, w_desc, z_desc, x_desc = descs
@@ -184,7 +175,6 @@ def produce(
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     t = gl.arange(0, 64, layout=t_l)
-    DEFERS: gl.constexpr = defers(WB, SUMS, NORM, u_buf.dtype)
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
@@ -294,8 +284,8 @@ def score(
     exponents, skip, sums, buffers, e_buf, p_buf, sums_bufs, norm, factors, empty, ready, p_full, p_empty,
     items, geometry, steps, part_stride,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
-    REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, SKIP: gl.constexpr,
-    DIAGONAL: gl.constexpr,
+    REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
+    SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
 ):  # fmt: skip
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
@@ -308,7 +298,6 @@ def score(
     dots_buf, pairs_buf = sums_bufs
     dtype: gl.constexpr = p_buf.dtype
     _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
-    DEFERS: gl.constexpr = defers(WB, SUMS, NORM, dtype)
     SPANS: gl.constexpr = spans(WB)
     u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB, SPANS)
     w_spans = in_spans(w_buf, p_buf.dtype, STAGES, WB, SPANS)
@@ -454,7 +443,7 @@ def places(products, dtype: gl.constexpr):
 def normalise(
     states, g_ptr, back_ptr, e_buf, norm, factors, empty, ready, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
-    LATE: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    LATE: gl.constexpr, DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     SPANS: gl.constexpr = spans(WB)
     WIDTH: gl.constexpr = 64 * WB // SPANS
@@ -466,7 +455,6 @@ def normalise(
     n_parts, s_parts, un_buf, ws_buf, d_buf, parts_full, added_full, d_full = norm
     r_buf, s_buf, _decay_buf = factors
     dtype: gl.constexpr = s_parts.dtype
-    DEFERS: gl.constexpr = defers(WB, False, True, dtype)
     u = gl.arange(0, 64, layout=column_l)
     w = gl.arange(0, WIDTH, layout=column_l)
     s, b, phase, turn, odd = 0, 0, 0, 0, 0
@@ -665,7 +653,7 @@ def math(
     HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
-    FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
+    DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = 64 * GROUPS  # of a state that a role carries at a time
     WARPS: gl.constexpr = 4 * GROUPS
@@ -677,7 +665,6 @@ def math(
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     _heads, tiles, _segment_tiles, _segments = geometry
-    DEFERS: gl.constexpr = defers(WB, SUMS, NORM, dtype)
     rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
     z_rows = reinterpret(z_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     o_rows = reinterpret(o_buf, dtype, [OUTS, 64, ROWS], rows_l)
@@ -819,9 +806,12 @@ def walk(
     """
     geometry = (heads, tiles, segment_tiles, segments)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
-    LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
     ROLES: gl.constexpr = 2 // GROUPS  # with math
     dtype: gl.constexpr = u_desc.dtype
+    LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
+    # Of h and dv. Row sums need the weights that the other walk rounds by, float16 has no room for what `settle` makes
+    # of them, fewer columns gain nothing; of dq products would be serialised, and on Triton 3.9 beside a normaliser.
+    DEFERS: gl.constexpr = WB == 4 and TRANSPOSED and not (NORM and HOISTS) and dtype == gl.bfloat16
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
     w_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
@@ -889,22 +879,22 @@ def walk(
                     buffers, p_buf, o_buf0, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, FIRST, LAST, ADD)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD)),
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf1, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, FIRST, LAST, ADD)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD)),
             (score, ((au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
                      buffers, e_buf, p_buf, (dots_buf, pairs_buf), norm, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride,
-                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, SKIP, DIAGONAL)),
+                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
-                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE)),
+                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS)),
             (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
-                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, FIRST, LAST)),
+                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST)),
         ][2 - ROLES : 4 + NORM],
         [4, 4, 1, 2][2 - ROLES : 3 + NORM],
         [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + NORM],
