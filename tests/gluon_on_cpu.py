@@ -340,11 +340,17 @@ class Machine:
         names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}
         exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
         found = SimpleNamespace(**names)
-        if name == "walk":  # inline assembly
-            for function in (upper, lower, nearest, remainder, rounded):
-                names[function.__name__] = function
-                setattr(found, function.__name__, function)
+        assembly: dict[str, tuple[Callable[..., Any], ...]] = {
+            "walk": (upper, lower, nearest, remainder, rounded, exchanged),
+            "pair": (self.launched,),
+        }
+        for function in assembly.get(name, ()):
+            names[function.__name__] = function
+            setattr(found, function.__name__, function)
         return found
+
+    def launched(self, _items: int, register: str) -> Int:
+        return Int({"ctaid": self.program.number, "nctaid": self.program.count}[register])
 
     @staticmethod
     def _jit(function: Any = None, **_: Any) -> Any:
@@ -541,3 +547,10 @@ def nearest(x: Tensor, dtype: torch.dtype) -> Value:
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Value:
     return value(x.to(dtype).float())
+
+
+def exchanged(low: Tensor, high: Tensor, lanes: int) -> Value:
+    """Of (warps, 8, columns), a row for four lanes."""
+    row = torch.arange(8)
+    across = row ^ (int(lanes) // 4)
+    return value(torch.where((across < row)[:, None], high + high[:, across], low + low[:, across]))

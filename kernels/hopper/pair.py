@@ -10,11 +10,14 @@ and dC the gradient of the state after the tile:
 
 The two walks of walk.py that give these need all four inputs but one, and the same dC: here each input is read once.
 
-Roles in a program (8 + 4 + 1 warps, connected by mbarriers):
+Roles in a program (8 + 4 + 1 + 1 + 1 warps, connected by mbarriers):
     state              carries dC as float32 accumulators, leaves copies of it for `value`, 64 columns at a time, makes
-                       r K, and writes dk; one role, for instructions of two copies would not fit the cache
+                       r K and dk; one role, for instructions of two copies would not fit the cache
     value              computes P and dP of a tile, then dv, 64 columns at a time behind the copies
-    produce            one warp that fetches tiles of Q, K, dH and blocks of V by TMA into rings
+    produce            fetches tiles of Q, K, dH and blocks of V by TMA into rings
+    send               stores dv and dk out
+    prepare            makes r, s and e of a tile, and passes copies on to `value` behind a fence
+The last three, of one warp each, wait for memory and fences so that the others need not.
 
 Row sums (SUMS) of k * dk as far as dk comes through dC are exact in the sense of walk.py: r K is rounded as the walk
 for dq rounds it for its state, and dC V is a product with twice the bits of dC, `nearest` and `remainder`. They are
@@ -54,6 +57,15 @@ from .walk import (
 
 
 @gluon.jit
+def launched(items, register: gl.constexpr):
+    """The number of the program (ctaid) or how many there are (nctaid), read where it is wanted: as a value that roles
+    share it would lie on the stack for them.
+    """
+    asm: gl.constexpr = f"mov.u32 $0, %{register}.x;"
+    return gl.inline_asm_elementwise(asm, "=r,r", [items], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def produce(
     descs, buffers, ready, free, items, geometry, sharing,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
@@ -63,13 +75,14 @@ def produce(
     tile_ready, v_ready = ready
     tile_free, v_free = free
     i = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
         batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
         for j in range(n):
             s = i % STAGES
             tile = nth_tile(first, j, n, True)
             arrived = tile_ready.index(s)
             mbarrier.wait(tile_free.index(s), ((i // STAGES) & 1) ^ 1)
+            fence_async_shared()  # what roles have read there, before the copy writes
             mbarrier.expect(arrived, BLOCK_BYTES * (4 + WB) + 2 * 256)
             tma_load(x_desc, [row * geometry[1] + tile, 0], arrived, x_buf.index(s))
             tma_load(y_desc, [row * geometry[1] + tile, 0], arrived, y_buf.index(s))
@@ -102,8 +115,8 @@ def weighted(scores, x_buf, y_buf, s, layout: gl.constexpr):
 
 @gluon.jit
 def value(
-    dv_desc, g_ptr, skip_ptr, through_ptr,
-    buffers, copies, dp_buf, p_buf, dots_buf, factors, ready, free, between,
+    skip_ptr, through_ptr,
+    buffers, copies, dp_buf, p_buf, dots_buf, ready, free, between, written,
     items, geometry, steps,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SUMS: gl.constexpr,
     SKIP: gl.constexpr,
@@ -113,33 +126,26 @@ def value(
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     dtype: gl.constexpr = dp_buf.dtype
     q_buf, k_buf, v_buf, h_buf, x_buf, y_buf = buffers
-    r_buf, s_buf, decay_buf = factors
     tile_ready, v_ready = ready
-    tile_free, v_free = free
-    copy_full, copy_free, dp_full, dp_free, k_read = between
-    _heads, tiles, _segment_tiles, _segments = geometry
+    tile_free, _v_free = free
+    _dk_written, dv_written = written
+    _copy_written, copy_full, copy_free, dp_full, dp_free, k_read, _factors_full = between
     q_rows, k_rows = in_spans(q_buf, dtype, STAGES, 2, 1), in_spans(k_buf, dtype, STAGES, 2, 1)
     t_tile = gl.arange(0, 64, layout=t_l)
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     i = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
+    for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
+        _batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
         if SKIP:
             skip_weight = gl.load(skip_ptr + head)
-        g_next = gl.load(g_ptr + row * tiles + first + n - 1)
         for t in range(n):
             s = i % STAGES
             mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
             tile = nth_tile(first, t, n, True)
-            g = g_next
-            g_next = gl.load(g_ptr + row * tiles + gl.maximum(tile - 1, 0))
-            r_buf.index(s).store(gl.exp2(vector(y_buf, s, t_l) + g))
-            s_buf.index(s).store(gl.exp2(vector(x_buf, s, t_l)))
-            decay_buf.index(s).store(gl.full([128], gl.exp2(g), gl.float32, layout=t_l))
             p = gl.zeros([64, 64], gl.float32, layout=j_l)  # [j, i], as dP
             p = warpgroup_mma(k_rows.index(s), q_rows.index(s).permute((1, 0)), p, use_acc=False, is_async=True)
             p = wait_for_products(0, deps=(p,))
-            barrier()  # every warp's product has read K, and the factors are there
+            barrier()  # every warp's product has read K
             mbarrier.arrive(k_read.index(0), count=1)
             p = weighted(p, x_buf, y_buf, s, j_l)
             if SKIP:
@@ -176,24 +182,84 @@ def value(
                 dv = wait_for_products(0, deps=(dv,))
                 out = v_buf.index(v % SLOTS)  # the copies are there, hence dC V^T is done
                 out.reshape([64, 64]).store(dv.to(dtype))
-                fence_async_shared()
-                tma.store_wait(pendings=0)
                 barrier()
                 mbarrier.arrive(copy_free.index(b), count=1)
-                mbarrier.arrive(v_free.index((v + SLOTS - 1) % SLOTS), count=1, pred=v > 0)  # dv there has left
-                tma_store(dv_desc, [batch, head, tile * 64, 64 * c], out)
+                mbarrier.arrive(dv_written.index(v % SLOTS), count=1)
             mbarrier.arrive(tile_free.index(s), count=1)
             i += 1
     if SUMS:
         mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)
         store_dots(dots_buf, through_ptr + before, left_before, t_tile, t_l)
-    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def prepare(
+    g_ptr, buffers, factors, ready, between, items, geometry,
+    STAGES: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr,
+):  # fmt: skip
+    t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    _q_buf, _k_buf, _v_buf, _h_buf, x_buf, y_buf = buffers
+    r_buf, s_buf, decay_buf = factors
+    tile_ready, _v_ready = ready
+    copy_written, copy_full, _copy_free, _dp_full, _dp_free, _k_read, factors_full = between
+    _heads, tiles, _segment_tiles, _segments = geometry
+    i = 0
+    for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
+        _batch, _head, first, n, row, _index, _piece = place_of(item, geometry, 1)
+        g_next = gl.load(g_ptr + row * tiles + first + n - 1)
+        for t in range(n):
+            s = i % STAGES
+            tile = nth_tile(first, t, n, True)
+            g = g_next
+            g_next = gl.load(g_ptr + row * tiles + gl.maximum(tile - 1, 0))
+            mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
+            r_buf.index(s).store(gl.exp2(vector(y_buf, s, t_l) + g))
+            s_buf.index(s).store(gl.exp2(vector(x_buf, s, t_l)))
+            decay_buf.index(s).store(gl.full([128], gl.exp2(g), gl.float32, layout=t_l))
+            barrier()
+            mbarrier.arrive(factors_full.index(s), count=1)
+            for c in range(WB):
+                v = i * WB + c
+                mbarrier.wait(copy_written.index(v % COPIES), (v // COPIES) & 1)
+                fence_async_shared()
+                mbarrier.arrive(copy_full.index(v % COPIES), count=1)
+            i += 1
+
+
+@gluon.jit
+def send(
+    dk_desc, dv_desc, buffers, free, written, items, geometry,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
+):  # fmt: skip
+    q_buf, _k_buf, v_buf, _h_buf, _x_buf, _y_buf = buffers
+    tile_free, v_free = free
+    dk_written, dv_written = written
+    i = 0
+    for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
+        batch, head, first, n, _row, _index, _piece = place_of(item, geometry, 1)
+        for t in range(n):
+            s = i % STAGES
+            tile = nth_tile(first, t, n, True)
+            for c in range(WB):
+                v = i * WB + c
+                mbarrier.wait(dv_written.index(v % SLOTS), (v // SLOTS) & 1)
+                fence_async_shared()
+                tma_store(dv_desc, [batch, head, tile * 64, 64 * c], v_buf.index(v % SLOTS))
+                tma.store_wait(pendings=0)
+                mbarrier.arrive(v_free.index(v % SLOTS), count=1)
+            mbarrier.wait(dk_written.index(s), (i // STAGES) & 1)
+            fence_async_shared()
+            for half in gl.static_range(2):
+                tma_store(dk_desc, [batch, head, tile * 64, 64 * half], q_buf.index(s * 2 + half))
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(tile_free.index(s), count=1)
+            i += 1
 
 
 @gluon.jit
 def state(
-    dk_desc, first_ptr, last_ptr,
-    buffers, copies, dp_buf, dots_buf, factors, ready, free, between,
+    first_ptr, last_ptr,
+    buffers, copies, dp_buf, dots_buf, factors, ready, free, between, written,
     items, geometry,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr,
     STAGES: gl.constexpr, SLOTS: gl.constexpr, COPIES: gl.constexpr, WB: gl.constexpr, SUMS: gl.constexpr,
@@ -207,14 +273,14 @@ def state(
     q_buf, k_buf, v_buf, h_buf, _x_buf, _y_buf = buffers
     r_buf, s_buf, decay_buf = factors
     tile_ready, v_ready = ready
-    tile_free, _v_free = free
-    copy_full, copy_free, dp_full, dp_free, k_read = between
+    dk_written, _dv_written = written
+    copy_written, _copy_full, copy_free, dp_full, dp_free, k_read, factors_full = between
     AHEAD: gl.constexpr = min(COPIES, WB) - 1  # copies up to this one are handed over together, with r K: none is late
     q_rows, k_rows = in_spans(q_buf, dtype, STAGES, 2, 1), in_spans(k_buf, dtype, STAGES, 2, 1)
     h_joined = in_spans(h_buf, dtype, STAGES, WB, accumulators(WB))
     i = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, _row, index, _piece = place_of(item, geometry, 1)
+    for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
+        _batch, _head, _first, n, _row, index, _piece = place_of(item, geometry, 1)
         opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
         dC = ()
         for c in gl.static_range(WB):
@@ -223,7 +289,7 @@ def state(
                 dC += (gl.load(at, mask=z < Z_DIM, other=0.0),)
             else:
                 dC += (gl.zeros([128, 64], gl.float32, layout=s_l),)
-        for t in range(n):
+        for _ in range(n):
             s = i % STAGES
             dk = gl.zeros([128, 64], gl.float32, layout=s_l)  # dk^T, [d_qk, j]
             for c in gl.static_range(WB):
@@ -235,11 +301,7 @@ def state(
                 vT = block(v_buf, v % SLOTS).permute((1, 0))
                 dk = warpgroup_mma(a, vT, dk, use_acc=(c > 0), is_async=True)
                 mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)
-                copies.index(b).store(copy)
-                if c > AHEAD:
-                    fence_async_shared()
-                if c == 0:
-                    tma.store_wait(pendings=0)  # dk of the tile before has left
+                copies.index(b + ((3 * v) >> 30)).store(copy)  # + 0: keeps addresses out of registers
                 dk, a = wait_for_products(0, deps=(dk, a))
                 if SUMS:
                     a = gl.convert_layout(remainder(dC[c], dtype), a_l)
@@ -247,19 +309,18 @@ def state(
                     dk, a = wait_for_products(0, deps=(dk, a))
                 if c == AHEAD:
                     mbarrier.wait(k_read.index(0), i & 1)
+                    mbarrier.wait(factors_full.index(s), (i // STAGES) & 1)
                     kT = k_rows.index(s).permute((1, 0))
                     for half in gl.static_range(2):  # of the steps, for want of registers
                         k = kT.slice(32 * half, 32, dim=1)
                         r = r_buf.index(s).slice(32 * half, 32).load(gl.SliceLayout(0, half_l))
                         k.store(nearest(k.load(half_l).to(gl.float32) * r[None, :], dtype))
-                    fence_async_shared()
                 if c >= AHEAD:
                     barrier()
-                    mbarrier.arrive(copy_full.index(b), count=1)
+                    mbarrier.arrive(copy_written.index(b), count=1)
                 if c == AHEAD:
                     for before in gl.static_range(AHEAD):
-                        mbarrier.arrive(copy_full.index((i * WB + before) % COPIES), count=1)
-                    mbarrier.arrive(tile_free.index((i + STAGES - 1) % STAGES), count=1, pred=i > 0)
+                        mbarrier.arrive(copy_written.index((i * WB + before) % COPIES), count=1)
             mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
             mbarrier.wait(dp_full.index(0), i & 1)
             if SUMS:  # with r K, rounded as the walk for dq rounds it for its state
@@ -277,19 +338,15 @@ def state(
             barrier()  # dP, its factors and Q have been read
             mbarrier.arrive(dp_free.index(0), count=1)
             qT.store(dk.to(dtype))
-            fence_async_shared()
-            barrier()
-            for half in gl.static_range(2):
-                at_out = [batch, head, nth_tile(first, t, n, True) * 64, 64 * half]
-                tma_store(dk_desc, at_out, q_buf.index(s * 2 + half))
             dC = advanced(wait_for_products(0, deps=flight + operands), WB)
+            barrier()
+            mbarrier.arrive(dk_written.index(s), count=1)
             i += 1
         if LAST:
             opaque = i >> 30
             for c in gl.static_range(WB):
                 at, z = state_pointers(last_ptr + index * (Z_DIM * W_DIM), opaque, 64 * c + opaque, W_DIM, 1, s_l, 128)
                 gl.store(at, dC[c], mask=z < Z_DIM)
-    tma.store_wait(pendings=0)
 
 
 @gluon.jit
@@ -337,23 +394,27 @@ def pair(
     factors = (r_buf, s_buf, decay_buf)
     ready = (barriers(STAGES, 1), barriers(SLOTS, 1))
     free = (barriers(STAGES, 2), barriers(SLOTS, 1))
-    copy_full, copy_free = barriers(COPIES, 1), barriers(COPIES, 1)
+    copy_written, copy_full, copy_free = barriers(COPIES, 1), barriers(COPIES, 1), barriers(COPIES, 1)
+    factors_full = barriers(STAGES, 1)
     dp_full, dp_free = barriers(1, 1), barriers(1, 1)
     k_read = barriers(1, 1)
-    between = (copy_full, copy_free, dp_full, dp_free, k_read)
+    between = (copy_written, copy_full, copy_free, dp_full, dp_free, k_read, factors_full)
+    written = (barriers(STAGES, 1), barriers(SLOTS, 1))
     begin(True)  # dq, before it, has nothing that this reads
     gl.warp_specialize(
         [
-            (state, (dk_desc, first_ptr, last_ptr,
-                     buffers, copies, dp_buf, dots_buf, factors, ready, free, between,
+            (state, (first_ptr, last_ptr,
+                     buffers, copies, dp_buf, dots_buf, factors, ready, free, between, written,
                      items, geometry, Z_DIM, W_DIM, STAGES, SLOTS, COPIES, WB, SUMS, FIRST, LAST)),
-            (value, (dv_desc, g_ptr, skip_ptr, through_ptr,
-                     buffers, copies, dp_buf, p_buf, dots_buf, factors, ready, free, between,
+            (value, (skip_ptr, through_ptr,
+                     buffers, copies, dp_buf, p_buf, dots_buf, ready, free, between, written,
                      items, geometry, steps, STAGES, SLOTS, COPIES, WB, SUMS, SKIP)),
             (produce, ((q_desc, k_desc, v_desc, h_desc, x_desc, y_desc), buffers, ready, free,
                        items, geometry, sharing, STAGES, SLOTS, WB)),
+            (send, (dk_desc, dv_desc, buffers, free, written, items, geometry, STAGES, SLOTS, WB)),
+            (prepare, (g_ptr, buffers, factors, ready, between, items, geometry, STAGES, COPIES, WB)),
         ],
-        [4, 1],
-        [488 - 2 * STATE_REGISTERS, 24],
+        [4, 1, 1, 1],
+        [488 - 2 * STATE_REGISTERS, 24, 24, 24],
     )  # fmt: skip
     end(True)

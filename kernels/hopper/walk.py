@@ -15,10 +15,11 @@ Every output of a gated linear attention is the same walk, with the roles of the
 The exponents a (one a step) and g (one a tile) come from exponents.py: every kind of gate, the stabiliser, the scale of
 q and, in backward, the denominator are in them, so nothing here knows which gate it runs.
 
-Roles in a program (4 + 4 + 4 + 1 warps and, with a normaliser, 2; connected by mbarriers):
+Roles in a program (4 + 4 + 4 + 1 warps, with a normaliser 2 more, with row sums 1; connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
                      wait for one another, so one computes while the other stores. With SUMS one role of 8 warps has all
                      rows (GROUPS = 2), and X . (r S U) too: instructions of two such copies do not fit the cache
+    send             with SUMS, one warp that stores out, so that no warp of math waits for a store or a fence
     score            computes P, r and s of a tile ahead of them; with a normaliser also Q n and K^T s, the products of
                      `normalise`: n and s as columns of 16-bit parts that make up a float32; with SUMS it writes the
                      row sums, and going forward (dq) those of pairs within a tile
@@ -34,8 +35,11 @@ whole sequence. They come out exact because both walks give every pair j < i of 
 (Q_i exp2(a_i)) . (K_j exp2(a_j + g)), each rounded as the other walk rounds it for its state, and S U as a product with
 twice the bits of an operand, `upper` and `lower`. Pairs within a tile are summed over either index from one matrix.
 
-A state of 256 columns without row sums (h, dv) is not multiplied by e tile after tile, 128 multiplications a thread:
-what is due is put into r and s, and the accumulators are multiplied once it is too much for those (`settle`).
+In h and dv a state of 256 columns is not multiplied by e tile after tile, 128 multiplications a thread: what is due is
+put into r and s, and the accumulators are multiplied once it is too much for those (`settle`).
+
+Shared memory is what these walks share most of (MEASURED, version 12): operands of products, blocks on their way in and
+out and exchanges between lanes all go through it. So what is exchanged is kept small (`leave_dots`).
 
 A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is
 a multiple of 64. The TMA descriptors (B, H, T, d) cut the ends: reads beyond T or d give zeros, writes there are lost.
@@ -184,6 +188,7 @@ def produce(
         for j in range(n):
             s = i % STAGES
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+            fence_async_shared()  # what roles have read there, before the copy writes
             arrived = ready.index(s)
             tile = nth_tile(first, j, n, REVERSE)
             mbarrier.expect(arrived, BLOCK_BYTES * (2 * WB + 2 * ZB * (1 + SUMS)))
@@ -216,11 +221,28 @@ def produce(
 
 
 @gluon.jit
+def exchanged(low, high, LANES: gl.constexpr):
+    """In lanes whose number has the bit LANES, high, in the others low, each with the same of the lane across."""
+    asm: gl.constexpr = f"""{{ .reg .pred p; .reg .b32 lane, kept, sent; mov.u32 lane, %laneid;
+        and.b32 lane, lane, {LANES}; setp.ne.b32 p, lane, 0; selp.b32 kept, $2, $1, p; selp.b32 sent, $1, $2, p;
+        shfl.sync.bfly.b32 sent, sent, {LANES}, 31, 0xffffffff; add.f32 $0, kept, sent; }}"""
+    return gl.inline_asm_elementwise(asm, "=f,f,f", [low, high], gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def leave_dots(products, dots_buf, part, WARPS: gl.constexpr):
-    """For `store_dots`: of the sums over rows of products, 16 rows a warp of a role, what every warp has."""
+    """For `store_dots`: of the sums over rows of products, 16 rows a warp of a role, what every warp has.
+
+    A thread has 16 columns of two rows, and 8 lanes have the other rows of the same columns. Every exchange halves
+    the columns that a lane goes on with, down to 2: 14 exchanges, where sums in every lane, as `gl.sum`, take 48.
+    """
     rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     dots = reinterpret(dots_buf, gl.float32, [dots_buf.shape[0] // WARPS, WARPS, 64], rows)
-    dots.index(part).store(gl.sum(products.reshape([WARPS, 16, 64]), axis=1))
+    x = gl.sum(products.reshape([WARPS, 2, 8, 64]), axis=1)  # [warp, lane / 4, column]
+    for k in gl.static_range(3):
+        low, high = x.reshape([WARPS, 8, 2, 32 >> k]).permute((0, 1, 3, 2)).split()
+        x = exchanged(low, high, 16 >> k)
+    dots.index(part).store(x.reshape([WARPS, 64]))  # 8 columns are left of each lane / 4, one after the other
 
 
 @gluon.jit
@@ -646,9 +668,63 @@ def advanced(done, WB: gl.constexpr):
 
 
 @gluon.jit
+def through_state(state, uT, o, first: gl.constexpr, dtype: gl.constexpr):
+    """o + S U of a block of the state, o zero if it is the first."""
+    a = gl.convert_layout(state.to(dtype), gl.DotOperandLayout(operand_index=0, parent=state.type.layout, k_width=2))
+    o = warpgroup_mma(a, uT, o, use_acc=not first, is_async=True)
+    o, a = wait_for_products(0, deps=(o, a))
+    return o
+
+
+@gluon.jit
+def through_both_parts(state, uT, o, flight, first: gl.constexpr, dtype: gl.constexpr):
+    """Start o + S U, S in two parts; of 16 columns at a time, for there are no registers for larger operands of three
+    products, two at work and one that is made. Those at work are the flight, which begins as ().
+    """
+    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=state.type.layout, k_width=2)
+    left, right = halves(state)
+    pieces = halves(left) + halves(right)
+    for k in gl.static_range(4):
+        u = uT.slice(16 * k, 16, dim=0)
+        for part in gl.static_range(2):
+            a = lower(pieces[k], dtype) if part else upper(pieces[k], dtype)
+            a = gl.convert_layout(a, a_l)
+            o = warpgroup_mma(a, u, o, use_acc=not first or k + part > 0, is_async=True)
+            if len(flight) == 2:
+                wait_for_products(2, deps=(flight[0],))
+                flight = (flight[1], a)
+            else:  # waits for nothing; but ptxas would for the state (C7517), from Triton 3.9 on
+                flight += (wait_for_products(len(flight) + 1, deps=(a,)),)
+    return o, flight
+
+
+@gluon.jit
+def send(
+    o_desc, o_buf, o_full, o_free, items, geometry,
+    PIECES: gl.constexpr, GROUPS: gl.constexpr, OUTS: gl.constexpr, REVERSE: gl.constexpr, ADD: gl.constexpr,
+):  # fmt: skip
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, head, first, n, _row, _index, piece = place_of(item, geometry, PIECES)
+        for j in range(n):
+            slot = i % OUTS
+            mbarrier.wait(o_full.index(slot), (i // OUTS) & 1)
+            fence_async_shared()
+            for group in gl.static_range(GROUPS):
+                at_out = [batch, head, nth_tile(first, j, n, REVERSE) * 64, 64 * (piece * GROUPS + group)]
+                if ADD:
+                    tma_add(o_desc, at_out, o_buf.index(slot * GROUPS + group))
+                else:
+                    tma_store(o_desc, at_out, o_buf.index(slot * GROUPS + group))
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(o_free.index(slot), count=1)
+            i += 1
+
+
+@gluon.jit
 def math(
     o_desc, g_ptr, first_ptr, last_ptr,
-    buffers, p_buf, o_buf, dots_buf, norm, factors, empty, ready, p_full, p_empty,
+    buffers, p_buf, o_buf, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
     items, geometry, column,
     HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
@@ -659,7 +735,6 @@ def math(
     WARPS: gl.constexpr = 4 * GROUPS
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 64, 16])
-    a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     u_l: gl.constexpr = gl.SliceLayout(0, s_l)
     dtype: gl.constexpr = p_buf.dtype
     u_buf, w_buf, z_buf, x_buf = buffers
@@ -709,20 +784,18 @@ def math(
                 z_block = (s * 2 // GROUPS + HALF) * ZB + zb
                 zT = z_rows.index(z_block).permute((1, 0))
                 o = gl.zeros([ROWS, 64], gl.float32, layout=s_l)  # out^T, [z, u]
+                flight = ()
                 for wb in gl.static_range(WB):
-                    if SUMS:
-                        a = gl.convert_layout(upper(state[zb * WB + wb], dtype), a_l)
-                    else:
-                        a = gl.convert_layout(state[zb * WB + wb].to(dtype), a_l)
                     uT = block(u_buf, s * WB + wb).permute((1, 0))
-                    o = warpgroup_mma(a, uT, o, use_acc=(wb > 0), is_async=True)
-                    o, a = wait_for_products(0, deps=(o, a))
                     if SUMS:
-                        a = gl.convert_layout(lower(state[zb * WB + wb], dtype), a_l)
-                        o = warpgroup_mma(a, uT, o, is_async=True)
-                        o, a = wait_for_products(0, deps=(o, a))
-                tma.store_wait(pendings=(OUTS - 1) * GROUPS)
-                barrier()  # a buffer for out is free
+                        o, flight = through_both_parts(state[wb], uT, o, flight, wb == 0, dtype)
+                    else:
+                        o = through_state(state[zb * WB + wb], uT, o, wb == 0, dtype)
+                if SUMS:
+                    o, _, _ = wait_for_products(0, deps=(o, flight[0], flight[1]))
+                else:
+                    tma.store_wait(pendings=OUTS - 1)
+                    barrier()  # a buffer for out is free
                 if zb == 0:
                     mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
                 r = r_buf.index(s if LATE else b).load(u_l)
@@ -746,7 +819,7 @@ def math(
                     kept = ()
                     for wb in gl.static_range(WB):  # all before the first product: none may touch registers in flight
                         kept += (state[zb * WB + wb] * e,)
-                flight, operands = advance(kept, zT, s_buf.index(c), w_joined, s, WB)
+                flight_of_state, operands = advance(kept, zT, s_buf.index(c), w_joined, s, WB)
                 if ZB == 1:
                     o = wait_for_products(2 * accumulators(WB), deps=(o,))  # the state is updated while out is written
                 else:
@@ -757,21 +830,25 @@ def math(
                         mbarrier.wait(d_full.index(b), (i // SLOTS) & 1)
                     o = o * d_buf.index(b).load(u_l)[None, :]
                 slot = (i * ZB + zb) % OUTS
+                if SUMS:
+                    mbarrier.wait(o_free.index(slot), ((i // OUTS) & 1) ^ 1)
                 o_rows.index(slot).permute((1, 0)).store(o.to(dtype))
-                fence_async_shared()
-                barrier()
-                if zb == ZB - 1:
-                    mbarrier.arrive(p_empty.index(b), count=1)
-                for group in gl.static_range(GROUPS):
-                    at_out = [batch, head, tile * 64, z0 + ROWS * zb + 64 * group]
+                if not SUMS:
+                    fence_async_shared()
+                    barrier()
+                    if zb == ZB - 1:
+                        mbarrier.arrive(p_empty.index(b), count=1)
+                    at_out = [batch, head, tile * 64, z0 + ROWS * zb]
                     if ADD:
-                        tma_add(o_desc, at_out, o_buf.index(slot * GROUPS + group))
+                        tma_add(o_desc, at_out, o_buf.index(slot))
                     else:
-                        tma_store(o_desc, at_out, o_buf.index(slot * GROUPS + group))
-                new_state += advanced(wait_for_products(0, deps=flight + operands), WB)
+                        tma_store(o_desc, at_out, o_buf.index(slot))
+                new_state += advanced(wait_for_products(0, deps=flight_of_state + operands), WB)
             state = new_state
-            fence_async_shared()
             barrier()
+            if SUMS:
+                mbarrier.arrive(o_full.index(i % OUTS), count=1)
+                mbarrier.arrive(p_empty.index(i % SLOTS), count=1)
             mbarrier.arrive(empty.index(i % STAGES), count=1)
             i += 1
         if LAST:
@@ -783,7 +860,8 @@ def math(
                         Z_STRIDE, W_STRIDE, s_l, ROWS,
                     )  # fmt: skip
                     gl.store(at, state[zb * WB + wb], mask=rows < Z_DIM)
-    tma.store_wait(pendings=0)
+    if not SUMS:
+        tma.store_wait(pendings=0)
 
 
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
@@ -870,18 +948,26 @@ def walk(
     for i in gl.static_range(SLOTS):
         mbarrier.init(p_full.index(i), count=1)
         mbarrier.init(p_empty.index(i), count=ROLES)
+    o_full, o_free = p_full, p_empty
+    if SUMS:
+        o_full = gl.allocate_shared_memory(gl.int64, [OUTS, 1], mbarrier.MBarrierLayout())
+        o_free = gl.allocate_shared_memory(gl.int64, [OUTS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(OUTS):
+            mbarrier.init(o_full.index(i), count=1)
+            mbarrier.init(o_free.index(i), count=1)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
+    MORE: gl.constexpr = NORM or SUMS  # roles than the four: normalise or send
     begin(INDEPENDENT)
     gl.warp_specialize(
         [
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                    buffers, p_buf, o_buf0, dots_buf, norm, factors, empty, ready, p_full, p_empty,
+                    buffers, p_buf, o_buf0, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
                     REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD)),
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
-                    buffers, p_buf, o_buf1, dots_buf, norm, factors, empty, ready, p_full, p_empty,
+                    buffers, p_buf, o_buf1, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
                     REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD)),
@@ -894,9 +980,11 @@ def walk(
                        items, geometry, (u_sharing, z_sharing), column, steps,
                        PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS)),
             (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
-                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST)),
-        ][2 - ROLES : 4 + NORM],
-        [4, 4, 1, 2][2 - ROLES : 3 + NORM],
-        [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + NORM],
+                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST))
+            if NORM
+            else (send, (o_desc, o_buf0, o_full, o_free, items, geometry, PIECES, GROUPS, OUTS, REVERSE, ADD)),
+        ][2 - ROLES : 4 + MORE],
+        [4, 4, 1, 2 if NORM else 1][2 - ROLES : 3 + MORE],
+        [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + MORE],
     )  # fmt: skip
     end(INDEPENDENT)
