@@ -290,7 +290,7 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
     )
 
 
-MEASURED = [(FIG_4, 0.430), (WIDE, 0.621), (FIG_4.with_(pass_="fwbw"), 1.77), (WIDE.with_(pass_="fwbw"), 3.34)]
+MEASURED = [(FIG_4, 0.427), (WIDE, 0.611), (FIG_4.with_(pass_="fwbw"), 1.65), (WIDE.with_(pass_="fwbw"), 3.18)]
 
 
 @pytest.mark.parametrize(("problem", "measured_ms"), MEASURED)
@@ -317,9 +317,9 @@ LONG = MAMBA_2.with_(batch=1, seq_len=65536, chunk_size=8192)
         ("mamba2", LONG, 0.799),
         ("mamba2", LONG.with_(pass_="fwbw"), 3.02),
         ("retention", FIG_4, 0.411),
-        ("retention", FIG_4.with_(pass_="fwbw"), 1.48),
+        ("retention", FIG_4.with_(pass_="fwbw"), 1.43),
         ("lightning", FIG_4.with_(pass_="fwbw"), 1.47),
-        ("simple_gla", FIG_4.with_(pass_="fwbw"), 1.76),
+        ("simple_gla", FIG_4.with_(pass_="fwbw"), 1.64),
     ],
 )
 def test_nothing_is_faster_than_its_bytes_and_products(name, problem, measured_ms):

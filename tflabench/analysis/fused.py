@@ -13,29 +13,31 @@ walked four in a program, which reads q and k once for them and writes the sum o
 parts (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slowest of memory, matrix products and the L2, over whole waves of
-programs. In us, mLSTMsig, beside what an H200 took (at 256/512 another, some 2% slower) and what the calibrated model
-makes of it, where one role's work hides only in part behind another's (all: forward and backward, with gates; dq and dk
-at 256/512 are two launches each):
+programs. In us, mLSTMsig, beside what an H200 took (walks; all: two others) and what the calibrated model makes of it,
+where one role's work hides only in part behind another's (all: forward and backward, with gates; dq and dk at 256/512
+are two launches each):
 
             128/256, T = 4096                 256/512, T = 8192
     walk    bound  calibrated  measured       bound  calibrated  measured
-    h         380         471       422         501         639       611
-    dq        446         576       539         728         981      1057
-    dk, dv    570         741       775
-    dk                                          697         943       998
-    dv                                          501         639       612
-    all      1412        1824      1772        2447        3243      3337
+    h         380         471       421         501         639       601
+    dq        446         576       516         728         981       992
+    dk, dv    570         741       726
+    dk                                          697         943       929
+    dv                                          501         639       604
+    all      1412        1824      1649        2447        3243      3181
     all but gate gradients
-             1334        1654      1483
+             1334        1654      1428
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
     h and gates                          284   395   452            407   551   795
     all                                 1264  1810  2268           1516  2125  3014
 
-What neither has is the chain inside a tile: the role that computes scores waits for the L2 after each product, and the
-roles that multiply wait for it; of dq and dk these wait for both products with every block of the state. It is longest
-for exp's forward at 256/512, where four programs of a head each carry n and compute q . n of every tile (700 measured,
-662 calibrated), for dk and dv, where one role copies the state for the other, and for four heads in a program, of which
+What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
+between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
+a walk gains by what it put through there (kernels/MEASURED.md, version 12), and sums across lanes by halves brought
+dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Longest against the model are exp's forward
+at 256/512, where four programs of a head each carry n and compute q . n of every tile (700 measured, 662 calibrated),
+and four heads in a program, of which
 all roles wait for one another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the
 gradient of D. At T = 65536 the model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and
 8 with the backward, whose dq and dk have half as many programs as h. The kernels take 8 there for both.
