@@ -703,6 +703,9 @@ def send(
     o_desc, o_buf, o_full, o_free, items, geometry,
     PIECES: gl.constexpr, GROUPS: gl.constexpr, OUTS: gl.constexpr, REVERSE: gl.constexpr, ADD: gl.constexpr,
 ):  # fmt: skip
+    """Of the role that math hands out to: between what threads write to shared memory and what TMA or a product reads
+    there a fence is wanted, but it may stand with who hands on (PTX, causality order: anywhere along the path).
+    """
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, _row, _index, piece = place_of(item, geometry, PIECES)
