@@ -2,9 +2,9 @@
 
 What is modelled: the arithmetic of blocks, dtypes and addresses in shared and global memory, TMA (bounds included),
 mbarriers with their phases and bytes, and in what order asynchronous things may happen. The order is drawn at random:
-roles are switched at every barrier, a load by TMA arrives when it likes, a store by TMA reads its source only when the
-role waits for it, a product its operands likewise. So a buffer that is used too early or given back too soon gives
-wrong numbers, and a barrier too few a deadlock.
+roles are switched at every barrier, and one of them may be late for a while; a load by TMA arrives when it likes, a
+store by TMA reads its source only when the role waits for it, a product its operands likewise. So a buffer that is used
+too early or given back too soon gives wrong numbers, and a barrier too few a deadlock.
 
 What is not: threads and layouts within a role (a role is one thread here), inline assembly, what Triton and ptxas make
 of it all. That takes a GPU.
@@ -28,6 +28,7 @@ import tflabench.kernels.hopper as hopper
 
 SOURCES = ("walk", "pair", "packed", "segments")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
 class Deadlock(Exception):
@@ -243,14 +244,17 @@ class Program:
 
     def run(self, roles: Sequence[tuple[Callable[..., None], Sequence[Any]]]) -> None:
         self.roles = [Role(self, function, args) for function, args in roles]
+        late = None  # a role that goes when no other can, for a while: what waits for it must really wait
         for role in self.roles:
             role.start()
         while left := [role for role in self.roles if not role.finished]:
             if self.failure is None and self.loads and self.choice.random() < 0.5:
                 self.loads.pop(self.choice.randrange(len(self.loads)))()
             able = [role for role in left if self.failure is not None or role.can_go()]
+            if self.choice.random() < LATE_ROLE_CHANGES:
+                late = self.choice.choice([None, *self.roles])
             if able:
-                role = self.choice.choice(able)
+                role = self.choice.choice([role for role in able if role is not late] or able)
                 role.turn.release()
                 self.turn.acquire()
             elif self.loads:

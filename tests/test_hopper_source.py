@@ -136,6 +136,7 @@ def test_right_in_any_order(seed: int, gate_gradients: bool, monkeypatch: pytest
         ("walk", "mbarrier.wait(p_empty.index(b), turn ^ 1)", "pass"),  # P is overwritten
         ("walk", "tma.store_wait(pendings=OUTS - 1)", "pass"),  # so is out
         ("walk", "mbarrier.wait(o_full.index(slot), (i // OUTS) & 1)", "pass"),
+        ("walk", "mbarrier.wait(o_free.index(slot), ((i // OUTS) & 1) ^ 1)", "pass"),
         ("walk", "mbarrier.wait(ready.index(s), phase)", "pass"),  # a tile that has not arrived
         ("walk", "            mbarrier.arrive(empty.index(s), count=1)\n            s, phase", "            s, phase"),
         ("walk", "BLOCK_BYTES * (2 * WB", "BLOCK_BYTES * (3 * WB"),  # bytes that never come
@@ -146,6 +147,9 @@ def test_right_in_any_order(seed: int, gate_gradients: bool, monkeypatch: pytest
         ("pair", "mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)", "pass"),
         ("pair", "mbarrier.wait(copy_written.index(v % COPIES), (v // COPIES) & 1)", "pass"),
         ("pair", "mbarrier.wait(dv_written.index(v % SLOTS), (v // SLOTS) & 1)", "pass"),
+        ("pair", "mbarrier.wait(factors_full.index(s), (i // STAGES) & 1)", "pass"),
+        ("pair", "mbarrier.wait(dk_written.index(s), (i // STAGES) & 1)", "pass"),
+        ("pair", "mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)", "pass"),
     ],
 )
 def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch):
