@@ -26,6 +26,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
 
@@ -178,15 +179,19 @@ def _activate(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, log_f, log_i, x_exponents, y_exponents, g_exponents, log2_scale,
     heads, T, blocks, tiles,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    if OVERLAP:
+        gdc_launch_dependents()
     row, block = _row_and_part(blocks)
     t = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     x, y = load_log_gates(
         f, f_b, f_h, f_t, i, i_b, i_h, i_t, row // heads, row % heads, t, t < T, FORGET, INPUT, TEMPERATURE
     )
-    tl.store(log_f + row * T + t, x, mask=t < T)
-    tl.store(log_i + row * T + t, y, mask=t < T)
-    if TILE:
+    if TILE == 0:
+        tl.store(log_f + row * T + t, x, mask=t < T)
+        tl.store(log_i + row * T + t, y, mask=t < T)
+    else:
         shift = tl.full([BLOCK], 0.0, tl.float32) + log2_scale
         _store_exponents(x, y, x_exponents, y_exponents, g_exponents, shift, row, block, tiles, BLOCK, TILE)
 
@@ -194,9 +199,11 @@ def _activate(
 @triton.jit
 def _summarise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, block_g, block_m, heads, T, blocks,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The (max, +) map of a block: m after it = max(m before it + block_g, block_m)."""
+    if OVERLAP:
+        gdc_launch_dependents()
     row, block = _row_and_part(blocks)
     b, h = row // heads, row % heads
     start = block * BLOCK
@@ -214,10 +221,20 @@ def _stabilise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, m_0, block_g, block_m, log_f, log_i, m,
     x_exponents, y_exponents, g_exponents, log2_scale, heads, T, blocks, tiles,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, HAS_M_0: tl.constexpr,
-    RESCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
+    RESCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, block = _row_and_part(blocks)
     b, h = row // heads, row % heads
+    start = block * BLOCK
+    t = start + tl.arange(0, BLOCK).to(tl.int64)
+    x, y = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, t < T, FORGET, INPUT, TEMPERATURE)
+    earlier = (t > start) & (t <= T)  # a scan over the step before gives m_{t-1}
+    x_1, y_1 = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t - 1, earlier, FORGET, INPUT, TEMPERATURE)
+    sums, maxima = tl.associative_scan((x_1, y_1), 0, _max_plus)
+    if OVERLAP:
+        if BLOCKS > 1:
+            gdc_wait()  # for the maps of blocks: what is above needs none
+        gdc_launch_dependents()
     m_before = 0.0
     if HAS_M_0:
         m_before = tl.load(m_0 + row)
@@ -230,13 +247,6 @@ def _stabilise(
         carried = tl.max(later_g + tl.load(block_m + row * blocks + before, mask=mask, other=float("-inf")), 0)
         all_g = tl.sum(tl.load(block_g + row * blocks + before, mask=mask, other=0.0), 0)
         m_before = tl.maximum(m_before + all_g, carried)
-
-    start = block * BLOCK
-    t = start + tl.arange(0, BLOCK).to(tl.int64)
-    x, y = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, t < T, FORGET, INPUT, TEMPERATURE)
-    earlier = (t > start) & (t <= T)  # a scan over the step before gives m_{t-1}
-    x_1, y_1 = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t - 1, earlier, FORGET, INPUT, TEMPERATURE)
-    sums, maxima = tl.associative_scan((x_1, y_1), 0, _max_plus)
     kept = x + tl.maximum(sums + m_before, maxima)  # log f_t + m_{t-1}
     # Whichever wins the maximum is exactly 0 afterwards. Forgetting all and writing nothing stays -inf.
     forget = tl.where(kept >= y, 0.0, kept - y)
@@ -245,7 +255,8 @@ def _stabilise(
     take = tl.where(y == float("-inf"), float("-inf"), take)
     m_t = tl.maximum(tl.maximum(kept, y), M_FLOOR)
     tl.store(log_f + row * T + t, forget, mask=t < T)
-    tl.store(log_i + row * T + t, take, mask=t < T)
+    if TILE == 0:
+        tl.store(log_i + row * T + t, take, mask=t < T)
     tl.store(m + row * T + t, m_t, mask=t < T)
     if TILE:
         forget = tl.where(t < T, forget, 0.0)  # neutral, as what is loaded beyond T
@@ -284,10 +295,7 @@ def _sum_tiles(
     tl.store(g + row * tiles + tile, tl.sum(x, 1), mask=tile < tiles)
 
 
-def log_gates(
-    f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None,
-    exponents: Exponents | None = None, scale: float = 1.0,
-) -> LogGates:  # fmt: skip
+def log_gates(f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None) -> LogGates:
     """Log gates of every step, in float32 (paper eqs. 1-9; the recurrent definition of m, solved by a parallel scan).
 
     Args:
@@ -295,29 +303,56 @@ def log_gates(
         i: input pre-activation (B, H, T), any strides; None where the gate has none.
         shape: (B, H, T).
         m_0: (B, H) stabiliser of the initial state; None is 0, as in `types.zero_state`.
-        exponents: written too, if given, for a q that is scaled by `scale` >= 0, and by exp(m) where the gate is
-            stabilised without a normaliser.
     """
+    log_f, log_i = (torch.empty(shape, dtype=torch.float32, device=f.device) for _ in range(2))
+    return LogGates(log_f, log_i, _computed(f, i, gate, shape, m_0, log_f, log_i, None, 1.0))
+
+
+def exponents(
+    f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None,
+    made: Exponents, scale: float,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Write `made`, for a q that is scaled by `scale` >= 0, and by exp(m) where the gate is stabilised without a
+    normaliser; log f relative to m, and m, where the gate is stabilised: (B, H, T) float32.
+
+    On a GPU, which is to have compute capability 9.0, a kernel launched next as a dependent one may start before they
+    are there, and must wait for them.
+
+    Args: see `log_gates`.
+    """
+    log_f = torch.empty(shape, dtype=torch.float32, device=f.device) if gate.stabilized else None
+    return log_f, _computed(f, i, gate, shape, m_0, log_f, None, made, scale)
+
+
+def _computed(
+    f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None,
+    log_f: Tensor | None, log_i: Tensor | None, made: Exponents | None, scale: float,
+) -> Tensor | None:  # fmt: skip
+    """m, if the gate is stabilised, beside what is written to the tensors given."""
     batch, heads, T = shape
     f, i = _expanded(f, i, shape)
-    x = y = g = None
     tiles, tile = 0, 0
-    if exponents is not None:
-        x, y, g = exponents
-        tiles = g.shape[-1]
-        tile = x.shape[-1] // tiles
-    log_f, log_i = (torch.empty(shape, dtype=torch.float32, device=f.device) for _ in range(2))
+    if made is not None:
+        tiles = made.g.shape[-1]
+        tile = made.x.shape[-1] // tiles
+    overlap = made is not None and f.is_cuda
     block = min(BLOCK, max(16, tile, next_power_of_2(T)))
     blocks = cdiv(T, block)
     log2_scale = math.log2(scale) if scale > 0 else -math.inf
     grid = (batch * heads * blocks,)
     inputs = (f, *f.stride(), i, *i.stride())
-    branch = {"FORGET": gate.forget, "INPUT": gate.input, "TEMPERATURE": gate.temperature, "BLOCK": block}
-    made = (x, y, g, log2_scale, heads, T, blocks, tiles)
+    outputs = (*(made or (None,) * 3), log2_scale, heads, T, blocks, tiles)
+    branch = {
+        "FORGET": gate.forget,
+        "INPUT": gate.input,
+        "TEMPERATURE": gate.temperature,
+        "BLOCK": block,
+        "OVERLAP": overlap,
+    }
     if not gate.stabilized:
-        _activate[grid](*inputs, log_f, log_i, *made, **branch, TILE=tile)
-        return LogGates(log_f, log_i, None)
-    m = torch.empty_like(log_f)
+        _activate[grid](*inputs, log_f, log_i, *outputs, **branch, TILE=tile)
+        return None
+    m = torch.empty(shape, dtype=torch.float32, device=f.device)
     block_g = block_m = None
     if blocks > 1:
         block_g, block_m = torch.empty((2, batch * heads * blocks), dtype=torch.float32, device=f.device)
@@ -325,10 +360,11 @@ def log_gates(
     if m_0 is not None:
         m_0 = m_0.float().contiguous()
     _stabilise[grid](
-        *inputs, m_0, block_g, block_m, log_f, log_i, m, *made, **branch,
+        *inputs, m_0, block_g, block_m, log_f, log_i, m, *outputs, **branch,
         HAS_M_0=m_0 is not None, RESCALE=not gate.normalize, BLOCKS=next_power_of_2(blocks), TILE=tile,
+        **({"launch_pdl": True} if overlap and blocks > 1 else {}),
     )  # fmt: skip
-    return LogGates(log_f, log_i, m)
+    return m
 
 
 def tile_gates(gates: LogGates, tile: int) -> TileGates:
@@ -391,7 +427,7 @@ def _gate_gradients(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, q_within, kdk, k_within, log_f, through, sum_from, sum_before, df, di,
     rows, heads, T, chunk_size, chunks, groups, blocks,
     Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,
-    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr,
+    FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, GIVEN: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """A group of CHUNKS chunks, or of a long chunk one of its blocks."""
@@ -412,8 +448,13 @@ def _gate_gradients(
         at = row * chunks * blocks + part // blocks * blocks + other
         dlog_f += tl.sum(tl.load(sum_from + at, mask=(other > block) & (other < blocks), other=0.0), 0)
         dlog_f += tl.sum(tl.load(sum_before + at, mask=other < block, other=0.0), 0)
-    dlog_f = tl.where(tl.load(log_f + row * T + t, mask=mask, other=0.0) < FORGOTTEN, 0.0, dlog_f)
-    t = t.to(tl.int64)
+    if GIVEN:
+        log_f_t = tl.load(log_f + row * T + t, mask=mask, other=0.0)
+        t = t.to(tl.int64)
+    else:
+        t = t.to(tl.int64)
+        log_f_t, _ = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask, FORGET, INPUT, TEMPERATURE)
+    dlog_f = tl.where(log_f_t < FORGOTTEN, 0.0, dlog_f)
     df_t = dlog_f
     if FORGET == "sigmoid":
         x = tl.load(f + b * f_b + h * f_h + t * f_t, mask=mask, other=0.0).to(tl.float32)
@@ -445,7 +486,7 @@ def gate_gradients(
     f: Tensor,
     i: Tensor | None,
     gate: Gate,
-    gates: LogGates,
+    log_f: Tensor | None,
     qdq: RowSums,
     kdk: RowSums,
     through: Tensor,
@@ -462,7 +503,8 @@ def gate_gradients(
     Where next to nothing passes a forget gate (a document boundary) its own gradient is 0.
 
     Args:
-        f, i, gate: as given to `log_gates`, whose result is `gates`.
+        f, i, gate: as given to `log_gates`.
+        log_f: as that returned it; of a gate that is not stabilised it is worked out again if None.
         qdq, kdk: q_t.dq_t and k_t.dk_t.
         through: (B, H, chunks) float32, exp(g) (sum(C * dC) + sum(n * dn)) with the state before a chunk, the state's
             gradient after it and its log gate g.
@@ -470,7 +512,7 @@ def gate_gradients(
     Returns:
         df like f (one number a head is summed over batch and time, a block of steps in the kernel), di like i or None.
     """
-    batch, heads, T = shape = (gates.log_f.shape[0], gates.log_f.shape[1], gates.log_f.shape[2])
+    batch, heads, T = shape = (qdq.every.shape[1], qdq.every.shape[2], qdq.every.shape[3])
     f_all, i_all = _expanded(f, i, shape)
     chunks = cdiv(T, chunk_size)
     block = min(BLOCK, next_power_of_2(min(chunk_size, max(T, 16))))
@@ -496,9 +538,9 @@ def gate_gradients(
             *qdq, *kdk, sum_from, sum_before, rows, T, chunk_size, chunks, blocks, **parts
         )  # fmt: skip
     _gate_gradients[(rows * groups * blocks,)](
-        f_all, *f_all.stride(), i_all, *i_all.stride(), *qdq, *kdk, gates.log_f, through, sum_from, sum_before, df, di,
+        f_all, *f_all.stride(), i_all, *i_all.stride(), *qdq, *kdk, log_f, through, sum_from, sum_before, df, di,
         rows, heads, T, chunk_size, chunks, groups, blocks, **parts,
-        FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature,
+        FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature, GIVEN=log_f is not None,
         CHUNKS=together, BLOCKS=next_power_of_2(blocks),
     )  # fmt: skip
     if gate.per_head:

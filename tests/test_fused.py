@@ -128,7 +128,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     """
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.gates import Exponents, LogGates
+    from tflabench.kernels.gates import Exponents
     from tflabench.kernels.hopper import backward, forward, launch
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -182,7 +182,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     gate = empty(16, 2048)
     made = Exponents(empty(16, 2048), empty(16, 2048), empty(16, 32))
-    monkeypatch.setattr(forward, "exponents", lambda *_: (LogGates(gate, gate, None), made))
+    monkeypatch.setattr(forward, "exponents", lambda *_: (None, None, made))
     monkeypatch.setattr(backward, "empty_row_sums", row_sums)
     monkeypatch.setattr(backward, "sum_shared", sum_shared)
     monkeypatch.setattr(backward, "through_tiles", lambda *_: None)
@@ -196,10 +196,10 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         backward.backward(h, None, q, k, v, gate, gate, None, saved, gate_gradients=gate_gradients, **options)
 
     steps = p.tokens * p.heads
-    gates = 2 * 2 + 8 + 8  # pre-activations, log gates, exponents
+    gates = 2 * 2 + 8  # pre-activations, exponents
     if pass_ == "fwbw" and gate_gradients:
         parts = -(-d_qk // 128) * -(-d_hv // 256)
-        gates += 2 * 4 * 4 * parts + 4 * 2 + 4  # row sums read twice; pre-activations and their gradients; log f
+        gates += 2 * 4 * 4 * parts + 4 * 2  # row sums read twice; pre-activations and their gradients
     wanted = {"gate_gradients": gate_gradients, "group": group}
     assert fused.cost(p, "sig", chunk_size, **wanted).bytes == sum(moved) + steps * gates
     launched = fused.launches(p, "sig", chunk_size, **wanted)
@@ -214,8 +214,8 @@ def test_row_sums_are_for_gate_gradients():
     with_sums, without = (fused.cost(p, "sig", 4096, gate_gradients=wanted) for wanted in (True, False))
     steps, parts = p.tokens * p.heads, 2
     assert with_sums.flops - without.flops == steps * (2 * 2 * 256 * 256 + 2 * 64 * 256 / 2)
-    log_f_and_gates = 4 + 2 * 2 + 2 * 2
-    assert with_sums.bytes - without.bytes == steps * (2 * 2 * 256 + 3 * 4 * 4 * parts + log_f_and_gates)
+    gates = 2 * 2 + 2 * 2
+    assert with_sums.bytes - without.bytes == steps * (2 * 2 * 256 + 3 * 4 * 4 * parts + gates)
     assert fused.cost(FIG_4, "sig", 4096, gate_gradients=False) == fused.cost(FIG_4, "sig", 4096), "none in forward"
 
 

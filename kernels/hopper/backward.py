@@ -48,7 +48,7 @@ def backward(
     del state_dtype, config
     given = (q, k, v, f, i)
     cut = Segments(q.shape[2], chunk_size)
-    log_gates, e, C = restored(saved)
+    log_f, e, C = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     H, T = v.shape[1:3]
     C_0, n_0 = initial_matrices(initial)
@@ -88,7 +88,9 @@ def backward(
 
     dn_0 = dots = None
     if dn is not None:
-        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, log_gates)
+        m_0 = None if initial is None else initial.m
+        every = gates.log_gates(f, i, gate, (k.shape[0], H, T), m_0)
+        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
     df = di = None
@@ -100,7 +102,7 @@ def backward(
             if n_0 is not None and dn_0 is not None:
                 x_last = x_last + (n_0 * dn_0).sum(-1)
         through = through_tiles(qdq, kdk, x_last, e.g)
-        df, di = gates.gate_gradients(f, i, gate, log_gates, qdq, kdk, through, TILE)
+        df, di = gates.gate_gradients(f, i, gate, log_f, qdq, kdk, through, TILE)
     dk = sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)

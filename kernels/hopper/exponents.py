@@ -16,8 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tflabench.kernels import gates
 from tflabench.kernels.cover import cdiv
-from tflabench.kernels.gates import Exponents, LogGates, log_gates
+from tflabench.kernels.gates import Exponents
 from tflabench.kernels.types import Gate
 
 TILE = 64
@@ -25,13 +26,14 @@ TILE = 64
 
 def exponents(
     f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None, scale: float
-) -> tuple[LogGates, Exponents]:
-    """Log gates and exponents of every step and tile, in one kernel; the arguments are those of `log_gates`.
+) -> tuple[Tensor | None, Tensor | None, Exponents]:
+    """log f relative to m, and m, of a gate that is stabilised, and the exponents of every step and tile.
 
-    A gate that has a stabiliser but no normaliser gets weights without it: exp(m_i) times as large.
+    A gate that has a stabiliser but no normaliser gets weights without it: exp(m_i) times as large. The arguments are
+    those of `gates.exponents`.
     """
     B, H, T = shape
     tiles = cdiv(T, TILE)
     x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=f.device) for _ in range(2))
     e = Exponents(x, y, torch.empty((B, H, tiles), dtype=torch.float32, device=f.device))
-    return log_gates(f, i, gate, shape, m_0, e, scale), e
+    return *gates.exponents(f, i, gate, shape, m_0, e, scale), e

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.gates import Exponents, LogGates
+from tflabench.kernels.gates import Exponents
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
@@ -35,7 +35,7 @@ def forward(
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
     cut = Segments(T, chunk_size)
-    gates, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
+    log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
     C_0, n_0 = initial_matrices(initial)
     states = ()
@@ -53,8 +53,8 @@ def forward(
     norm, back = None, e.x
     if gate.normalize:
         back = torch.empty_like(e.x)
-        m = torch.zeros_like(gates.log_f) if gates.m is None else gates.m
-        norm = Normaliser(m, n, back, n_last)
+        bound = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
+        norm = Normaliser(bound, n, back, n_last)
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     launch_walk(
@@ -65,21 +65,21 @@ def forward(
     state = None
     if return_last_state:
         assert C_last is not None
-        state = State(C_last, n_last, None if gates.m is None else gates.m[:, :, -1].contiguous())
-    return h, state, (gates.log_f, gates.log_i, back, e.y, e.g, *states)
+        state = State(C_last, n_last, None if m is None else m[:, :, -1].contiguous())
+    return h, state, (*(() if log_f is None else (log_f,)), back, e.y, e.g, *states)
 
 
 def empty_saved(
     q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None
 ) -> tuple[Tensor, ...]:
-    """What `forward` saves, uninitialised: log gates, exponents of backward (x less log2 of the denominator, y, g), and
-    with several segments the state each starts from; all float32.
+    """What `forward` saves, uninitialised: log f of a stabilised gate, exponents of backward (x less log2 of the
+    denominator, y, g), and with several segments the state each starts from; all float32.
     """
-    del gate, state_dtype, config
+    del state_dtype, config
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
     cut = Segments(T, chunk_size)
-    shapes = [*[(B, H, T)] * 2, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles)]
+    shapes = [*[(B, H, T)] * gate.stabilized, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles)]
     states = [(B, H, cut.count, d_qk, d_hv)] if cut.count > 1 else []
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *states))
 
@@ -97,7 +97,7 @@ def weights(skip: Tensor | None) -> Tensor | None:
     return None if skip is None else skip.float().contiguous()
 
 
-def restored(saved: tuple[Tensor, ...]) -> tuple[LogGates, Exponents, Tensor | None]:
-    """Log gates, the exponents of backward and the states of segments out of what `forward` saved."""
-    log_f, log_i, x, y, g, *states = saved
-    return LogGates(log_f, log_i, None), Exponents(x, y, g), states[0] if states else None
+def restored(gate: Gate, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, Exponents, Tensor | None]:
+    """log f, the exponents of backward and the states of segments out of what `forward` saved."""
+    log_f, (x, y, g, *states) = (saved[0], saved[1:]) if gate.stabilized else (None, saved)
+    return log_f, Exponents(x, y, g), states[0] if states else None

@@ -170,7 +170,7 @@ def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
 def produce(
     descs, exponents, m_ptr, buffers, e_buf, factors, empty, ready, items, geometry, sharing, column, steps,
     PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     u_desc, w_desc, z_desc, x_desc = descs
@@ -198,6 +198,9 @@ def produce(
             if SUMS:
                 fetch(x_desc, batch, z_head, tile, z0, 2 * ZB, x_buf, s, arrived)
             if NORM:  # as late as the tile itself arrives
+                if EARLY:  # noqa: SIM102
+                    if i == 0:
+                        wait_for_kernel_before()
                 a_u = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
                 a_z = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
                 g = gl.load(g_ptr + row * tiles + tile)
@@ -307,8 +310,10 @@ def score(
     items, geometry, steps, part_stride,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
-    SKIP: gl.constexpr, DIAGONAL: gl.constexpr,
+    SKIP: gl.constexpr, DIAGONAL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        begin(INDEPENDENT=False)
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
@@ -465,8 +470,10 @@ def places(products, dtype: gl.constexpr):
 def normalise(
     states, g_ptr, back_ptr, e_buf, norm, factors, empty, ready, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
-    LATE: gl.constexpr, DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    LATE: gl.constexpr, DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        begin(INDEPENDENT=False)
     SPANS: gl.constexpr = spans(WB)
     WIDTH: gl.constexpr = 64 * WB // SPANS
     parts_l: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0])
@@ -732,8 +739,10 @@ def math(
     HALF: gl.constexpr, GROUPS: gl.constexpr, Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
-    DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr,
+    DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        wait_for_kernel_before()
     ROWS: gl.constexpr = 64 * GROUPS  # of a state that a role carries at a time
     WARPS: gl.constexpr = 4 * GROUPS
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -961,29 +970,31 @@ def walk(
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
     MORE: gl.constexpr = NORM or SUMS  # roles than the four: normalise or send
-    begin(INDEPENDENT)
+    EARLY: gl.constexpr = TRANSPOSED and not REVERSE  # h: its tiles come while what comes before makes exponents
+    if not EARLY:
+        begin(INDEPENDENT)
     gl.warp_specialize(
         [
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf0, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf1, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
             (score, ((au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
                      buffers, e_buf, p_buf, (dots_buf, pairs_buf), norm, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride,
-                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL)),
+                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL, EARLY)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
-                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS)),
+                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, EARLY)),
             (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
-                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST))
+                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST, EARLY))
             if NORM
             else (send, (o_desc, o_buf0, o_full, o_free, items, geometry, PIECES, GROUPS, OUTS, REVERSE, ADD)),
         ][2 - ROLES : 4 + MORE],

@@ -230,7 +230,7 @@ def backward(
     )  # fmt: skip
     df = di = None
     if gate_gradients:
-        df, di = gates.gate_gradients(f, i, gate, plan.gates, qdq, kdk, through, plan.chunk_size)
+        df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, qdq, kdk, through, plan.chunk_size)
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)

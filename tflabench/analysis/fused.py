@@ -57,7 +57,8 @@ from tflabench.problem import InputError, Problem
 TILE = 64
 STATE_BYTES = 4  # float32, whatever the inputs are
 SUM_BYTES = 4  # of a row sum: float32
-LOG_GATE_BYTES = EXPONENT_BYTES = 2 * 4  # of both gates of a step: float32
+EXPONENT_BYTES = 2 * 4  # of both gates of a step: float32
+STABILISED_BYTES = 2 * 4  # of log f and m of a step, which an exponential input gate has besides
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
@@ -235,7 +236,7 @@ def cost(
     shared_scores = (found[0].together - 1) * found[0].flops(causal_factor)["scores"]
     flops = steps * (tile / TILE - shared_scores)
     flops += steps * sum(sum(walk.flops(causal_factor).values()) for walk in found[1:])
-    moved = steps * (_log_gate_bytes(p) + _gate_gradient_bytes(p, found) + _shared_gradient_bytes(p, found))
+    moved = steps * (_gate_bytes(p, gate) + _gate_gradient_bytes(p, gate, found) + _shared_gradient_bytes(p, found))
     moved += steps * sum(walk.step_bytes(p.element_bytes) for walk in found)
     cut = segments(p, chunk_size)
     if cut > 1:
@@ -257,7 +258,7 @@ def launches(
     cut = segments(p, chunk_size)
     dd = p.d_qk * p.d_hv
     passes = 2 if p.pass_ == "fwbw" else 1
-    found = [_pointwise("gates", steps, _log_gate_bytes(p))]
+    found = [_pointwise("gates", steps, _gate_bytes(p, gate))]
     if exp:
         found += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
     if cut > 1:
@@ -281,7 +282,7 @@ def launches(
         found += [_launch(walk, p, exp, cut)] * walk.launches
     if shared := _shared_gradient_bytes(p, of_pass):
         found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
-    if sums := _gate_gradient_bytes(p, of_pass):
+    if sums := _gate_gradient_bytes(p, gate, of_pass):
         found += [
             _pointwise("sums of tiles", steps, sums / 2),
             Launch("through tiles", heads, 8, {}, {}, trips=2),
@@ -366,15 +367,15 @@ def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
     return min(reversed(sizes), key=lambda size: runtime(problem.with_(chunk_size=size), gate, gpu))
 
 
-def _log_gate_bytes(p: Problem) -> float:
-    """A step: pre-activations to log gates and exponents."""
-    return 2 * p.element_bytes + LOG_GATE_BYTES + EXPONENT_BYTES
+def _gate_bytes(p: Problem, gate: Gate) -> float:
+    """A step: pre-activations to exponents."""
+    return 2 * p.element_bytes + EXPONENT_BYTES + STABILISED_BYTES * (gate == "exp")
 
 
-def _gate_gradient_bytes(p: Problem, found: tuple[Walk, ...]) -> float:
-    """A step: row sums, read for tiles and again for steps; pre-activations, log f and both gradients."""
+def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Walk, ...]) -> float:
+    """A step: row sums, read for tiles and again for steps; pre-activations and both gradients; log f of exp."""
     sums = sum(walk.sum_bytes for walk in found)
-    return 2 * sums + 4 * p.element_bytes + LOG_GATE_BYTES / 2 if sums else 0
+    return 2 * sums + 4 * p.element_bytes + STABILISED_BYTES / 2 * (gate == "exp") if sums else 0
 
 
 def _shared_gradient_bytes(p: Problem, found: tuple[Walk, ...]) -> float:
