@@ -24,19 +24,19 @@ are two launches each):
     dk, dv    570         741       726
     dk                                          697         943       929
     dv                                          501         639       604
-    all      1412        1824      1649        2447        3243      3181
+    all      1409        1823      1673        2446        3242      3092
     all but gate gradients
-             1334        1654      1428
+             1332        1652      1435
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          284   395   452            407   551   795
-    all                                 1264  1810  2268           1516  2125  3014
+    h and gates                          276   387   450            400   543   804
+    all                                 1252  1798  2275           1504  2113  3037
 
 What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
 between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
 a walk gains by what it put through there (kernels/MEASURED.md, version 12), and sums across lanes by halves brought
 dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Longest against the model are exp's forward
-at 256/512, where four programs of a head each carry n and compute q . n of every tile (700 measured, 662 calibrated),
+at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 662 calibrated),
 and four heads in a program, of which
 all roles wait for one another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the
 gradient of D. At T = 65536 the model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and
