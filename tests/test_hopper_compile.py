@@ -301,6 +301,23 @@ def test_walks_compute_the_recurrence_and_its_gradients(
         assert error < (5e-2 if hard and gate.normalize else 2e-5), (name, error.item())
 
 
+@pytest.mark.usefixtures("emulated")
+def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(monkeypatch: pytest.MonkeyPatch):
+    """q, k and v that TMA cannot take: h may fetch the copies as soon as the kernel before it has begun."""
+    launched: list[str] = []
+
+    def record(name: str, call: Any) -> Any:
+        return lambda *args, **options: (launched.append(name), call(*args, **options))[1]
+
+    monkeypatch.setattr(hopper_forward, "aligned", record("copy", torch.clone))
+    monkeypatch.setattr(hopper_forward, "exponents", record("exponents", hopper_forward.exponents))
+    monkeypatch.setattr(hopper_forward, "launch_walk", record("h", emulate_walk))
+    x = inputs(GATES["sig"], 200, with_state=False)
+    hopper_forward.forward(**x, gate=GATES["sig"], scale=-0.3, chunk_size=512)
+    assert launched[:4] == ["copy", "copy", "copy", "exponents"]
+    assert launched[-1] == "h"
+
+
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 

@@ -35,8 +35,8 @@ def forward(
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
     cut = Segments(T, chunk_size)
+    q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)  # first: h reads them early (`walk.walk`)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
-    q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
     C_0, n_0 = initial_matrices(initial)
     states = ()
     if cut.count > 1:

@@ -970,7 +970,9 @@ def walk(
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
     MORE: gl.constexpr = NORM or SUMS  # roles than the four: normalise or send
-    EARLY: gl.constexpr = TRANSPOSED and not REVERSE  # h: its tiles come while what comes before makes exponents
+    # h: the kernel before it began when q, k and v were there, so tiles come while it makes exponents or states; roles
+    # that read those wait for it. What dq reads may be made by any kernel before it.
+    EARLY: gl.constexpr = TRANSPOSED and not REVERSE
     if not EARLY:
         begin(INDEPENDENT)
     gl.warp_specialize(
