@@ -170,7 +170,7 @@ def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
 def produce(
     descs, exponents, m_ptr, buffers, e_buf, factors, empty, ready, items, geometry, sharing, column, steps,
     PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr, EARLY: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
 ):  # fmt: skip
     t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     u_desc, w_desc, z_desc, x_desc = descs
@@ -198,9 +198,6 @@ def produce(
             if SUMS:
                 fetch(x_desc, batch, z_head, tile, z0, 2 * ZB, x_buf, s, arrived)
             if NORM:  # as late as the tile itself arrives
-                if EARLY:  # noqa: SIM102
-                    if i == 0:
-                        wait_for_kernel_before()
                 a_u = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
                 a_z = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
                 g = gl.load(g_ptr + row * tiles + tile)
@@ -470,10 +467,8 @@ def places(products, dtype: gl.constexpr):
 def normalise(
     states, g_ptr, back_ptr, e_buf, norm, factors, empty, ready, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
-    LATE: gl.constexpr, DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, EARLY: gl.constexpr,
+    LATE: gl.constexpr, DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
-    if EARLY:
-        begin(INDEPENDENT=False)
     SPANS: gl.constexpr = spans(WB)
     WIDTH: gl.constexpr = 64 * WB // SPANS
     parts_l: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [2, 1], [1, 0])
@@ -971,8 +966,9 @@ def walk(
     factors = (r_buf, s_buf, decay_buf)
     MORE: gl.constexpr = NORM or SUMS  # roles than the four: normalise or send
     # h: the kernel before it began when q, k and v were there, so tiles come while it makes exponents or states; roles
-    # that read those wait for it. What dq reads may be made by any kernel before it.
-    EARLY: gl.constexpr = TRANSPOSED and not REVERSE
+    # that read those wait for it. What dq reads may be made by any kernel before it. With a normaliser `produce` reads
+    # exponents too, and on Triton 3.9 waiting there spills 40 B more.
+    EARLY: gl.constexpr = TRANSPOSED and not REVERSE and not NORM
     if not EARLY:
         begin(INDEPENDENT)
     gl.warp_specialize(
@@ -994,9 +990,9 @@ def walk(
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
-                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, EARLY)),
+                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS)),
             (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
-                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST, EARLY))
+                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST))
             if NORM
             else (send, (o_desc, o_buf0, o_full, o_free, items, geometry, PIECES, GROUPS, OUTS, REVERSE, ADD)),
         ][2 - ROLES : 4 + MORE],
