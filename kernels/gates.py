@@ -450,11 +450,10 @@ def _gate_gradients(
         at = row * chunks * blocks + part // blocks * blocks + other
         dlog_f += tl.sum(tl.load(sum_from + at, mask=(other > block) & (other < blocks), other=0.0), 0)
         dlog_f += tl.sum(tl.load(sum_before + at, mask=other < block, other=0.0), 0)
+    t = t.to(tl.int64)
     if GIVEN:
         log_f_t = tl.load(log_f + row * T + t, mask=mask, other=0.0)
-        t = t.to(tl.int64)
     else:
-        t = t.to(tl.int64)
         log_f_t, _ = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask, FORGET, INPUT, TEMPERATURE)
     dlog_f = tl.where(log_f_t < FORGOTTEN, 0.0, dlog_f)
     df_t = dlog_f
