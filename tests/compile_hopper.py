@@ -9,19 +9,17 @@ import json
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.hopper import packed, pair, segments, walk
+from tflabench.kernels.hopper.compat import ASSEMBLY
 from tflabench.kernels.hopper.launch import (
     BLOCK,
     EXPONENTS_BLOCK,
@@ -33,6 +31,9 @@ from tflabench.kernels.hopper.launch import (
     WalkShape,
     takes_pair,
 )
+
+sys.path.insert(0, str(Path(__file__).parent))
+from assembled import assembled
 
 SHAPES = ("128/256", "256/512")
 
@@ -53,22 +54,12 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     aligned = {places[a]: [["tt.divisibility", 16]] for a in kernel.arg_names if a.endswith("_ptr")}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, aligned)
-    done: Any = triton.compile(
-        source,
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1), "maxnreg": maxnreg},
-    )
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
-        ptx.write(done.asm["ptx"])
-        ptx.flush()
-        command = [get_ptxas(90).path, "-v", "-arch=sm_90a", ptx.name, "-o", "/dev/null"]
-        log = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    spills = re.findall(r"(\d+) bytes spill", log)
-    assert spills, log
+    warps = 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1)
+    done, log = assembled(source, 90, {"num_warps": warps, "maxnreg": maxnreg, **ASSEMBLY})
     return {
         "kernel": name,
         "shared_bytes": done.metadata.shared,
-        "spilled_bytes": sum(map(int, spills)),
+        "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
         "warnings": sorted(set(re.findall(r"C75\d\d", log))),
     }
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
+import sys
+from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from tflabench.kernels.tfla import step
+
+sys.path.insert(0, str(Path(__file__).parent))
+from assembled import assembled
 
 TYPES = {
     **dict.fromkeys(["q", "k", "v", "f", "i", "h"], "*bf16"),
@@ -25,19 +26,12 @@ TYPES = {
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, sm: int) -> dict[str, Any]:
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "*fp32") for n in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    done: Any = triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": warps})
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
-        ptx.write(done.asm["ptx"])
-        ptx.flush()
-        command = [get_ptxas(sm).path, "-v", f"-arch=sm_{sm}{'a' if sm == 90 else ''}", ptx.name, "-o", "/dev/null"]
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    spills = re.findall(r"(\d+) bytes spill", log)
-    assert spills, log
+    done, log = assembled(source, sm, {"num_warps": warps})
     return {
         "kernel": kernel.__name__,
         "sm": sm,
         "constants": constants,
-        "spilled_bytes": sum(map(int, spills)),
+        "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
         "shared_bytes": done.metadata.shared,
     }
 

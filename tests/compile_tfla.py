@@ -11,16 +11,13 @@ import json
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -28,6 +25,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tflabench.kernels.hopper.exponents import exponents
 from tflabench.kernels.tfla import chunkwise, config, epilogue
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
+
+sys.path.insert(0, str(Path(__file__).parent))
+from assembled import assembled
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 SHARED = Gate("rate", "softplus")  # 64 heads, of which all share q and k, with a skip connection
@@ -108,12 +108,7 @@ def source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
 def compiled(launch: Launch, sm: int) -> dict[str, Any]:
     """Registers, spills, shared memory and the assembler's warnings about serialised wgmma."""
     code, options = source(launch)
-    done: Any = triton.compile(code, target=GPUTarget("cuda", sm, 32), options=options)
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
-        ptx.write(done.asm["ptx"])
-        ptx.flush()
-        command = [get_ptxas(sm).path, "-v", f"-arch=sm_{sm}{'a' if sm == 90 else ''}", ptx.name, "-o", "/dev/null"]
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    done, log = assembled(code, sm, options)
     return {
         "kernel": launch[0].__name__,
         "sm": sm,

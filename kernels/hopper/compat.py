@@ -4,6 +4,7 @@ something slower if they are left to.
 """
 
 import triton
+from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
@@ -48,6 +49,10 @@ else:
         coord = _semantic._convert_to_ir_values(coord, require_i64=False)
         _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
+
+# From 3.7 on Triton has ptxas allocate registers with less care (`--regAllocOptLevel=2`, against a bug of ptxas 13):
+# the walks then spill three times as much. 4 is what every ptxas does by itself; the last option given counts.
+ASSEMBLY = {"ptx_options": " ".join(filter(None, ["--regAllocOptLevel=4", knobs.nvidia.ptxas_options]))}
 
 HOISTS = gl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7))
 WIDEST_OPERAND = gl.constexpr(2 if HOISTS else 4)  # blocks of U or W in a product of scores, see `uniform`

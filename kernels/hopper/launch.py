@@ -15,6 +15,7 @@ from tflabench.kernels.gates import Exponents, RowSums
 from tflabench.kernels.tfla.config import multiprocessors
 
 from . import packed, pair, segments, walk
+from .compat import ASSEMBLY
 from .exponents import TILE
 
 BLOCK = [1, 1, 64, 64]
@@ -210,7 +211,7 @@ def launch_walk(
             **vars(pack),
             TRANSPOSED=transposed, REVERSE=reverse, SUMMED=summed, SUMS=sums is not None,
             FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, DIAGONAL=diagonal is not None,
-            INDEPENDENT=independent, num_warps=4, maxnreg=pack.registers, launch_pdl=True,
+            INDEPENDENT=independent, num_warps=4, maxnreg=pack.registers, launch_pdl=True, **ASSEMBLY,
         )  # fmt: skip
         return
     u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
@@ -239,7 +240,7 @@ def launch_walk(
             REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
-            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1,
+            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1, **ASSEMBLY,
         )  # fmt: skip
 
 
@@ -279,7 +280,7 @@ def launch_pair(
         items, H, H // q.shape[1], T, cut.tiles, cut.segment_tiles, cut.count,
         Z_DIM=d_qk, W_DIM=d_hv, **vars(PairShape.of(d_hv)), SUMS=sums is not None,
         FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, num_warps=8, maxnreg=128,
-        launch_pdl=True,
+        launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip
 
 
@@ -315,7 +316,7 @@ def launch_segments(
         H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
         accumulated, z_pieces, w_pieces,
         Z_DIM=d_qk, W_DIM=d_hv, STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
-        launch_pdl=z_pieces * w_pieces == 1,
+        launch_pdl=z_pieces * w_pieces == 1, **ASSEMBLY,
     )  # fmt: skip
     ends = []
     for state, begin in ((states, start[0]), (n_states, start[1])):
