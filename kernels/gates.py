@@ -430,7 +430,7 @@ def _gate_gradients(
     rows, heads, T, chunk_size, chunks, groups, blocks,
     Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, GIVEN: tl.constexpr,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A group of CHUNKS chunks, or of a long chunk one of its blocks."""
     row, part = _row_and_part(groups * blocks)
@@ -438,8 +438,14 @@ def _gate_gradients(
     block = part % blocks
     chunk = part // blocks * CHUNKS + tl.arange(0, CHUNKS)
     inside = block * BLOCK + tl.arange(0, BLOCK)
-    t = chunk[:, None] * chunk_size + inside[None, :]
+    t = (chunk[:, None] * chunk_size + inside[None, :]).to(tl.int64)
     mask = (inside < chunk_size)[None, :] & (t < T)
+    if GIVEN:
+        log_f_t = tl.load(log_f + row * T + t, mask=mask, other=0.0)
+    else:
+        log_f_t, _ = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask, FORGET, INPUT, TEMPERATURE)
+    if OVERLAP:
+        gdc_wait()
     from_t, before_t, kdk_t = _crossing_summands(
         qdq, q_within, kdk, k_within, row, rows, t, mask, T, Q_PARTS, K_PARTS, WITHIN_PARTS
     )
@@ -450,11 +456,6 @@ def _gate_gradients(
         at = row * chunks * blocks + part // blocks * blocks + other
         dlog_f += tl.sum(tl.load(sum_from + at, mask=(other > block) & (other < blocks), other=0.0), 0)
         dlog_f += tl.sum(tl.load(sum_before + at, mask=other < block, other=0.0), 0)
-    t = t.to(tl.int64)
-    if GIVEN:
-        log_f_t = tl.load(log_f + row * T + t, mask=mask, other=0.0)
-    else:
-        log_f_t, _ = load_log_gates(f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask, FORGET, INPUT, TEMPERATURE)
     dlog_f = tl.where(log_f_t < FORGOTTEN, 0.0, dlog_f)
     df_t = dlog_f
     if FORGET == "sigmoid":
@@ -492,6 +493,8 @@ def gate_gradients(
     kdk: RowSums,
     through: Tensor,
     chunk_size: int,
+    *,
+    overlap: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the pre-activations from row sums: d log f_t = sum of q.dq - k.dk from t on, d log i_t = k_t.dk_t.
 
@@ -509,6 +512,7 @@ def gate_gradients(
         qdq, kdk: q_t.dq_t and k_t.dk_t.
         through: (B, H, chunks) float32, exp(g) (sum(C * dC) + sum(n * dn)) with the state before a chunk, the state's
             gradient after it and its log gate g.
+        overlap: chunks of at most BLOCK steps; the kernel may start while the one before it runs (`overlapping`).
 
     Returns:
         df like f (one number a head is summed over batch and time, a block of steps in the kernel), di like i or None.
@@ -542,11 +546,18 @@ def gate_gradients(
         f_all, *f_all.stride(), i_all, *i_all.stride(), *qdq, *kdk, log_f, through, sum_from, sum_before, df, di,
         rows, heads, T, chunk_size, chunks, groups, blocks, **parts,
         FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature, GIVEN=log_f is not None,
-        CHUNKS=together, BLOCKS=next_power_of_2(blocks),
+        CHUNKS=together, BLOCKS=next_power_of_2(blocks), **overlapping(f_all, overlap),
     )  # fmt: skip
     if gate.per_head:
         df = df.sum((0, 2)).to(f.dtype)
     return df, None if i is None else di
+
+
+def overlapping(x: Tensor, overlap: bool = True) -> dict[str, bool]:
+    """How to launch a kernel that may start while the one before it runs (programmatic dependent launch), on the GPU of
+    x, if that is one; it is to have compute capability 9.0.
+    """
+    return {"OVERLAP": True, "launch_pdl": True} if overlap and x.is_cuda else {"OVERLAP": False}
 
 
 def _expanded(f: Tensor, i: Tensor | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:

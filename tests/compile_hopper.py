@@ -108,6 +108,8 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     walks = {
         "h": walk_constants(d_qk, d_hv, LAST=True),
         "h normalised": walk_constants(d_qk, d_hv, NORM=True, LAST=True),
+        "h without the last state": walk_constants(d_qk, d_hv),
+        "h normalised without the last state": walk_constants(d_qk, d_hv, NORM=True),
         "h of segments": walk_constants(d_qk, d_hv, FIRST=True),
         "h normalised of segments": walk_constants(d_qk, d_hv, NORM=True, FIRST=True),
         "dq": walk_constants(w, d_qk, sums=True, columns=d_hv),

@@ -102,7 +102,7 @@ def backward(
             if n_0 is not None and dn_0 is not None:
                 x_last = x_last + (n_0 * dn_0).sum(-1)
         through = through_tiles(qdq, kdk, x_last, e.g)
-        df, di = gates.gate_gradients(f, i, gate, log_f, qdq, kdk, through, TILE)
+        df, di = gates.gate_gradients(f, i, gate, log_f, qdq, kdk, through, TILE, overlap=True)
     dk = sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)

@@ -20,9 +20,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
-from tflabench.kernels.gates import RowSums, load_parts
+from tflabench.kernels.gates import RowSums, load_parts, overlapping
 
 from .exponents import TILE
 
@@ -41,8 +42,11 @@ def _sums_through_state(every, within, row, rows, t, T, EVERY: tl.constexpr, WIT
 def _tile_sums(
     qdq, q_within, kdk, k_within, a, b, rows, T, tiles, groups,
     Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     row = (tl.program_id(0) // groups).to(tl.int64)
     tile = (tl.program_id(0) % groups) * TILES + tl.arange(0, TILES)
     t = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -59,7 +63,10 @@ def _then(slope_1, offset_1, slope_2, offset_2):
 
 
 @triton.jit
-def _pass_tiles(a, b, g, last, through, tiles, HAS_LAST: tl.constexpr, BLOCK: tl.constexpr):
+def _pass_tiles(a, b, g, last, through, tiles, HAS_LAST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     x = 0.0
     if HAS_LAST:
@@ -91,11 +98,14 @@ def through_tiles(qdq: RowSums, kdk: RowSums, last: Tensor | None, g: Tensor) ->
     rows, T = B * H, qdq.every.shape[-1]
     through, a, b = torch.empty((3, *g.shape), dtype=torch.float32, device=g.device)
     groups = cdiv(tiles, TILES)
+    overlap = overlapping(g)
     _tile_sums[(rows * groups,)](
         *qdq, *kdk, a, b, rows, T, tiles, groups,
         Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0],
-        TILES=TILES, TILE=TILE,
+        TILES=TILES, TILE=TILE, **overlap,
     )  # fmt: skip
     block = min(BLOCK, max(2, next_power_of_2(tiles)))
-    _pass_tiles[(rows,)](a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block)
+    _pass_tiles[(rows,)](
+        a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block, **overlap
+    )  # fmt: skip
     return through

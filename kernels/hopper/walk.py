@@ -756,6 +756,8 @@ def math(
         x_rows = reinterpret(x_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     Z_STRIDE: gl.constexpr = 1 if TRANSPOSED else W_DIM
     W_STRIDE: gl.constexpr = Z_DIM if TRANSPOSED else 1
+    # Of zeros that nothing multiplies ptxas would serialise all products (C7512); after 3.6 also beside a normaliser.
+    NOT_ZEROS: gl.constexpr = DEFERS or (NORM and WB == 4)
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, head, first, n, row, index, piece = place_of(item, geometry, PIECES)
@@ -764,7 +766,7 @@ def math(
         state = ()  # ZB x WB blocks
         for zb in gl.static_range(ZB):
             for wb in gl.static_range(WB):
-                if FIRST or DEFERS:  # of zeros that nothing multiplies ptxas would serialise all products (C7512)
+                if FIRST or NOT_ZEROS:
                     at, rows = state_pointers(
                         first_ptr + index * (Z_DIM * W_DIM), z0 + ROWS * zb + opaque, column + 64 * wb + opaque,
                         Z_STRIDE, W_STRIDE, s_l, ROWS,
