@@ -48,8 +48,6 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
             of_heads = kernel is packed.walk_heads and argument[0] in ("uw" if constants["SUMMED"] else "zx")
             block = [1, PACK, *BLOCK[2:]] if of_heads else BLOCK
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
-        if argument == "log2_scale":
-            return "fp32"
         return "*fp32" if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
@@ -66,7 +64,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     }
 
 
-def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: Any) -> dict[str, Any]:
+def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: bool) -> dict[str, Any]:
     """Of a walk with a state of z rows and w columns, of the `columns` that there are in all."""
     flags = {
         "SKIP": False,
@@ -77,7 +75,6 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
         "LAST": False,
         "ADD": False,
         "INDEPENDENT": branches.get("REVERSE", False) and not branches.get("ADD", False),
-        **dict.fromkeys(("FORGET", "INPUT", "TEMPERATURE")),
         **branches,
     }
     return {
@@ -111,9 +108,6 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     walks = {
         "h": walk_constants(d_qk, d_hv, LAST=True),
         "h normalised": walk_constants(d_qk, d_hv, NORM=True, LAST=True),
-        "h that makes its exponents": walk_constants(
-            d_qk, d_hv, FORGET="sigmoid", INPUT="sigmoid", TEMPERATURE=1.0, f_t=1, i_t=1
-        ),
         "h without the last state": walk_constants(d_qk, d_hv),
         "h normalised without the last state": walk_constants(d_qk, d_hv, NORM=True),
         "h of segments": walk_constants(d_qk, d_hv, FIRST=True),

@@ -32,13 +32,8 @@ def exponents(
     A gate that has a stabiliser but no normaliser gets weights without it: exp(m_i) times as large. The arguments are
     those of `gates.exponents`.
     """
-    e = empty_exponents(shape, f.device)
-    return *gates.exponents(f, i, gate, shape, m_0, e, scale), e
-
-
-def empty_exponents(shape: tuple[int, int, int], device: torch.device) -> Exponents:
-    """For (B, H, T)."""
     B, H, T = shape
     tiles = cdiv(T, TILE)
-    x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=device) for _ in range(2))
-    return Exponents(x, y, torch.empty((B, H, tiles), dtype=torch.float32, device=device))
+    x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=f.device) for _ in range(2))
+    e = Exponents(x, y, torch.empty((B, H, tiles), dtype=torch.float32, device=f.device))
+    return *gates.exponents(f, i, gate, shape, m_0, e, scale), e

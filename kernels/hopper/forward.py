@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.gates import Exponents, expanded, log2
+from tflabench.kernels.gates import Exponents
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
-from .exponents import TILE, empty_exponents, exponents
-from .launch import Normaliser, Preactivations, Segments, launch_segments, launch_walk, makes_exponents
+from .exponents import TILE, exponents
+from .launch import Normaliser, Segments, launch_segments, launch_walk
 
 
 def forward(
@@ -36,15 +36,7 @@ def forward(
     d_qk = q.shape[-1]
     cut = Segments(T, chunk_size)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)  # first: h reads them early (`walk.walk`)
-    shape = (B, H, T)
-    if makes_exponents(q, v, gate, cut):
-        log_f = m = None
-        e = empty_exponents(shape, v.device)
-        f, i = expanded(f, i, shape)
-        of_gates = Preactivations(f, i, gate, log2(abs(scale)))
-    else:
-        of_gates = None
-        log_f, m, e = exponents(f, i, gate, shape, None if initial is None else initial.m, abs(scale))
+    log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
     C_0, n_0 = initial_matrices(initial)
     states = ()
     if cut.count > 1:
@@ -66,8 +58,7 @@ def forward(
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     launch_walk(
-        q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm,
-        skip=weights(skip), gates=of_gates,
+        q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm, skip=weights(skip)
     )  # fmt: skip
     if out is not h:
         h.copy_(out)

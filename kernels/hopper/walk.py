@@ -57,8 +57,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from tflabench.kernels.gates import load_log_gates, tile_exponents
-
 from .compat import (
     HOISTS,
     WIDEST_OPERAND,
@@ -304,48 +302,19 @@ def add_up(s, zero, odd, u_spans, w_spans, norm, WB: gl.constexpr):
 
 
 @gluon.jit
-def load_exponents(exponents, row, tile, tiles, t):
-    """x, y and g of a tile."""
-    au_ptr, az_ptr, g_ptr = exponents
-    at = (row * tiles + tile) * 64 + t
-    return gl.load(au_ptr + at), gl.load(az_ptr + at), gl.load(g_ptr + row * tiles + tile)
-
-
-@gluon.jit
-def make_exponents(
-    gates, exponents, batch, head, row, tile, tiles, steps, t, writes,
-    FORGET: gl.constexpr, INPUT: gl.constexpr, TEMPERATURE: gl.constexpr,
-):  # fmt: skip
-    """x, y and g of a tile out of gates, and written down for backward."""
-    f, i, log2_scale = gates
-    au_ptr, az_ptr, g_ptr = exponents
-    step = (tile * 64 + t).to(gl.int64)
-    log_f, log_i = load_log_gates(
-        f[0], f[1], f[2], f[3], i[0], i[1], i[2], i[3], batch, head, step, step < steps, FORGET, INPUT, TEMPERATURE
-    )
-    x, y, g = tile_exponents(log_f, log_i, log2_scale, 0)
-    gl.store(g_ptr + row * tiles + tile, g)  # for the math roles too
-    if writes:
-        at = (row * tiles + tile) * 64 + t
-        gl.store(au_ptr + at, x)
-        gl.store(az_ptr + at, y)
-    return x, y, g
-
-
-@gluon.jit
 def score(
-    gates, exponents, skip, sums, buffers, e_buf, p_buf, sums_bufs, norm, factors, empty, ready, p_full, p_empty,
+    exponents, skip, sums, buffers, e_buf, p_buf, sums_bufs, norm, factors, empty, ready, p_full, p_empty,
     items, geometry, steps, part_stride,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
     SKIP: gl.constexpr, DIAGONAL: gl.constexpr, EARLY: gl.constexpr,
-    FORGET: gl.constexpr, INPUT: gl.constexpr, TEMPERATURE: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
         begin(INDEPENDENT=False)
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
+    au_ptr, az_ptr, g_ptr = exponents
     _heads, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
@@ -356,36 +325,33 @@ def score(
     SPANS: gl.constexpr = spans(WB)
     u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB, SPANS)
     w_spans = in_spans(w_buf, p_buf.dtype, STAGES, WB, SPANS)
-    # A step a thread or, for sums over steps, all steps in every warp.
-    t_l: gl.constexpr = gl.BlockedLayout([1 if FORGET is None else 2], [32], [4], [0])
+    t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     t = gl.arange(0, 64, layout=t_l)
     u = gl.arange(0, 64, layout=u_l)
     z = gl.arange(0, 64, layout=z_l)
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     s, b, phase, turn, odd = 0, 0, 0, 0, 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
+        _batch, head, first, n, row, _index, piece = place_of(item, geometry, PIECES)
         deferred = 0.0
         if SKIP:
             skip_weight = gl.load(skip[0] + head)
         if not NORM:  # Exponents are loaded while the tile before theirs is at work, and spread through shared memory.
             tile = nth_tile(first, 0, n, REVERSE)
-            if FORGET is None:
-                x_t, y_t, g = load_exponents(exponents, row, tile, tiles, t)
-            else:
-                x_t, y_t, g = make_exponents(
-                    gates, exponents, batch, head, row, tile, tiles, steps, t, piece == 0, FORGET, INPUT, TEMPERATURE
-                )
+            x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
+            y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
+            g = gl.load(g_ptr + row * tiles + tile)
         for j in range(n):
             tile_now = nth_tile(first, j, n, REVERSE)
             if not NORM:
-                x_now, y_now, g_now = x_t, y_t, g
-                e_buf.index(0).store(x_now)
-                e_buf.index(1).store(y_now)
+                e_buf.index(0).store(x_t)
+                e_buf.index(1).store(y_t)
                 barrier()
-                if FORGET is None:
-                    tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
-                    x_t, y_t, g = load_exponents(exponents, row, tile, tiles, t)
+                x_now, y_now, g_now = x_t, y_t, g
+                tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
+                x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
+                y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
+                g = gl.load(g_ptr + row * tiles + tile)
             mbarrier.wait(ready.index(s), phase)
             p = gl.zeros([64, 64], gl.float32, layout=p_l)
             for k in gl.static_range(SPANS):
@@ -460,11 +426,6 @@ def score(
                 barrier()  # they are there, and every warp has read its rows of X and Z
                 store_dots(pairs_buf, columns_ptr + before, left_before, t, t_l)
             mbarrier.arrive(empty.index(s), count=1)
-            if FORGET is not None:  # behind the product, as above
-                tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
-                x_t, y_t, g = make_exponents(
-                    gates, exponents, batch, head, row, tile, tiles, steps, t, piece == 0, FORGET, INPUT, TEMPERATURE
-                )
             s, phase = following(s, phase, STAGES)
             b, turn = following(b, turn, SLOTS)
     if SUMS:
@@ -774,7 +735,6 @@ def math(
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
     DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr, EARLY: gl.constexpr,
-    MADE: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
         wait_for_kernel_before()
@@ -822,9 +782,7 @@ def math(
             mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
             new_state = ()
             if not (SUMS or WB == 4):
-                if MADE:  # by score, before P. Through shared memory it would serialise the products (C7512)
-                    mbarrier.wait(p_full.index(i % SLOTS), (i // SLOTS) & 1)
-                e = gl.exp2(gl.load(g_ptr + row * tiles + tile, volatile=MADE))
+                e = gl.exp2(gl.load(g_ptr + row * tiles + tile))
             for zb in gl.static_range(ZB):
                 s = i % STAGES
                 b = i % SLOTS
@@ -916,17 +874,15 @@ def math(
 
 
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "f_b", "f_h", "i_b", "i_h"])
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
-    f_ptr, f_b, f_h, f_t, i_ptr, i_b, i_h, i_t, log2_scale,
     items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, column, part_stride,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, GROUPS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr, INDEPENDENT: gl.constexpr,
-    FORGET: gl.constexpr, INPUT: gl.constexpr, TEMPERATURE: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
@@ -936,7 +892,6 @@ def walk(
     So the loads of an item run while the one before it ends. Launched by launch.py.
     """
     geometry = (heads, tiles, segment_tiles, segments)
-    gates = ((f_ptr, f_b, f_h, f_t), (i_ptr, i_b, i_h, i_t), log2_scale)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
     ROLES: gl.constexpr = 2 // GROUPS  # with math
     dtype: gl.constexpr = u_desc.dtype
@@ -1024,17 +979,16 @@ def walk(
                     buffers, p_buf, o_buf0, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY, FORGET is not None)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf1, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY, FORGET is not None)),
-            (score, (gates, (au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
+            (score, ((au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
                      buffers, e_buf, p_buf, (dots_buf, pairs_buf), norm, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride,
-                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL, EARLY,
-                     FORGET, INPUT, TEMPERATURE)),
+                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL, EARLY)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
