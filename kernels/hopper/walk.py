@@ -302,6 +302,14 @@ def add_up(s, zero, odd, u_spans, w_spans, norm, WB: gl.constexpr):
 
 
 @gluon.jit
+def load_exponents(exponents, row, tile, tiles, t):
+    """x, y and g of a tile."""
+    au_ptr, az_ptr, g_ptr = exponents
+    at = (row * tiles + tile) * 64 + t
+    return gl.load(au_ptr + at), gl.load(az_ptr + at), gl.load(g_ptr + row * tiles + tile)
+
+
+@gluon.jit
 def score(
     exponents, skip, sums, buffers, e_buf, p_buf, sums_bufs, norm, factors, empty, ready, p_full, p_empty,
     items, geometry, steps, part_stride,
@@ -314,7 +322,6 @@ def score(
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
-    au_ptr, az_ptr, g_ptr = exponents
     _heads, tiles, _segment_tiles, _segments = geometry
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
@@ -338,20 +345,16 @@ def score(
             skip_weight = gl.load(skip[0] + head)
         if not NORM:  # Exponents are loaded while the tile before theirs is at work, and spread through shared memory.
             tile = nth_tile(first, 0, n, REVERSE)
-            x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
-            y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
-            g = gl.load(g_ptr + row * tiles + tile)
+            x_t, y_t, g = load_exponents(exponents, row, tile, tiles, t)
         for j in range(n):
             tile_now = nth_tile(first, j, n, REVERSE)
             if not NORM:
-                e_buf.index(0).store(x_t)
-                e_buf.index(1).store(y_t)
-                barrier()
                 x_now, y_now, g_now = x_t, y_t, g
+                e_buf.index(0).store(x_now)
+                e_buf.index(1).store(y_now)
+                barrier()
                 tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE)
-                x_t = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
-                y_t = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
-                g = gl.load(g_ptr + row * tiles + tile)
+                x_t, y_t, g = load_exponents(exponents, row, tile, tiles, t)
             mbarrier.wait(ready.index(s), phase)
             p = gl.zeros([64, 64], gl.float32, layout=p_l)
             for k in gl.static_range(SPANS):
