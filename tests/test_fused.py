@@ -186,7 +186,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     monkeypatch.setattr(backward, "empty_row_sums", row_sums)
     monkeypatch.setattr(backward, "sum_shared", sum_shared)
     monkeypatch.setattr(backward, "through_tiles", lambda *_: None)
-    monkeypatch.setattr(backward.gates, "gate_gradients", lambda f, i, *_: (f, i))
+    monkeypatch.setattr(backward.gates, "gate_gradients", lambda f, i, *_, overlap: (f, i))
 
     q, k = (empty(16 // group, 2048, d_qk, dtype=torch.bfloat16) for _ in range(2))
     v = empty(16, 2048, d_hv, dtype=torch.bfloat16)
