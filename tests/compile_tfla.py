@@ -31,13 +31,13 @@ from assembled import assembled
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 SHARED = Gate("rate", "softplus")  # 64 heads, of which all share q and k, with a skip connection
-OLDEST = triton.__version__.startswith("3.6.")
-CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype; sm_80 and float32 by one Triton each
+CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype
+    (80, 128, 256, 64, MLSTM_EXP, torch.bfloat16),
     (90, 128, 256, 256, MLSTM_SIG, torch.bfloat16),
     (90, 256, 512, 256, MLSTM_EXP, torch.float16),
+    (90, 48, 64, 128, MLSTM_SIG, torch.float32),
+    (80, 64, 64, 256, SHARED, torch.bfloat16),
     (90, 64, 64, 256, SHARED, torch.bfloat16),
-    *([(80, 64, 64, 256, SHARED, torch.bfloat16)] if OLDEST else []),
-    *([] if OLDEST else [(80, 128, 256, 64, MLSTM_EXP, torch.bfloat16), (90, 48, 64, 128, MLSTM_SIG, torch.float32)]),
 ]
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
