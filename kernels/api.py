@@ -207,9 +207,10 @@ def mamba2_ssd(
     check_name("layout", layout, ("bhtd", "bthd"))
     check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BHT" if layout == "bhtd" else "BTH")
     if dt_bias is not None:
-        # A bias a batch: its gradient is then summed over time first, which is faster than over both at once.
-        bias = dt_bias.expand(len(dt), -1).unsqueeze(2 if layout == "bhtd" else 1)
-        dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + bias
+        # A bias a batch: its gradient is then summed over time first, which is faster than over both at once. Wide, it
+        # makes dt wide in the same kernel.
+        bias = dt_bias.to(torch.promote_types(dt.dtype, torch.float32))
+        dt = dt + bias.expand(len(dt), -1).unsqueeze(2 if layout == "bhtd" else 1)
     gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, **{"scale": 1.0, **options})

@@ -28,6 +28,7 @@ from tflabench.kernels.hopper.launch import (
     PACK,
     PackShape,
     PairShape,
+    StatePassShape,
     WalkShape,
     takes_pair,
 )
@@ -145,8 +146,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
             "z_sharing": 1,
             "Z_DIM": d_qk,
             "W_DIM": d_hv,
-            "STAGES": 4,
-            "WB": w // 64,
+            **asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=1)),
             "REVERSE": reverse,
             "NORM": not reverse,
         }
@@ -164,6 +164,11 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         for name, constants in together.items():
             registers = PackShape.of(sums=constants["SUMS"], reverse=constants["REVERSE"]).registers
             found[f"{name} of heads together"] = (packed.walk_heads, constants, registers)
+        for name in ("C, n", "dC"):
+            together = asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=PACK))
+            shared = found[name][1] | together | {"NORM": False}
+            del shared["z_sharing"]
+            found[f"{name.removesuffix(', n')} of heads together"] = (segments.accumulate, shared, 168)
     return found
 
 
@@ -179,7 +184,7 @@ def main() -> None:
         shape, _, names = argument.partition(":")
         every = every_kernel(*map(int, shape.split("/")))
         jobs += [(shape, name) for name in (names.split(";") if names else every)]
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         rows = list(pool.map(compiled_by_name, *zip(*jobs, strict=True)))
     print(json.dumps({"triton": triton.__version__, "kernels": rows}))
 

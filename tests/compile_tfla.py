@@ -136,7 +136,7 @@ def compiled_case(sm: int, *case: Any) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Every case, for sm_80 and sm_90."""
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         rows = [row for found in pool.map(compiled_case, *zip(*CASES, strict=True)) for row in found]
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)
 

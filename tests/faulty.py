@@ -1,16 +1,21 @@
-"""A plugin (`--plugin tests/faulty.py`): a running sum over time, computed right, and in every way that goes wrong."""
+"""A plugin (`--plugin tests/faulty.py`): a running sum over time, computed right, and in every way that goes wrong.
+
+It imports torch where it computes: the process that reads the command line loads plugins too, and needs none.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from tflabench.adapter import Case, Implementation, Unsupported, draw
 from tflabench.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def running_sum(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -37,6 +42,8 @@ def not_a_number(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def hoard(inputs: Mapping[str, Tensor]) -> Tensor:
+    import torch
+
     kept = []
     while True:
         kept.append(torch.ones(1 << 24))
@@ -44,11 +51,15 @@ def hoard(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def break_the_device(inputs: Mapping[str, Tensor]) -> Tensor:
     """On CUDA an assertion in a kernel: the context is unusable from then on. (On the CPU an IndexError.)"""
+    import torch
+
     beyond = torch.full((1,), 1 << 20, device=inputs["v"].device)
     return running_sum(inputs) + inputs["v"].flatten()[beyond]
 
 
 def leave_last_step_unwritten(inputs: Mapping[str, Tensor]) -> Tensor:
+    import torch
+
     right = running_sum(inputs)
     output = torch.empty_like(right)
     output[:, :, :-1] = right[:, :, :-1]
@@ -56,6 +67,8 @@ def leave_last_step_unwritten(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def spoil_one_step(inputs: Mapping[str, Tensor]) -> Tensor:
+    import torch
+
     step = torch.arange(inputs["v"].shape[2])[:, None]
     return running_sum(inputs) * torch.where(step == 5, 1.01, 1.0)
 

@@ -114,6 +114,8 @@ CALLS = [
     (64, 64, 16, True, 512),
     (64, 64, 4, False, 2048),
     (64, 64, 2, True, 2048),
+    (64, 64, 2, True, 512),
+    (64, 64, 1, False, 512),
     (128, 64, 16, True, 2048),  # one head a program
 ]
 
@@ -133,14 +135,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     from tflabench.kernels.types import MLSTM_SIG
 
     p = Problem(batch=2, heads=16, seq_len=2048, d_qk=d_qk, d_hv=d_hv, pass_=pass_)
-    moved, programs = [], []
+    moved, programs, of_states = [], [], []
 
     class Recorded:
         def __init__(self, kernel, reads_and_writes):
             self.names, self.count = list(inspect.signature(kernel.fn).parameters), reads_and_writes
 
         def __getitem__(self, grid):
-            return lambda *args, **options: self.count(dict(zip(self.names, args, strict=False)) | options)
+            given = {"grid": grid}
+            return lambda *args, **options: self.count(given | dict(zip(self.names, args, strict=False)) | options)
 
     def walk(given, columns=1.0):
         programs.append(given["items"])
@@ -170,10 +173,14 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     wide = lambda given: walk(given, columns=64 * given["WB"] / given["W_DIM"])  # noqa: E731
     for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk)):
         monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
-    accumulate = lambda given: moved.extend(  # noqa: E731
-        x.nbytes * given["accumulated"] / given["segments"]
-        for x in (given["z_desc"].base, given["w_desc"].base, given["state_ptr"])
-    )
+
+    def accumulate(given):
+        of_states.append(given["grid"][0])
+        moved.extend(
+            x.nbytes * given["accumulated"] / given["segments"]
+            for x in (given["z_desc"].base, given["w_desc"].base, given["state_ptr"])
+        )
+
     carry = lambda given: moved.append(  # noqa: E731
         given["state"].nbytes * (2 - (not given["END"]) / given["segments"])
     )
@@ -205,6 +212,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     launched = fused.launches(p, "sig", chunk_size, **wanted)
     of_walks = {walk.name for walk in fused.walks(p, **wanted)}
     assert [found.programs for found in launched if found.name in of_walks] == programs
+    assert [found.programs for found in launched if found.name.endswith("of segments")] == of_states
     assert sum(sum(found.moved.values()) for found in launched) == pytest.approx(sum(moved) + steps * gates)
 
 

@@ -321,7 +321,7 @@ def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(m
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
-TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "dq", "dq without row sums", "dk", "dv"))
+TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "dq", "dq without row sums", "dk", "dv", "C"))
 MAIN = (
     ":h;h normalised;h without the last state;h normalised without the last state;h of segments"
     ";dq;dq without row sums;dk;dv;C, n;dC"

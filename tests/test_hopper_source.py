@@ -30,6 +30,7 @@ from tfla_cases import Case, draw, failures
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
 
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
+IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -71,6 +72,8 @@ def cases() -> list[Any]:
         Case(gate="exp", T=200, d_qk=256, d_hv=128, L=512, states=True, **one),
         Case(gate="exp", T=200, L=128, gates="extreme", **wide, **one),
         Case(gate="sig", T=600, d_qk=256, d_hv=64, L=1024, gates="slow", **one),
+        Case(gate="exp", T=330, batch=1, heads=2, d_qk=64, d_hv=64, L=128, states=True),
+        Case(gate="sig", T=330, batch=1, heads=4, sharing=2, d_qk=64, d_hv=64, L=128),
         Case(gate="decay_and_step", T=330, L=128, **together),
         Case(gate="simple_gla", T=200, L=512, states=True, **together),
     ]
@@ -130,6 +133,11 @@ def test_right_in_any_order(seed: int, gate_gradients: bool, monkeypatch: pytest
     assert failures(SMALL, absent=frozenset() if gate_gradients else NO_GATE_GRADIENTS) == []
 
 
+def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
+    run_on(Machine(seed=3), monkeypatch, gate_gradients=False)
+    assert failures(IN_SEGMENTS, absent=NO_GATE_GRADIENTS) == []
+
+
 @pytest.mark.parametrize(
     ("source", "right", "mistaken"),
     [
@@ -150,6 +158,14 @@ def test_right_in_any_order(seed: int, gate_gradients: bool, monkeypatch: pytest
         ("pair", "mbarrier.wait(factors_full.index(s), (i // STAGES) & 1)", "pass"),
         ("pair", "mbarrier.wait(dk_written.index(s), (i // STAGES) & 1)", "pass"),
         ("pair", "mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)", "pass"),
+        ("segments", "mbarrier.wait(ready.index(after % STAGES), (after // STAGES) & 1)", "pass"),
+        ("segments", "mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)", "pass"),
+        ("segments", "BLOCK_BYTES * (ZB + WB)", "BLOCK_BYTES * (2 + WB)"),
+        (
+            "segments",
+            "FROM: gl.constexpr = 0 if BY_ROWS else HALF * BLOCKS",
+            "FROM: gl.constexpr = 0",
+        ),
     ],
 )
 def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch):
@@ -161,8 +177,9 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
 
     def shows(seed: int) -> bool:
         run_on(Machine(seed=seed, edit=edit), monkeypatch, gate_gradients=source == "walk")
+        case = IN_SEGMENTS if source == "segments" else SMALL
         try:
-            return failures(SMALL, absent=frozenset() if source == "walk" else NO_GATE_GRADIENTS) != []
+            return failures(case, absent=frozenset() if source == "walk" else NO_GATE_GRADIENTS) != []
         except (Deadlock, AssertionError, TypeError, AttributeError):
             return True
 

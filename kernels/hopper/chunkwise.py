@@ -64,7 +64,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     d_qk = q.shape[-1]
     tiles = -(-T // 64)
     chip = multiprocessors(q.device)
-    from .launch import WalkShape, heads_together
+    from .launch import StatePassShape, WalkShape, heads_together
 
     together = heads_together(q, v)
 
@@ -77,7 +77,8 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     # h and dv, and dq and dk, whose columns may take several launches.
     walks = ((1, programs(d_qk, d_hv, False)), (-(-d_hv // 256), programs(d_hv, d_qk, True)))
 
-    states = B * H * -(-d_qk // 128) * -(-d_hv // 256)  # programs of a state pass over one segment
+    of_a_program = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=H // q.shape[1]).HEADS
+    states = B * H // of_a_program * -(-d_qk // 128) * -(-d_hv // 256)  # programs of a state pass over one segment
 
     def cost(segments: int) -> float:
         """In tile times of h or dv and dq or dk; of as good ones the fewest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -132,6 +133,30 @@ class PackShape:
     def registers(self) -> int:
         """Of a thread when the program starts: two warp groups beside those of score."""
         return 65536 // (128 * (2 + self.SCORE_GROUPS)) // 8 * 8
+
+
+@dataclass(frozen=True)
+class StatePassShape:
+    """Compile-time shape of `segments.accumulate`: blocks of W and of Z in a tile, heads a program, tiles that shared
+    memory then holds. A state of 64 rows has half of its columns in either math role; of 64 by 64 states, which would
+    be half padding, a program takes several heads'.
+    """
+
+    WB: int
+    ZB: int
+    HEADS: int
+    STAGES: int
+
+    @classmethod
+    def of(cls, d_qk: int, d_hv: int, *, heads: int, z_sharing: int) -> StatePassShape:
+        """For so many heads, of which z_sharing consecutive ones share Z."""
+        HEADS = gcd(PACK, heads) if d_qk == d_hv == TILE else 1
+        if HEADS > 1:
+            WB, ZB = HEADS, 1 if z_sharing % HEADS == 0 else HEADS
+        else:
+            WB = min(d_hv, 256) // 64
+            ZB = 1 if d_qk == TILE and WB > 1 else 2
+        return cls(WB, ZB, HEADS, STAGES=min(4, 24 // (WB + ZB)))
 
 
 @dataclass(frozen=True)
@@ -305,17 +330,18 @@ def launch_segments(
     """
     B, H, _, d_hv = w.shape
     d_qk = z.shape[-1]
-    WB = min(d_hv, 256) // 64
+    z_sharing = H // z.shape[1]
+    shape = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=z_sharing)
     z_pieces, w_pieces = cdiv(d_qk, 128), cdiv(d_hv, 256)
     states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
     n_states = torch.empty((B, H, cut.count, d_qk), dtype=torch.float32, device=z.device) if norm else None
     accumulated = cut.count if end else cut.count - 1
-    _accumulate[(B * H * accumulated * z_pieces * w_pieces,)](
+    _accumulate[(B * H // shape.HEADS * accumulated * z_pieces * w_pieces,)](
         descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
         states, states if n_states is None else n_states,
-        H, H // z.shape[1], cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
+        H, z_sharing, cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
         accumulated, z_pieces, w_pieces,
-        Z_DIM=d_qk, W_DIM=d_hv, STAGES=4, WB=WB, REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
+        Z_DIM=d_qk, W_DIM=d_hv, **vars(shape), REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
         launch_pdl=z_pieces * w_pieces == 1, **ASSEMBLY,
     )  # fmt: skip
     ends = []

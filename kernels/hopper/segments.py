@@ -8,7 +8,8 @@ Forward Z = K, W = V give C and the normaliser n, going forward; Z = Q, W = dH g
 (B, H, segments, d_qk, d_hv) float32.
 
 Roles in a program of `accumulate` (4 + 4 + 1 warps): math 0 and math 1 hold 64 rows and up to 256 columns of S each as
-accumulators, produce fetches tiles of Z and W.
+accumulators, or half the columns each of 64 rows, or, of states of 64 by 64, those of half the heads of a program each;
+produce fetches tiles of Z and W.
 """
 
 from __future__ import annotations
@@ -29,88 +30,136 @@ from .walk import BLOCK_BYTES, begin, block, fetch, nth_tile, state_pointers
 
 @gluon.jit
 def produce(
-    z_desc, w_desc, z_buf, w_buf, empty, ready, batch, z_head, head, first, n, z0, w0,
-    STAGES: gl.constexpr, WB: gl.constexpr, REVERSE: gl.constexpr,
+    z_desc, w_desc, z_buf, w_buf, empty, ready, row, heads, z_sharing, first, n, z0, w0,
+    STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, HEADS: gl.constexpr, REVERSE: gl.constexpr,
 ):  # fmt: skip
+    batch, head = row // heads, row % heads
     for i in range(n):
         s = i % STAGES
         mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
         arrived = ready.index(s)
         tile = nth_tile(first, i, n, REVERSE)
-        mbarrier.expect(arrived, BLOCK_BYTES * (2 + WB))
-        fetch(z_desc, batch, z_head, tile, z0, 2, z_buf, s, arrived)
-        fetch(w_desc, batch, head, tile, w0, WB, w_buf, s, arrived)
+        mbarrier.expect(arrived, BLOCK_BYTES * (ZB + WB))
+        if HEADS == 1:
+            fetch(z_desc, batch, head // z_sharing, tile, z0, ZB, z_buf, s, arrived)
+            fetch(w_desc, batch, head, tile, w0, WB, w_buf, s, arrived)
+        else:
+            for h in gl.static_range(ZB):
+                fetch(z_desc, batch, (head + h) // z_sharing, tile, 0, 1, z_buf, s * ZB + h, arrived)
+            for h in gl.static_range(WB):
+                fetch(w_desc, batch, head + h, tile, 0, 1, w_buf, s * WB + h, arrived)
+
+
+@gluon.jit
+def load_weights(
+    az_ptr, g_ptr, row, tiles, tile, layout: gl.constexpr, OPERANDS: gl.constexpr, REVERSE: gl.constexpr
+):  # fmt: skip
+    """Of a tile of consecutive rows: log2 of s_z, and g."""
+    t = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    s_z, g = (), ()
+    for k in gl.static_range(OPERANDS):
+        at = (row + k) * tiles + tile
+        s_z += (gl.load(az_ptr + at * 64 + t),)
+        g += (gl.load(g_ptr + at),)
+    return s_z, g
 
 
 @gluon.jit
 def weighted(
-    az_ptr, g_ptr, z_buf, ready, row, tiles, first, n, i, layout: gl.constexpr,
-    HALF: gl.constexpr, STAGES: gl.constexpr, REVERSE: gl.constexpr,
+    s_z, g, z_buf, z_block, layout: gl.constexpr, OPERANDS: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr
 ):  # fmt: skip
-    """s_z Z_z of the i-th tile, transposed, as an operand; its sum over z; exp2(g). Waits until the tile is there."""
-    tile = nth_tile(first, i, n, REVERSE)
-    s_z = gl.load(az_ptr + (row * tiles + tile) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout)))
-    g = gl.load(g_ptr + row * tiles + tile)
-    if not REVERSE:
-        s_z += g
-    s = i % STAGES
-    mbarrier.wait(ready.index(s), (i // STAGES) & 1)
-    z = block(z_buf, s * 2 + HALF).permute((1, 0)).load(layout).to(gl.float32) * gl.exp2(s_z)[None, :]
-    return z.to(z_buf.dtype), gl.sum(z, axis=1), gl.exp2(g)
+    """Of a tile that is there: s_z Z_z, transposed, as operands; their sums over z; exp2(g)."""
+    operands, added, e = (), (), ()
+    for k in gl.static_range(OPERANDS):
+        log2_s = s_z[k]
+        if not REVERSE:
+            log2_s += g[k]
+        z = z_buf.index(z_block + (k if ZB > 1 else 0)).reshape([64, 64]).permute((1, 0)).load(layout).to(gl.float32)
+        z = z * gl.exp2(log2_s)[None, :]
+        operands += (z.to(z_buf.dtype),)
+        added += (gl.sum(z, axis=1),)
+        e += (gl.exp2(g[k]),)
+    return operands, added, e
 
 
 @gluon.jit
 def math(
-    az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n, z0, w0,
+    az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, segment, segments, tiles, first, n, z0, w0,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr,
-    REVERSE: gl.constexpr, NORM: gl.constexpr,
+    ZB: gl.constexpr, HEADS: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
     z_l: gl.constexpr = gl.SliceLayout(1, a_l)
-    state = ()
-    for _ in gl.static_range(WB):
+    BY_ROWS: gl.constexpr = HEADS == 1 and ZB == 2  # else the roles divide W among them: its columns or heads
+    BLOCKS: gl.constexpr = WB if BY_ROWS else WB // 2
+    FROM: gl.constexpr = 0 if BY_ROWS else HALF * BLOCKS  # of the blocks of W
+    OPERANDS: gl.constexpr = 1 if HEADS == 1 else BLOCKS
+    z_from: gl.constexpr = HALF if BY_ROWS else FROM if ZB > 1 else 0
+    row_from: gl.constexpr = 0 if HEADS == 1 else FROM
+    if BY_ROWS:
+        z0 += 64 * HALF
+    state, norm = (), ()
+    for _ in gl.static_range(BLOCKS):
         state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
-    norm = gl.zeros([64], gl.float32, layout=z_l)
-    zs, added, e = weighted(az_ptr, g_ptr, z_buf, ready, row, tiles, first, n, 0, a_l, HALF, STAGES, REVERSE)
+    for _ in gl.static_range(OPERANDS):
+        norm += (gl.zeros([64], gl.float32, layout=z_l),)
+    mine = row + row_from
+    s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, nth_tile(first, 0, n, REVERSE), a_l, OPERANDS, REVERSE)
+    mbarrier.wait(ready.index(0), 0)
+    operands, added, e = weighted(s_z, g, z_buf, z_from, a_l, OPERANDS, ZB if HEADS > 1 else 1, REVERSE)
+    tile = nth_tile(first, gl.minimum(1, n - 1), n, REVERSE)
+    s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, tile, a_l, OPERANDS, REVERSE)
     for i in range(n):
         s = i % STAGES
         if NORM:
-            norm = norm * e + added
-        scaled = ()
-        for wb in gl.static_range(WB):
-            scaled += (state[wb] * e,)
-        flight = ()
-        for wb in gl.static_range(WB):
-            flight += (warpgroup_mma(zs, block(w_buf, s * WB + wb), scaled[wb], is_async=True),)
-        flight += (zs,)  # kept until the products are done
-        # The next tile's, or the last's again, while the products run.
+            new_norm = ()
+            for k in gl.static_range(OPERANDS):
+                new_norm += (norm[k] * e[k] + added[k],)
+            norm = new_norm
+        scaled, flight = (), ()
+        for b in gl.static_range(BLOCKS):
+            scaled += (state[b] * e[b if HEADS > 1 else 0],)
+        for b in gl.static_range(BLOCKS):
+            w = block(w_buf, s * WB + FROM + b)
+            flight += (warpgroup_mma(operands[b if HEADS > 1 else 0], w, scaled[b], is_async=True),)
+        flight += operands  # kept until the products are done
+        # The next tile's, or the last's again, while the products run; its weights came a tile ahead.
         after = gl.minimum(i + 1, n - 1)
-        zs, added, e = weighted(az_ptr, g_ptr, z_buf, ready, row, tiles, first, n, after, a_l, HALF, STAGES, REVERSE)
+        mbarrier.wait(ready.index(after % STAGES), (after // STAGES) & 1)
+        z_block = after % STAGES * ZB + z_from
+        operands, added, e = weighted(s_z, g, z_buf, z_block, a_l, OPERANDS, ZB if HEADS > 1 else 1, REVERSE)
+        tile = nth_tile(first, gl.minimum(i + 2, n - 1), n, REVERSE)
+        s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, tile, a_l, OPERANDS, REVERSE)
         done = wait_for_products(0, deps=flight)
         state = ()
-        for wb in gl.static_range(WB):
-            state += (done[wb],)
+        for b in gl.static_range(BLOCKS):
+            state += (done[b],)
         fence_async_shared()
         barrier()
         mbarrier.arrive(empty.index(s), count=1)
-    for wb in gl.static_range(WB):
-        at, rows = state_pointers(state_ptr, z0, w0 + 64 * wb, W_DIM, 1, s_l)
-        gl.store(at, state[wb], mask=rows < Z_DIM)
-    if NORM:  # noqa: SIM102
+    for b in gl.static_range(BLOCKS):
+        index = ((mine + (b if HEADS > 1 else 0)) * segments + segment).to(gl.int64)
+        w = 0 if HEADS > 1 else w0 + 64 * (FROM + b)
+        at, rows = state_pointers(state_ptr + index * (Z_DIM * W_DIM), z0, w, W_DIM, 1, s_l)
+        gl.store(at, state[b], mask=rows < Z_DIM)
+    if NORM and (BY_ROWS or HEADS > 1 or HALF == 0):  # noqa: SIM102
         if w0 == 0:
             z = z0 + gl.arange(0, 64, layout=z_l)
-            gl.store(n_ptr + z, norm, mask=z < Z_DIM)
+            for k in gl.static_range(OPERANDS):
+                index = ((mine + k) * segments + segment).to(gl.int64)
+                gl.store(n_ptr + index * Z_DIM + z, norm[k], mask=z < Z_DIM)
 
 
 @gluon.jit
 def accumulate(
     z_desc, w_desc, az_ptr, g_ptr, state_ptr, n_ptr,
     heads, z_sharing, tiles, segment_tiles, segments, lowest, accumulated, z_pieces, w_pieces,
-    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr,
-    REVERSE: gl.constexpr, NORM: gl.constexpr,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
+    HEADS: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
-    """One program: 128 rows and 64 * WB columns of the state of a segment of a (batch, head) row.
+    """One program: 64 * ZB rows and 64 * WB columns of the state of a segment of a (batch, head) row; or the states, 64
+    by 64, of HEADS consecutive rows, whose WB blocks of W have one block of Z for all or one each (ZB).
 
     Of the segments of a row, `accumulated` from the one called `lowest` on.
     """
@@ -118,13 +167,10 @@ def accumulate(
     z0 = (pid % z_pieces) * 128
     w0 = (pid // z_pieces) % w_pieces * (64 * WB)
     segment = lowest + pid // (z_pieces * w_pieces) % accumulated
-    row = pid // (z_pieces * w_pieces * accumulated)
+    row = pid // (z_pieces * w_pieces * accumulated) * HEADS
     first = segment * segment_tiles
     n = gl.minimum(segment_tiles, tiles - first)
-    index = (row * segments + segment).to(gl.int64)
-    state_ptr += index * (Z_DIM * W_DIM)
-    n_ptr += index * Z_DIM
-    z_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * 2, 1, 1, 64, 64], z_desc.layout)
+    z_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * ZB, 1, 1, 64, 64], z_desc.layout)
     w_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * WB, 1, 1, 64, 64], z_desc.layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -134,13 +180,12 @@ def accumulate(
     begin(INDEPENDENT=False)
     gl.warp_specialize(
         [
-            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
-                    z0, w0, Z_DIM, W_DIM, 0, STAGES, WB, REVERSE, NORM)),
-            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, tiles, first, n,
-                    z0 + 64, w0, Z_DIM, W_DIM, 1, STAGES, WB, REVERSE, NORM)),
-            (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready,
-                       row // heads, row % heads // z_sharing, row % heads, first, n, z0, w0,
-                       STAGES, WB, REVERSE)),
+            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, segment, segments, tiles,
+                    first, n, z0, w0, Z_DIM, W_DIM, 0, STAGES, WB, ZB, HEADS, REVERSE, NORM)),
+            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, segment, segments, tiles,
+                    first, n, z0, w0, Z_DIM, W_DIM, 1, STAGES, WB, ZB, HEADS, REVERSE, NORM)),
+            (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready, row, heads, z_sharing, first, n, z0, w0,
+                       STAGES, WB, ZB, HEADS, REVERSE)),
         ],
         [4, 1],
         [240, 24],

@@ -263,14 +263,16 @@ def launches(
         found += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
     if cut > 1:
         pieces = math.ceil(p.d_qk / HEIGHT) * math.ceil(p.d_hv / WIDTH)
+        together = math.gcd(PACK, p.heads) if p.d_qk == p.d_hv == PACKED else 1
         states = heads * cut * dd * STATE_BYTES
         walked = steps * (cut - 1) / cut
-        tensors, fetched = (walked * (d_qk + p.d_hv) * p.element_bytes for d_qk in (p.d_qk / group, p.d_qk))
+        sharing = together if group % together == 0 else 1  # of the heads of a program, which then reads q or k once
+        tensors, fetched = (walked * (p.d_qk / shared + p.d_hv) * p.element_bytes for shared in (group, sharing))
         for n in range(passes):
             name = ("C", "dC")[n]
             found += [
                 Launch(
-                    f"{name} of segments", heads * (cut - 1) * pieces, 1,
+                    f"{name} of segments", heads * (cut - 1) * pieces / together, 1,
                     {"recomputation": walked * 2 * dd},
                     {"inputs and outputs": tensors, "states": states * (cut - 1) / cut},
                     through_l2=pieces * fetched, roles=ROLES - 1,
