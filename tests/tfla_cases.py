@@ -45,7 +45,8 @@ class Case:
     """One computation: sizes, gate by name, and what is unusual about its inputs.
 
     Attributes:
-        gates: "normal", or "slow" (what a tile keeps of a state is seldom below 2**-10), or "extreme" (+-30), or
+        gates: "normal", or "slow" (what a tile keeps of a state is seldom below 2**-10), or "closing" (slow, but for
+            one in thirty: df is then a difference of sums hundreds of times as large), or "extreme" (+-30), or
             "documents" (forget gates of -inf here and there).
         states: an initial state in, and a gradient of the last state back.
         sharing: consecutive heads that share one of q and k.
@@ -125,6 +126,8 @@ def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str,
     f = 2 * normal(B, H, T) + 2
     if case.gates == "slow":
         f = f / 2 + 2
+    elif case.gates == "closing":
+        f = torch.where(torch.rand(B, H, T, generator=g, device=DEVICE) < 1 / 30, -6.0, 6.0)
     elif case.gates == "extreme":
         f = torch.where(normal(B, H, T) > 0, 30.0, -30.0)
     if gate.forget == "log_decay":

@@ -50,6 +50,8 @@ def cases() -> list[Case]:
             Case(gate=gate, gates="extreme", T=515, L=128, **sizes),
             Case(gate=gate, gates="extreme", T=515, L=128, d_qk=256, d_hv=512),
             Case(gate=gate, gates="slow", T=2100, L=4096, d_qk=256, d_hv=512, states=True),
+            Case(gate=gate, gates="closing", T=4096, L=1024, **sizes),
+            Case(gate=gate, gates="closing", T=2100, L=4096, d_qk=256, d_hv=512),
             Case(gate=gate, gates="slow", T=2100, L=1024, d_qk=256, d_hv=256, states=True),
             Case(gate=gate, gates="documents", T=515, L=1024, **sizes),
             Case(gate=gate, gates="documents", T=4096, L=1024, batch=1, heads=2, d_qk=256, d_hv=512, states=True),
