@@ -75,8 +75,8 @@ def cases() -> list[Any]:
         Case(gate="exp", T=330, batch=1, heads=2, d_qk=64, d_hv=64, L=128, states=True),
         Case(gate="sig", T=330, batch=1, heads=4, sharing=2, d_qk=64, d_hv=64, L=128),
         # Of row sums in which a pair of steps is not the same number twice, 1% of df or more is noise here.
-        Case(gate="sig", T=1100, batch=1, heads=2, d_qk=64, d_hv=64, L=2048, gates="closing"),
-        Case(gate="sig", T=1100, batch=1, heads=2, d_qk=64, d_hv=64, L=256, gates="closing"),
+        Case(gate="sig", T=2048, batch=1, heads=2, d_qk=64, d_hv=64, L=2048, gates="closing"),
+        Case(gate="sig", T=2048, batch=1, heads=2, d_qk=64, d_hv=64, L=256, gates="closing"),
         Case(gate="decay_and_step", T=330, L=128, **together),
         Case(gate="simple_gla", T=200, L=512, states=True, **together),
     ]
