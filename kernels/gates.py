@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 
 from .types import Gate
@@ -350,6 +351,7 @@ def _computed(
         "BLOCK": block,
         "OVERLAP": overlap,
         "num_warps": 2 if gate.stabilized else 4,
+        **COMPILED,
     }
     if not gate.stabilized:
         _activate[grid](*inputs, log_f, log_i, *outputs, **branch, TILE=tile)
@@ -381,7 +383,7 @@ def tile_gates(gates: LogGates, tile: int) -> TileGates:
     groups = cdiv(tiles, per_program)
     _sum_tiles[(batch * heads * groups,)](
         gates.log_f, gates.log_i, prefix, a, b, b_rest, segment, log_i_rest, g, T, tiles, groups,
-        TILES=per_program, TILE=tile,
+        TILES=per_program, TILE=tile, **COMPILED,
     )  # fmt: skip
     return TileGates(prefix, a, b, b_rest, segment, log_i_rest, g, tile)
 
@@ -540,13 +542,13 @@ def gate_gradients(
     if blocks > 1:
         sum_from, sum_before = torch.empty((2, rows * chunks * blocks), dtype=torch.float32, device=f.device)
         _sum_blocks[(rows * chunks * blocks,)](
-            *qdq, *kdk, sum_from, sum_before, rows, T, chunk_size, chunks, blocks, **parts
+            *qdq, *kdk, sum_from, sum_before, rows, T, chunk_size, chunks, blocks, **parts, **COMPILED
         )  # fmt: skip
     _gate_gradients[(rows * groups * blocks,)](
         f_all, *f_all.stride(), i_all, *i_all.stride(), *qdq, *kdk, log_f, through, sum_from, sum_before, df, di,
         rows, heads, T, chunk_size, chunks, groups, blocks, **parts,
         FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature, GIVEN=log_f is not None,
-        CHUNKS=together, BLOCKS=next_power_of_2(blocks), **overlapping(f_all, overlap),
+        CHUNKS=together, BLOCKS=next_power_of_2(blocks), **overlapping(f_all, overlap), **COMPILED,
     )  # fmt: skip
     if gate.per_head:
         df = df.sum((0, 2)).to(f.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 import triton
 from triton.compiler import ASTSource
 
+from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.tfla import step
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,7 +27,7 @@ TYPES = {
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, sm: int) -> dict[str, Any]:
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "*fp32") for n in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    done, log = assembled(source, sm, {"num_warps": warps})
+    done, log = assembled(source, sm, {"num_warps": warps, **COMPILED})
     return {
         "kernel": kernel.__name__,
         "sm": sm,

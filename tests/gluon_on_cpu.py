@@ -272,8 +272,10 @@ class Kernel:
         self.function, self.machine = function, machine
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def run(*args: Any, num_warps: int, maxnreg: int, launch_pdl: bool, ptx_options: str, **constants: Any) -> None:
-            del num_warps, maxnreg, launch_pdl, ptx_options
+        options = ("num_warps", "maxnreg", "launch_pdl", "ptx_options", "enable_fp_fusion")
+
+        def run(*args: Any, **named: Any) -> None:
+            constants = {name: x for name, x in named.items() if name not in options}
             for number in range(grid[0]):
                 self.machine.program = Program(number, grid[0], self.machine.choice)
                 self.function(*map(argument, args), **constants)

@@ -249,6 +249,7 @@ def compiled_with(triton_folder: str | None) -> dict[str, Any]:
     script = Path(__file__).with_name("compile_step.py")
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
     return json.loads(done.stdout)
 
 

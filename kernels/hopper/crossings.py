@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import RowSums, load_parts, overlapping
 
@@ -102,10 +103,11 @@ def through_tiles(qdq: RowSums, kdk: RowSums, last: Tensor | None, g: Tensor) ->
     _tile_sums[(rows * groups,)](
         *qdq, *kdk, a, b, rows, T, tiles, groups,
         Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0],
-        TILES=TILES, TILE=TILE, **overlap,
+        TILES=TILES, TILE=TILE, **overlap, **COMPILED,
     )  # fmt: skip
     block = min(BLOCK, max(2, next_power_of_2(tiles)))
     _pass_tiles[(rows,)](
-        a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block, **overlap
+        a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block,
+        **overlap, **COMPILED,
     )  # fmt: skip
     return through

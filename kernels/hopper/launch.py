@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import Exponents, RowSums
 from tflabench.kernels.tfla.config import multiprocessors
@@ -357,7 +358,7 @@ def launch_segments(
             state, exponents.g, state if begin is None else begin, state if after is None else after,
             elements, cut.tiles, cut.segment_tiles, cut.count, blocks, START=begin is not None, END=end,
             REVERSE=reverse, TILES=next_power_of_2(cut.segment_tiles), BLOCK=block,
-            OVERLAP=True, launch_pdl=True,
+            OVERLAP=True, launch_pdl=True, **COMPILED,
         )  # fmt: skip
         ends.append(after)
     return (states, n_states), (ends[0], ends[1])

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 
 from .tiles import made_like
@@ -119,5 +120,5 @@ def _launch(
         skip_and_gate[(batch * heads * cdiv(T, rows),)](
             *rows_of(h), *rows_of(x), *rows_of(z), *rows_of(dy), *weight, *outputs, *strides, heads, T, d,
             SKIP=D is not None, GATE=z is not None, BACKWARD=dy is not None,
-            ROWS=rows, COLS=cols,
+            ROWS=rows, COLS=cols, **COMPILED,
         )  # fmt: skip

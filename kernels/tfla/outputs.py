@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import RowSums
 
@@ -349,6 +350,7 @@ def launch(
         MEMBERS=members,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        **COMPILED,
     )
     return out, None if row_dots is None else RowSums(*row_dots)
 

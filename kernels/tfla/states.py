@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 
 from .config import StateTiles
@@ -260,6 +261,7 @@ def walk(
             V=tiles.v,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **COMPILED,
         )
         return ends, n_ends, segment_g
 
@@ -288,6 +290,6 @@ def _join(
     block = min(1024, next_power_of_2(size))
     join_segments[(batch * heads * cdiv(size, block),)](
         ends, before, last, initial, segment_g, segments, size,
-        REVERSE=reverse, HAS_INITIAL=initial is not None, BLOCK=block,
+        REVERSE=reverse, HAS_INITIAL=initial is not None, BLOCK=block, **COMPILED,
     )  # fmt: skip
     return before, last
