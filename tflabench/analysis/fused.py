@@ -29,8 +29,9 @@ are two launches each):
              1332        1652      1435
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          276   387   450            400   543   804
-    all                                 1252  1798  2275           1504  2113  3037
+    h and gates                          276   387   450            395   543   804*
+    all                                 1252  1798  2275           1495  2113  3037*
+    * with state passes of one head a program; the model has those of now, of four
 
 What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
 between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
