@@ -97,6 +97,8 @@ def cases() -> list[Case]:
             Case(gate=gate, batch=1, heads=1, T=5000, L=128, states=True),
             Case(gate=gate, batch=1, heads=1, T=64, d_qk=1024, d_hv=1024),
             Case(gate=gate, batch=1, heads=2, T=16384, L=256, d_qk=128, d_hv=256, gates="documents", states=True),
+            Case(gate=gate, batch=1, heads=2, T=4096, L=256, d_qk=128, d_hv=256, gates="closing"),
+            Case(gate=gate, batch=1, heads=2, T=2048, L=1024, d_qk=256, d_hv=512, gates="closing"),
         ]
     found += [replace(MAMBA2_HEADS, T=T, states=states) for T, states in ((1000, False), (300, True))]
     found += [replace(MAMBA2_HEADS, heads=6, sharing=3, d_qk=128, states=states) for states in (False, True)]

@@ -81,6 +81,7 @@ def _rows_of_head(
     chunk = row // chunk_size
     r = tl.arange(0, ROWS)
     row_offset = bh64 * row_tiles * ROWS + row
+    tile_offset = bh64 * col_tiles
     inside = row + r < T
     t_offset = bh64 * T + row
 
@@ -95,24 +96,35 @@ def _rows_of_head(
         first_tile = tl.minimum((row + ROWS) // COLS, highest) - 1
         count = first_tile + 1 - lowest
         step = -1
-    tile_offset = bh64 * col_tiles
 
     x_tile = x_tiles.load([b, h_in, row, 0]).reshape(ROWS, IN)
     b_row = tl.load(b_log + row_offset + r)
     segment_row = tl.load(segment + row_offset + r)
-    row_weight = tl.exp(tl.load(row_log + row_offset + r))
+    # Where there are row sums, what a pair of steps weighs is made of tiles of COLS steps on either side, with the log
+    # gates of those between in float64: so dQ and dK, each coming from its own end, multiply it by the same numbers.
+    FINE: tl.constexpr = COLS if ROW_DOTS else ROWS
+    if ROWS > FINE:
+        row_log_t = tl.load(row_log + tile_offset * COLS + row + r, mask=inside, other=float("-inf"))
+        row_far = tl.zeros([ROWS], tl.float64)  # from a row's tile to the edge of the tile of ROWS
+        for u in tl.static_range(ROWS // COLS):
+            g_inside = tl.load(g + tile_offset + row // COLS + u, mask=row + u * COLS < T, other=0.0)
+            row_far += tl.where((r // COLS < u) if REVERSE else (r // COLS > u), g_inside.to(tl.float64), 0.0)
+    else:
+        row_log_t = tl.load(row_log + row_offset + r)
+        row_far = tl.zeros([], tl.float64)
+    row_weight = tl.exp(row_log_t)
     acc = tl.zeros([ROWS, OUT], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
     skip_dot = tl.zeros([ROWS], tl.float32)
     query_weight = tl.full([ROWS], 1.0, tl.float32) * scale
     if HAS_DENOMINATOR and not REVERSE:
         query_weight *= tl.load(inverse_denominator + t_offset + r, mask=inside, other=0.0)
-    far = 0.0  # log gate of the tiles passed since the diagonal
+    far = tl.zeros([], tl.float64)  # log gate of the tiles passed since the diagonal
     for j in range(count):
         tile = first_tile + step * j
         col = tile * COLS
         c = tl.arange(0, COLS)
-        col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c) + far)
+        col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c))
         g_tile = tl.load(g + tile_offset + tile)
         s = _scores(x_tile, x_tiles, y_tiles, b, h_in, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
         if SKIP and ROW_DOTS:  # dh_t . v_t of the same step t
@@ -143,9 +155,15 @@ def _rows_of_head(
             if SKIP and not ROW_DOTS:  # what is added to H (and dV) of the same step's v (dH) is a weight like others
                 s += tl.where(c_row[None, :] == r[:, None], tl.load(skip + h), 0.0)
         else:
-            # Away from it, it is a product of a row's and a column's.
-            s *= row_weight[:, None] * col_weight[None, :]
-            far += g_tile
+            # Away from it, it is a product of a query's, a key's and that of the tiles between, in this order.
+            between = tl.exp((far + row_far).to(tl.float32))
+            if ROWS > FINE:
+                between = between[:, None]
+            if REVERSE:
+                s *= (col_weight[None, :] * between) * row_weight[:, None]
+            else:
+                s *= (row_weight[:, None] * between) * col_weight[None, :]
+            far += g_tile.to(tl.float64)
         if NORMALIZE:
             norm += tl.sum(s, 1)
         z_tile = z_tiles.load([b, h_out, col, column]).reshape(COLS, OUT)
@@ -162,7 +180,7 @@ def _rows_of_head(
         if FIRST_STATE:
             edge = -1
         if chunk != edge:
-            weight = row_weight * tl.exp(far)
+            weight = row_weight * tl.exp((far + row_far).to(tl.float32))
             if not REVERSE:
                 weight *= query_weight  # dC has it already
             state = bh * chunks + chunk
@@ -224,7 +242,8 @@ def parallel_outputs(
 
     Args:
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK; n_states: (B, H, chunks, d_qk).
-        row_log: prefix (H, dQ) or a (dK, dV) of tiles of ROWS steps; col_log: the other, of tiles of COLS steps, as g.
+        row_log: prefix (H, dQ) or a (dK, dV) of tiles of COLS steps (dQ, dK) or ROWS; col_log: the other, of tiles of
+            COLS steps, as g.
         b_log, b_rest, segment, log_i_rest: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
         in_sharing, out_sharing: heads that share one of x and y, of z and probe.  MEMBERS: of `out`: summed here.
         skip: (H,) float32, SKIP: H adds skip v_t to row t; dQ writes skip_dots = dh_t . v_t, (B, H, T) float32.
@@ -287,6 +306,7 @@ def launch(
     d_in, d_out = x.shape[-1], z.shape[-1]
     batch, heads, T = plan.gates.log_f.shape
     row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
+    fine = row if probe is None else col
     blocks = cdiv(d_out, tiles.outer)
     programs = batch * cdiv(T, tiles.rows) * blocks
     sharing = heads // like.shape[1] if plan.tma else 1  # without TMA addresses take the registers that a sum needs
@@ -308,7 +328,7 @@ def launch(
         *rows_of(out, tiles.rows, tiles.outer),
         None if states is None else matrices_argument(states, *state_block, plan.tma),
         n_states,
-        row.a if reverse else row.prefix,
+        fine.a if reverse else fine.prefix,
         col.prefix if reverse else col.a,
         col.g,
         row.b,
