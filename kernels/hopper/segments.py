@@ -51,9 +51,7 @@ def produce(
 
 
 @gluon.jit
-def load_weights(
-    az_ptr, g_ptr, row, tiles, tile, layout: gl.constexpr, OPERANDS: gl.constexpr, REVERSE: gl.constexpr
-):  # fmt: skip
+def load_weights(az_ptr, g_ptr, row, tiles, tile, layout: gl.constexpr, OPERANDS: gl.constexpr):
     """Of a tile of consecutive rows: log2 of s_z, and g."""
     t = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
     s_z, g = (), ()
@@ -66,15 +64,17 @@ def load_weights(
 
 @gluon.jit
 def weighted(
-    s_z, g, z_buf, z_block, layout: gl.constexpr, OPERANDS: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr
+    s_z, g, z_buf, z_block, layout: gl.constexpr, OPERANDS: gl.constexpr, SHARED: gl.constexpr, REVERSE: gl.constexpr
 ):  # fmt: skip
-    """Of a tile that is there: s_z Z_z, transposed, as operands; their sums over z; exp2(g)."""
+    """Of a tile that is there: s_z Z_z, transposed, as operands, of one block (SHARED) or one each; their sums over z;
+    exp2(g).
+    """
     operands, added, e = (), (), ()
     for k in gl.static_range(OPERANDS):
         log2_s = s_z[k]
         if not REVERSE:
             log2_s += g[k]
-        z = z_buf.index(z_block + (k if ZB > 1 else 0)).reshape([64, 64]).permute((1, 0)).load(layout).to(gl.float32)
+        z = z_buf.index(z_block + (0 if SHARED else k)).reshape([64, 64]).permute((1, 0)).load(layout).to(gl.float32)
         z = z * gl.exp2(log2_s)[None, :]
         operands += (z.to(z_buf.dtype),)
         added += (gl.sum(z, axis=1),)
@@ -97,6 +97,7 @@ def math(
     OPERANDS: gl.constexpr = 1 if HEADS == 1 else BLOCKS
     z_from: gl.constexpr = HALF if BY_ROWS else FROM if ZB > 1 else 0
     row_from: gl.constexpr = 0 if HEADS == 1 else FROM
+    SHARED: gl.constexpr = HEADS == 1 or ZB == 1
     if BY_ROWS:
         z0 += 64 * HALF
     state, norm = (), ()
@@ -105,11 +106,11 @@ def math(
     for _ in gl.static_range(OPERANDS):
         norm += (gl.zeros([64], gl.float32, layout=z_l),)
     mine = row + row_from
-    s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, nth_tile(first, 0, n, REVERSE), a_l, OPERANDS, REVERSE)
+    s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, nth_tile(first, 0, n, REVERSE), a_l, OPERANDS)
     mbarrier.wait(ready.index(0), 0)
-    operands, added, e = weighted(s_z, g, z_buf, z_from, a_l, OPERANDS, ZB if HEADS > 1 else 1, REVERSE)
+    operands, added, e = weighted(s_z, g, z_buf, z_from, a_l, OPERANDS, SHARED, REVERSE)
     tile = nth_tile(first, gl.minimum(1, n - 1), n, REVERSE)
-    s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, tile, a_l, OPERANDS, REVERSE)
+    s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, tile, a_l, OPERANDS)
     for i in range(n):
         s = i % STAGES
         if NORM:
@@ -128,9 +129,9 @@ def math(
         after = gl.minimum(i + 1, n - 1)
         mbarrier.wait(ready.index(after % STAGES), (after // STAGES) & 1)
         z_block = after % STAGES * ZB + z_from
-        operands, added, e = weighted(s_z, g, z_buf, z_block, a_l, OPERANDS, ZB if HEADS > 1 else 1, REVERSE)
+        operands, added, e = weighted(s_z, g, z_buf, z_block, a_l, OPERANDS, SHARED, REVERSE)
         tile = nth_tile(first, gl.minimum(i + 2, n - 1), n, REVERSE)
-        s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, tile, a_l, OPERANDS, REVERSE)
+        s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, tile, a_l, OPERANDS)
         done = wait_for_products(0, deps=flight)
         state = ()
         for b in gl.static_range(BLOCKS):
