@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: tflabench needs Python 3.11 or newer (make PYTHON=/path/to/python3.11)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade 'pip>=24'
-	$(PY) -m pip install -q --no-compile -e '.[$(EXTRAS),report,dev]'
+	$(PY) -m pip install -q -e '.[$(EXTRAS),report,dev]'
 	@touch $@
 
 baselines-mamba2: $(STAMP) ## mamba-ssm without its compiled scan: Mamba 2 runs in Triton; a few seconds
@@ -43,7 +43,7 @@ baselines-compiled: $(STAMP) ## FlashAttention 2, Mamba, causal-conv1d: needs nv
 
 # A second Triton, the oldest supported, for the compile-only tests.
 $(OLD_TRITON_DIR)/.installed: | $(STAMP)
-	$(PY) -m pip install -q --no-compile --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
+	$(PY) -m pip install -q --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
 	@touch $@
 
 clean:
