@@ -74,7 +74,7 @@ def weighted(
         log2_s = s_z[k]
         if not REVERSE:
             log2_s += g[k]
-        z = z_buf.index(z_block + (0 if SHARED else k)).reshape([64, 64]).permute((1, 0)).load(layout).to(gl.float32)
+        z = block(z_buf, z_block + (0 if SHARED else k)).permute((1, 0)).load(layout).to(gl.float32)
         z = z * gl.exp2(log2_s)[None, :]
         operands += (z.to(z_buf.dtype),)
         added += (gl.sum(z, axis=1),)
