@@ -11,7 +11,7 @@ from statistics import quantiles
 import pytest
 import torch
 
-from tflabench import measure
+from tflabench import calibrate, measure
 from tflabench.measure import memory_of, relative_spread, time_calls
 from tflabench.protocol import PAPER, SHORT, STANDARD
 
@@ -141,3 +141,19 @@ def test_host_work_stays_out_of_the_cuda_window():
     assert timing.ms_median < 0.1
     assert timing.host_ms is not None
     assert 0.5 <= timing.host_ms < 2
+
+
+@pytest.mark.parametrize(("seconds_a_flop", "largest"), [(0.0, 1024), (1e-9, 256), (1e-6, 128)])
+def test_a_ceiling_takes_products_that_fit_its_time(monkeypatch, seconds_a_flop, largest):
+    """On CPUs that take 2 seconds for a product of 16-bit matrices a calibration of half a second took 24."""
+    now, sizes = [0.0], []
+
+    def product(self, other):
+        sizes.append(len(self))
+        now[0] += seconds_a_flop * 2 * len(self) ** 3
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", product)
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: now[0])
+    rules = replace(SHORT, min_samples=5, budget_s=1.5 * 5 * 2 * 256**3 * 1e-9)
+    assert calibrate._size(torch.float32, rules) == largest
+    assert max(sizes) <= largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -25,11 +26,27 @@ def measure_ceilings(device: torch.device, dtypes: Sequence[str], seconds: float
     source = torch.ones(nbytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     bandwidth = 2 * nbytes / best_s(lambda: target.copy_(source))
-    return {dtype: (_matrix_rate(getattr(torch, dtype), device, best_s), bandwidth) for dtype in dtypes}
+
+    def matrix_rate(dtype: torch.dtype) -> float:
+        n = (8192 if dtype.itemsize <= 2 else 4096) if device.type == "cuda" else _size(dtype, share)
+        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        product = torch.empty_like(a)
+        return 2 * n**3 / best_s(lambda: torch.mm(a, b, out=product))
+
+    return {dtype: (matrix_rate(getattr(torch, dtype)), bandwidth) for dtype in dtypes}
 
 
-def _matrix_rate(dtype: torch.dtype, device: torch.device, best_s: Callable[[Callable[[], object]], float]) -> float:
-    n = (8192 if dtype.itemsize <= 2 else 4096) if device.type == "cuda" else 1024
-    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    product = a @ b
-    return 2 * n**3 / best_s(lambda: torch.mm(a, b, out=product))
+def _size(dtype: torch.dtype, rules: Protocol) -> int:
+    """Rows of the largest product of up to 1024 that a CPU makes as often as it must in the time there is: without
+    16-bit arithmetic it is a hundred times slower in that than in float32.
+    """
+    n = 128
+    while n < 1024:
+        a = torch.ones(n, n, dtype=dtype)
+        a @ a
+        start = time.perf_counter()
+        a @ a
+        if rules.min_samples * 8 * (time.perf_counter() - start) > rules.budget_s:
+            break
+        n *= 2
+    return n
