@@ -163,7 +163,7 @@ def _max_plus(sum_left, max_left, sum_right, max_right):
 def _store_exponents(
     log_f, log_i, x, y, g, log2_scale, row, block, tiles, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Of a block's steps, whose log gates are given, and log2 of what q is scaled by, a number a step."""
+    """Of a block's steps, whose log gates are given, and log2 of what q is scaled by."""
     f = tl.reshape(log_f * LOG2_E, [BLOCK // TILE, TILE])
     i = tl.reshape(log_i * LOG2_E, [BLOCK // TILE, TILE])
     f = tl.where(f < SMALLEST, SMALLEST, f)  # not a maximum: NaN is to pass
@@ -171,7 +171,7 @@ def _store_exponents(
     tile = block * (BLOCK // TILE) + tl.arange(0, BLOCK // TILE)
     out = (row * tiles + tile[:, None]) * TILE + tl.arange(0, TILE)[None, :]
     valid = (tile < tiles)[:, None] & (out >= 0)
-    tl.store(x + out, b + tl.reshape(log2_scale, [BLOCK // TILE, TILE]), mask=valid)
+    tl.store(x + out, b + log2_scale, mask=valid)
     tl.store(y + out, i - b, mask=valid)
     tl.store(g + row * tiles + tile, tl.sum(f, 1), mask=tile < tiles)
 
@@ -194,8 +194,7 @@ def _activate(
         tl.store(log_f + row * T + t, x, mask=t < T)
         tl.store(log_i + row * T + t, y, mask=t < T)
     else:
-        shift = tl.full([BLOCK], 0.0, tl.float32) + log2_scale
-        _store_exponents(x, y, x_exponents, y_exponents, g_exponents, shift, row, block, tiles, BLOCK, TILE)
+        _store_exponents(x, y, x_exponents, y_exponents, g_exponents, log2_scale, row, block, tiles, BLOCK, TILE)
 
 
 @triton.jit
@@ -223,7 +222,7 @@ def _stabilise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, m_0, block_g, block_m, log_f, log_i, m,
     x_exponents, y_exponents, g_exponents, log2_scale, heads, T, blocks, tiles,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, HAS_M_0: tl.constexpr,
-    RESCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, block = _row_and_part(blocks)
     b, h = row // heads, row % heads
@@ -262,10 +261,9 @@ def _stabilise(
     tl.store(m + row * T + t, m_t, mask=t < T)
     if TILE:
         forget = tl.where(t < T, forget, 0.0)  # neutral, as what is loaded beyond T
-        shift = tl.full([BLOCK], 0.0, tl.float32) + log2_scale
-        if RESCALE:
-            shift += m_t * LOG2_E
-        _store_exponents(forget, take, x_exponents, y_exponents, g_exponents, shift, row, block, tiles, BLOCK, TILE)
+        _store_exponents(
+            forget, take, x_exponents, y_exponents, g_exponents, log2_scale, row, block, tiles, BLOCK, TILE
+        )
 
 
 @triton.jit
@@ -314,8 +312,8 @@ def exponents(
     f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None,
     made: Exponents, scale: float,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Write `made`, for a q that is scaled by `scale` >= 0, and by exp(m) where the gate is stabilised without a
-    normaliser; log f relative to m, and m, where the gate is stabilised: (B, H, T) float32.
+    """Write `made`, for a q that is scaled by `scale` >= 0; log f relative to m, and m, where the gate is stabilised:
+    (B, H, T) float32.
 
     On a GPU, which is to have compute capability 9.0, a kernel launched next as a dependent one may start before they
     are there, and must wait for them.
@@ -365,7 +363,7 @@ def _computed(
         m_0 = m_0.float().contiguous()
     _stabilise[grid](
         *inputs, m_0, block_g, block_m, log_f, log_i, m, *outputs, **branch,
-        HAS_M_0=m_0 is not None, RESCALE=not gate.normalize, BLOCKS=next_power_of_2(blocks), TILE=tile,
+        HAS_M_0=m_0 is not None, BLOCKS=next_power_of_2(blocks), TILE=tile,
         **({"launch_pdl": True} if overlap and blocks > 1 else {}),
     )  # fmt: skip
     return m

@@ -29,8 +29,7 @@ def exponents(
 ) -> tuple[Tensor | None, Tensor | None, Exponents]:
     """log f relative to m, and m, of a gate that is stabilised, and the exponents of every step and tile.
 
-    A gate that has a stabiliser but no normaliser gets weights without it: exp(m_i) times as large. The arguments are
-    those of `gates.exponents`.
+    The arguments are those of `gates.exponents`.
     """
     B, H, T = shape
     tiles = cdiv(T, TILE)

@@ -197,9 +197,6 @@ def backward(
     dtype = _stored(q.dtype, state_dtype)
     kept = list(saved)
     query_weight = kept.pop(0) if gate.normalize else None
-    if gate.stabilized and not gate.normalize:
-        assert plan.gates.m is not None
-        query_weight = plan.gates.m.exp()
 
     if config.keep_states:
         states, n_states = kept[0], kept[1] if gate.normalize else None

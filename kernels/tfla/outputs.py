@@ -66,7 +66,7 @@ def _rows_of_head(
     probe, probe_b, probe_h, probe_t, row_dots,
     skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
     REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
-    RESCALE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
+    STABILIZED: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
     SKIP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -208,14 +208,12 @@ def _rows_of_head(
 
     if NORMALIZE:
         bound = 1.0
-        if RESCALE:
+        if STABILIZED:
             bound = tl.exp(-tl.load(m + t_offset + r, mask=inside, other=0.0))
         inverse = 1.0 / tl.maximum(tl.abs(norm), bound)
         acc *= inverse[:, None]
         if out_block == 0:
             tl.store(inverse_denominator + t_offset + r, inverse, mask=inside)
-    elif RESCALE:
-        acc *= tl.exp(tl.load(m + t_offset + r, mask=inside, other=0.0))[:, None]
     if ROW_DOTS:
         partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT).to(tl.float32)
         part = out_block.to(tl.int64) * batch * heads * T
@@ -234,7 +232,7 @@ def parallel_outputs(
     probe, probe_b, probe_h, probe_t, row_dots,
     skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
     REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
-    RESCALE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
+    STABILIZED: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
     SKIP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
@@ -250,8 +248,8 @@ def parallel_outputs(
         probe, row_dots: dQ and dK also write probe_t . out_t, and what of it comes from steps of the
             same chunk, (2, d_out blocks, B, H, T), float32.
         REVERSE: dK, dV.  STATES: there are states; FIRST_STATE: also for the first chunk met (an initial state).
-        NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  RESCALE: H of a stabilised gate
-        without normaliser.  N_GRADIENT: dK adds n_states, gradients of the normaliser.
+        NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  STABILIZED: by one whose bound
+        is exp(-m), not 1.  N_GRADIENT: dK adds n_states, gradients of the normaliser.
         WHOLE: IN covers d_in.
     """
     x_tiles = open_rows(x, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, IN, TMA)
@@ -270,7 +268,7 @@ def parallel_outputs(
             states, n_states, row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,
             probe, probe_b, probe_h, probe_t, row_dots, skip, skip_dots,
             scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
-            REVERSE, STATES, FIRST_STATE, NORMALIZE, RESCALE, HAS_DENOMINATOR, ROW_DOTS, N_GRADIENT, SKIP,
+            REVERSE, STATES, FIRST_STATE, NORMALIZE, STABILIZED, HAS_DENOMINATOR, ROW_DOTS, N_GRADIENT, SKIP,
             PRECISION, TMA, ROWS, COLS, IN, NARROW, OUT, WHOLE,
         )  # fmt: skip
     heads_of_out = heads // MEMBERS
@@ -295,7 +293,7 @@ def launch(
     skip: Tensor | None = None,
     skip_dots: Tensor | None = None,
     normalize: bool = False,
-    rescale: bool = False,
+    stabilized: bool = False,
 ) -> tuple[Tensor, RowSums | None]:
     """Runs `parallel_outputs` in one of its four roles; see the module's table and the kernel's docstring.
 
@@ -354,7 +352,7 @@ def launch(
         STATES=states is not None,
         FIRST_STATE=first_state,
         NORMALIZE=normalize,
-        RESCALE=rescale,
+        STABILIZED=stabilized,
         HAS_DENOMINATOR=inverse_denominator is not None and not normalize,
         ROW_DOTS=probe is not None,
         N_GRADIENT=reverse and n_states is not None,
@@ -398,6 +396,6 @@ def hidden(
     inverse = q.new_empty(v.shape[:3], dtype=torch.float32) if gate.normalize else None
     h, _ = launch(
         plan, tiles, q, k, v, states, n_states, inverse,
-        like=v, reverse=False, first_state=initial, normalize=gate.normalize, rescale=gate.stabilized, skip=skip,
+        like=v, reverse=False, first_state=initial, normalize=gate.normalize, stabilized=gate.stabilized, skip=skip,
     )  # fmt: skip
     return h, inverse
