@@ -1,4 +1,4 @@
-"""Compiles what the TFLA launchers would launch on sm_80 and sm_90, without a GPU; prints what the kernels use as JSON.
+"""Compiles what the TFLA launchers would launch on sm_80, sm_90 and sm_100, without a GPU; prints what is used as JSON.
 
 The launchers run on tensors without memory, each launch is caught and its arguments are typed as Triton's own
 binder types them: so it is the heuristic's configurations that are compiled.
@@ -38,7 +38,9 @@ CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype
     (90, 48, 64, 128, MLSTM_SIG, torch.float32),
     (80, 64, 64, 256, SHARED, torch.bfloat16),
     (90, 64, 64, 256, SHARED, torch.bfloat16),
+    (100, 128, 256, 256, MLSTM_EXP, torch.bfloat16),
 ]
+TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}  # what multiplies 16-bit numbers there
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -117,7 +119,8 @@ def compiled(launch: Launch, sm: int) -> dict[str, Any]:
         "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
         "shared_bytes": done.metadata.shared,
         "warnings": re.findall(r"C75\d\d", log),
-        "wgmma": "wgmma.mma_async" in done.asm["ptx"],
+        "tensor_memory_columns": done.metadata.tmem_size,
+        "tensor_cores": TENSOR_CORES[sm] in done.asm["ptx"],
         "tma": "cp.async.bulk.tensor" in done.asm["ptx"],
         "wide_loads": bool(re.search(r"cp\.async\.cg\.shared|ld\.global\.v4", done.asm["ptx"])),
     }
@@ -135,7 +138,7 @@ def compiled_case(sm: int, *case: Any) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Every case, for sm_80 and sm_90."""
+    """Every case, with the Triton that is installed."""
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         rows = [row for found in pool.map(compiled_case, *zip(*CASES, strict=True)) for row in found]
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)

@@ -1,4 +1,4 @@
-"""The TFLA kernels compile for Ampere and Hopper, on the newest and the oldest Triton, within the chips' means."""
+"""The TFLA kernels compile for Ampere, Hopper and Blackwell, on the newest and oldest Triton, within a chip's means."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
-SHARED_BYTES = {80: 166_912, 90: 232_448}
-SPILLED_BYTES = {80: 256, 90: 128}  # stores and loads; a tile row or two, outside the loop
+SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
+TENSOR_MEMORY_COLUMNS = 512
+SPILLED_BYTES = {80: 256, 90: 128, 100: 1024}  # stores and loads; a tile row or two, outside the loop
 
 
 @pytest.fixture(scope="module", params=["installed", "oldest"])
@@ -40,16 +41,18 @@ def test_kernels_fit_the_chip(kernels: list[dict[str, Any]]) -> None:
     assert {"parallel_outputs", "chunk_states", "join_segments"} <= names
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["sm"]], kernel
+        assert kernel["tensor_memory_columns"] <= TENSOR_MEMORY_COLUMNS, kernel
         assert kernel["spilled_bytes"] <= SPILLED_BYTES[kernel["sm"]], kernel
 
 
-def test_hopper_uses_its_own_instructions(kernels: list[dict[str, Any]]) -> None:
-    """TMA, and asynchronous wgmma (C75xx: ptxas serialises them), except in true float32: it has no tensor cores."""
-    tiled = [k for k in kernels if k["sm"] == 90 and k["kernel"] in ("parallel_outputs", "chunk_states")]
+@pytest.mark.parametrize("sm", [90, 100])
+def test_hopper_and_blackwell_use_their_own_instructions(kernels: list[dict[str, Any]], sm: int) -> None:
+    """TMA, and asynchronous products (C75xx: ptxas serialises them), except in true float32: it has no tensor cores."""
+    tiled = [k for k in kernels if k["sm"] == sm and k["kernel"] in ("parallel_outputs", "chunk_states")]
     assert tiled
     for kernel in tiled:
         assert kernel["tma"], kernel
-        assert kernel["wgmma"] == (kernel["dtype"] != "float32"), kernel
+        assert kernel["tensor_cores"] == (kernel["dtype"] != "float32"), kernel
         assert not kernel["warnings"], kernel
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
 
-SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes a program can use, by architecture
+SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448, 103: 232_448}  # bytes a program can use, by architecture
 SMALLEST_SHARED_MEMORY = 101_376
 
 

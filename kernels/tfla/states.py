@@ -93,7 +93,8 @@ def chunk_states(
                     mask = (tl.arange(0, CHUNK_TILES) < tiles_per_chunk) & (of_chunk < tiles)
                     g_chunk = tl.sum(tl.load(g + bh64 * tiles + of_chunk, mask=mask, other=0.0), 0)
                     part = matrix.to(tl.int64) * u_blocks * v_blocks + block
-                    tl.store(through + part, tl.exp(g_chunk) * tl.sum(tl.sum(c.to(tl.float32) * acc, 1), 0))
+                    # Over both axes at once: one after the other does not compile for sm_100 before Triton 3.9.
+                    tl.store(through + part, tl.exp(g_chunk) * tl.sum(c.to(tl.float32) * acc))
                 state_tiles.store([matrix, u_start, v_start], acc.to(state_tiles.dtype).reshape(1, U, V))
                 if NORMALIZE:  # noqa: SIM102
                     if v_start == 0:
