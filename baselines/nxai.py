@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tflabench.adapter import Case, Formulation, Implementation, SuffixSum
+from tflabench.analysis.calibrated import Modelled
 from tflabench.baselines.packages import EINOPS, refuse
 from tflabench.bundled import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.problem import Problem
@@ -176,6 +177,7 @@ def _implementation(kernel: Kernel) -> Implementation:
         formulation=kernel.form,
         chunked=kernel.chunk_size is not None,
         package="mlstm_kernels",
+        modelled=None if kernel.native or kernel.form != "chunkwise" else Modelled("unpipelined", kernel.gate),
     )
 
 

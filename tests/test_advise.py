@@ -12,6 +12,7 @@ from tflabench import advise as advising
 from tflabench import bundled, registry
 from tflabench.analysis import advise, hardware
 from tflabench.analysis.advise import Choice, Demand, Kernel, Memory
+from tflabench.analysis.calibrated import Modelled
 from tflabench.analysis.roofline import TimeBounds
 from tflabench.cli import app
 from tflabench.problem import InputError, Problem
@@ -148,7 +149,9 @@ def test_a_chunk_may_hold_a_sequence_of_any_length():
 
 
 def test_fused_kernels_are_for_hopper(monkeypatch):
-    fused = replace(registry.get("tfla_sig_xl"), name="fused_sig", formulation="fused")
+    fused = replace(
+        registry.get("tfla_sig_xl"), name="fused_sig", formulation="fused", modelled=Modelled("fused", "sig")
+    )
     monkeypatch.setattr(bundled, "IMPLEMENTATIONS", (registry.get("tfla_sig_xl"), fused))
     on_hopper = advising.advice(Demand(FIG_4), H200, ["sig"], "cuda")
     assert on_hopper.ranked[0].kernel == Kernel("fused_sig", "sig", "fused")

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tflabench import registry
 from tflabench.analysis import calibrated, tfla
-from tflabench.analysis.calibrated import Judged, median_and_worst, predict, published, steps
+from tflabench.analysis.calibrated import Judged, Modelled, median_and_worst, predict, published, steps
 from tflabench.analysis.hardware import Ceilings, custom, find, from_device_name
 from tflabench.analysis.launches import RESOURCES, TERMS, Chip, Launch, total
 from tflabench.problem import InputError, Problem
@@ -15,12 +16,13 @@ from tflabench.problem import InputError, Problem
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
 LONG = {"batch": 1, "seq_len": 65536}
+MAMBA_2 = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
 MEASURED_ROOFS = Ceilings(782e12, 4.26e12, "measured", "calibrate")
 H200 = Chip.of(find("H200"), MEASURED_ROOFS)
 
 
 def milliseconds(problem: Problem, algorithm: calibrated.Algorithm = "tfla", gate: str = "sig") -> float:
-    return 1e3 * sum(predict(problem, gate, algorithm, H200).values())  # type: ignore[arg-type]
+    return 1e3 * sum(predict(problem, Modelled(algorithm, gate), H200).values())  # type: ignore[arg-type]
 
 
 class TestLaunch:
@@ -95,19 +97,20 @@ def test_the_bundled_kernels_are_predicted_within_a_fifth(problem, fw, fwbw):
 def test_the_best_l_is_the_measured_one_for_kernels_that_prefetch_and_for_those_that_do_not(pass_):
     """256 for the bundled kernels (kernels/MEASURED.md), 128 for mlstm_kernels 2.0.6; the published model says 529."""
     for algorithm, best in (("tfla", 256), ("unpipelined", 128)):
-        moves = steps(WIDE.with_(pass_=pass_), "sig", algorithm, find("H200"), H200)  # type: ignore[arg-type]
+        kernel = Modelled(algorithm, "sig")  # type: ignore[arg-type]
+        moves = steps(WIDE.with_(pass_=pass_), kernel, find("H200"), H200)
         assert moves[0].best == 512
         assert moves[-1].best == best
         assert moves[-1].low <= best <= moves[-1].high
 
 
 def test_steps_end_at_the_calibrated_model_and_name_every_term():
-    moves = steps(FIG_4, "exp", "tfla", find("H200"), H200)
+    moves = steps(FIG_4, Modelled("tfla", "exp"), find("H200"), H200)
     sizes = range(64, 4097, 64)
     assert moves[-1].best == min(sizes, key=lambda size: milliseconds(FIG_4.with_(chunk_size=size), gate="exp"))
     assert [step.name for step in moves[4:]] == [f"+ {term}" for term in list(TERMS)[4:]]
     with pytest.raises(InputError, match="no trade-off over L"):
-        steps(FIG_4, "sig", "fused", find("H200"), H200)
+        steps(FIG_4, Modelled("fused", "sig"), find("H200"), H200)
 
 
 def test_causal_waste_and_recomputation_are_what_the_tiles_say():
@@ -146,7 +149,7 @@ def test_the_tiles_are_those_that_the_kernels_pick_on_hopper(problem, chunk_size
 )
 def test_small_and_ragged_and_large_problems_take_some_time(problem, pass_, algorithm):
     for gate in ("exp", "sig"):
-        terms = predict(problem.with_(pass_=pass_), gate, algorithm, H200)  # type: ignore[arg-type]
+        terms = predict(problem.with_(pass_=pass_), Modelled(algorithm, gate), H200)  # type: ignore[arg-type]
         assert all(0 <= seconds < 60 for seconds in terms.values()), terms
         assert sum(terms.values()) > 1e-6
 
@@ -158,7 +161,7 @@ def test_published_is_equation_116_on_the_datasheet():
     flops = L**2 * 0.5 * (2 * d * p + 2 * d + 6) + L**2 + L * (4 * d**2 * p + 2 * d * p + d + 11) + 2 * d**2 * p + 5
     moved = 6 * L * d * (1 + p) + 8 * L + 2 * b_C * d**2 * p
     expected = 8 * 8 * 8192 / L * (moved / 3.35e12 + flops / 989e12)
-    assert published(problem, "sig", "tfla", H100) == pytest.approx(expected, rel=1e-12)
+    assert published(problem, Modelled("tfla", "sig"), H100) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -171,28 +174,70 @@ def test_published_is_equation_116_on_the_datasheet():
 )
 def test_what_is_not_modelled(changes, said):
     with pytest.raises(InputError, match=said):
-        predict(FIG_4.with_(**{"chunk_size": 64, **changes}), "sig", "tfla", H200)
+        predict(FIG_4.with_(**{"chunk_size": 64, **changes}), Modelled("tfla", "sig"), H200)
 
 
 @pytest.mark.parametrize(
-    ("row", "algorithm"),
+    ("name", "kernel"),
     [
-        (("tfla_sig_xl", "chunkwise", "triton", "sig"), "tfla"),
-        (("nxai_exp_xl", "chunkwise", "mlstm_kernels", "exp"), "unpipelined"),
-        (("hopper_exp", "fused", "triton", "exp"), "fused"),
-        (("nxai_exp_native_chunkwise_custbw", "chunkwise", "mlstm_kernels", "exp"), None),
-        (("reference_sig", "chunkwise", "torch", "sig"), None),
-        (("sdpa", "attention", "torch", None), None),
-        (("tfla_retention", "chunkwise", "triton", None), None),
+        ("tfla_sig_xl", Modelled("tfla", "sig")),
+        ("nxai_exp_xl", Modelled("unpipelined", "exp")),
+        ("hopper_exp", Modelled("fused", "exp")),
+        ("tfla_retention_xl", Modelled("tfla", "sig", gate_gradients=False)),
+        ("hopper_simple_gla", Modelled("fused", "sig")),
+        ("hopper_mamba2", Modelled("fused", "sig", shared=True)),
+        ("nxai_exp_native_chunkwise_custbw", None),
+        ("nxai_exp_native_parallel", None),
+        ("reference_sig", None),
+        ("reference_retention", None),
+        ("step_sig", None),
+        ("sdpa", None),
+        ("somebody_s", None),
     ],
 )
-def test_which_rows_are_modelled(row, algorithm):
-    assert calibrated.algorithm_of(*row) == algorithm
+def test_which_implementations_are_modelled(name, kernel):
+    assert registry.modelled(name) == kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "measured_ms", "within"),
+    [
+        ("hopper_simple_gla", FIG_4, (0.410, 1.67), 0.2),
+        ("hopper_retention", FIG_4, (0.407, 1.44), 0.2),
+        ("tfla_simple_gla_xl", FIG_4, (1.13, 4.88), 0.1),
+        ("tfla_retention_xl", FIG_4, (1.13, 4.85), 0.1),
+        ("hopper_mamba2", MAMBA_2, (0.450, 2.27), 0.25),  # too fast: its roles wait for each other
+        ("tfla_mamba2_xl", MAMBA_2, (1.39, 8.07), 0.4),  # too fast: adding up heads one after the other
+    ],
+)
+def test_the_other_linear_rnns_come_near_their_rows(name, problem, measured_ms, within):
+    """results/h200/paper-fig4, T = 4096."""
+    kernel = registry.modelled(name)
+    assert kernel is not None
+    size = 4096 if kernel.algorithm == "fused" else 256
+    for pass_, measured in zip(("fw", "fwbw"), measured_ms, strict=True):
+        terms = predict(problem.with_(pass_=pass_, chunk_size=size), kernel, H200)
+        assert 1e3 * sum(terms.values()) == pytest.approx(measured, rel=within)
+
+
+def test_what_other_gates_and_shared_heads_leave_out():
+    problem = MAMBA_2.with_(pass_="fwbw", chunk_size=256)
+    own = {launch.name: launch for launch in calibrated.launches(problem, Modelled("tfla", "sig"))}
+    shared = {launch.name: launch for launch in calibrated.launches(problem, Modelled("tfla", "sig", shared=True))}
+    fixed = [launch.name for launch in calibrated.launches(problem, Modelled("tfla", "sig", gate_gradients=False))]
+    assert [name for name in own if name not in fixed] == ["gate gradients"]
+    tokens, width = problem.batch * problem.seq_len, 64 * 2
+    for name, of_heads in (("C", 1), ("H", 2), ("dV", 2)):  # q or k, or both, once and not for each of 64 heads
+        less = own[name].moved["inputs and outputs"] - shared[name].moved["inputs and outputs"]
+        assert less == pytest.approx(of_heads * 63 * tokens * width)
+    # 64 programs a head and batch suffice to add up 16 heads each: 4 parts of dQ, which PyTorch adds up.
+    assert shared["dQ of heads, added up"].moved["inputs and outputs"] == pytest.approx((4 + 1) * tokens * width)
 
 
 def test_errors():
     terms = {"states": 1.0, "waiting": 1.5}
-    judged = Judged("NVIDIA H200", find("H200"), H200, "x", "sig", "tfla", FIG_4, 2.0, published=1.0, terms=terms)
+    kernel = Modelled("tfla", "sig")
+    judged = Judged("NVIDIA H200", find("H200"), H200, "x", kernel, FIG_4, 2.0, published=1.0, terms=terms)
     assert judged.errors == (-0.5, 0.25)
     assert median_and_worst([0.1, -0.4, 0.2]) == (0.2, -0.4)
     assert median_and_worst([0.1, -0.3]) == (pytest.approx(0.2), -0.3)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from tflabench.analysis.calibrated import Modelled
     from tflabench.analysis.cost import Cost
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
@@ -83,6 +84,7 @@ class Implementation:
         chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
         cost: FLOPs and bytes of one call, where these are not what `formulation` says, which None stands for.
         package: distribution whose version goes into the row.
+        modelled: what it is to the calibrated model, None where that does not describe it.
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...
     """
@@ -97,6 +99,7 @@ class Implementation:
     chunked: bool = False
     cost: Callable[[Problem], Cost] | None = None
     package: str = "torch"
+    modelled: Modelled | None = None
     operation: str | None = None
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from tflabench import bundled, registry
 from tflabench.adapter import Implementation
-from tflabench.analysis import advise, calibrated
+from tflabench.analysis import advise
 from tflabench.analysis.advise import Choice, Demand, Kernel
 from tflabench.analysis.hardware import Gpu
 from tflabench.bench import Bench
@@ -55,8 +55,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: Kind, pattern: 
             continue
         if pattern is None and plain != (kind == "cpu"):
             continue
-        algorithm = calibrated.algorithm_of(impl.name, impl.formulation, impl.package, impl.gate)
-        kernel = Kernel(impl.name, impl.gate, algorithm)
+        kernel = Kernel(impl.name, impl.gate, impl.modelled.algorithm if impl.modelled else None)
         sizes, reason = _chunk_sizes(impl, demand, gpu, kind)
         if not sizes:
             refused[impl.name] = reason

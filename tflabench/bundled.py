@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tflabench.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.analysis import baselines as costs
 from tflabench.analysis import fused
+from tflabench.analysis.calibrated import Modelled
 from tflabench.analysis.cost import DEFAULT_CHUNK_SIZE, Cost, model
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 from tflabench.problem import Problem
@@ -314,6 +315,14 @@ def fused_cost(op: Recurrence, problem: Problem) -> Cost:
     return fused.cost(problem, "sig", size, gate_gradients=op.decays > 0, group=heads_a_group(op, problem))
 
 
+def recurrence_model(op: Recurrence, kernels: str) -> Modelled | None:
+    """Of `kernels`, an implementation of `kernels.api`: as mLSTMsig, but for what `fused_cost` leaves out too."""
+    algorithm = {"hopper": "fused", "tfla_xl": "tfla"}.get(kernels)
+    if algorithm is None:
+        return None
+    return Modelled(algorithm, "sig", gate_gradients=op.decays > 0, shared=op.name == "mamba2")  # type: ignore[arg-type]
+
+
 def heads_a_group(op: Recurrence, problem: Problem) -> int:
     """Heads that share one of q and k: of Mamba 2 all."""
     return problem.heads if op.name == "mamba2" else 1
@@ -395,6 +404,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         chunked=True,
         cost=partial(tfla_cost, gate),
         package="triton",
+        modelled=Modelled("tfla", gate),
     )
 
 
@@ -409,6 +419,7 @@ def _hopper(gate: GateName) -> Implementation:
         formulation="fused",
         chunked=True,
         package="triton",
+        modelled=Modelled("fused", gate),
     )
 
 
@@ -438,6 +449,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         chunked=True,
         cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
         package="torch" if kernels == "reference" else "triton",
+        modelled=recurrence_model(op, kernels),
         operation=op.name,
     )
 

@@ -43,9 +43,9 @@ def _size(dtype: torch.dtype, rules: Protocol) -> int:
     n = 128
     while n < 1024:
         a = torch.ones(n, n, dtype=dtype)
-        a @ a
+        torch.mm(a, a)
         start = time.perf_counter()
-        a @ a
+        torch.mm(a, a)
         if rules.min_samples * 8 * (time.perf_counter() - start) > rules.budget_s:
             break
         n *= 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from tflabench import registry
 from tflabench.analysis import calibrated
-from tflabench.analysis.calibrated import Algorithm, Judged
+from tflabench.analysis.calibrated import Judged, Modelled
 from tflabench.analysis.hardware import Ceilings, described
 from tflabench.analysis.launches import Chip
 from tflabench.problem import InputError, Problem
@@ -77,13 +77,13 @@ def judge(found: Iterable[Results]) -> Verdict:
         for row in results.rows:
             if row.status != "ok" or row.ms_median is None:
                 continue
-            algorithm = calibrated.algorithm_of(row.implementation, row.formulation, row.package, row.gate)
-            if algorithm is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
-                kind = f"{row.implementation} {row.dtype}" if algorithm else row.implementation
+            kernel = registry.modelled(row.implementation)
+            if kernel is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
+                kind = f"{row.implementation} {row.dtype}" if kernel else row.implementation
                 others[kind] = others.get(kind, 0) + 1
                 continue
             rows.append(row)
-            judged.append(_judge(row, algorithm, _measured_ceilings(results, row)))
+            judged.append(_judge(row, kernel, _measured_ceilings(results, row)))
     if not judged:
         kinds = "bundled kernels (tfla_*, hopper_*) and mlstm_kernels (nxai_*), 16-bit, fw and fwbw"
         raise InputError(f"{', '.join(folders)} holds no measured row that the calibrated model describes: {kinds}")
@@ -95,23 +95,21 @@ def judge(found: Iterable[Results]) -> Verdict:
     )
 
 
-def _judge(row: Row, algorithm: Algorithm, measured: Ceilings | None) -> Judged:
+def _judge(row: Row, kernel: Modelled, measured: Ceilings | None) -> Judged:
     gpu = described(row.device, row.dtype)
     chip = Chip.of(gpu, measured)
     sizes = (row.batch, row.heads, row.seq_len, row.d_qk, row.d_hv, row.chunk_size)
     problem = Problem(*sizes, dtype=row.dtype, pass_=row.pass_)  # type: ignore[arg-type]
-    gate: Any = row.gate  # exp or sig, or it would have no algorithm
     return Judged(
         device=row.device,
         gpu=gpu,
         chip=chip,
         implementation=row.implementation,
-        gate=gate,
-        algorithm=algorithm,
+        kernel=kernel,
         problem=problem,
         measured=(row.ms_median or 0.0) / 1e3,
-        published=calibrated.published(problem, gate, algorithm, gpu),
-        terms=calibrated.predict(problem, gate, algorithm, chip),
+        published=calibrated.published(problem, kernel, gpu),
+        terms=calibrated.predict(problem, kernel, chip),
     )
 
 

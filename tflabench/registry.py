@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tflabench.adapter import Implementation
+from tflabench.analysis.calibrated import Modelled
 from tflabench.problem import InputError
 
 _plugged: list[Implementation] = []
@@ -44,6 +45,11 @@ def operation(name: str, gate: str | None = None) -> str | None:
     if gate:
         return f"mlstm_{gate}"
     return next((impl.operation for impl in implementations() if impl.name == name), None)
+
+
+def modelled(name: str) -> Modelled | None:
+    """What an implementation of this name is to the calibrated model; None where that, or the name, does not say."""
+    return next((impl.modelled for impl in implementations() if impl.name == name), None)
 
 
 def plugged() -> tuple[Implementation, ...]:

@@ -176,7 +176,7 @@ def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> tuple[float, Source]:
     """Seconds of one call, and which model says so."""
     known = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
     if kernel.algorithm and known and problem.element_bytes == 2:
-        terms = calibrated.predict(problem, kernel.gate, kernel.algorithm, Chip.of(gpu))
+        terms = calibrated.predict(problem, calibrated.Modelled(kernel.algorithm, kernel.gate), Chip.of(gpu))
         return sum(terms.values()), "calibrated model"
     return float(_bounds(kernel, problem, gpu).upper), "published bound"
 

@@ -6,6 +6,9 @@
 Its constants are measured or published once for all rows (see `launches`), none of them fitted to a row's L. `steps`
 goes from one model to the other a term at a time and says which L each has as the best.
 
+Of the other linear RNNs on the bundled kernels it is the model of mLSTMsig, which reads a gate more (a hundredth of the
+bytes), with what their gates and shared heads leave out (`Modelled`).
+
 Known to be missing: exp's online maximum and second loop over Q in mlstm_kernels (rows come 30 to 45% slower than
 modelled), the chain between the roles of the fused kernels (see `fused`), clocks that fall under load.
 """
@@ -33,18 +36,28 @@ STATE_BYTES = {"tfla": 2, "unpipelined": 4}  # of an element of the chunk states
 PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the published model knows too
 
 
-def algorithm_of(implementation: str, formulation: str, package: str, gate: str | None) -> Algorithm | None:
-    """Which algorithm a row ran, None for what is not modelled (plain PyTorch, attention, other libraries)."""
-    if gate not in ("exp", "sig") or "native" in implementation:  # mlstm_kernels' name for its plain PyTorch
-        return None
-    if formulation == "fused":
-        return "fused"
-    if formulation == "chunkwise":
-        return {"triton": "tfla", "mlstm_kernels": "unpipelined"}.get(package)  # type: ignore[return-value]
-    return None
+@dataclass(frozen=True)
+class Modelled:
+    """What an implementation is to the model.
+
+    Attributes:
+        algorithm: one of ALGORITHMS.
+        gate: "exp" with stabiliser and normaliser, "sig" without.
+        gate_gradients: False where decays are constants: what passes ask for none.
+        shared: all heads have the same q and k.
+    """
+
+    algorithm: Algorithm
+    gate: Gate
+    gate_gradients: bool = True
+    shared: bool = False
+
+    def group(self, problem: Problem) -> int:
+        """Heads that share one of q and k."""
+        return problem.heads if self.shared else 1
 
 
-def launches(problem: Problem, gate: Gate, algorithm: Algorithm) -> list[Launch]:
+def launches(problem: Problem, kernel: Modelled) -> list[Launch]:
     """The kernels of one call at `problem.chunk_size`.
 
     Raises:
@@ -56,23 +69,28 @@ def launches(problem: Problem, gate: Gate, algorithm: Algorithm) -> list[Launch]
         raise InputError("pass is 'decode': the calibrated model knows fw and fwbw")
     if problem.element_bytes != 2:
         raise InputError(f"dtype is {problem.dtype!r}: the calibrated model knows the kernels of bfloat16 and float16")
-    if algorithm == "fused":
-        return fused.launches(problem, gate, problem.chunk_size)
-    tiles = None if algorithm == "tfla" else tfla.UNPIPELINED
-    return tfla.launches(problem, gate, problem.chunk_size, STATE_BYTES[algorithm], tiles)
+    group = kernel.group(problem)
+    if kernel.algorithm == "fused":
+        return fused.launches(problem, kernel.gate, problem.chunk_size, kernel.gate_gradients, group)
+    tiles = None if kernel.algorithm == "tfla" else tfla.UNPIPELINED
+    state_bytes = STATE_BYTES[kernel.algorithm]
+    return tfla.launches(problem, kernel.gate, problem.chunk_size, state_bytes, tiles, kernel.gate_gradients, group)
 
 
-def predict(problem: Problem, gate: Gate, algorithm: Algorithm, chip: Chip) -> dict[str, float]:
+def predict(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, float]:
     """Seconds by term (see `launches.TERMS`) at `problem.chunk_size`; their sum is the predicted time."""
-    return total(launches(problem, gate, algorithm), chip)
+    return total(launches(problem, kernel), chip)
 
 
-def published(problem: Problem, gate: Gate, algorithm: Algorithm, gpu: Gpu) -> float:
-    """Seconds by eq. 116 at `problem.chunk_size`, on the datasheet's roofs."""
-    if algorithm == "fused":
-        count = fused.cost(problem, gate, problem.chunk_size or problem.seq_len)
+def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
+    """Seconds by eq. 116 at `problem.chunk_size`, on the datasheet's roofs; it knows no shared heads."""
+    if kernel.algorithm == "fused":
+        size = problem.chunk_size or problem.seq_len
+        count = fused.cost(
+            problem, kernel.gate, size, gate_gradients=kernel.gate_gradients, group=kernel.group(problem)
+        )
         return count.flops / gpu.ceilings.flops_per_s + count.bytes / gpu.ceilings.bytes_per_s
-    return float(Tradeoff(problem, gate, gpu.ceilings).time(problem.chunk_size).upper)
+    return float(Tradeoff(problem, kernel.gate, gpu.ceilings).time(problem.chunk_size).upper)
 
 
 @dataclass(frozen=True)
@@ -86,8 +104,7 @@ class Judged:
     gpu: Gpu
     chip: Chip
     implementation: str
-    gate: Gate
-    algorithm: Algorithm
+    kernel: Modelled
     problem: Problem
     measured: float
     published: float
@@ -121,24 +138,25 @@ class Step:
     high: int
 
 
-def steps(problem: Problem, gate: Gate, algorithm: Algorithm, gpu: Gpu, chip: Chip) -> list[Step]:
+def steps(problem: Problem, kernel: Modelled, gpu: Gpu, chip: Chip) -> list[Step]:
     """How the best L moves when terms are added one by one; L runs over the multiples of 64 up to T.
 
     Raises:
         InputError: the fused kernels, whose L trades nothing.
     """
-    if algorithm == "fused":
+    gate, state_bytes = kernel.gate, STATE_BYTES.get(kernel.algorithm)
+    if state_bytes is None:
         raise InputError("the fused kernels have no trade-off over L to take apart: theirs is `fused.best_chunk_size`")
     sizes = [64 * n for n in range(1, min(problem.seq_len, 4096) // 64 + 1)] or [problem.seq_len]
     found = []
-    for name, ceilings, state_bytes in (
+    for name, ceilings, width in (
         (f"published, {gpu.name.removeprefix('paper-').split()[0]} datasheet", gpu.ceilings, 4),
         ("measured roofs", chip.ceilings, 4),
-        (f"states in {STATE_BYTES[algorithm]} bytes", chip.ceilings, STATE_BYTES[algorithm]),
+        (f"states in {state_bytes} bytes", chip.ceilings, state_bytes),
     ):
-        model = Tradeoff(problem, gate, ceilings, state_bytes=state_bytes)
+        model = Tradeoff(problem, gate, ceilings, state_bytes=width)
         found.append(_step(name, sizes, [float(model.time(size).upper) for size in sizes]))
-    terms = [predict(problem.with_(chunk_size=size), gate, algorithm, chip) for size in sizes]
+    terms = [predict(problem.with_(chunk_size=size), kernel, chip) for size in sizes]
     times = [sum(own[name] for name in PUBLISHED_TERMS) for own in terms]
     found.append(_step("kernel by kernel, overlapping", sizes, times))
     for name in list(TERMS)[len(PUBLISHED_TERMS) :]:

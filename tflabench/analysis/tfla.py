@@ -20,6 +20,7 @@ SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA pr
 STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
 NARROW = 64  # rows of the state in one of the products with it, each waited for
 TILE_GATES = 6 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
+SUMMING_WAVES = 8  # times as many programs as that are kept where they add up heads (kernels/tfla/outputs.py)
 STATE_PROGRAMS = 264  # the state walk cuts sequences until it has about this many (kernels/tfla/config.py)
 
 
@@ -68,20 +69,25 @@ UNPIPELINED = Tiles(rows=64, cols=64, inner=64, outer=128, resident=2, pipelined
 
 
 def launches(
-    problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None
-) -> list[Launch]:
+    problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None,
+    gate_gradients: bool = True, group: int = 1,
+) -> list[Launch]:  # fmt: skip
     """The kernels of one call, in order.
 
     Args:
         problem: pass_ "fw" or "fwbw".
         state_bytes: of an element of the chunk states in memory.
         tiles: of all four roles; None for those that fit each.
+        gate_gradients: backward; without them their kernel is not launched, the others are the same.
+        group: heads that share one of q and k, which then come from memory once.
     """
-    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles)
+    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles, group)
     qk, hv = p.d_qk * p.element_bytes, p.d_hv * p.element_bytes
+    q_or_k = qk / group
+    d_of_head = qk / call.members(p.d_hv, p.d_qk)
     exp = 4 if gate == "exp" else 0  # one float32 a step: m, then 1 / denominator
     gates = [call.small("gates", 2 * p.element_bytes + 8 + exp), *[call.small("sums of gates", 8 + TILE_GATES)] * 2]
-    forward = [*gates, *call.walk("C"), call.parallel("H", p.d_qk, p.d_hv, 2 * qk + 2 * hv + exp)]
+    forward = [*gates, *call.walk("C"), call.parallel("H", p.d_qk, p.d_hv, 2 * q_or_k + 2 * hv + exp)]
     if p.pass_ == "fw":
         return forward
     return [
@@ -89,10 +95,11 @@ def launches(
         *gates,
         *call.walk("C, again", again=True),
         *call.walk("dC", reads_states=True),
-        call.parallel("dQ", p.d_hv, p.d_qk, 2 * hv + 3 * qk + 4),
-        call.parallel("dK", p.d_hv, p.d_qk, 2 * hv + 3 * qk + 4, again=True),
-        call.parallel("dV", p.d_qk, p.d_hv, 2 * qk + 2 * hv, again=True),
-        call.small("gate gradients", 24 + 4 * p.element_bytes),
+        call.parallel("dQ", p.d_hv, p.d_qk, 2 * hv + 2 * q_or_k + d_of_head + 4),
+        call.parallel("dK", p.d_hv, p.d_qk, 2 * hv + 2 * q_or_k + d_of_head + 4, again=True),
+        call.parallel("dV", p.d_qk, p.d_hv, 2 * q_or_k + 2 * hv, again=True),
+        *[call.small(f"{name} of heads, added up", d_of_head + q_or_k) for name in ("dQ", "dK") if d_of_head > q_or_k],
+        *[call.small("gate gradients", 24 + 4 * p.element_bytes)] * gate_gradients,
     ]
 
 
@@ -105,6 +112,7 @@ class _Call:
     chunk_size: int
     state_bytes: float
     tiles: Tiles | None
+    group: int
 
     @property
     def heads(self) -> int:
@@ -123,6 +131,13 @@ class _Call:
         """Bytes of all chunk states."""
         p = self.problem
         return self.heads * self.chunks * state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
+
+    def members(self, d_in: int, d_out: int) -> int:
+        """Heads whose dQ or dK a program adds up: a divisor of those that share one, while programs are enough."""
+        tiles = self._tiles(d_in, d_out)
+        programs = self.steps / tiles.rows * math.ceil(d_out / tiles.outer)
+        sizes = (n for n in range(1, self.group + 1) if self.group % n == 0)
+        return max((n for n in sizes if programs // n >= SUMMING_WAVES * STATE_PROGRAMS), default=1)
 
     def small(self, name: str, step_bytes: float) -> Launch:
         """A kernel over the gates alone: bytes and a launch."""
@@ -144,7 +159,7 @@ class _Call:
                 resident=max(1, SHARED_MEMORY // (3 * rows * (u + v) * p.element_bytes)),
                 flops={reason: self.steps * 2 * p.d_qk * p.d_hv},
                 moved={
-                    "inputs and outputs": self.steps * ((p.d_qk + p.d_hv) * p.element_bytes + 8),
+                    "inputs and outputs": self.steps * ((p.d_qk / self.group + p.d_hv) * p.element_bytes + 8),
                     "states": states,
                 },
                 through_l2=self.steps * blocks * (u + v) * p.element_bytes,
@@ -159,7 +174,7 @@ class _Call:
         """The parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
         p, steps = self.problem, self.steps
         L = min(self.chunk_size, p.seq_len)
-        own = self.tiles or Tiles.of(d_in, d_out, min(self.chunk_size, _power_of_two(p.seq_len)), p.element_bytes)
+        own = self._tiles(d_in, d_out)
         rows, cols, outer = min(own.rows, L), min(own.cols, L), min(own.outer, d_out)
         blocks = math.ceil(d_out / outer)
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
@@ -184,6 +199,10 @@ class _Call:
             trips=2 + math.ceil(d_in / NARROW) + (0 if own.pipelined else computed / cols * loads),
             pipelined=own.pipelined,
         )
+
+    def _tiles(self, d_in: int, d_out: int) -> Tiles:
+        p = self.problem
+        return self.tiles or Tiles.of(d_in, d_out, min(self.chunk_size, _power_of_two(p.seq_len)), p.element_bytes)
 
 
 def _power_of_two(d: int) -> int:

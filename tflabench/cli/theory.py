@@ -379,7 +379,7 @@ def model_error(
         _draw_models(verdict, out, formats)
     if as_json:
         rows = [
-            {"implementation": row.implementation, "algorithm": row.algorithm, **row.problem.columns()}
+            {"implementation": row.implementation, "algorithm": row.kernel.algorithm, **row.problem.columns()}
             | {
                 "ms_measured": row.measured * 1e3,
                 "ms_published": row.published * 1e3,
@@ -472,16 +472,14 @@ def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, 
     """The best L of the bundled Triton kernels by the calibrated model, among powers of two from a tile to T; None
     where it knows too little of the chip, or the inputs are not 16 bits wide.
     """
-    from tflabench.analysis.calibrated import predict
+    from tflabench.analysis.calibrated import Modelled, predict
     from tflabench.analysis.launches import Chip
 
     if problem.element_bytes != 2 or not (chip.multiprocessors and chip.clock_hz and chip.float32_flops_per_s):
         return None
     sizes = [2**n for n in range(tile.bit_length() - 1, problem.seq_len.bit_length())]
-    terms = {
-        size: predict(problem.with_(chunk_size=size), gate, "tfla", Chip.of(chip))  # type: ignore[arg-type]
-        for size in sizes
-    }
+    kernel = Modelled("tfla", gate)  # type: ignore[arg-type]
+    terms = {size: predict(problem.with_(chunk_size=size), kernel, Chip.of(chip)) for size in sizes}
     best = min(sizes, key=lambda size: sum(terms[size].values()))
     by_term = {term: seconds * 1e3 for term, seconds in terms[best].items()}
     return {"chunk_size": best, "predicted_ms": sum(by_term.values()), "ms_by_term": by_term}

@@ -98,18 +98,12 @@ def breakdown(verdict: Verdict, rows: Sequence[Judged]) -> Figure:
     the best L moves from the published model's to the calibrated one's (not for fused kernels).
     """
     first = rows[0]
-    problem, trades = first.problem, first.algorithm != "fused"
+    problem, trades = first.problem, first.kernel.algorithm != "fused"
     measured = {row.problem.chunk_size or problem.seq_len: row.measured for row in rows}
     powers = [2**n for n in range(6, min(problem.seq_len, 4096).bit_length())]
     sizes = sorted({*powers, *measured})
-    models = {
-        size: calibrated.predict(problem.with_(chunk_size=size), first.gate, first.algorithm, first.chip)
-        for size in sizes
-    }
-    printed = [
-        calibrated.published(problem.with_(chunk_size=size), first.gate, first.algorithm, first.gpu) * 1e3
-        for size in sizes
-    ]
+    models = {size: calibrated.predict(problem.with_(chunk_size=size), first.kernel, first.chip) for size in sizes}
+    printed = [calibrated.published(problem.with_(chunk_size=size), first.kernel, first.gpu) * 1e3 for size in sizes]
     sheet = Sheet(2 if trades else 1, height=2.9, gap=1.95, wide=True)
     ax, places = sheet.axes[0], np.arange(len(sizes))
     base = np.zeros(len(sizes))
@@ -124,7 +118,7 @@ def breakdown(verdict: Verdict, rows: Sequence[Judged]) -> Figure:
     ax.grid(visible=False, axis="x")
     ax.set(title="where the time goes", xlabel="chunk size L [tokens]", ylabel="runtime [ms]", ylim=(0, None))
     if trades:
-        _ladder(sheet.axes[1], calibrated.steps(problem, first.gate, first.algorithm, first.gpu, first.chip), measured)
+        _ladder(sheet.axes[1], calibrated.steps(problem, first.kernel, first.gpu, first.chip), measured)
     handles = [Patch(facecolor=colour, label=term) for term, colour in TERM_COLOURS.items()]
     keys = [
         Line2D([], [], color="black", marker="D", mec="white", ls="", label="measured"),
@@ -134,7 +128,7 @@ def breakdown(verdict: Verdict, rows: Sequence[Judged]) -> Figure:
     title = f"{verdict.titles[first.implementation]}, {PASSES[problem.pass_]}: "
     title += f"T = {problem.seq_len}, batch {problem.batch}, {dims}"
     meanings = [f"{term}: {TERMS[term]}" for term in list(TERMS)[4:]]
-    notes = ["; ".join(meanings) + ".", f"Modelled: {calibrated.ALGORITHMS[first.algorithm]}."]
+    notes = ["; ".join(meanings) + ".", f"Modelled: {calibrated.ALGORITHMS[first.kernel.algorithm]}."]
     sheet.finish(title, handles, keys, notes, _sources(verdict))
     return sheet.figure
 
@@ -156,8 +150,9 @@ def _ladder(ax: Axes, steps: Sequence[Step], measured: dict[int, float]) -> None
     )  # fmt: skip
     ax.set_xscale("log", base=2)
     low, high = min(best, *(step.low for step in steps)), max(best, *(step.high for step in steps))
-    powers = [2**n for n in range(int(np.log2(low)), int(np.ceil(np.log2(high))) + 1)]
-    ax.set_xlim(low / 1.3, high * 1.3)
+    left, right = low / 1.3, high * 1.3
+    powers = [2**n for n in range(int(np.ceil(np.log2(left))), int(np.log2(right)) + 1)]
+    ax.set_xlim(left, right)
     ax.set_xticks(powers, [str(power) for power in powers])
     ax.set_xticks([], minor=True)
     ax.set_yticks(places, [step.name for step in steps])

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tflabench.analysis import cost, fused
-from tflabench.analysis.calibrated import algorithm_of
 from tflabench.analysis.chunk_size import Tradeoff
 from tflabench.analysis.cost import Cost, Gate
 from tflabench.analysis.hardware import Ceilings, Gpu, described, find
@@ -30,6 +29,7 @@ from tflabench.plots.sheet import Sheet
 from tflabench.plots.style import BLACK, BLUE, DASHES, GREEN, NOTE_SIZE, ORANGE, PURPLE, SKY, looks, styled
 from tflabench.plots.words import compact
 from tflabench.problem import Pass, Problem
+from tflabench.registry import modelled
 
 PAPER = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)  # the 7B size of Figs. 17, 19 and 20
 INDIGO, OLIVE = "#44337A", "#7A7A00"  # beside Okabe-Ito, whose vermilion and blue stand for sig and exp
@@ -74,10 +74,7 @@ class Sweep:
         if rows is None:
             return cls(problem, None, None)
         own: Rows = drawable(rows)
-        kernels = [
-            algorithm_of(*row) is not None
-            for row in zip(own["implementation"], own["formulation"], own["package"], own["gate"], strict=True)
-        ]
+        kernels = [modelled(name) is not None for name in own["implementation"]]
         own = own[
             (own["status"] == "ok")
             & (own["gate"] == gate)

@@ -140,13 +140,12 @@ def expected_kernels(
     impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings
 ) -> tuple[Expected, ...]:
     """The GPU kernels of a call by the calibrated model, in order; none where it does not know them."""
-    algorithm = calibrated.algorithm_of(impl.name, impl.formulation, impl.package, impl.gate)
     gpu = hardware.from_device_name(machine.name)
-    if impl.gate is None or algorithm is None or gpu is None:
+    if impl.modelled is None or gpu is None:
         return ()
     try:
         chip = Chip.of(gpu, ceilings)
-        launches = calibrated.launches(problem, impl.gate, algorithm)
+        launches = calibrated.launches(problem, impl.modelled)
     except InputError:  # a size, a dtype or a GPU that this model knows too little of
         return ()
     return tuple(
