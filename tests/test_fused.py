@@ -313,6 +313,16 @@ def test_the_calibrated_model_is_within_15_percent(problem, measured_ms):
     assert sum(found.values()) * 1e3 == pytest.approx(measured_ms, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("pass_", "chunk_size", "measured_ms"),
+    [("fw", 64, 6.23), ("fw", 128, 3.31), ("fw", 256, 2.28), ("fwbw", 64, 16.6), ("fwbw", 128, 10.2)],
+)
+def test_states_that_are_written_often_take_what_memory_makes_of_them(pass_, chunk_size, measured_ms):
+    """results/h200/paper-fig5. Segments are joined by ten programs a multiprocessor, which fetch a segment ahead."""
+    found = total(fused.launches(WIDE.with_(pass_=pass_), "sig", chunk_size), Chip.of(H200))
+    assert sum(found.values()) * 1e3 == pytest.approx(measured_ms, rel=0.2)
+
+
 MAMBA_2 = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
 LONG = MAMBA_2.with_(batch=1, seq_len=65536, chunk_size=8192)
 

@@ -29,8 +29,8 @@ are two launches each):
              1332        1652      1435
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          276   387   450            395   543   804*
-    all                                 1252  1798  2275           1495  2113  3037*
+    h and gates                          276   387   450            395   537   804*
+    all                                 1252  1798  2275           1495  2102  3037*
     * with state passes of one head a program; the model has those of now, of four
 
 What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
@@ -63,6 +63,8 @@ STABILISED_BYTES = 2 * 4  # of log f and m of a step, which an exponential input
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
+# Programs on a multiprocessor that join segments (`carry`: 128 threads of 48 registers), which fetch a segment ahead.
+CARRYING = 10
 # Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role); of heads
 # together the one that computes scores fetches. Those that carry n of a normaliser beside them hide no other's work.
 ROLES = 4
@@ -278,7 +280,9 @@ def launches(
                     {"inputs and outputs": tensors, "states": states * (cut - 1) / cut},
                     through_l2=pieces * fetched, roles=ROLES - 1,
                 ),
-                Launch(f"{name}, joined", heads * dd / 1024, 2, {}, {"states": states * (2 - 1 / cut)}, trips=2 * cut),
+                Launch(
+                    f"{name}, joined", heads * dd / 1024, CARRYING, {}, {"states": states * (2 - 1 / cut)}, trips=cut
+                ),
             ]  # fmt: skip
     of_pass = walks(p, gate_gradients, group)
     for walk in of_pass:
