@@ -18,9 +18,14 @@ from tflabench.cli import app
 from tflabench.problem import InputError, Problem
 
 GIB = 2**30
-SIG, EXP = Kernel("tfla_sig_xl", "sig", "tfla"), Kernel("tfla_exp_xl", "exp", "tfla")
-FUSED = Kernel("fused_sig", "sig", "fused")
-PUBLISHED = Kernel("nxai_sig_xl", "sig", "unpipelined")
+
+
+def kernel_of(name: str) -> Kernel:
+    impl = registry.get(name)
+    return Kernel(name, impl.gate or impl.operation or "", impl.modelled, impl.count)
+
+
+SIG, EXP, FUSED, PUBLISHED = map(kernel_of, ("tfla_sig_xl", "tfla_exp_xl", "hopper_sig", "nxai_sig_xl"))
 FIG_4 = Problem(16, 16, 4096, 128, 256, pass_="fwbw")
 H200 = hardware.find("H200")
 # What an H200 was measured to reach (calibrate: 782 TFLOP/s, 4.262 TB/s), as in kernels/MEASURED.md.
@@ -143,18 +148,35 @@ def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_wher
     assert "takes a d_qk of 64, 128, 192, 256, not 512" in wide.refused["hopper_sig"]
 
 
+def test_the_other_linear_rnns_are_advised_too():
+    mamba_2 = Demand(Problem(16, 64, 4096, 64, 64, pass_="fwbw"))
+    given = advising.advice(mamba_2, MEASURED_H200, ["mamba2", "simple_gla"], "cuda")
+    assert {choice.kernel.name for choice in given.ranked} == {
+        "hopper_mamba2", "tfla_mamba2_xl", "hopper_simple_gla", "tfla_simple_gla_xl",
+    }  # fmt: skip
+    best: dict[str, Choice] = {}
+    for choice in given.ranked:
+        best.setdefault(choice.kernel.name, choice)
+    assert best["hopper_mamba2"].problem.chunk_size == 4096
+    # q, k and their gradients are one head's, not those of 64.
+    tokens, width = 65536, 64 * 2
+    less = best["hopper_simple_gla"].memory_bytes - best["hopper_mamba2"].memory_bytes
+    assert less == pytest.approx(4 * 63 * tokens * width, rel=0.05)
+    assert {choice.source for choice in given.ranked} == {"calibrated model"}
+    (bound,) = advise.choices(mamba_2, kernel_of("tfla_mamba2_xl"), [256], hardware.custom(989, 3.35))
+    assert bound.source == "published bound"
+
+
 def test_a_chunk_may_hold_a_sequence_of_any_length():
     given = advising.advice(Demand(FIG_4.with_(seq_len=3000)), H200, ["sig"], "cuda", "tfla_sig_xl")
     assert sorted(choice.problem.chunk_size or 0 for choice in given.ranked) == [64, 128, 256, 512, 1024, 2048, 3008]
 
 
 def test_fused_kernels_are_for_hopper(monkeypatch):
-    fused = replace(
-        registry.get("tfla_sig_xl"), name="fused_sig", formulation="fused", modelled=Modelled("fused", "sig")
-    )
+    fused = replace(registry.get("tfla_sig_xl"), name="fused_sig", modelled=Modelled("fused", "sig"))
     monkeypatch.setattr(bundled, "IMPLEMENTATIONS", (registry.get("tfla_sig_xl"), fused))
     on_hopper = advising.advice(Demand(FIG_4), H200, ["sig"], "cuda")
-    assert on_hopper.ranked[0].kernel == Kernel("fused_sig", "sig", "fused")
+    assert on_hopper.ranked[0].kernel == replace(FUSED, name="fused_sig")
     on_ampere = advising.advice(Demand(FIG_4), hardware.find("A100"), ["sig"], "cuda")
     assert {choice.kernel.name for choice in on_ampere.ranked} == {"tfla_sig_xl"}
     assert on_ampere.refused == {"fused_sig": "runs on H100, H200, GH200 only"}
@@ -207,7 +229,10 @@ def test_measured_advice_ranks_by_what_it_measured(monkeypatch):
         (["--gpu", "H1000"], "no GPU is called 'H1000'"),
         (["--memory-budget", "lots"], "memory_budget is 'lots': it must be a size such as 8GiB or 500MB"),
         (["--memory-budget", "1MiB"], "nothing fits 1 MiB: one sequence takes at least"),
-        (["--gate", "tanh"], "gate is 'tanh': it must be exp, sig or exp,sig"),
+        (
+            ["--gate", "tanh"],
+            "gate is 'tanh': it must be any of exp, sig, retention, gated_retention, simple_gla, ",
+        ),
         (["--pass", "decode"], "pass is 'decode': one step has no chunks to choose; it must be fw or fwbw"),
         (["--layers", "0"], "layers is 0: it must be at least 1"),
         (["--tokens", "1000"], "tokens is 1000: it must be a multiple of seq_len, which is 8192"),

@@ -102,6 +102,12 @@ class Implementation:
     modelled: Modelled | None = None
     operation: str | None = None
 
+    def count(self, problem: Problem) -> Cost:
+        """FLOPs and bytes of one call."""
+        from tflabench.analysis.cost import model
+
+        return self.cost(problem) if self.cost else model(problem, self.formulation, self.gate)
+
 
 def draw(
     problem: Problem,

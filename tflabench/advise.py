@@ -16,6 +16,7 @@ from tflabench.machine import Kind
 from tflabench.problem import InputError
 from tflabench.sweep import Point
 
+GATES = (*bundled.GATES, *(op.name for op in bundled.RECURRENCES))  # of the mLSTM, and the other linear RNNs
 SMALLEST_CHUNK = 64
 WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
 FUSED_ON = ("H100", "H200", "GH200")  # compute capability 9.0
@@ -41,6 +42,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: Kind, pattern: 
     """Rank what theory says of every kernel that computes one of `gates`.
 
     Args:
+        gates: of GATES.
         kind: of device that it is for: "cuda", or "cpu" for this machine's CPU, which has the plain PyTorch form.
         pattern: shell pattern of implementations, of libraries too; default: the bundled kernels for that kind.
 
@@ -51,11 +53,12 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: Kind, pattern: 
     refused: dict[str, str] = {}
     for impl in registry.select(pattern) if pattern else bundled.IMPLEMENTATIONS:
         plain = impl.package == "torch"
-        if impl.family != "mlstm" or not impl.chunked or impl.gate is None or impl.gate not in gates:
+        computes = impl.gate or impl.operation
+        if not impl.chunked or computes is None or computes not in gates:
             continue
         if pattern is None and plain != (kind == "cpu"):
             continue
-        kernel = Kernel(impl.name, impl.gate, impl.modelled.algorithm if impl.modelled else None)
+        kernel = Kernel(impl.name, computes, impl.modelled, impl.count)
         sizes, reason = _chunk_sizes(impl, demand, gpu, kind)
         if not sizes:
             refused[impl.name] = reason
@@ -90,7 +93,8 @@ def measure(given: Advice, bench: Bench, top: int, on_choice: Callable[[Choice],
 
 def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu, kind: Kind) -> tuple[list[int], str]:
     """Powers of two up to the sequence length, and all of it, that the implementation takes, or why it takes none."""
-    if impl.formulation == "fused" and not any(name in gpu.name for name in FUSED_ON):
+    fused = impl.modelled and impl.modelled.algorithm == "fused"
+    if fused and not any(name in gpu.name for name in FUSED_ON):
         return [], f"runs on {', '.join(FUSED_ON)} only"
     last = demand.problem.seq_len
     sizes = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from tflabench import registry
 from tflabench.adapter import Implementation
-from tflabench.analysis import cost, hardware, roofline
+from tflabench.analysis import hardware, roofline
 from tflabench.analysis.hardware import Ceilings
 from tflabench.executor import Executor
 from tflabench.machine import Machine, environment
@@ -122,7 +122,7 @@ def asks_no_less(point: Point, of: Point) -> bool:
 
 def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:
     """The columns of a row that theory fills, and those that compare a measured time with it."""
-    count = impl.cost(problem) if impl.cost else cost.model(problem, impl.formulation, impl.gate)
+    count = impl.count(problem)
     bounds = roofline.time_bounds(count, ceilings)
     columns: dict[str, Any] = {
         "model_flops": count.flops,

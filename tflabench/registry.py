@@ -11,10 +11,13 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from tflabench.adapter import Implementation
-from tflabench.analysis.calibrated import Modelled
 from tflabench.problem import InputError
+
+if TYPE_CHECKING:
+    from tflabench.analysis.calibrated import Modelled
 
 _plugged: list[Implementation] = []
 

@@ -7,13 +7,13 @@ bound (nothing overlaps, eq. 116). Memory counts tensors: inputs, output, states
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tflabench.analysis import calibrated, cost, fused
-from tflabench.analysis.calibrated import Algorithm
-from tflabench.analysis.cost import Gate
+from tflabench.analysis.calibrated import Modelled
+from tflabench.analysis.cost import Cost
 from tflabench.analysis.hardware import Gpu
 from tflabench.analysis.launches import Chip
 from tflabench.analysis.roofline import TimeBounds, time_bounds
@@ -28,12 +28,15 @@ class Kernel:
 
     Attributes:
         name: of the implementation.
-        algorithm: that the calibrated model knows it as; None for any other.
+        gate: "exp" or "sig" of the mLSTM, or which other linear RNN it computes.
+        modelled: what it is to the calibrated model; None for what that does not know.
+        count: FLOPs and bytes of a call.
     """
 
     name: str
-    gate: Gate
-    algorithm: Algorithm | None
+    gate: str
+    modelled: Modelled | None
+    count: Callable[[Problem], Cost] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -175,15 +178,14 @@ def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
 def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> tuple[float, Source]:
     """Seconds of one call, and which model says so."""
     known = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
-    if kernel.algorithm and known and problem.element_bytes == 2:
-        terms = calibrated.predict(problem, calibrated.Modelled(kernel.algorithm, kernel.gate), Chip.of(gpu))
+    if kernel.modelled and known and problem.element_bytes == 2:
+        terms = calibrated.predict(problem, kernel.modelled, Chip.of(gpu))
         return sum(terms.values()), "calibrated model"
     return float(_bounds(kernel, problem, gpu).upper), "published bound"
 
 
 def _bounds(kernel: Kernel, problem: Problem, gpu: Gpu) -> TimeBounds:
-    formulation = "fused" if kernel.algorithm == "fused" else "chunkwise"
-    return time_bounds(cost.model(problem, formulation, kernel.gate), gpu.ceilings)
+    return time_bounds(kernel.count(problem), gpu.ceilings)
 
 
 def memory(kernel: Kernel, problem: Problem) -> Memory:
@@ -191,21 +193,25 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
     p = problem
     heads = p.batch * p.heads
     steps = heads * p.seq_len
-    given = steps * (2 * p.d_qk + p.d_hv + 2) * p.element_bytes  # q, k, v; i, f
+    is_exp = kernel.gate == "exp"
+    algorithm = kernel.modelled and kernel.modelled.algorithm
+    group = kernel.modelled.group(p) if kernel.modelled else 1
+    given = steps * (2 * p.d_qk / group + p.d_hv + 2) * p.element_bytes  # q, k, v; i, f
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
-    if kernel.algorithm == "fused":
+    if kernel.modelled and algorithm == "fused":
         cut = fused.segments(p, size)
         state = p.d_qk * p.d_hv * fused.STATE_BYTES
         states = heads * cut * state if cut > 1 else 0
-        sums = steps * sum(walk.sum_bytes for walk in fused.walks(p))
+        walks = fused.walks(p, kernel.modelled.gate_gradients, group)
+        sums = steps * sum(walk.sum_bytes for walk in walks)
         saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
     else:
-        elements = cost.state_elements(kernel.gate, p.d_qk, p.d_hv)
-        width = 4 if kernel.algorithm == "unpipelined" else p.element_bytes
+        elements = cost.state_elements("exp" if is_exp else "sig", p.d_qk, p.d_hv)
+        width = 4 if algorithm == "unpipelined" else p.element_bytes
         states = heads * math.ceil(p.seq_len / size) * elements * width
         sums = 0
-        saved = steps * 4 if kernel.gate == "exp" else 0  # 1 / denominator, float32
+        saved = steps * 4 if is_exp else 0  # 1 / denominator, float32
     if p.pass_ == "fw":
         return Memory(given + made + states + saved, 0.0)
     return Memory(2 * (given + made) + 2 * states + sums + saved, given + made + saved)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FUSED_CAVEAT = (
     "The fused kernels (hopper_*) took 0.9 to 1.3 times as long as this model says where both were known, exp at "
-    "256/512 up to 1.9 times (kernels/MEASURED.md): measure before you rely on it."
+    "256/512 up to 1.9 times, Mamba 2 with heads of 128 twice (kernels/MEASURED.md): measure before you rely on it."
 )
 
 
@@ -38,7 +38,9 @@ def advise(
     ] = None,
     pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fwbw",
     dtype: Annotated[str, typer.Option(help="Of q, k, v.")] = "bfloat16",
-    gate: Annotated[str, typer.Option(help="exp, sig, or exp,sig to compare them.")] = "exp,sig",
+    gate: Annotated[
+        str, typer.Option(help="exp or sig of the mLSTM, simple_gla, retention, mamba2, ...; several to compare them.")
+    ] = "exp,sig",
     impl: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only these implementations.")] = None,
     layers: Annotated[int, typer.Option(help="Layers of the model that run the kernel.")] = 1,
     tokens: Annotated[int | None, typer.Option(help="Tokens of a training step: also chooses the batch.")] = None,
@@ -69,8 +71,8 @@ def advise(
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
     gates = [word.strip() for word in gate.split(",")]
-    if wrong := [word for word in gates if word not in ("exp", "sig")]:
-        raise InputError(f"gate is {wrong[0]!r}: it must be exp, sig or exp,sig")
+    if wrong := [word for word in gates if word not in advising.GATES]:
+        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(advising.GATES)}, comma-separated")
     problem = Problem(batch or 8, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     if batch is not None and batch < 1:
         problem = problem.with_(batch=batch)
@@ -167,9 +169,13 @@ def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
         where,
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
         f"Times: {' and '.join(sources)}, at {ceilings}.",
-        *([FUSED_CAVEAT] if any(choice.kernel.algorithm == "fused" for choice in advice.ranked) else []),
+        *([FUSED_CAVEAT] if any(_fused(choice) for choice in advice.ranked) else []),
         "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
     ]
+
+
+def _fused(choice: Choice) -> bool:
+    return choice.kernel.modelled is not None and choice.kernel.modelled.algorithm == "fused"
 
 
 def _print(advice: Advice, top: int, footer: list[str]) -> None:
