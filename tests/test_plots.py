@@ -18,7 +18,7 @@ from tflabench.analysis.chunk_size import Tradeoff
 from tflabench.plots import sheet, slices, style, theory
 from tflabench.plots.rows import drawable
 from tflabench.plots.style import looks
-from tflabench.plots.words import compact
+from tflabench.plots.words import compact, provenance
 from tflabench.problem import InputError, Problem
 from tflabench.store import Row, read_rows
 
@@ -384,6 +384,14 @@ def test_the_same_rows_give_the_same_svg(tmp_path):
 def test_the_footer_tells_device_day_and_versions():
     figure, _ = drawn(SWEEPS["single"], ["runtime"])["runtime-seq_len"]
     assert "NVIDIA H200 · 2026-11-21 · torch 2.13.0 · triton 3.9.0 · tflabench 0.1.0 (0123456789ab)" in words(figure)
+
+
+def test_the_footer_names_a_version_once_with_all_its_commits():
+    rows = pd.DataFrame({"run_id": list("abc"), "started_at": "2026-11-21", "device": "H200", "status": "error"})
+    rows["package"] = rows["package_version"] = "torch"
+    made = [("0.1.0", "2222222222222"), ("0.1.0", "1111111111111"), ("0.2.0", "3333333333333")]
+    runs = {run: {"tflabench": version, "commit": commit} for run, (version, commit) in zip("abc", made, strict=True)}
+    assert provenance(rows, runs).endswith("tflabench 0.1.0 (111111111111, 222222222222), 0.2.0 (333333333333)")
 
 
 def test_rows_without_a_description_of_their_run_are_drawn(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -137,8 +139,10 @@ def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
     for package, own in measured.dropna(subset="package_version").groupby("package"):
         words.append(f"{package} {', '.join(sorted(set(own['package_version'])))}")
     # A commit's first digits: the whole of them is beside the rows, in environment.json.
-    if commits := sorted({f"{run['tflabench']} ({run['commit'][:12]})" for run in described if run.get("commit")}):
-        words.append(f"tflabench {', '.join(commits)}")
+    commits = sorted({(run["tflabench"], run["commit"][:12]) for run in described if run.get("commit")})
+    ours = [f"{version} ({', '.join(commit for _, commit in own)})" for version, own in groupby(commits, itemgetter(0))]
+    if ours:
+        words.append(f"tflabench {', '.join(ours)}")
     return " · ".join(words)
 
 
