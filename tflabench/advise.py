@@ -59,7 +59,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: Kind, pattern: 
         if pattern is None and plain != (kind == "cpu"):
             continue
         kernel = Kernel(impl.name, computes, impl.modelled, impl.count)
-        sizes, reason = _chunk_sizes(impl, demand, gpu, kind)
+        sizes, reason = _chunk_sizes(impl, kernel, demand, gpu, kind)
         if not sizes:
             refused[impl.name] = reason
         found += advise.choices(demand, kernel, sizes, gpu)
@@ -91,10 +91,9 @@ def measure(given: Advice, bench: Bench, top: int, on_choice: Callable[[Choice],
     return replace(given, ranked=advise.rank(measured), considered=measured, refused=given.refused | failed)
 
 
-def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu, kind: Kind) -> tuple[list[int], str]:
+def _chunk_sizes(impl: Implementation, kernel: Kernel, demand: Demand, gpu: Gpu, kind: Kind) -> tuple[list[int], str]:
     """Powers of two up to the sequence length, and all of it, that the implementation takes, or why it takes none."""
-    fused = impl.modelled and impl.modelled.algorithm == "fused"
-    if fused and not any(name in gpu.name for name in FUSED_ON):
+    if kernel.algorithm == "fused" and not any(name in gpu.name for name in FUSED_ON):
         return [], f"runs on {', '.join(FUSED_ON)} only"
     last = demand.problem.seq_len
     sizes = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]

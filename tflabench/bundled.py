@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tflabench.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.analysis import baselines as costs
 from tflabench.analysis import fused
-from tflabench.analysis.calibrated import Modelled
+from tflabench.analysis.calibrated import Algorithm, Modelled
 from tflabench.analysis.cost import DEFAULT_CHUNK_SIZE, Cost, model
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 from tflabench.problem import Problem
@@ -155,6 +155,7 @@ class Recurrence:
         options: its other arguments.
         queries, values: which arguments are q and v.
         decays: values of its gates read a step and head.
+        shared: whether all heads have the same q and k.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Recurrence:
     queries: str = "q"
     values: str = "v"
     decays: int = 0
+    shared: bool = False
 
 
 def attention_inputs(problem: Problem, device: torch.device, gate: str | None = None) -> dict[str, Tensor]:
@@ -238,6 +240,7 @@ RECURRENCES = (
         queries="C",
         values="x",
         decays=1,
+        shared=True,
     ),
 )
 
@@ -317,15 +320,15 @@ def fused_cost(op: Recurrence, problem: Problem) -> Cost:
 
 def recurrence_model(op: Recurrence, kernels: str) -> Modelled | None:
     """Of `kernels`, an implementation of `kernels.api`: as mLSTMsig, but for what `fused_cost` leaves out too."""
-    algorithm = {"hopper": "fused", "tfla_xl": "tfla"}.get(kernels)
-    if algorithm is None:
+    algorithms: dict[str, Algorithm] = {"hopper": "fused", "tfla_xl": "tfla"}
+    if kernels not in algorithms:
         return None
-    return Modelled(algorithm, "sig", gate_gradients=op.decays > 0, shared=op.name == "mamba2")  # type: ignore[arg-type]
+    return Modelled(algorithms[kernels], "sig", gate_gradients=op.decays > 0, shared=op.shared)
 
 
 def heads_a_group(op: Recurrence, problem: Problem) -> int:
-    """Heads that share one of q and k: of Mamba 2 all."""
-    return problem.heads if op.name == "mamba2" else 1
+    """Heads that share one of q and k."""
+    return problem.heads if op.shared else 1
 
 
 # --- What cannot run

@@ -47,12 +47,12 @@ def operation(name: str, gate: str | None = None) -> str | None:
     """What an implementation of this name, or an mLSTM of this gate, computes as others may too; None where unknown."""
     if gate:
         return f"mlstm_{gate}"
-    return next((impl.operation for impl in implementations() if impl.name == name), None)
+    return impl.operation if (impl := _find(name)) else None
 
 
 def modelled(name: str) -> Modelled | None:
     """What an implementation of this name is to the calibrated model; None where that, or the name, does not say."""
-    return next((impl.modelled for impl in implementations() if impl.name == name), None)
+    return impl.modelled if (impl := _find(name)) else None
 
 
 def plugged() -> tuple[Implementation, ...]:
@@ -111,6 +111,10 @@ def nearest(wanted: str, known: Iterable[str]) -> str:
 def split(patterns: str) -> list[str]:
     """The parts of a comma-separated list."""
     return [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+
+
+def _find(name: str) -> Implementation | None:
+    return next((impl for impl in implementations() if impl.name == name), None)
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tflabench.analysis import calibrated, cost, fused
-from tflabench.analysis.calibrated import Modelled
+from tflabench.analysis.calibrated import Algorithm, Modelled
 from tflabench.analysis.cost import Cost
 from tflabench.analysis.hardware import Gpu
 from tflabench.analysis.launches import Chip
@@ -37,6 +37,10 @@ class Kernel:
     gate: str
     modelled: Modelled | None
     count: Callable[[Problem], Cost] = field(compare=False)
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        return self.modelled.algorithm if self.modelled else None
 
 
 @dataclass(frozen=True)
@@ -194,12 +198,11 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
     heads = p.batch * p.heads
     steps = heads * p.seq_len
     is_exp = kernel.gate == "exp"
-    algorithm = kernel.modelled and kernel.modelled.algorithm
     group = kernel.modelled.group(p) if kernel.modelled else 1
     given = steps * (2 * p.d_qk / group + p.d_hv + 2) * p.element_bytes  # q, k, v; i, f
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
-    if kernel.modelled and algorithm == "fused":
+    if kernel.modelled and kernel.algorithm == "fused":
         cut = fused.segments(p, size)
         state = p.d_qk * p.d_hv * fused.STATE_BYTES
         states = heads * cut * state if cut > 1 else 0
@@ -208,7 +211,7 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
         saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
     else:
         elements = cost.state_elements("exp" if is_exp else "sig", p.d_qk, p.d_hv)
-        width = 4 if algorithm == "unpipelined" else p.element_bytes
+        width = 4 if kernel.algorithm == "unpipelined" else p.element_bytes
         states = heads * math.ceil(p.seq_len / size) * elements * width
         sums = 0
         saved = steps * 4 if is_exp else 0  # 1 / denominator, float32

@@ -169,13 +169,9 @@ def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
         where,
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
         f"Times: {' and '.join(sources)}, at {ceilings}.",
-        *([FUSED_CAVEAT] if any(_fused(choice) for choice in advice.ranked) else []),
+        *([FUSED_CAVEAT] if any(choice.kernel.algorithm == "fused" for choice in advice.ranked) else []),
         "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
     ]
-
-
-def _fused(choice: Choice) -> bool:
-    return choice.kernel.modelled is not None and choice.kernel.modelled.algorithm == "fused"
 
 
 def _print(advice: Advice, top: int, footer: list[str]) -> None:
