@@ -6,6 +6,7 @@ operators are called with positional arguments only, return a tensor or a list, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,17 +34,29 @@ def _refuse(ctx: Any, *grads: Any) -> None:
 FIRST_ORDER = Gradients(lambda ctx, inputs, output: None, _refuse)
 
 
+def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the device of its first argument, a tensor, as the current one: where Triton launches."""
+
+    @functools.wraps(function)
+    def launching(x: Tensor, *others: Any, **named: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return function(x, *others, **named)
+
+    return launching
+
+
 def define(name: str, function: Callable[..., Any], fake: Callable[..., Any], gradients: Gradients) -> None:
     """torch.ops.tflabench.<name>, on every device.
 
     Args:
-        function: of tensors and numbers, annotated; returns Tensor or list[Tensor], none of them one of its inputs.
+        function: of a tensor and more of them and numbers, annotated; runs on the device of the first; returns Tensor
+            or list[Tensor], none of them one of its inputs.
         fake: the same for tensors without data.
         gradients: FIRST_ORDER for the operator of a backward pass.
     """
     schema = torch.library.infer_schema(function, mutates_args=())
     _library.define(name + schema)
-    _library.impl(name, function, "CompositeExplicitAutograd")
+    _library.impl(name, on_its_device(function), "CompositeExplicitAutograd")
     torch.library.register_fake(f"tflabench::{name}", fake, lib=_library)
     _library.impl(name, _differentiable(getattr(torch.ops.tflabench, name).default, gradients), "Autograd")
 

@@ -12,6 +12,7 @@ from . import reference
 from .api import HAS_TRITON, KERNEL_DTYPES, autocast, retnet_log_decays
 from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_skip, check_state
 from .epilogue import skip_and_gate
+from .operators import on_its_device
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 
@@ -202,6 +203,7 @@ def _interpreted() -> bool:
 
 
 @torch.library.custom_op("tflabench::step", mutates_args=("C", "n", "m"))
+@on_its_device
 def _step_in_triton(
     q: Tensor,
     k: Tensor,

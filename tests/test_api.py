@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels import api, reference
+from tflabench.kernels import api, epilogue, reference
+from tflabench.kernels.step import step
+from tflabench.kernels.tfla import step as decode
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State, zero_state
 
 B, H, T, D_QK, D_HV = 2, 2, 40, 16, 32
@@ -310,6 +314,75 @@ def test_a_skip_connection(probe, implementation):
     assert_close(results(api.chunkwise, x, None, **options), wanted)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     assert_close(results(compiled, x, None, **options), wanted)
+
+
+class Current:
+    """Stands for torch.cuda.device_of and keeps the tensor that it was entered with last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tensors: list[Tensor] = []
+        monkeypatch.setattr(torch.cuda, "device_of", self.entered)
+
+    @contextmanager
+    def entered(self, x: Tensor) -> Iterator[None]:
+        self.tensors.append(x)
+        yield
+        self.tensors.pop()
+
+    def kept_by(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any, **options: Any) -> Any:
+            assert [x.shape for x in self.tensors] == [args[0].shape]
+            return function(*args, **options)
+
+        return checked
+
+
+def test_kernels_run_with_their_device_as_the_current_one(probe, monkeypatch):
+    """Triton launches on the current device, which need not be that of the tensors."""
+    current = Current(monkeypatch)
+    kernels = probe.kernels()
+    guarded = kernels._replace(forward=current.kept_by(kernels.forward), backward=current.kept_by(kernels.backward))
+    monkeypatch.setitem(api._KERNELS, "probe", lambda: guarded)
+    assert results(api.chunkwise, inputs(), None, gate=MLSTM_EXP, implementation="probe")["dq"].isfinite().all()
+
+    y, D = torch.randn(B, H, T, D_HV), torch.ones(H)
+    monkeypatch.setattr(
+        epilogue,
+        "_kernels",
+        lambda: SimpleNamespace(
+            forward=current.kept_by(lambda h, x, D, z: torch.empty_like(h)),
+            backward=current.kept_by(lambda dy, h, x, D, z: (torch.empty_like(x), torch.empty_like(D), None, None)),
+        ),
+    )
+    torch.ops.tflabench.skip_and_gate(y, y, D, None)
+    torch.ops.tflabench.skip_and_gate_backward(y, None, y, D, None)
+
+    monkeypatch.setattr(decode, "step", current.kept_by(lambda q, k, v, *others, **options: torch.empty_like(v)))
+    q, v, gate = torch.randn(B, H, D_QK), torch.randn(B, H, D_HV), torch.randn(B, H)
+    torch.ops.tflabench.step(
+        *(q, q, v, gate, gate, torch.zeros(B, H, D_QK, D_HV)), None, None, None, None, None, 1.0, "sigmoid", "exp", True
+    )
+    assert current.tensors == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_gpu_than_the_current_one():
+    x = {n: torch.randn(2, 2, 100, 64, dtype=torch.bfloat16) for n in "qkv"} | {n: torch.randn(2, 2, 100) for n in "fi"}
+    found = []
+    for device in ("cuda:0", "cuda:1"):
+        there = {n: t.to(device).requires_grad_() for n, t in x.items()}
+        for implementation in ("auto", "tfla_xl"):
+            made = results(api.chunkwise, there, None, gate=MLSTM_EXP, implementation=implementation)
+            found.append({n: t.cpu() for n, t in made.items()})
+        first: dict[str, Any] = {n: t.detach()[:, :, 0] for n, t in there.items()}
+        found[-1]["step"] = step(
+            **first, state=zero_state(MLSTM_EXP, 2, 2, 64, 64, device=device), gate=MLSTM_EXP
+        ).cpu()
+    assert torch.cuda.current_device() == 0
+    for first, second in zip(found[:2], found[2:], strict=True):
+        for name, wanted in first.items():
+            assert second[name].equal(wanted), name
 
 
 def test_double_backward_says_what_to_do(probe):

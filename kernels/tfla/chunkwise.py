@@ -10,8 +10,7 @@ The denominator and m are constants in backward (paper, B.3). Chunk states are s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,8 +32,6 @@ from .tiles import aligned, made_like
 if TYPE_CHECKING:
     from tflabench.kernels.api import Kernels
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -106,18 +103,6 @@ def empty_saved(
     return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
 
 
-def _on_its_device(launch: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Makes the device of the first tensor the current one, where Triton launches."""
-
-    @functools.wraps(launch)
-    def launched(*args: Arguments.args, **named: Arguments.kwargs) -> Result:
-        with torch.cuda.device_of(args[0]):
-            return launch(*args, **named)
-
-    return launched
-
-
-@_on_its_device
 def forward(
     q: Tensor,
     k: Tensor,
@@ -162,7 +147,6 @@ def forward(
     return h, State(states.last, states.n_last, m_last) if return_last_state else None, saved
 
 
-@_on_its_device
 def backward(
     dh: Tensor,
     d_last: State | None,

@@ -116,9 +116,8 @@ def _launch(
     strides = next(y.stride()[:3] for y in outputs if y is not None)
     weight = (None, 0, 0) if D is None else (D, D.stride(0), D.stride(1) if D.dim() == 2 else 0)
     rows, cols = _tile(d)
-    with torch.cuda.device_of(x):
-        skip_and_gate[(batch * heads * cdiv(T, rows),)](
-            *rows_of(h), *rows_of(x), *rows_of(z), *rows_of(dy), *weight, *outputs, *strides, heads, T, d,
-            SKIP=D is not None, GATE=z is not None, BACKWARD=dy is not None,
-            ROWS=rows, COLS=cols, **COMPILED,
-        )  # fmt: skip
+    skip_and_gate[(batch * heads * cdiv(T, rows),)](
+        *rows_of(h), *rows_of(x), *rows_of(z), *rows_of(dy), *weight, *outputs, *strides, heads, T, d,
+        SKIP=D is not None, GATE=z is not None, BACKWARD=dy is not None,
+        ROWS=rows, COLS=cols, **COMPILED,
+    )  # fmt: skip
