@@ -97,6 +97,21 @@ def test_descriptors_made_in_the_kernel_read_the_same(gate: str, monkeypatch: py
     assert failures(small(gate=gate, layout="bthd", states=True, d_hv=48)) == []
 
 
+def test_tensors_may_begin_anywhere() -> None:
+    """The copy engine reads from multiples of 16 bytes on; a contiguous view of a larger tensor may begin elsewhere."""
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+    case = small()
+    inputs, grads = draw(case)
+    wanted = computed(case, inputs, grads)
+    shifted = {name: None if x is None else moved(x) for name, x in inputs.items()}
+    assert shifted["q"].data_ptr() % 16 != 0  # type: ignore[union-attr]
+    for name, x in computed(case, shifted, {name: moved(x) for name, x in grads.items()}).items():
+        assert torch.equal(x, wanted[name]), name
+
+
 @pytest.mark.parametrize("gate", ["exp", "sig"])
 def test_kept_states_change_nothing(gate: str) -> None:
     case = small(gate=gate)

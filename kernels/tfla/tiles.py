@@ -11,6 +11,8 @@ strides there, and with it the 16-byte loads. Either way what lies outside the t
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -56,10 +58,16 @@ def matrices_argument(x: Tensor, rows: int, cols: int, tma: bool) -> object:
 
 def aligned(x: Tensor) -> Tensor:
     """x itself where a descriptor can describe it, else a contiguous copy."""
-    grain = 16 // x.element_size()
-    strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
-    dense = x.stride(-1) == 1 and all(stride > 0 and stride % grain == 0 for stride in strides[:-1])
-    return x if dense and x.data_ptr() % 16 == 0 else x.contiguous()
+    if _describable(x.shape, x.stride(), 16 // x.element_size()) and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache(1024)
+def _describable(shape: tuple[int, ...], strides: tuple[int, ...], grain: int) -> bool:
+    """Whether the last dimension is contiguous and the strides of the others multiples of `grain`."""
+    others = [stride for size, stride in zip(shape, strides, strict=True) if size > 1][:-1]
+    return strides[-1] == 1 and all(stride > 0 and stride % grain == 0 for stride in others)
 
 
 def made_like(x: Tensor | None, like: Tensor | None) -> Tensor | None:
