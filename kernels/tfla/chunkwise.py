@@ -268,7 +268,7 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     if state is None:
         return None, None
     C, n = (None if x is None else x.float().contiguous() for x in (state.C, state.n))
-    return C, n
+    return None if C is None else aligned(C), n
 
 
 def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
