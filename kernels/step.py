@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -12,7 +13,7 @@ from . import reference
 from .api import HAS_TRITON, KERNEL_DTYPES, autocast, retnet_log_decays
 from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_skip, check_state
 from .epilogue import skip_and_gate
-from .operators import on_its_device
+from .operators import define, without_gradients
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 
@@ -202,8 +203,14 @@ def _interpreted() -> bool:
     return knobs.runtime.interpret
 
 
-@torch.library.custom_op("tflabench::step", mutates_args=("C", "n", "m"))
-@on_its_device
+_gate = functools.lru_cache(64)(Gate)
+
+
+@functools.cache
+def _kernels() -> Any:
+    return importlib.import_module(".tfla.step", __package__)
+
+
 def _step_in_triton(
     q: Tensor,
     k: Tensor,
@@ -224,17 +231,19 @@ def _step_in_triton(
     skip: Tensor | None = None,
 ) -> Tensor:
     """h_t; C, n, m become the state after the step. The state before it: *_before, or C, n, m where those are None."""
-    kernels = importlib.import_module(".tfla.step", __package__)
     after = State(C, n, m)
     before = after if C_before is None else State(C_before, n_before, m_before)
     q, k, v = (x.contiguous() for x in (q, k, v))
     f = f.expand(v.shape[:2]).contiguous()
     i = None if i is None else i.contiguous()
-    gate = Gate(forget, input, normalize, temperature)  # type: ignore[arg-type]
+    gate = _gate(forget, input, normalize, temperature)
     skip = None if skip is None else skip.contiguous()
-    return kernels.step(q, k, v, f, i, before, after, gate=gate, scale=scale, skip=skip)
+    return _kernels().step(q, k, v, f, i, before, after, gate=gate, scale=scale, skip=skip)
 
 
-@_step_in_triton.register_fake
-def _(q, k, v, *others):
+def _fake_step(q, k, v, *others):
     return v.new_empty(v.shape)
+
+
+_NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")
+define("step", _step_in_triton, _fake_step, _NO_GRADIENTS, mutates=("C", "n", "m"))

@@ -192,6 +192,25 @@ def test_opcheck(gate):
         torch.library.opcheck(torch.ops.tflabench.step, args)
 
 
+def test_autograd_knows_that_the_state_is_replaced():
+    x, state = at(sequence(MLSTM_SIG), 0), zero_state(MLSTM_SIG, B, H, D_QK, D_HV, device=DEVICE)
+    weight = torch.ones(1, device=DEVICE, requires_grad=True)
+    loss = (weight * state.C).sum()
+    with torch.no_grad():
+        step(**x, state=state, gate=MLSTM_SIG, implementation="triton")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_operator_has_no_gradients():
+    x, state = at(sequence(MLSTM_SIG), 0), zero_state(MLSTM_SIG, B, H, D_QK, D_HV, device=DEVICE)
+    q = x["q"].clone().requires_grad_()
+    arguments = (*(x[n] for n in "kvfi"), *state, None, None, None, 0.5, "sigmoid", "sigmoid", False)
+    h = torch.ops.tflabench.step(q, *arguments)
+    with pytest.raises(RuntimeError, match="a decode step has no gradients"):
+        h.sum().backward()
+
+
 def test_named_gates_and_autocast():
     x = at(sequence(MLSTM_EXP), 0)
     for named, gate in ((mlstm_exp_step, MLSTM_EXP), (mlstm_sig_step, MLSTM_SIG)):
