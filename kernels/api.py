@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -301,7 +302,8 @@ def chunkwise(
     L = AUTO if chunk_size == "auto" else chunk_size
     if implementation == "auto" and not _kernels_take(q, v):
         implementation = "reference"
-    with torch.autocast(q.device.type, enabled=False):
+    device = q.device.type
+    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
         if implementation == "reference":
             h, last = reference.chunkwise(
                 *(q, k, v, f, i, initial_state),
@@ -411,6 +413,11 @@ _setups: dict[str, _Setup] = {}
 @torch.compiler.assume_constant_result
 def _setup_key(implementation: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any) -> str:
     """The gate comes as its fields: torch.compile before 2.13 takes no frozen dataclass for a constant."""
+    return _registered(implementation, gate_fields, state_dtype, config)
+
+
+@functools.lru_cache(1024)
+def _registered(implementation: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any) -> str:
     setup = _Setup(implementation, Gate(*gate_fields), state_dtype, config)
     _setups[repr(setup)] = setup
     return repr(setup)

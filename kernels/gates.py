@@ -28,8 +28,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
+from tflabench.kernels.launching import enqueue
 
 from .types import Gate
 
@@ -339,7 +339,7 @@ def _computed(
     block = min(BLOCK_BEFORE, max(16, tile, next_power_of_2(T)))
     blocks = cdiv(T, block)
     log2_scale = math.log2(scale) if scale > 0 else -math.inf
-    grid = (batch * heads * blocks,)
+    programs = batch * heads * blocks
     inputs = (f, *f.stride(), i, *i.stride())
     outputs = (*(made or (None,) * 3), log2_scale, heads, T, blocks, tiles)
     branch = {
@@ -349,19 +349,19 @@ def _computed(
         "BLOCK": block,
         "OVERLAP": overlap,
         "num_warps": 2 if gate.stabilized else 4,
-        **COMPILED,
     }
     if not gate.stabilized:
-        _activate[grid](*inputs, log_f, log_i, *outputs, **branch, TILE=tile)
+        enqueue(_activate, programs, *inputs, log_f, log_i, *outputs, **branch, TILE=tile)
         return None
     m = torch.empty(shape, dtype=torch.float32, device=f.device)
     block_g = block_m = None
     if blocks > 1:
         block_g, block_m = torch.empty((2, batch * heads * blocks), dtype=torch.float32, device=f.device)
-        _summarise[grid](*inputs, block_g, block_m, heads, T, blocks, **branch)
+        enqueue(_summarise, programs, *inputs, block_g, block_m, heads, T, blocks, **branch)
     if m_0 is not None:
         m_0 = m_0.float().contiguous()
-    _stabilise[grid](
+    enqueue(
+        _stabilise, programs,
         *inputs, m_0, block_g, block_m, log_f, log_i, m, *outputs, **branch,
         HAS_M_0=m_0 is not None, BLOCKS=next_power_of_2(blocks), TILE=tile,
         **({"launch_pdl": True} if overlap and blocks > 1 else {}),
@@ -379,9 +379,10 @@ def tile_gates(gates: LogGates, tile: int) -> TileGates:
     segment = segment.view(torch.int32)
     per_program = max(1, min(BLOCK // tile, next_power_of_2(tiles)))
     groups = cdiv(tiles, per_program)
-    _sum_tiles[(batch * heads * groups,)](
+    enqueue(
+        _sum_tiles, batch * heads * groups,
         gates.log_f, gates.log_i, prefix, a, b, b_rest, segment, log_i_rest, g, T, tiles, groups,
-        TILES=per_program, TILE=tile, **COMPILED,
+        TILES=per_program, TILE=tile,
     )  # fmt: skip
     return TileGates(prefix, a, b, b_rest, segment, log_i_rest, g, tile)
 
@@ -539,14 +540,16 @@ def gate_gradients(
     sum_from = sum_before = None
     if blocks > 1:
         sum_from, sum_before = torch.empty((2, rows * chunks * blocks), dtype=torch.float32, device=f.device)
-        _sum_blocks[(rows * chunks * blocks,)](
-            *qdq, *kdk, sum_from, sum_before, rows, T, chunk_size, chunks, blocks, **parts, **COMPILED
+        enqueue(
+            _sum_blocks, rows * chunks * blocks,
+            *qdq, *kdk, sum_from, sum_before, rows, T, chunk_size, chunks, blocks, **parts,
         )  # fmt: skip
-    _gate_gradients[(rows * groups * blocks,)](
+    enqueue(
+        _gate_gradients, rows * groups * blocks,
         f_all, *f_all.stride(), i_all, *i_all.stride(), *qdq, *kdk, log_f, through, sum_from, sum_before, df, di,
         rows, heads, T, chunk_size, chunks, groups, blocks, **parts,
         FORGET=gate.forget, INPUT=gate.input, TEMPERATURE=gate.temperature, GIVEN=log_f is not None,
-        CHUNKS=together, BLOCKS=next_power_of_2(blocks), **overlapping(f_all, overlap), **COMPILED,
+        CHUNKS=together, BLOCKS=next_power_of_2(blocks), **overlapping(f_all, overlap),
     )  # fmt: skip
     if gate.per_head:
         df = df.sum((0, 2)).to(f.dtype)

@@ -21,7 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from tflabench.kernels.hopper import packed, pair, segments, walk
 from tflabench.kernels.hopper.compat import ASSEMBLY
 from tflabench.kernels.hopper.launch import (
-    BLOCK,
+    BLOCKS,
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
@@ -32,6 +32,7 @@ from tflabench.kernels.hopper.launch import (
     WalkShape,
     takes_pair,
 )
+from tflabench.kernels.launching import COMPILED
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assembled import assembled
@@ -47,7 +48,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
             of_heads = kernel is packed.walk_heads and argument[0] in ("uw" if constants["SUMMED"] else "zx")
-            block = [1, PACK, *BLOCK[2:]] if of_heads else BLOCK
+            block = BLOCKS[PACK if of_heads else 1]
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
         return "*fp32" if argument.endswith("_ptr") else "i32"
 
@@ -56,7 +57,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     aligned = {places[a]: [["tt.divisibility", 16]] for a in kernel.arg_names if a.endswith("_ptr")}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, aligned)
     warps = 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1)
-    done, log = assembled(source, 90, {"num_warps": warps, "maxnreg": maxnreg, **ASSEMBLY})
+    done, log = assembled(source, 90, {"num_warps": warps, "maxnreg": maxnreg, **COMPILED, **ASSEMBLY})
     return {
         "kernel": name,
         "shared_bytes": done.metadata.shared,

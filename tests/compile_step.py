@@ -11,7 +11,7 @@ from typing import Any
 import triton
 from triton.compiler import ASTSource
 
-from tflabench.kernels.compilation import COMPILED
+from tflabench.kernels.launching import COMPILED
 from tflabench.kernels.tfla import step
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -47,7 +47,7 @@ def backward(
     """
     del state_dtype, config
     given = (q, k, v, f, i)
-    cut = Segments(q.shape[2], chunk_size)
+    cut = Segments.of(q.shape[2], chunk_size)
     log_f, e, C = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     H, T = v.shape[1:3]
@@ -112,7 +112,7 @@ def backward(
 
 def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:
     """C after the last step, once more: it is large and rarely needed, so forward does not save it."""
-    _, (C_last, _) = launch_segments(k, v, e, Segments(T, T + TILE), reverse=False, start=(C_0, None), norm=False)
+    _, (C_last, _) = launch_segments(k, v, e, Segments.of(T, T + TILE), reverse=False, start=(C_0, None), norm=False)
     assert C_last is not None
     return C_last
 

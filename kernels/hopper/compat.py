@@ -11,8 +11,6 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tflabench.kernels.compilation import COMPILED
-
 
 @builtin
 def reinterpret(memory, dtype, shape, layout, _semantic=None):
@@ -54,7 +52,7 @@ else:
 
 # From 3.7 on Triton has ptxas allocate registers with less care (`--regAllocOptLevel=2`, against a bug of ptxas 13):
 # the walks then spill three times as much. 4 is what every ptxas does by itself; the last option given counts.
-ASSEMBLY = COMPILED | {"ptx_options": " ".join(filter(None, ["--regAllocOptLevel=4", knobs.nvidia.ptxas_options]))}
+ASSEMBLY = {"ptx_options": " ".join(filter(None, ["--regAllocOptLevel=4", knobs.nvidia.ptxas_options]))}
 
 HOISTS = gl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7))
 WIDEST_OPERAND = gl.constexpr(2 if HOISTS else 4)  # blocks of U or W in a product of scores, see `uniform`

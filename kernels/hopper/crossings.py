@@ -22,9 +22,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import RowSums, load_parts, overlapping
+from tflabench.kernels.launching import enqueue
 
 from .exponents import TILE
 
@@ -100,14 +100,16 @@ def through_tiles(qdq: RowSums, kdk: RowSums, last: Tensor | None, g: Tensor) ->
     through, a, b = torch.empty((3, *g.shape), dtype=torch.float32, device=g.device)
     groups = cdiv(tiles, TILES)
     overlap = overlapping(g)
-    _tile_sums[(rows * groups,)](
+    enqueue(
+        _tile_sums, rows * groups,
         *qdq, *kdk, a, b, rows, T, tiles, groups,
         Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0],
-        TILES=TILES, TILE=TILE, **overlap, **COMPILED,
+        TILES=TILES, TILE=TILE, **overlap,
     )  # fmt: skip
     block = min(BLOCK, max(2, next_power_of_2(tiles)))
-    _pass_tiles[(rows,)](
+    enqueue(
+        _pass_tiles, rows,
         a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block,
-        **overlap, **COMPILED,
+        **overlap,
     )  # fmt: skip
     return through

@@ -34,7 +34,7 @@ def forward(
     del state_dtype, config
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
-    cut = Segments(T, chunk_size)
+    cut = Segments.of(T, chunk_size)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)  # first: h reads them early (`walk.walk`)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
     C_0, n_0 = initial_matrices(initial)
@@ -78,7 +78,7 @@ def empty_saved(
     del state_dtype, config
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
-    cut = Segments(T, chunk_size)
+    cut = Segments.of(T, chunk_size)
     shapes = [*[(B, H, T)] * gate.stabilized, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles)]
     states = [(B, H, cut.count, d_qk, d_hv)] if cut.count > 1 else []
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *states))

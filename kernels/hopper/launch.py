@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import Exponents, RowSums
+from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.config import multiprocessors
+from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
 from . import packed, pair, segments, walk
 from .compat import ASSEMBLY
 from .exponents import TILE
 
-BLOCK = [1, 1, 64, 64]
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 PACK = 4  # heads of a program where they share q and k; two states fill a math role's registers with a sum over heads
+BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 # What the decorators return has no types that a Python checker knows.
 _walk: Any = walk.walk
@@ -36,24 +38,19 @@ _accumulate: Any = segments.accumulate
 _carry: Any = segments.carry
 
 
-@dataclass(frozen=True)
-class Segments:
-    """How sequences of `steps` steps are cut for programs that run side by side."""
+class Segments(NamedTuple):
+    """How a sequence of so many tiles is cut for programs that run side by side."""
 
-    steps: int
-    chunk_size: int
+    tiles: int
+    segment_tiles: int
+    count: int
 
-    @property
-    def tiles(self) -> int:
-        return cdiv(self.steps, TILE)
-
-    @property
-    def segment_tiles(self) -> int:
-        return min(self.tiles, self.chunk_size // TILE)
-
-    @property
-    def count(self) -> int:
-        return cdiv(self.tiles, self.segment_tiles)
+    @classmethod
+    @lru_cache(1024)
+    def of(cls, steps: int, chunk_size: int) -> Segments:
+        tiles = cdiv(steps, TILE)
+        segment_tiles = min(tiles, chunk_size // TILE)
+        return cls(tiles, segment_tiles, cdiv(tiles, segment_tiles))
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,7 @@ class WalkShape:
     GROUPS: int
 
     @classmethod
+    @cache
     def of(cls, w: int, z: int, *, sums: bool, norm: bool) -> WalkShape:
         """For a state of z rows and w <= 256 columns; what measured best on the H200.
 
@@ -101,6 +99,7 @@ class PairShape:
     STATE_REGISTERS: int
 
     @classmethod
+    @cache
     def of(cls, d_hv: int) -> PairShape:
         """For d_hv <= 256, where 27 blocks are taken of the 28 that there is room for beside little else: also 4 of
         copies, and P and dP.
@@ -124,6 +123,7 @@ class PackShape:
     SCORE_GROUPS: int
 
     @classmethod
+    @cache
     def of(cls, *, sums: bool, reverse: bool) -> PackShape:
         if sums and reverse:  # a third less code, for half the warps of score: dk is 7% faster, dq 9% slower
             return cls(PACK, STAGES=2, AT_ONCE=1, MATH_REGISTERS=184, SCORE_REGISTERS=136, SCORE_GROUPS=1)
@@ -149,6 +149,7 @@ class StatePassShape:
     STAGES: int
 
     @classmethod
+    @cache
     def of(cls, d_qk: int, d_hv: int, *, heads: int, z_sharing: int) -> StatePassShape:
         """For so many heads, of which z_sharing consecutive ones share Z."""
         HEADS = gcd(PACK, heads) if d_qk == d_hv == TILE else 1
@@ -170,20 +171,17 @@ class Normaliser:
     last: Tensor | None
 
 
-class Described(TensorDescriptor):
-    """Without the checks of `aligned`'s results at every launch (3 us of the host's time, of 3.2)."""
+class Described(Unchecked, TensorDescriptor):
+    layout = LAYOUT
 
-    def __post_init__(self) -> None:
-        pass
+
+class DescribedExponents(Unchecked, TensorDescriptor):
+    layout = EXPONENTS_LAYOUT
 
 
 def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
-    """Of blocks of x (B, H, T, d), `heads` heads of 64 steps by 64 columns.
-
-    A dimension of size 1 may carry any stride; TMA wants multiples of 16 bytes.
-    """
-    strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False)]
-    return Described(x, list(x.shape), [*strides, 1], [1, heads, *BLOCK[2:]], LAYOUT)
+    """Of blocks of x (B, H, T, d), `heads` heads of 64 steps by 64 columns."""
+    return Described(x, x.shape, described_strides(x.shape, x.stride()), BLOCKS[heads])
 
 
 def heads_together(q: Tensor, v: Tensor) -> int:
@@ -229,7 +227,8 @@ def launch_walk(
         pack = PackShape.of(sums=sums is not None, reverse=reverse)
         items = B * packs * cut.count
         uw, zx = (PACK, 1) if summed else (1, PACK)
-        _walk_heads[(min(items, chip),)](
+        enqueue(
+            _walk_heads, min(items, chip),
             descriptor(u, uw), descriptor(w, uw), descriptor(z, zx), descriptor(z if x is None else x, zx),
             descriptor(out), a_u, a_z, exponents.g,
             *(dummy if y is None else y for y in (first, last, sums, within[0] if within else None, skip, diagonal)),
@@ -251,10 +250,11 @@ def launch_walk(
     programs = min(items, max(1, chip // pieces) * pieces)
     for launch in range(launches):
         column = launch * per_launch
-        _walk[(programs,)](
+        enqueue(
+            _walk, programs,
             u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
             dummy if first is None else first, dummy if last is None else last,
-            *(dummy if parts is None else parts[launch * pieces :] for parts in (sums, *(within or (None, None)))),
+            *(dummy if x is None else x[launch * pieces :] if launch else x for x in (sums, *(within or (None, None)))),
             *(dummy,) * 4 if norm is None else (
                 norm.m, norm.back,
                 dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
@@ -296,11 +296,12 @@ def launch_pair(
     items = B * H * cut.count
     programs = min(items, multiprocessors(q.device))
     x, y = (
-        TensorDescriptor(e.view(-1, TILE), [B * H * cut.tiles, TILE], [TILE, 1], EXPONENTS_BLOCK, EXPONENTS_LAYOUT)
+        DescribedExponents(e.view(-1, TILE), (B * H * cut.tiles, TILE), (TILE, 1), EXPONENTS_BLOCK)
         for e in (exponents.x, exponents.y)
     )
     dummy = exponents.g
-    _pair[(programs,)](
+    enqueue(
+        _pair, programs,
         *map(descriptor, (q, k, v, dh, dk, dv)), x, y, exponents.g,
         *(dummy if given is None else given for given in (first, last, skip, sums)),
         items, H, H // q.shape[1], T, cut.tiles, cut.segment_tiles, cut.count,
@@ -313,8 +314,8 @@ def launch_pair(
 def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
     """For q.dq and k.dk: as many parts of what comes through the state as of what does not, which are the last."""
     parts = cdiv(q.shape[-1], 128) * cdiv(v.shape[-1], 256)
-    made = q.new_empty((2, 2 * parts, *v.shape[:3]), dtype=torch.float32)
-    return RowSums(made[0], made[0, parts:]), RowSums(made[1], made[1, parts:])
+    qdq, kdk = (q.new_empty((2 * parts, *v.shape[:3]), dtype=torch.float32) for _ in range(2))
+    return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
 
 def launch_segments(
@@ -337,7 +338,8 @@ def launch_segments(
     states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
     n_states = torch.empty((B, H, cut.count, d_qk), dtype=torch.float32, device=z.device) if norm else None
     accumulated = cut.count if end else cut.count - 1
-    _accumulate[(B * H // shape.HEADS * accumulated * z_pieces * w_pieces,)](
+    enqueue(
+        _accumulate, B * H // shape.HEADS * accumulated * z_pieces * w_pieces,
         descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
         states, states if n_states is None else n_states,
         H, z_sharing, cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
@@ -354,11 +356,12 @@ def launch_segments(
         block = min(1024, next_power_of_2(elements))
         blocks = cdiv(elements, block)
         after = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device) if end else None
-        _carry[(B * H * blocks,)](
+        enqueue(
+            _carry, B * H * blocks,
             state, exponents.g, state if begin is None else begin, state if after is None else after,
             elements, cut.tiles, cut.segment_tiles, cut.count, blocks, START=begin is not None, END=end,
             REVERSE=reverse, TILES=next_power_of_2(cut.segment_tiles), BLOCK=block,
-            OVERLAP=True, launch_pdl=True, **COMPILED,
+            OVERLAP=True, launch_pdl=True,
         )  # fmt: skip
         ends.append(after)
     return (states, n_states), (ends[0], ends[1])

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
+from tflabench.kernels.launching import enqueue
 
 from .tiles import made_like
 
@@ -116,8 +116,9 @@ def _launch(
     strides = next(y.stride()[:3] for y in outputs if y is not None)
     weight = (None, 0, 0) if D is None else (D, D.stride(0), D.stride(1) if D.dim() == 2 else 0)
     rows, cols = _tile(d)
-    skip_and_gate[(batch * heads * cdiv(T, rows),)](
+    enqueue(
+        skip_and_gate, batch * heads * cdiv(T, rows),
         *rows_of(h), *rows_of(x), *rows_of(z), *rows_of(dy), *weight, *outputs, *strides, heads, T, d,
         SKIP=D is not None, GATE=z is not None, BACKWARD=dy is not None,
-        ROWS=rows, COLS=cols, **COMPILED,
+        ROWS=rows, COLS=cols,
     )  # fmt: skip

@@ -30,9 +30,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import RowSums
+from tflabench.kernels.launching import enqueue
 
 from .config import Tiles
 from .plan import Plan
@@ -318,7 +318,9 @@ def launch(
 
     narrow = min(tiles.inner, tiles.narrow)
     state_block = (narrow, tiles.outer) if probe is None else (tiles.outer, narrow)
-    parallel_outputs[(out_heads * programs,)](
+    enqueue(
+        parallel_outputs,
+        out_heads * programs,
         *rows_of(x, tiles.rows, tiles.inner),
         rows_of(x, tiles.rows, narrow)[0],
         *rows_of(y, tiles.cols, tiles.inner),
@@ -368,7 +370,6 @@ def launch(
         MEMBERS=members,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **COMPILED,
     )
     return out, None if row_dots is None else RowSums(*row_dots)
 

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
+from tflabench.kernels.launching import enqueue
 
 from .config import StateTiles
 from .plan import Plan
@@ -223,7 +223,9 @@ def walk(
         def matrices(x: Tensor | None) -> object:
             return None if x is None else matrices_argument(x, tiles.u, tiles.v, plan.tma)
 
-        chunk_states[(batch * heads * segments * blocks,)](
+        enqueue(
+            chunk_states,
+            batch * heads * segments * blocks,
             *rows_argument(u, tiles.rows, tiles.u, plan.tma),
             *rows_argument(v, tiles.rows, tiles.v, plan.tma),
             matrices(before),
@@ -262,7 +264,6 @@ def walk(
             V=tiles.v,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
-            **COMPILED,
         )
         return ends, n_ends, segment_g
 
@@ -289,8 +290,9 @@ def _join(
     before, last = torch.empty_like(ends), torch.empty_like(ends[:, :, 0])
     size = last[0, 0].numel()
     block = min(1024, next_power_of_2(size))
-    join_segments[(batch * heads * cdiv(size, block),)](
+    enqueue(
+        join_segments, batch * heads * cdiv(size, block),
         ends, before, last, initial, segment_g, segments, size,
-        REVERSE=reverse, HAS_INITIAL=initial is not None, BLOCK=block, **COMPILED,
+        REVERSE=reverse, HAS_INITIAL=initial is not None, BLOCK=block,
     )  # fmt: skip
     return before, last

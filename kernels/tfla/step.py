@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.compilation import COMPILED
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import load_log_gates
+from tflabench.kernels.launching import enqueue
 from tflabench.kernels.types import Gate, State
 
 M_FLOOR = tl.constexpr(-1e30)  # as in `reference`: m stays finite where nothing was ever written
@@ -124,14 +124,16 @@ def step(
     weights = f
     if gate.normalize:
         weights = torch.empty((heads, 3), dtype=torch.float32, device=q.device)
-        head_weights[(heads,)](
+        enqueue(
+            head_weights, heads,
             q, k, f, i, before.n, before.m, after.n, after.m, weights, scale, sharing, d_qk,
-            **gates, STABILIZED=gate.stabilized, D_QK=next_power_of_2(d_qk), num_warps=1, **COMPILED,
+            **gates, STABILIZED=gate.stabilized, D_QK=next_power_of_2(d_qk), num_warps=1,
         )  # fmt: skip
     tile = tile_of(heads, d_qk, d_hv)
-    advance_state[(heads * cdiv(d_hv, tile["COLS"]),)](
+    enqueue(
+        advance_state, heads * cdiv(d_hv, tile["COLS"]),
         q, k, v, f, i, weights, before.C, after.C, h, skip, scale, sharing, v.shape[1], d_qk, d_hv,
-        **gates, WEIGHED=gate.normalize, SKIP=skip is not None, **tile, **COMPILED,
+        **gates, WEIGHED=gate.normalize, SKIP=skip is not None, **tile,
     )  # fmt: skip
     return h
 

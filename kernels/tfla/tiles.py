@@ -11,6 +11,7 @@ strides there, and with it the 16-byte loads. Either way what lies outside the t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -41,19 +42,33 @@ def open_matrices(x, count, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, 
     return tiles
 
 
+class Unchecked:
+    """Mixed into a class of descriptors: without its checks, at every launch, of what `aligned` has seen to."""
+
+    def __init__(self, base: Tensor, shape: Sequence[int], strides: Sequence[int], block_shape: list[int]) -> None:
+        self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
+
+
+class Described(Unchecked, TensorDescriptor):
+    pass
+
+
 def rows_argument(x: Tensor, rows: int, cols: int, tma: bool) -> tuple[object, ...]:
     """What a kernel that calls `open_rows` takes for x: descriptor or tensor, then strides of batch, head and time."""
-    # A dimension of size 1 may carry any stride; the copy engine wants multiples of 16 bytes.
-    strides = [x.shape[3] if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)][:3]
-    if not tma:
-        return (x, *strides)
-    return (TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, cols]), *strides)
+    strides = described_strides(x.shape, x.stride())
+    return (Described(x, x.shape, strides, [1, 1, rows, cols]) if tma else x, *strides[:3])
+
+
+@lru_cache(1024)
+def described_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Of (B, H, T, d): a dimension of size 1 may carry any stride, while TMA wants multiples of 16 bytes."""
+    return *(shape[3] if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)), 1
 
 
 def matrices_argument(x: Tensor, rows: int, cols: int, tma: bool) -> object:
     """What a kernel that calls `open_matrices` takes for x (..., rows, cols), contiguous."""
     x = x.view(-1, *x.shape[-2:])
-    return TensorDescriptor.from_tensor(x, [1, rows, cols]) if tma else x
+    return Described(x, x.shape, x.stride(), [1, rows, cols]) if tma else x
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -1,0 +1,57 @@
+"""How every kernel here is compiled and launched.
+
+At each launch Triton binds, inspects and hashes every argument to find what it compiled for such ones, and what it has
+to know of a descriptor it takes from the text of a layout: half of the host's time for a kernel of many arguments. Here
+a launch like an earlier one goes to what was compiled for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+# a * b + c is rounded once. Triton 3.10 will do so only if asked, and 3.9 says so wherever nobody asks.
+COMPILED = {"enable_fp_fusion": True}
+MOST = 4096  # kinds of launches that are remembered: shapes that never come again are not to pile up
+
+_PLAIN = frozenset((int, bool, float, str, type(None)))
+_remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+    """kernel[(programs,)](*args, **options), compiled as COMPILED says.
+
+    Args:
+        kernel: of Triton or Gluon; it must live as long as the process.
+        args: in the order of its parameters, those that are not in options: numbers, text, None, tensors and
+            descriptors, of a class of its own for each layout.
+        options: the other parameters, all of them constexpr, and Triton's own options.
+    """
+    if not isinstance(kernel, JITFunction):  # Triton's interpreter
+        kernel[(programs,)](*args, **options, **COMPILED)
+        return
+    active: Any = driver.active
+    kinds = [x if x.__class__ in _PLAIN else _kind(x) for x in args]
+    key = (id(kernel), active.get_current_device(), *kinds, *options, *options.values())
+    found = _remembered.get(key)
+    if found is not None:
+        compiled, constants = found
+        compiled[programs, 1, 1](*args, *constants)
+        return
+    compiled = kernel[(programs,)](*args, **options, **COMPILED)
+    if compiled is None:  # Triton's hooks can keep it from being compiled
+        return
+    if len(_remembered) >= MOST:
+        _remembered.clear()
+    left = kernel.params[len(args) :]
+    _remembered[key] = compiled, tuple(options.get(p.name, p.default) for p in left)
+
+
+def _kind(x: Any) -> tuple[Any, ...]:
+    """What of a tensor or a descriptor it depends on what Triton compiles; of numbers that is at most their value."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    return x.__class__, x.base.dtype, *x.block_shape
