@@ -16,6 +16,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -316,9 +317,10 @@ def chunkwise(
         else:
             _check_for_kernels(q, v, L, implementation)
             C, n, m = (None if x is None else x.float() for x in initial_state or (None, None, None))
-            gate_fields = (gate.forget, gate.input, gate.normalize, gate.temperature)
+            gate_fields = (gate.forget, gate.input, gate.normalize)
             key = _setup_key(implementation, gate_fields, state_dtype, config)
-            h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, scale, L, key, skip, return_last_state)
+            numbers = (scale, gate.temperature, L)
+            h, *states = torch.ops.tflabench.chunkwise(q, k, v, f, i, C, n, m, *numbers, key, skip, return_last_state)
             last = _split(states, gate)[0] if return_last_state else None
     if layout == "bthd":
         h = h.transpose(1, 2)
@@ -399,7 +401,10 @@ def _kernels(name: str) -> Kernels:
 
 
 class _Setup(NamedTuple):
-    """What a call fixes beyond tensors and numbers. Operators take strings: its text stands for it."""
+    """What a call fixes beyond tensors and numbers. Operators take strings: its text stands for it.
+
+    The gate is without its temperature: to torch.compile a float may be one that changes from call to call.
+    """
 
     implementation: str
     gate: Gate
@@ -436,13 +441,14 @@ def _forward(
     n: Tensor | None,
     m: Tensor | None,
     scale: float,
+    temperature: float,
     chunk_size: int,
     setup: str,
     skip: Tensor | None,
     return_last_state: bool,
 ) -> list[Tensor]:
     """[h, if asked for the last C, last n and m where the gate has them, *saved]."""
-    kernels, options = _call(q, v, chunk_size, setup)
+    kernels, options = _call(q, v, temperature, chunk_size, setup)
     initial = None if C is None else State(C, n, m)
     if not kernels.shares_heads:
         q, k = (reference.shared(x, v.shape[1]) for x in (q, k))
@@ -455,8 +461,8 @@ def _forward(
     return [h, *(x for x in last or () if x is not None), *saved]
 
 
-def _fake_forward(q, k, v, f, i, C, n, m, scale, chunk_size, setup, skip, return_last_state):
-    kernels, options = _call(q, v, chunk_size, setup)
+def _fake_forward(q, k, v, f, i, C, n, m, scale, temperature, chunk_size, setup, skip, return_last_state):
+    kernels, options = _call(q, v, 1.0, chunk_size, setup)
     if not kernels.shares_heads:
         q = reference.shared(q, v.shape[1])
     gate, (B, H, _, d_hv), d_qk = options["gate"], v.shape, q.shape[-1]
@@ -479,13 +485,14 @@ def _backward(
     m: Tensor | None,
     saved: Sequence[Tensor],
     scale: float,
+    temperature: float,
     chunk_size: int,
     setup: str,
     skip: Tensor | None,
     gate_gradients: bool,
 ) -> list[Tensor]:
     """The gradients of those of q, k, v, f, i, C, n, skip that are not None, in this order; f and i if asked for."""
-    kernels, options = _call(q, v, chunk_size, setup)
+    kernels, options = _call(q, v, temperature, chunk_size, setup)
     if dC_last is None and dn_last is not None:
         dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
     d_last = None if dC_last is None else State(dC_last, dn_last)
@@ -506,14 +513,22 @@ def _backward(
     return [reference.sum_shared(dq, q), reference.sum_shared(dk, k), *(g for g in others if g is not None)]
 
 
-def _fake_backward(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, scale, chunk_size, setup, skip, gate_gradients):
+def _fake_backward(dh, dC_last, dn_last, q, k, v, f, i, C, n, m, saved, *others):
+    *_, skip, gate_gradients = others
     gates = (f, i) if gate_gradients else ()
     return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]
 
 
-def _call(q: Tensor, v: Tensor, chunk_size: int, setup: str) -> tuple[Kernels, dict[str, Any]]:
+@functools.lru_cache(64)
+def _with_temperature(gate: Gate, temperature: float) -> Gate:
+    return replace(gate, temperature=temperature)
+
+
+def _call(q: Tensor, v: Tensor, temperature: float, chunk_size: int, setup: str) -> tuple[Kernels, dict[str, Any]]:
     """The kernels that run and the keywords they all take."""
     implementation, gate, state_dtype, config = _setups[setup]
+    if temperature != 1:
+        gate = _with_temperature(gate, temperature)
     name, L = choose(q, v, gate=gate, implementation=implementation, chunk_size=int(chunk_size), config=config)
     return _kernels(name), {"gate": gate, "chunk_size": L, "state_dtype": state_dtype, "config": config}
 
@@ -529,8 +544,8 @@ def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, chunk_size, setup, skip, ctx.has_last = inputs
-    ctx.numbers = (scale, chunk_size, setup)
+    *tensors, scale, temperature, chunk_size, setup, skip, ctx.has_last = inputs
+    ctx.numbers = (scale, temperature, chunk_size, setup)
     ctx.gate = _setups[setup].gate
     saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
     ctx.save_for_backward(*tensors, skip, *saved)

@@ -41,7 +41,7 @@ class Gate:
             raise ValueError(f"input is {self.input!r}: it must be one of {', '.join(get_args(InputGate))}")
         if self.forget == "rate" and self.input not in ("step", "softplus"):
             raise ValueError(f"input is {self.input!r}: it must be a step size, step or softplus, for forget 'rate'")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {self.temperature}: it must be positive and finite")
         if self.temperature != 1 and self.forget != "sigmoid":
             raise ValueError(f"temperature is {self.temperature}: it must be 1 for forget {self.forget!r}")

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tflabench.kernels import api, epilogue, reference
+from tflabench.kernels.hopper import chunkwise as hopper
 from tflabench.kernels.step import step
+from tflabench.kernels.tfla import chunkwise as tfla
 from tflabench.kernels.tfla import step as decode
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State, zero_state
 
@@ -204,14 +207,14 @@ def test_nan_is_passed_through(probe, implementation):
 @pytest.mark.parametrize("gate", [MLSTM_EXP, MLSTM_SIG], ids=["exp", "sig"])
 def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
-    key = api._setup_key("probe", astuple(gate), torch.float32, None)
+    key = api._setup_key("probe", astuple(gate)[:3], torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
-    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 16, key, None, True))
+    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, key, None, True))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
-    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 0, key, None, False))
+    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 1.0, 0, key, None, False))
     dh, saved = torch.randn_like(transposed[2]), [torch.ones(3)]
     for gates in (True, False):
-        arguments = (dh, None, None, *transposed, None, None, None, saved, 0.25, 0, key, None, gates)
+        arguments = (dh, None, None, *transposed, None, None, None, saved, 0.25, 1.0, 0, key, None, gates)
         torch.library.opcheck(backward, arguments)
 
 
@@ -254,14 +257,70 @@ def test_compiles_to_a_full_graph(probe, implementation, gate):
     assert_close(results(compiled, shorter, state, **options), wanted, 1e-5)
 
 
+OPERATIONS: dict[str, Callable[..., Tensor]] = {
+    "mlstm_exp": lambda q, k, v, f, **options: api.mlstm_exp(q, k, v, f, f, **options),
+    "mlstm_sig": lambda q, k, v, f, **options: api.mlstm_sig(q, k, v, f, f, **options),
+    "retention": lambda q, k, v, f, **options: api.retention(q, k, v, **options),
+    "gated_retention": lambda q, k, v, f, **options: api.gated_retention(q, k, v, f, **options),
+    "simple_gla": lambda q, k, v, f, **options: api.simple_gla(q, k, v, -f.exp(), **options),
+    "lightning_attention": lambda q, k, v, f, **options: api.lightning_attention(q, k, v, f[0, :, 0].exp(), **options),
+    "mamba2_ssd": lambda q, k, v, f, **options: api.mamba2_ssd(
+        v, f, -f[0, :, 0].exp(), k[:, :1], q[:, :1], dt_softplus=True, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
+def test_compiles_for_sizes_that_change(probe, operation):
+    """With dynamic=True every size and float is a symbol; no length asks for another graph than the first."""
+    count, graphs = CompileCounterWithBackend("aot_eager"), []
+    compiled = torch.compile(operation, fullgraph=True, backend=count, dynamic=True)
+    for T in (20, 33, 40):
+        x = [torch.randn(B, H, T, d) for d in (D_QK, D_QK, D_HV)]
+        f = torch.randn(B, H, T)
+        for y in (*x, f):
+            y.requires_grad_()
+        found = compiled(*x, f, implementation="probe")
+        wanted = operation(*x, f, implementation="reference")
+        assert_close({"h": found}, {"h": wanted})
+        for a, b in zip(
+            *(torch.autograd.grad(y.sum(), (*x, f), allow_unused=True) for y in (found, wanted)), strict=True
+        ):
+            assert (a is None) == (b is None)
+            if a is not None and b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        graphs.append(count.frame_count)
+    assert len(set(graphs)) == 1
+
+
+@pytest.mark.parametrize(("kernels", "ranges"), [(hopper, 3), (tfla, 1)], ids=["hopper", "tfla"])
+def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ranges):
+    """As far as the choice of a chunk size goes: from 1024 to 8192 steps once for each power of two at most."""
+    monkeypatch.setattr(hopper, "refuses", lambda *args, **options: None)
+
+    def forward(q, k, v, *others, chunk_size, **options):
+        return torch.full_like(v, chunk_size), None, (v.new_ones(3),)
+
+    made = probe.kernels()._replace(forward=forward, default_chunk_size=kernels.default_chunk_size)
+    monkeypatch.setitem(api._KERNELS, "probe", lambda: made._replace(refuses=lambda *args, **options: None))
+    count, graphs = CompileCounterWithBackend("eager"), set()
+    compiled = torch.compile(api.mlstm_sig, fullgraph=True, backend=count, dynamic=True)
+    for T in range(1050, 8000, 333):
+        q, v, f = torch.ones(1, 4, T, 128), torch.ones(1, 4, T, 256), torch.ones(1, 4, T)
+        L = compiled(q, q, v, f, f, implementation="probe").flatten()[0]
+        assert kernels.default_chunk_size(q, v, gate=MLSTM_SIG) == L
+        graphs.add(count.frame_count)
+    assert len(graphs) == ranges
+
+
 @pytest.mark.parametrize("implementation", ["tfla_limit", "tfla_xl"])
 def test_triton_kernels_are_opaque_to_torch(implementation):
     """As the probe, on a short sequence: interpreted kernels are slow."""
     gate = MLSTM_EXP if implementation == "tfla_xl" else MLSTM_SIG
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
-    key = api._setup_key(implementation, astuple(gate), torch.float32, None)
-    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 16, key, None, True)
+    key = api._setup_key(implementation, astuple(gate)[:3], torch.float32, None)
+    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, key, None, True)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, arguments)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     options = {"gate": gate, "chunk_size": 16}

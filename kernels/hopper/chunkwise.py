@@ -56,13 +56,16 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     """L that fills the chip: the whole sequence where batch * heads does, else chunks of which each is a program.
 
     With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor. A
-    state pass over all segments but one takes about half as long a tile; states cost little.
+    state pass over all segments but one takes about half as long a tile; states cost little. n is that of the next
+    power of two of tiles: torch.compile, for which T may be a symbol, compiles once for each.
     """
     if refuses(q, v, gate=gate, chunk_size=64):
         return 64
-    B, H, T, d_hv = v.shape
-    d_qk = q.shape[-1]
-    tiles = -(-T // 64)
+    B, T = v.shape[0], v.shape[2]
+    groups, H, d_qk, d_hv = map(int, (q.shape[1], v.shape[1], q.shape[-1], v.shape[-1]))
+    tiles = 1
+    while 64 * tiles < T:
+        tiles *= 2
     chip = multiprocessors(q.device)
     from .launch import StatePassShape, WalkShape, heads_together
 
@@ -77,7 +80,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     # h and dv, and dq and dk, whose columns may take several launches.
     walks = ((1, programs(d_qk, d_hv, False)), (-(-d_hv // 256), programs(d_hv, d_qk, True)))
 
-    of_a_program = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=H // q.shape[1]).HEADS
+    of_a_program = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=H // groups).HEADS
     states = B * H // of_a_program * -(-d_qk // 128) * -(-d_hv // 256)  # programs of a state pass over one segment
 
     def cost(segments: int) -> float:
@@ -86,7 +89,7 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
         return (rounds + 0.5 * -(-states * (segments - 1) // chip)) * -(-tiles // segments) + segments
 
     best = min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
-    return 64 * -(-tiles // best)
+    return 64 * -(-T // (64 * best))
 
 
 def _name(device: torch.device) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -46,7 +46,6 @@ class Segments(NamedTuple):
     count: int
 
     @classmethod
-    @lru_cache(1024)
     def of(cls, steps: int, chunk_size: int) -> Segments:
         tiles = cdiv(steps, TILE)
         segment_tiles = min(tiles, chunk_size // TILE)

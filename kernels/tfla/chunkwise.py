@@ -83,7 +83,10 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, levels: int = 2) -> 
     if levels == 1:
         return 64
     best = 128 if q.shape[-1] * v.shape[-1] <= 128 * 128 else 256
-    return min(best, max(16, next_power_of_2(q.shape[2])))
+    L = 16
+    while best > L and q.shape[2] > L:  # comparisons: then torch.compile does so once for all long sequences
+        L *= 2
+    return L
 
 
 def empty_saved(
