@@ -521,3 +521,9 @@ def test_prints_every_figure(page, tmp_path):
 @pytest.fixture(autouse=True)
 def _quiet_threads(monkeypatch):
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+
+
+def test_a_call_that_waits_for_the_host_says_so():
+    assert facts.host(0.2, 1.0) == "200 µs"
+    assert facts.host(1.25, 1.0) == "1.25 ms, longer than the call"
+    assert facts.host(float("nan"), 1.0) == ""

@@ -37,7 +37,13 @@ def line(row: Row) -> str:
     if row.status != "ok":
         return f"{what}  {row.status}: {row.reason}"
     flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
-    return f"{what}  {milliseconds(row)}  {row.percent_of_roofline:.0f}% of roofline{flags}"
+    host = f"  host {row.host_ms:.3g} ms" if waits_for_host(row) else ""
+    return f"{what}  {milliseconds(row)}{host}  {row.percent_of_roofline:.0f}% of roofline{flags}"
+
+
+def waits_for_host(row: Row) -> bool:
+    """Whether the host needs longer to enqueue a call than the GPU takes for it."""
+    return row.status == "ok" and (row.host_ms or 0.0) > (row.ms_median or 0.0)
 
 
 def milliseconds(row: Row) -> str:
@@ -121,6 +127,11 @@ def failures(rows: Iterable[Row]) -> list[str]:
     for flag, meaning in (("noisy", "spread over 5%"), ("throttled", "the GPU held its clock back")):
         if count := sum(bool(getattr(row, flag)) for row in rows):
             lines.append(f"{flag} ({count}x): {meaning}")
+    if waiting := [row.host_ms / row.ms_median for row in rows if waits_for_host(row)]:  # type: ignore[operator]
+        lines.append(
+            f"enqueued slower than run ({len(waiting)}x, up to {max(waiting):.1f} times): eager PyTorch waits for the "
+            "host, a CUDA graph does not"
+        )
     if above := [percent for row in rows if (percent := row.percent_of_roofline or 0.0) > 100]:
         lines.append(
             f"above the roofline ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured while the "

@@ -125,6 +125,11 @@ def error(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.1e}"
 
 
+def host(ms: float, call_ms: float) -> str:
+    """ "0.21 ms", and whether eager PyTorch waits for it; nothing for no value."""
+    return amount(ms, RUNTIME.units) + (", longer than the call" if ms > call_ms else "")
+
+
 def facts(row: Mapping[str, Any]) -> list[Fact]:
     """Everything that was measured at a point, and what theory says of it; nothing where it was not measured."""
     if row["status"] != "ok":
@@ -136,7 +141,7 @@ def facts(row: Mapping[str, Any]) -> list[Fact]:
     found = [
         Fact("median runtime", amount(row["ms_median"], ms), "measured", "runtime"),
         Fact(f"20–80% of {samples}", span(row["ms_p20"], row["ms_p80"], ms), "measured", "runtime"),
-        Fact("host, to enqueue it", amount(row["host_ms"], ms), "measured", "runtime"),
+        Fact("host, to enqueue it", host(row["host_ms"], row["ms_median"]), "measured", "runtime"),
         Fact("theory", span(row["model_ms_lower"], row["model_ms_upper"], ms), "modelled", "bounds"),
         Fact("of the roofline", percent(row["percent_of_roofline"]), both, "percent"),
         Fact("FLOPs", amount(row["model_flops"], COUNT), "modelled", "counts"),
