@@ -418,14 +418,17 @@ _setups: dict[str, _Setup] = {}
 @torch.compiler.assume_constant_result
 def _setup_key(implementation: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any) -> str:
     """The gate comes as its fields: torch.compile before 2.13 takes no frozen dataclass for a constant."""
-    return _registered(implementation, gate_fields, state_dtype, config)
+    register = _registered if config is None else _register  # what is no config need not have a hash
+    return register(implementation, gate_fields, state_dtype, config)
 
 
-@functools.lru_cache(1024)
-def _registered(implementation: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any) -> str:
+def _register(implementation: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any) -> str:
     setup = _Setup(implementation, Gate(*gate_fields), state_dtype, config)
     _setups[repr(setup)] = setup
     return repr(setup)
+
+
+_registered = functools.lru_cache(1024)(_register)
 
 
 # --- The operators

@@ -504,6 +504,11 @@ BAD_INPUTS = {
     "chunk_size_small": (PROBE | {"chunk_size": 8}, ValueError, "chunk_size is 8: it must be a multiple of 16"),
     "chunk_size_odd": (PROBE | {"chunk_size": 40}, ValueError, "chunk_size is 40: it must be a multiple of 16"),
     "chunk_size_refused": (PROBE | {"chunk_size": 128}, ValueError, "probe takes chunks up to 64"),
+    "config": (
+        {"implementation": "tfla_xl", "config": {"rows": 64}},
+        ValueError,
+        "takes a TileConfig as config, not a",
+    ),
     "scale_text": ({"scale": "1"}, TypeError, "scale is a str: it must be a float or None"),
     "scale_nan": ({"scale": math.nan}, ValueError, "scale is nan: it must be finite"),
     "state_dtype": ({"state_dtype": torch.float16}, ValueError, "it must be one of torch.float32, torch.bfloat16"),
