@@ -557,7 +557,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     dh, *d_states = grads
     dC, dn, _ = _split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
-    tensors, skip, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8], ctx.saved_tensors[9:]
+    kept = ctx.saved_tensors  # once: activation checkpointing computes them anew for whoever asks
+    tensors, skip, saved = kept[:8], kept[8], kept[9:]
     if dh is None:
         dh = torch.zeros_like(tensors[2])
     gates = any(ctx.needs_input_grad[3:5])

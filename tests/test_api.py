@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 from tflabench.kernels import api, epilogue, reference
 from tflabench.kernels.hopper import chunkwise as hopper
@@ -442,6 +444,27 @@ def test_another_gpu_than_the_current_one():
     for first, second in zip(found[:2], found[2:], strict=True):
         for name, wanted in first.items():
             assert second[name].equal(wanted), name
+
+
+@pytest.mark.parametrize("gate", [MLSTM_EXP, GATES["retention"]], ids=["exp", "retention"])
+def test_activation_checkpointing(probe, gate):
+    """Forward runs again in backward, and what it saved may be asked for once."""
+    x, state = inputs(gate), start(gate)
+    x |= {} if gate.normalize else {"skip": torch.tensor([0.5, -2.0]).requires_grad_()}
+    wanted = results(api.chunkwise, x, state, gate=gate, implementation="reference")
+    checkpointed = partial(checkpoint, api.chunkwise, use_reentrant=False)
+    assert_close(results(checkpointed, x, state, gate=gate, implementation="probe"), wanted)
+
+
+def test_inference_mode(probe):
+    x = {n: t.detach() for n, t in inputs().items()}
+    with torch.inference_mode():
+        h, last = api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe", return_last_state=True)
+        first = {n: t[:, :, 0] for n, t in x.items()}
+        made = zero_state(MLSTM_EXP, B, H, D_QK, D_HV)
+        one = step(**first, state=made, gate=MLSTM_EXP, implementation="triton")
+    wanted, wanted_last = api.chunkwise(**x, gate=MLSTM_EXP, implementation="reference", return_last_state=True)
+    assert_close({"h": h, "C": last.C, "step": one}, {"h": wanted, "C": wanted_last.C, "step": wanted[:, :, 0]})
 
 
 def test_double_backward_says_what_to_do(probe):
