@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _library = torch.library.Library("tflabench", "FRAGMENT")
 
@@ -39,6 +40,15 @@ def without_gradients(why: str) -> Gradients:
 FIRST_ORDER = without_gradients(
     "the kernels have no second derivatives: differentiate twice with implementation='reference'"
 )
+
+
+def _refuse_tangents(inputs: tuple[Any, ...]) -> None:
+    """What autograd would otherwise leave out without a word."""
+    for x in inputs:
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(
+                "the kernels have no forward-mode derivatives: take them with implementation='reference'"
+            )
 
 
 def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,6 +104,8 @@ def _differentiable(operator: Callable[..., Any], gradients: Gradients, mutated:
         for place in mutated:
             if inputs[place] is not None:
                 torch.autograd.graph.increment_version(inputs[place])
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(inputs)
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             output: Any = Differentiable.apply(*inputs)
             return output if isinstance(output, Tensor) else list(output)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tflabench.kernels import api, epilogue, reference
@@ -479,6 +480,24 @@ def test_double_backward_says_what_to_do(probe):
 @dataclass(frozen=True)
 class Expert:
     warps: int = 4
+
+
+def test_forward_mode_is_refused_not_left_out(probe):
+    x: dict[str, Any] = {n: t.detach() for n, t in inputs().items()}
+
+    def jvp(implementation: str) -> Tensor:
+        def of_q(q: Tensor) -> Tensor:
+            return api.chunkwise(**{**x, "q": q}, gate=MLSTM_EXP, implementation=implementation)
+
+        return torch.func.jvp(of_q, (x["q"],), (torch.ones_like(x["q"]),))[1]
+
+    assert jvp("reference").abs().sum() > 0
+    with pytest.raises(RuntimeError, match=r"no forward-mode derivatives: .*implementation='reference'"):
+        jvp("probe")
+    with forward_ad.dual_level():
+        x["q"] = forward_ad.make_dual(x["q"], torch.ones_like(x["q"]))
+        with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+            api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe")
 
 
 def test_options_reach_the_kernels(probe):
