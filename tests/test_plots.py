@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from tflabench import plots
 from tflabench.analysis import hardware
 from tflabench.analysis.chunk_size import Tradeoff
-from tflabench.plots import sheet, slices, style, theory
+from tflabench.plots import roofline, sheet, slices, style, theory
 from tflabench.plots.rows import drawable
 from tflabench.plots.style import looks
 from tflabench.plots.words import compact, provenance
@@ -328,6 +328,19 @@ def test_the_roofline_has_both_roofs_every_point_and_names_its_regions():
     assert "memory-bound" in texts
     assert "compute-bound" in texts
     assert legend_words(figure)[-2:] == ["datasheet: 989 TFLOP/s, 4,800 GB/s", "measured: 807 TFLOP/s, 4,200 GB/s"]
+
+
+@pytest.mark.parametrize("ridge", [3.0, 200.0, 30_000.0])
+def test_the_names_of_regions_lie_within_the_axes(ridge):
+    """Also where all points are on one side of the ridge, as on a CPU."""
+    roof = hardware.Ceilings(ridge * 30e9, 30e9, "measured", "here")
+    figure = roofline.draw(framed(SWEEPS["lengths"]), [roof], {}, "")
+    figure.canvas.draw()
+    for ax in figure.axes:
+        inside = ax.get_window_extent()
+        names = {text.get_text(): text.get_window_extent() for text in ax.texts}
+        assert names["memory-bound"].x0 > inside.x0
+        assert names["compute-bound"].x1 < inside.x1
 
 
 def test_a_roofline_without_known_ceilings_says_how_to_get_them():

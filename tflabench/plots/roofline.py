@@ -52,6 +52,8 @@ def draw(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: 
     ridges = [ceilings.intensity for ceilings in roofs]
     marks = [*done["intensity"], *ridges] or [1.0]
     low, high = min(marks) / 3, max(marks) * 3
+    if roofs:
+        low, high = _with_room(low, high, ridges[0])
     heights = [
         *done["rate"],
         *(float(attainable(ceilings, low)) for ceilings in roofs),
@@ -108,6 +110,13 @@ def rate(flops_per_s: float) -> str:
 
 def _dashes(ceilings: Ceilings) -> Any:
     return DASHES[1] if ceilings.provenance == "measured" else DASHES[0]
+
+
+def _with_room(low: float, high: float, ridge: float) -> tuple[float, float]:
+    """Limits on a logarithmic axis that leave the names of both regions room beside the ridge."""
+    share = 0.3
+    low = min(low, ridge * (ridge / high) ** (share / (1 - share)))
+    return low, max(high, ridge * (ridge / low) ** (share / (1 - share)))
 
 
 def _regions(ax: Axes, ridge: float) -> None:
