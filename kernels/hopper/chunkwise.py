@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,10 +67,16 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     tiles = 1
     while 64 * tiles < T:
         tiles *= 2
-    chip = multiprocessors(q.device)
-    from .launch import StatePassShape, WalkShape, heads_together
+    from .launch import heads_together
 
-    together = heads_together(q, v)
+    count = _count if isinstance(B, torch.SymInt) else _remembered_count  # a symbol has no hash
+    best = count(B, H, groups, d_qk, d_hv, tiles, heads_together(q, v), multiprocessors(q.device))
+    return 64 * -(-T // (64 * best))
+
+
+def _count(B: int, H: int, groups: int, d_qk: int, d_hv: int, tiles: int, together: int, chip: int) -> int:
+    """The number of segments: n of `default_chunk_size`, for `together` heads a program and `chip` multiprocessors."""
+    from .launch import StatePassShape, WalkShape
 
     def programs(w: int, z: int, sums: bool) -> int:
         """Of a walk over one segment with a state of z rows and w columns."""
@@ -88,8 +95,10 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
         rounds = sum(launches * -(-each * segments // chip) for launches, each in walks)
         return (rounds + 0.5 * -(-states * (segments - 1) // chip)) * -(-tiles // segments) + segments
 
-    best = min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
-    return 64 * -(-T // (64 * best))
+    return min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
+
+
+_remembered_count = lru_cache(1024)(_count)
 
 
 def _name(device: torch.device) -> str:
