@@ -26,7 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tflabench.kernels.hopper as hopper
 
-SOURCES = ("walk", "pair", "packed", "segments")
+SOURCES = ("walk", "pair", "packed", "segments", "tilewise")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
@@ -322,7 +322,7 @@ class Machine:
             self.modules[name] = self._load(name)
         self.kernels = {
             name: Kernel(getattr(self.modules[module], name), self)
-            for module, name in zip(SOURCES, ("walk", "pair", "walk_heads", "accumulate"), strict=True)
+            for module, name in zip(SOURCES, ("walk", "pair", "walk_heads", "accumulate", "gradients"), strict=True)
         }
 
     # --- what a source sees -------------------------------------------------------------------------------------------

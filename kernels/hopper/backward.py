@@ -24,11 +24,15 @@ from .forward import initial_matrices, restored, weights
 from .launch import (
     Segments,
     empty_row_sums,
+    heads_added_up,
     heads_together,
+    launch_gradients,
+    launch_kept_states,
     launch_pair,
     launch_segments,
     launch_walk,
     takes_pair,
+    takes_tilewise,
 )
 
 
@@ -64,28 +68,17 @@ def backward(
         dC_0 = torch.empty_like(C_0)
 
     D = weights(skip)  # before the walks: those for dk and dv wait for nothing that is launched after dq
-    together = heads_together(q, v) if dn is None else 1
-    qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
-    skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
     last = dC_0 if cut.count == 1 else None
-    q_sums: dict[str, Any] = {}
-    k_sums: dict[str, Any] = {}
-    if qdq and kdk:
-        q_sums = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)}
-        k_sums = {"x": k, "sums": kdk.every, "within": (kdk.within,) if together > 1 else None}
-    dq = _output(q, H // together)
-    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
-    dq = sum_shared(-dq if scale < 0 else dq, given[0])
-    dk, dv = _output(k, H // together), _output(v, H)
-    if together == 1 and takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
-        sums = kdk.every if kdk else None
-        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=D, sums=sums)
-    else:
-        launch_walk(
-            v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums
+    tilewise = dn is None and takes_tilewise(q, v)
+    if tilewise:
+        dq, dk, dv, qdq, kdk, through, skip_dots = _side_by_side(
+            q, k, v, dh, e, cut, (C, first), last, skip=D, gate_gradients=gate_gradients
         )
-        launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=D, independent=True)
-
+    else:
+        dq, dk, dv, qdq, kdk, skip_dots = _in_walks(
+            q, k, v, dh, e, cut, (C, first), last, skip=D, gate_gradients=gate_gradients, single=dn is not None
+        )
+        through = None
     dn_0 = dots = None
     if dn is not None:
         m_0 = None if initial is None else initial.m
@@ -95,19 +88,78 @@ def backward(
         dn_0 = torch.zeros_like(n_0)
     df = di = None
     if qdq and kdk:
-        x_last = None if dC is None else (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
-        if dots is not None:
-            kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
-            x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
-            if n_0 is not None and dn_0 is not None:
-                x_last = x_last + (n_0 * dn_0).sum(-1)
-        through = through_tiles(qdq, kdk, x_last, e.g)
+        if through is None:
+            x_last = None if dC is None else (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
+            if dots is not None:
+                kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
+                x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
+                if n_0 is not None and dn_0 is not None:
+                    x_last = x_last + (n_0 * dn_0).sum(-1)
+            through = through_tiles(qdq, kdk, x_last, e.g)
         df, di = gates.gate_gradients(f, i, gate, log_f, qdq, kdk, through, TILE, overlap=True)
-    dk = sum_shared(dk, given[1])
+    if scale < 0:
+        dq = -dq
+    dq, dk = sum_shared(dq, given[0]), sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
     made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
     found = tuple(made_like(x, like) for x, like in made)
-    return found if skip is None or skip_dots is None else (*found, skip_dots.sum(-1).sum((0, 1)).to(skip.dtype))
+    return found if skip is None or skip_dots is None else (*found, skip_dots.to(skip.dtype))
+
+
+def _side_by_side(
+    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, e: Exponents, cut: Segments,
+    states: tuple[Tensor | None, Tensor | None], last: Tensor | None, *, skip: Tensor | None, gate_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, RowSums | None, RowSums | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """dq, dk and dv, row sums and what passes tiles, or None, and dskip (H,): from states before and after every tile.
+
+    Args:
+        states: (B, H, segments, 64, 64): C and dC that segments start from, None where that is zero.
+        last: where dC before the first step goes, if anywhere.
+    """
+    B, H, T = v.shape[:3]
+    C = launch_kept_states(k, v, e, cut, reverse=False, first=states[0])
+    dC = launch_kept_states(q, dh, e, cut, reverse=True, first=states[1], last=last)
+    together = heads_added_up(q, v)
+    dq, dk, dv = _output(q, H // together), _output(k, H // together), _output(v, H)
+    sums = q.new_empty((4, 1, B, H, T), dtype=torch.float32) if gate_gradients else None
+    through = torch.empty_like(e.g) if gate_gradients else None
+    skip_dots = None if skip is None else torch.empty_like(e.g)
+    launch_gradients(
+        q, k, v, dh, C, dC, dq, dk, dv, e, skip=skip, skip_dots=skip_dots, sums=sums, through=through
+    )  # fmt: skip
+    qdq, kdk = (None, None) if sums is None else (RowSums(*sums[:2]), RowSums(*sums[2:]))
+    return dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum((0, 2))
+
+
+def _in_walks(
+    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, e: Exponents, cut: Segments,
+    states: tuple[Tensor | None, Tensor | None], last: Tensor | None, *, skip: Tensor | None, gate_gradients: bool,
+    single: bool,
+) -> tuple[Tensor, Tensor, Tensor, RowSums | None, RowSums | None, Tensor | None]:  # fmt: skip
+    """dq, dk and dv, row sums or None, and dskip (H,): see `_side_by_side`; `single`: of every head by itself."""
+    H = v.shape[1]
+    C, first = states
+    together = 1 if single else heads_together(q, v)
+    qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
+    skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
+    q_sums: dict[str, Any] = {}
+    k_sums: dict[str, Any] = {}
+    if qdq and kdk:
+        q_sums = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)}
+        k_sums = {"x": k, "sums": kdk.every, "within": (kdk.within,) if together > 1 else None}
+    dq = _output(q, H // together)
+    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
+    dk, dv = _output(k, H // together), _output(v, H)
+    if together == 1 and takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
+        sums = kdk.every if kdk else None
+        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=skip, sums=sums)
+    else:
+        launch_walk(
+            v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums
+        )
+        launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=skip, independent=True)
+    dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))
+    return dq, dk, dv, qdq, kdk, dskip
 
 
 def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.config import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
-from . import packed, pair, segments, walk
+from . import packed, pair, segments, tilewise, walk
 from .compat import ASSEMBLY
 from .exponents import TILE
 
@@ -28,6 +28,7 @@ EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=3
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 PACK = 4  # heads of a program where they share q and k; two states fill a math role's registers with a sum over heads
+MOST_ADDED_UP = 16  # heads of which a program of `tilewise.gradients` adds up dq and dk
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 # What the decorators return has no types that a Python checker knows.
@@ -36,6 +37,7 @@ _pair: Any = pair.pair
 _walk_heads: Any = packed.walk_heads
 _accumulate: Any = segments.accumulate
 _carry: Any = segments.carry
+_gradients: Any = tilewise.gradients
 
 
 class Segments(NamedTuple):
@@ -183,6 +185,11 @@ def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
     return Described(x, x.shape, described_strides(x.shape, x.stride()), BLOCKS[heads])
 
 
+def exponents_descriptor(x: Tensor) -> TensorDescriptor:
+    """Of the tiles of x (B, H, tiles * 64)."""
+    return DescribedExponents(x.view(-1, TILE), (x.numel() // TILE, TILE), (TILE, 1), EXPONENTS_BLOCK)
+
+
 def heads_together(q: Tensor, v: Tensor) -> int:
     """How many heads of v (B, H, T, d_hv) a program takes, for which it writes the sum of their dq and dk."""
     return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
@@ -294,10 +301,7 @@ def launch_pair(
     d_hv = v.shape[-1]
     items = B * H * cut.count
     programs = min(items, multiprocessors(q.device))
-    x, y = (
-        DescribedExponents(e.view(-1, TILE), (B * H * cut.tiles, TILE), (TILE, 1), EXPONENTS_BLOCK)
-        for e in (exponents.x, exponents.y)
-    )
+    x, y = map(exponents_descriptor, (exponents.x, exponents.y))
     dummy = exponents.g
     enqueue(
         _pair, programs,
@@ -339,12 +343,12 @@ def launch_segments(
     accumulated = cut.count if end else cut.count - 1
     enqueue(
         _accumulate, B * H // shape.HEADS * accumulated * z_pieces * w_pieces,
-        descriptor(z), descriptor(w), exponents.x if reverse else exponents.y, exponents.g,
-        states, states if n_states is None else n_states,
+        descriptor(z), descriptor(w), descriptor(z), exponents.x if reverse else exponents.y, exponents.g,
+        states, states, states if n_states is None else n_states,
         H, z_sharing, cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
         accumulated, z_pieces, w_pieces,
-        Z_DIM=d_qk, W_DIM=d_hv, **vars(shape), REVERSE=reverse, NORM=norm, num_warps=4, maxnreg=168,
-        launch_pdl=z_pieces * w_pieces == 1, **ASSEMBLY,
+        Z_DIM=d_qk, W_DIM=d_hv, **vars(shape), REVERSE=reverse, NORM=norm, KEEP=False, FIRST=False, LAST=True,
+        num_warps=4, maxnreg=168, launch_pdl=z_pieces * w_pieces == 1, **ASSEMBLY,
     )  # fmt: skip
     ends = []
     for state, begin in ((states, start[0]), (n_states, start[1])):
@@ -364,3 +368,77 @@ def launch_segments(
         )  # fmt: skip
         ends.append(after)
     return (states, n_states), (ends[0], ends[1])
+
+
+def launch_kept_states(
+    z: Tensor, w: Tensor, exponents: Exponents, cut: Segments, *,
+    reverse: bool, first: Tensor | None = None, last: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The state of 64 by 64 before every tile, in the direction of the walk: (B, H, tiles * 64, 64), of z's dtype.
+
+    Args:
+        z, w: (B, H, T, 64): k, v or, backward, q, dh; z may have fewer heads.
+        first, last: (B, H, segments, 64, 64) float32: read before and written after each segment, if given.
+    """
+    B, H = w.shape[:2]
+    z_sharing = H // z.shape[1]
+    shape = StatePassShape.of(TILE, TILE, heads=H, z_sharing=z_sharing)
+    kept = z.new_empty((B, H, cut.tiles * TILE, TILE))
+    dummy = exponents.g
+    enqueue(
+        _accumulate, B * H // shape.HEADS * cut.count,
+        descriptor(z), descriptor(w), descriptor(kept), exponents.x if reverse else exponents.y, exponents.g,
+        dummy if first is None else first, dummy if last is None else last, dummy,
+        H, z_sharing, cut.tiles, cut.segment_tiles, cut.count, 0, cut.count, 1, 1,
+        Z_DIM=TILE, W_DIM=TILE, **vars(shape), REVERSE=reverse, NORM=False,
+        KEEP=True, FIRST=first is not None, LAST=last is not None,
+        num_warps=4, maxnreg=168, launch_pdl=True, **ASSEMBLY,
+    )  # fmt: skip
+    return kept
+
+
+def takes_tilewise(q: Tensor, v: Tensor) -> bool:
+    """Whether `launch_gradients` does: states of 64 by 64."""
+    return q.shape[-1] == v.shape[-1] == TILE
+
+
+def heads_added_up(q: Tensor, v: Tensor) -> int:
+    """Of how many heads a program of `launch_gradients` writes the sum of dq and dk: as many as share q and k, but for
+    programs enough to fill the chip.
+    """
+    B, H, T = v.shape[:3]
+    heads = gcd(MOST_ADDED_UP, H // q.shape[1])
+    while heads > 1 and B * cdiv(T, TILE) * H // heads < 8 * multiprocessors(q.device):
+        heads //= 2
+    return heads
+
+
+def launch_gradients(
+    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, C: Tensor, dC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    exponents: Exponents, *,
+    skip: Tensor | None = None, skip_dots: Tensor | None = None, sums: Tensor | None = None,
+    through: Tensor | None = None,
+) -> None:  # fmt: skip
+    """dq, dk and dv tile by tile (see tilewise.py).
+
+    Args:
+        q, k: (B, G, T, 64), each for consecutive heads of v, dh, dv: (B, H, T, 64), bfloat16 or float16, as TMA takes
+            them (tfla.tiles.aligned).
+        C, dC: as `launch_kept_states` makes them.
+        dq, dk: (B, heads, T, 64), each the sum over consecutive ones of the H heads.
+        skip: (H,) float32: dv_t gets skip dh_t more, and sums of dh_t . v_t over a tile go to skip_dots (B, H, tiles).
+        sums, through: (4, B, H, T) and (B, H, tiles) float32: what gate gradients are made of, if given.
+    """
+    B, H, T = v.shape[:3]
+    heads = H // dq.shape[1]
+    tiles = exponents.g.shape[-1]
+    dummy = exponents.g
+    enqueue(
+        _gradients, B * tiles * dq.shape[1],
+        *map(descriptor, (q, k, v, dh, C, dC)), *map(exponents_descriptor, exponents[:2]),
+        *map(descriptor, (dq, dk, dv)), exponents.g,
+        *(dummy if given is None else given for given in (skip, skip_dots, through, sums)),
+        H, H // q.shape[1], T, tiles, B * H * T,
+        HEADS=heads, STAGES=2, SUMS=sums is not None, SKIP=skip is not None,
+        num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
+    )  # fmt: skip

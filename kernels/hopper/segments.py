@@ -21,11 +21,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
 )
 
-from .compat import barrier, let_next_kernel_start, wait_for_kernel_before, wait_for_products
-from .walk import BLOCK_BYTES, begin, block, fetch, nth_tile, state_pointers
+from .compat import barrier, let_next_kernel_start, tma_store, wait_for_kernel_before, wait_for_products
+from .walk import BLOCK_BYTES, begin, block, fetch, nearest, nth_tile, state_pointers
 
 
 @gluon.jit
@@ -83,10 +84,23 @@ def weighted(
 
 
 @gluon.jit
+def state_at(
+    ptr, row, segments, segment, z0, w0, FROM: gl.constexpr, b: gl.constexpr,
+    Z_DIM: gl.constexpr, W_DIM: gl.constexpr, HEADS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Pointers to a math role's b-th block of the state of a segment, and its rows."""
+    index = ((row + (b if HEADS > 1 else 0)) * segments + segment).to(gl.int64)
+    w = 0 if HEADS > 1 else w0 + 64 * (FROM + b)
+    return state_pointers(ptr + index * (Z_DIM * W_DIM), z0, w, W_DIM, 1, layout)
+
+
+@gluon.jit
 def math(
-    az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, segment, segments, tiles, first, n, z0, w0,
+    kept_desc, az_ptr, g_ptr, first_ptr, state_ptr, n_ptr, z_buf, w_buf, kept_buf, empty, ready,
+    heads, row, segment, segments, tiles, first, n, z0, w0,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr,
     ZB: gl.constexpr, HEADS: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+    KEEP: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=s_l, k_width=2)
@@ -98,14 +112,19 @@ def math(
     z_from: gl.constexpr = HALF if BY_ROWS else FROM if ZB > 1 else 0
     row_from: gl.constexpr = 0 if HEADS == 1 else FROM
     SHARED: gl.constexpr = HEADS == 1 or ZB == 1
+    KEEPS: gl.constexpr = KEEP and (HEADS > 1 or HALF == 0)  # of one head's 64 rows math 1 has none
     if BY_ROWS:
         z0 += 64 * HALF
+    mine = row + row_from
     state, norm = (), ()
-    for _ in gl.static_range(BLOCKS):
-        state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
+    for b in gl.static_range(BLOCKS):
+        if FIRST:
+            at, rows = state_at(first_ptr, mine, segments, segment, z0, w0, FROM, b, Z_DIM, W_DIM, HEADS, s_l)
+            state += (gl.load(at, mask=rows < Z_DIM, other=0.0),)
+        else:
+            state += (gl.zeros([64, 64], gl.float32, layout=s_l),)
     for _ in gl.static_range(OPERANDS):
         norm += (gl.zeros([64], gl.float32, layout=z_l),)
-    mine = row + row_from
     s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, nth_tile(first, 0, n, REVERSE), a_l, OPERANDS)
     mbarrier.wait(ready.index(0), 0)
     operands, added, e = weighted(s_z, g, z_buf, z_from, a_l, OPERANDS, SHARED, REVERSE)
@@ -113,6 +132,16 @@ def math(
     s_z, g = load_weights(az_ptr, g_ptr, mine, tiles, tile, a_l, OPERANDS)
     for i in range(n):
         s = i % STAGES
+        if KEEPS:
+            tma.store_wait(pendings=0)
+            barrier()  # the buffers are free
+            for b in gl.static_range(BLOCKS):
+                kept_buf.index(HALF * BLOCKS + b).reshape([64, 64]).store(nearest(state[b], z_buf.dtype))
+            fence_async_shared()
+            barrier()
+            for b in gl.static_range(BLOCKS):
+                at = [mine // heads, mine % heads + b, nth_tile(first, i, n, REVERSE) * 64, 0]
+                tma_store(kept_desc, at, kept_buf.index(HALF * BLOCKS + b))
         if NORM:
             new_norm = ()
             for k in gl.static_range(OPERANDS):
@@ -139,11 +168,12 @@ def math(
         fence_async_shared()
         barrier()
         mbarrier.arrive(empty.index(s), count=1)
-    for b in gl.static_range(BLOCKS):
-        index = ((mine + (b if HEADS > 1 else 0)) * segments + segment).to(gl.int64)
-        w = 0 if HEADS > 1 else w0 + 64 * (FROM + b)
-        at, rows = state_pointers(state_ptr + index * (Z_DIM * W_DIM), z0, w, W_DIM, 1, s_l)
-        gl.store(at, state[b], mask=rows < Z_DIM)
+    if LAST:
+        for b in gl.static_range(BLOCKS):
+            at, rows = state_at(state_ptr, mine, segments, segment, z0, w0, FROM, b, Z_DIM, W_DIM, HEADS, s_l)
+            gl.store(at, state[b], mask=rows < Z_DIM)
+    if KEEPS:
+        tma.store_wait(pendings=0)
     if NORM and (BY_ROWS or HEADS > 1 or HALF == 0):  # noqa: SIM102
         if w0 == 0:
             z = z0 + gl.arange(0, 64, layout=z_l)
@@ -154,15 +184,18 @@ def math(
 
 @gluon.jit
 def accumulate(
-    z_desc, w_desc, az_ptr, g_ptr, state_ptr, n_ptr,
+    z_desc, w_desc, kept_desc, az_ptr, g_ptr, first_ptr, state_ptr, n_ptr,
     heads, z_sharing, tiles, segment_tiles, segments, lowest, accumulated, z_pieces, w_pieces,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     HEADS: gl.constexpr, REVERSE: gl.constexpr, NORM: gl.constexpr,
+    KEEP: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     """One program: 64 * ZB rows and 64 * WB columns of the state of a segment of a (batch, head) row; or the states, 64
     by 64, of HEADS consecutive rows, whose WB blocks of W have one block of Z for all or one each (ZB).
 
-    Of the segments of a row, `accumulated` from the one called `lowest` on.
+    Of the segments of a row, `accumulated` from the one called `lowest` on. FIRST: not from zero, but from what
+    first_ptr has for each segment. LAST: the state after each is written. KEEP: so is the one before every tile,
+    of 64 by 64 states, to kept (B, H, tiles * 64, 64) in the dtype of Z.
     """
     pid = gl.program_id(0)
     z0 = (pid % z_pieces) * 128
@@ -173,6 +206,9 @@ def accumulate(
     n = gl.minimum(segment_tiles, tiles - first)
     z_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * ZB, 1, 1, 64, 64], z_desc.layout)
     w_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * WB, 1, 1, 64, 64], z_desc.layout)
+    kept_buf = z_buf
+    if KEEP:
+        kept_buf = gl.allocate_shared_memory(z_desc.dtype, [WB, 1, 1, 64, 64], z_desc.layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -181,10 +217,12 @@ def accumulate(
     begin(INDEPENDENT=False)
     gl.warp_specialize(
         [
-            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, segment, segments, tiles,
-                    first, n, z0, w0, Z_DIM, W_DIM, 0, STAGES, WB, ZB, HEADS, REVERSE, NORM)),
-            (math, (az_ptr, g_ptr, state_ptr, n_ptr, z_buf, w_buf, empty, ready, row, segment, segments, tiles,
-                    first, n, z0, w0, Z_DIM, W_DIM, 1, STAGES, WB, ZB, HEADS, REVERSE, NORM)),
+            (math, (kept_desc, az_ptr, g_ptr, first_ptr, state_ptr, n_ptr, z_buf, w_buf, kept_buf, empty, ready,
+                    heads, row, segment, segments, tiles, first, n, z0, w0,
+                    Z_DIM, W_DIM, 0, STAGES, WB, ZB, HEADS, REVERSE, NORM, KEEP, FIRST, LAST)),
+            (math, (kept_desc, az_ptr, g_ptr, first_ptr, state_ptr, n_ptr, z_buf, w_buf, kept_buf, empty, ready,
+                    heads, row, segment, segments, tiles, first, n, z0, w0,
+                    Z_DIM, W_DIM, 1, STAGES, WB, ZB, HEADS, REVERSE, NORM, KEEP, FIRST, LAST)),
             (produce, (z_desc, w_desc, z_buf, w_buf, empty, ready, row, heads, z_sharing, first, n, z0, w0,
                        STAGES, WB, ZB, HEADS, REVERSE)),
         ],
