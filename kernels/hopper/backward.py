@@ -121,14 +121,14 @@ def _side_by_side(
     dC = launch_kept_states(q, dh, e, cut, reverse=True, first=states[1], last=last)
     together = heads_added_up(q, v)
     dq, dk, dv = _output(q, H // together), _output(k, H // together), _output(v, H)
-    sums = q.new_empty((4, 1, B, H, T), dtype=torch.float32) if gate_gradients else None
+    sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
     through = torch.empty_like(e.g) if gate_gradients else None
-    skip_dots = None if skip is None else torch.empty_like(e.g)
+    skip_dots = None if skip is None else q.new_empty((B, H, T), dtype=torch.float32)
     launch_gradients(
         q, k, v, dh, C, dC, dq, dk, dv, e, skip=skip, skip_dots=skip_dots, sums=sums, through=through
     )  # fmt: skip
-    qdq, kdk = (None, None) if sums is None else (RowSums(*sums[:2]), RowSums(*sums[2:]))
-    return dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum((0, 2))
+    qdq, kdk = (None, None) if sums is None else (RowSums(x, x[1:]) for x in sums)
+    return dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0)
 
 
 def _in_walks(

@@ -426,19 +426,20 @@ def launch_gradients(
             them (tfla.tiles.aligned).
         C, dC: as `launch_kept_states` makes them.
         dq, dk: (B, heads, T, 64), each the sum over consecutive ones of the H heads.
-        skip: (H,) float32: dv_t gets skip dh_t more, and sums of dh_t . v_t over a tile go to skip_dots (B, H, tiles).
-        sums, through: (4, B, H, T) and (B, H, tiles) float32: what gate gradients are made of, if given.
+        skip: (H,) float32: dv_t gets skip dh_t more, and dh_t . v_t goes to skip_dots (B, H, T) float32.
+        sums, through: (4, B, H, T) and (B, H, tiles) float32: what gate gradients are made of, if given (see there).
     """
     B, H, T = v.shape[:3]
     heads = H // dq.shape[1]
     tiles = exponents.g.shape[-1]
     dummy = exponents.g
+    items = B * tiles * dq.shape[1]
     enqueue(
-        _gradients, B * tiles * dq.shape[1],
+        _gradients, min(items, multiprocessors(q.device)),
         *map(descriptor, (q, k, v, dh, C, dC)), *map(exponents_descriptor, exponents[:2]),
         *map(descriptor, (dq, dk, dv)), exponents.g,
         *(dummy if given is None else given for given in (skip, skip_dots, through, sums)),
-        H, H // q.shape[1], T, tiles, B * H * T,
-        HEADS=heads, STAGES=2, SUMS=sums is not None, SKIP=skip is not None,
+        items, H, H // q.shape[1], T, tiles, B * H * T,
+        HEADS=heads, STAGES=3, SLOTS=2, SUMS=sums is not None, SKIP=skip is not None,
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

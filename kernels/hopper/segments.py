@@ -140,8 +140,8 @@ def math(
             fence_async_shared()
             barrier()
             for b in gl.static_range(BLOCKS):
-                at = [mine // heads, mine % heads + b, nth_tile(first, i, n, REVERSE) * 64, 0]
-                tma_store(kept_desc, at, kept_buf.index(HALF * BLOCKS + b))
+                place = [mine // heads, mine % heads + b, nth_tile(first, i, n, REVERSE) * 64, 0]
+                tma_store(kept_desc, place, kept_buf.index(HALF * BLOCKS + b))
         if NORM:
             new_norm = ()
             for k in gl.static_range(OPERANDS):

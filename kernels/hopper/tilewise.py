@@ -6,7 +6,7 @@ between many waits. But such states are also small in memory. So C before every 
 first (`segments.accumulate`, 16 bits an element: products round them to that anyway), and then no tile waits for
 another; every input is read once, where walks for dq, dk and dv read dh and v three times and two.
 
-A program has a tile of HEADS heads that share q and k, one after the other: it writes their dv and row sums, and the
+A work item is a tile of HEADS heads that share q and k, one after the other: their dv and row sums are written, and the
 sum of their dq and dk, in float32 until the last of them is in it. With rows j, columns i,
 
     S = K Q^T    D = V dH^T    E_ji = exp2(y_j + x_i) for j <= i, else 0
@@ -18,7 +18,11 @@ of others q . dq and k . dk as far as these come through a state; and exp2(g) <C
 all that a gate's gradient adds up is there, told apart by tile (`gates.gate_gradients`), and no difference of sums
 over the sequence is needed.
 
-Roles in a program (4 + 1 warps; two programs a multiprocessor): `gradients_of_heads` computes, `produce` fetches.
+Roles in a program (4 + 4 + 4 + 1 warps), a head each at a time, connected by mbarriers:
+    score        S and D, and of them E S and E D, rounded, for the two others; row sums of pairs within the tile
+    value        dV, and <C, dC>
+    accumulate   dK and dQ, over all heads of a program
+    produce      fetches
 """
 
 from triton.experimental import gluon
@@ -31,32 +35,53 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, tma_load, tma_store, wait_for_products
-from .walk import BLOCK_BYTES, begin, block, leave_dots, nearest
+from .walk import BLOCK_BYTES, begin, block, leave_dots, nearest, store_dots
+
+
+@gluon.jit
+def place_of(item, geometry, HEADS: gl.constexpr):
+    """(batch, pack of heads, tile, first head, its row of batch and head) of a work item: packs that share q and k one
+    after the other, for the L2.
+    """
+    heads, tiles = geometry
+    packs = heads // HEADS
+    pack = item % packs
+    batch = item // packs // tiles
+    return batch, pack, item // packs % tiles, pack * HEADS, batch * heads + pack * HEADS
 
 
 @gluon.jit
 def produce(
-    descs, buffers, shared_ready, ready, empty, batch, shared, head, tile, row, tiles,
+    descs, shared, buffers, shared_ready, shared_empty, ready, empty, items, geometry, sharing,
     HEADS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc = descs
-    q_buf, k_buf, v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf = buffers
-    mbarrier.expect(shared_ready, 2 * BLOCK_BYTES)
-    tma_load(q_desc, [batch, shared, tile * 64, 0], shared_ready, q_buf.index(0))
-    tma_load(k_desc, [batch, shared, tile * 64, 0], shared_ready, k_buf.index(0))
-    for n in range(HEADS):
-        s = n % STAGES
-        mbarrier.wait(empty.index(s), ((n // STAGES) & 1) ^ 1)
+    q_buf, k_buf = shared
+    v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf = buffers
+    i, j = 0, 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
+        b = j % 2
+        mbarrier.wait(shared_empty.index(b), ((j // 2) & 1) ^ 1)
         fence_async_shared()  # what has been read there, before the copy writes
-        arrived = ready.index(s)
-        mbarrier.expect(arrived, 4 * BLOCK_BYTES + 2 * 64 * 4)
-        tma_load(v_desc, [batch, head + n, tile * 64, 0], arrived, v_buf.index(s))
-        tma_load(h_desc, [batch, head + n, tile * 64, 0], arrived, h_buf.index(s))
-        tma_load(C_desc, [batch, head + n, tile * 64, 0], arrived, C_buf.index(s))
-        tma_load(dC_desc, [batch, head + n, tile * 64, 0], arrived, dC_buf.index(s))
-        exponents = (row + n) * tiles + tile
-        tma_load(x_desc, [exponents, 0], arrived, x_buf.index(s))
-        tma_load(y_desc, [exponents, 0], arrived, y_buf.index(s))
+        mbarrier.expect(shared_ready.index(b), 2 * BLOCK_BYTES)
+        tma_load(q_desc, [batch, head // sharing, tile * 64, 0], shared_ready.index(b), q_buf.index(b))
+        tma_load(k_desc, [batch, head // sharing, tile * 64, 0], shared_ready.index(b), k_buf.index(b))
+        for n in range(HEADS):
+            s = i % STAGES
+            mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+            fence_async_shared()
+            arrived = ready.index(s)
+            mbarrier.expect(arrived, 4 * BLOCK_BYTES + 2 * 64 * 4)
+            tma_load(v_desc, [batch, head + n, tile * 64, 0], arrived, v_buf.index(s))
+            tma_load(h_desc, [batch, head + n, tile * 64, 0], arrived, h_buf.index(s))
+            tma_load(C_desc, [batch, head + n, tile * 64, 0], arrived, C_buf.index(s))
+            tma_load(dC_desc, [batch, head + n, tile * 64, 0], arrived, dC_buf.index(s))
+            exponents = (row + n) * geometry[1] + tile
+            tma_load(x_desc, [exponents, 0], arrived, x_buf.index(s))
+            tma_load(y_desc, [exponents, 0], arrived, y_buf.index(s))
+            i += 1
+        j += 1
 
 
 @gluon.jit
@@ -66,158 +91,240 @@ def product(a, b, layout: gl.constexpr):
 
 
 @gluon.jit
-def total(x):
-    return gl.sum(gl.sum(x, axis=1), axis=0)
+def exponents_of(buffer, s, layout: gl.constexpr):
+    return buffer.index(s).reshape([64]).load(layout)
 
 
 @gluon.jit
-def gradients_of_heads(
-    outputs, g_ptr, skip_ptr, skip_dots_ptr, through_ptr, sums_ptr, part_stride,
-    buffers, between, shared_ready, ready, empty,
-    batch, pack, head, tile, row, steps, tiles,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
+def score(
+    skip_ptr, sums_ptr, part_stride, shared, buffers, pairs_bufs, dots_buf,
+    shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
     columns_l: gl.constexpr = gl.SliceLayout(0, s_l)
-    dq_desc, dk_desc, dv_desc = outputs
-    q_buf, k_buf, v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf = buffers
-    p_buf, d_buf, o_buf, dots_buf = between
-    dtype: gl.constexpr = q_buf.dtype
-    t = gl.arange(0, 64, layout=rows_l)
-    later = t[:, None] <= gl.arange(0, 64, layout=columns_l)[None, :]
-    same = t[:, None] == gl.arange(0, 64, layout=columns_l)[None, :]
-    inside = tile * 64 + t < steps
-    dq = gl.zeros([64, 64], gl.float32, layout=s_l)
-    dk = gl.zeros([64, 64], gl.float32, layout=s_l)
-    mbarrier.wait(shared_ready, 0)
-    for n in range(HEADS):
-        g = gl.load(g_ptr + (row + n) * tiles + tile)
-        s = n % STAGES
-        zero = n >> 30  # spelled anew for each use: keeps addresses out of registers
-        q, k = block(q_buf, zero), block(k_buf, zero)
-        v, h = block(v_buf, s), block(h_buf, s)
-        C, dC = block(C_buf, s), block(dC_buf, s)
-        mbarrier.wait(ready.index(s), (n // STAGES) & 1)
-        scores = product(k, q.permute((1, 0)), s_l)
-        d = product(v, h.permute((1, 0)), s_l)
-        y = y_buf.index(s).reshape([64]).load(rows_l)
-        x = x_buf.index(s).reshape([64]).load(columns_l)
-        weights = gl.where(later, gl.exp2(y[:, None] + x[None, :]), 0.0)
-        scores, d = wait_for_products(0, deps=(scores, d))
-        if SKIP:
-            gl.store(skip_dots_ptr + (row + n) * tiles + tile, total(gl.where(same, d, 0.0)))
-        d *= weights
-        if SUMS:
-            pairs = scores * d
-            of_keys = gl.sum(pairs, axis=1)
-            leave_dots(pairs, dots_buf, 0, 4)
-        scores *= weights
-        if SKIP:
-            scores += gl.where(same, gl.load(skip_ptr + head + n), 0.0)
-        p_buf.index(zero).store(nearest(scores, dtype))
-        d_buf.index(zero).store(nearest(d, dtype))
+    t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    skip_weights_ptr, skip_dots_ptr = skip_ptr
+    q_buf, k_buf = shared
+    v_buf, h_buf, _C_buf, _dC_buf, x_buf, y_buf = buffers
+    p_buf, d_buf = pairs_bufs
+    dtype: gl.constexpr = p_buf.dtype
+    rows = gl.arange(0, 64, layout=rows_l)
+    columns = gl.arange(0, 64, layout=columns_l)
+    t = gl.arange(0, 64, layout=t_l)
+    i, j = 0, 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        _batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
+        left = steps - tile * 64
+        mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
+        q, k = block(q_buf, j % 2), block(k_buf, j % 2)
+        for n in range(HEADS):
+            s, b = i % STAGES, i % SLOTS
+            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            scores = product(k, q.permute((1, 0)), s_l)
+            d = product(block(v_buf, s), block(h_buf, s).permute((1, 0)), s_l)
+            weights = gl.exp2(exponents_of(y_buf, s, rows_l)[:, None] + exponents_of(x_buf, s, columns_l)[None, :])
+            weights = gl.where(rows[:, None] <= columns[None, :], weights, 0.0)
+            scores, d = wait_for_products(0, deps=(scores, d))
+            at = (row + n).to(gl.int64) * steps + tile * 64
+            if SKIP:  # dh . v of the same step: one of a thread's columns at most, and no sum over threads
+                same = (rows[:, None] == columns[None, :]) & (rows < left)[:, None]
+                gl.store(skip_dots_ptr + at + (rows[:, None] + 0 * columns[None, :]), d, mask=same)
+            d *= weights
+            if SUMS:
+                pairs = scores * d
+                gl.store(sums_ptr + at + 3 * part_stride + rows, gl.sum(pairs, axis=1), mask=rows < left)
+                leave_dots(pairs, dots_buf, 0, 4)
+            scores *= weights
+            if SKIP:
+                scores += gl.where(rows[:, None] == columns[None, :], gl.load(skip_weights_ptr + head + n), 0.0)
+            mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+            p_buf.index(b).store(nearest(scores, dtype))
+            d_buf.index(b).store(nearest(d, dtype))
+            fence_async_shared()
+            barrier()  # both and the sums are in shared memory, everything else has been read
+            mbarrier.arrive(pairs_full.index(b), count=1)
+            mbarrier.arrive(empty.index(s), count=1)
+            if SUMS:
+                store_dots(dots_buf, sums_ptr + at + part_stride, left, t, t_l)
+                barrier()  # read
+            i += 1
+        mbarrier.arrive(shared_empty.index(j % 2), count=1)
+        j += 1
+
+
+@gluon.jit
+def value(
+    dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, o_buf,
+    shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
+    _q_buf, k_buf = shared
+    v_buf, h_buf, C_buf, dC_buf, _x_buf, y_buf = buffers
+    _heads, tiles = geometry
+    rows = gl.arange(0, 64, layout=rows_l)
+    i, j = 0, 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
+        left = steps - tile * 64
+        mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
+        k = block(k_buf, j % 2)
+        g = gl.load(g_ptr + row * tiles + tile)
+        for n in range(HEADS):
+            g_now = g
+            g = gl.load(g_ptr + (row + gl.minimum(n + 1, HEADS - 1)) * tiles + tile)
+            s, b = i % STAGES, i % SLOTS
+            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            dv = product(k, block(dC_buf, s), s_l)
+            weight = gl.exp2(exponents_of(y_buf, s, rows_l) + g_now)
+            if SUMS:
+                both = block(C_buf, s).load(s_l).to(gl.float32) * block(dC_buf, s).load(s_l).to(gl.float32)
+                passed = gl.exp2(g_now) * gl.sum(gl.sum(both, axis=1), axis=0)
+                gl.store(through_ptr + (row + n) * tiles + tile, passed)
+            dv = wait_for_products(0, deps=(dv,))
+            dv *= weight[:, None]
+            if SUMS:
+                of_keys = gl.sum(block(v_buf, s).load(s_l).to(gl.float32) * dv, axis=1)
+                at = (row + n).to(gl.int64) * steps + tile * 64
+                gl.store(sums_ptr + at + 2 * part_stride + rows, of_keys, mask=rows < left)
+            mbarrier.wait(pairs_full.index(b), (i // SLOTS) & 1)
+            dv = warpgroup_mma(p_buf.index(b), block(h_buf, s), dv, is_async=True)
+            dv = wait_for_products(0, deps=(dv,))
+            tma.store_wait(pendings=1)
+            barrier()  # a buffer for dv is free, everything else has been read
+            mbarrier.arrive(pairs_empty.index(b), count=1)
+            mbarrier.arrive(empty.index(s), count=1)
+            out = o_buf.index(i % 2)
+            out.reshape([64, 64]).store(nearest(dv, p_buf.dtype))
+            fence_async_shared()
+            barrier()
+            tma_store(dv_desc, [batch, head + n, tile * 64, 0], out)
+            i += 1
+        mbarrier.arrive(shared_empty.index(j % 2), count=1)
+        j += 1
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def accumulate(
+    dq_desc, dk_desc, g_ptr, sums_ptr, shared, buffers, d_buf, o_buf,
+    shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
+    q_buf, k_buf = shared
+    v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf = buffers
+    _heads, tiles = geometry
+    dtype: gl.constexpr = d_buf.dtype
+    rows = gl.arange(0, 64, layout=rows_l)
+    i, j = 0, 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, pack, tile, _head, row = place_of(item, geometry, HEADS)
+        left = steps - tile * 64
+        mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
+        q, k = block(q_buf, j % 2), block(k_buf, j % 2)
+        dq = gl.zeros([64, 64], gl.float32, layout=s_l)
+        dk = gl.zeros([64, 64], gl.float32, layout=s_l)
+        g = gl.load(g_ptr + row * tiles + tile)
+        for n in range(HEADS):
+            g_now = g
+            g = gl.load(g_ptr + (row + gl.minimum(n + 1, HEADS - 1)) * tiles + tile)
+            s, b = i % STAGES, i % SLOTS
+            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
+            through_dq = product(block(h_buf, s), block(C_buf, s).permute((1, 0)), s_l)
+            through_dk = product(block(v_buf, s), block(dC_buf, s).permute((1, 0)), s_l)
+            query_weight = gl.exp2(exponents_of(x_buf, s, rows_l))[:, None]
+            key_weight = gl.exp2(exponents_of(y_buf, s, rows_l) + g_now)[:, None]
+            through_dq, through_dk = wait_for_products(0, deps=(through_dq, through_dk))
+            through_dq *= query_weight
+            dq += through_dq
+            dk += through_dk * key_weight
+            mbarrier.wait(pairs_full.index(b), (i // SLOTS) & 1)
+            dk = warpgroup_mma(d_buf.index(b), q, dk, is_async=True)
+            dq = warpgroup_mma(d_buf.index(b).permute((1, 0)), k, dq, is_async=True)
+            if SUMS:
+                of_queries = gl.sum(q.load(s_l).to(gl.float32) * through_dq, axis=1)
+                at = (row + n).to(gl.int64) * steps + tile * 64
+                gl.store(sums_ptr + at + rows, of_queries, mask=rows < left)
+            dk, dq = wait_for_products(0, deps=(dk, dq))
+            barrier()  # everything has been read
+            mbarrier.arrive(pairs_empty.index(b), count=1)
+            mbarrier.arrive(empty.index(s), count=1)
+            i += 1
+        mbarrier.arrive(shared_empty.index(j % 2), count=1)
         tma.store_wait(pendings=0)
+        barrier()  # the buffers are free
+        o_buf.index(0).reshape([64, 64]).store(nearest(dq, dtype))
+        o_buf.index(1).reshape([64, 64]).store(nearest(dk, dtype))
         fence_async_shared()
-        barrier()  # P, D and sums are in shared memory, the buffer for dv is free
-        dv = product(k, dC, s_l)
-        through_dk = product(v, dC.permute((1, 0)), s_l)
-        key_weight = gl.exp2(y + g)[:, None]
-        query_weight = gl.exp2(x_buf.index(s).reshape([64]).load(rows_l))[:, None]
-        dv = wait_for_products(1, deps=(dv,))
-        dv *= key_weight
-        if SUMS:
-            k_through = gl.sum(v.load(s_l).to(gl.float32) * dv, axis=1)
-        through_dk = wait_for_products(0, deps=(through_dk,))
-        dk += through_dk * key_weight
-        through_dq = product(h, C.permute((1, 0)), s_l)
-        dv = warpgroup_mma(p_buf.index(zero), h, dv, is_async=True)
-        dk = warpgroup_mma(d_buf.index(zero), q, dk, is_async=True)
-        through_dq = wait_for_products(2, deps=(through_dq,))
-        through_dq *= query_weight
-        if SUMS:
-            q_through = gl.sum(q.load(s_l).to(gl.float32) * through_dq, axis=1)
-            of_queries = gl.zeros([64], gl.float32, layout=rows_l)
-            for warp in gl.static_range(4):
-                of_queries += dots_buf.index(warp).load(rows_l)
-            at = sums_ptr + ((row + n).to(gl.int64) * steps + tile * 64) + t
-            gl.store(at, of_queries + q_through, mask=inside)
-            gl.store(at + part_stride, of_queries, mask=inside)
-            gl.store(at + 2 * part_stride, of_keys + k_through, mask=inside)
-            gl.store(at + 3 * part_stride, of_keys, mask=inside)
-            passed = total(C.load(s_l).to(gl.float32) * dC.load(s_l).to(gl.float32))
-            gl.store(through_ptr + (row + n) * tiles + tile, gl.exp2(g) * passed)
-        dq += through_dq
-        dq = warpgroup_mma(d_buf.index(zero).permute((1, 0)), k, dq, is_async=True)
-        dv, dk, dq = wait_for_products(0, deps=(dv, dk, dq))
-        o_buf.index(zero).reshape([64, 64]).store(nearest(dv, dtype))
-        fence_async_shared()
-        barrier()  # dv is there, and everything of this head has been read
-        tma_store(dv_desc, [batch, head + n, tile * 64, 0], o_buf.index(zero))
-        mbarrier.arrive(empty.index(s), count=1)
+        barrier()
+        tma_store(dq_desc, [batch, pack, tile * 64, 0], o_buf.index(0))
+        tma_store(dk_desc, [batch, pack, tile * 64, 0], o_buf.index(1))
+        j += 1
     tma.store_wait(pendings=0)
-    barrier()
-    o_buf.index(0).reshape([64, 64]).store(nearest(dq, dtype))
-    k_buf.index(0).reshape([64, 64]).store(nearest(dk, dtype))
-    fence_async_shared()
-    barrier()
-    tma_store(dq_desc, [batch, pack, tile * 64, 0], o_buf.index(0))
-    tma_store(dk_desc, [batch, pack, tile * 64, 0], k_buf.index(0))
-    tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def barriers(N: gl.constexpr, COUNT: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(made.index(i), count=COUNT)
+    return made
 
 
 @gluon.jit(do_not_specialize=["steps", "tiles"])
 def gradients(
     q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc, dq_desc, dk_desc, dv_desc,
     g_ptr, skip_ptr, skip_dots_ptr, through_ptr, sums_ptr,
-    heads, sharing, steps, tiles, part_stride,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
+    items, heads, sharing, steps, tiles, part_stride,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of HEADS consecutive heads, of which `sharing` share one of Q and K.
+    """A program takes work items, each a tile of HEADS consecutive heads, of which `sharing` share one of Q and K.
 
     C, dC: (B, heads, tiles * 64, 64), before and after each tile.  dq, dk: (B, heads / HEADS, T, 64).
-    SKIP: dV gets skip (heads,) dH more; skip_dots (B, heads, tiles) float32: sums of dh_t . v_t.
-    SUMS: q . dq, what of it is within a tile, k . dk and likewise, sums (4, B, heads, T), and through (B, heads,
+    SKIP: dV gets skip (heads,) dH more; skip_dots (B, heads, T) float32: dh_t . v_t.
+    SUMS: q . dq through the state and within the tile, and k . dk, sums (4, B, heads, T), and through (B, heads,
     tiles), what passes a tile, are written, float32.
     """
-    packs = heads // HEADS
-    pack = gl.program_id(0) % packs  # those that share q and k side by side, for the L2
-    tile = gl.program_id(0) // packs % tiles
-    batch = gl.program_id(0) // packs // tiles
-    head = pack * HEADS
-    row = batch * heads + head
+    geometry = (heads, tiles)
     dtype: gl.constexpr = q_desc.dtype
-    q_buf = gl.allocate_shared_memory(dtype, [1, 1, 1, 64, 64], q_desc.layout)
-    k_buf = gl.allocate_shared_memory(dtype, [1, 1, 1, 64, 64], q_desc.layout)
+    block_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
+    q_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    k_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
     v_buf = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], q_desc.layout)
     h_buf = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], q_desc.layout)
     C_buf = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], q_desc.layout)
     dC_buf = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], q_desc.layout)
     x_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], x_desc.layout)
     y_buf = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], x_desc.layout)
-    o_buf = gl.allocate_shared_memory(dtype, [1, 1, 1, 64, 64], q_desc.layout)
-    block_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    p_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], block_l)
-    d_buf = gl.allocate_shared_memory(dtype, [1, 64, 64], block_l)
+    p_buf = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], block_l)
+    d_buf = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], block_l)
+    dv_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    sums_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)  # of dq and dk
     dots_buf = gl.allocate_shared_memory(gl.float32, [4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    shared_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(shared_ready, count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    buffers = (q_buf, k_buf, v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf)
+    shared, buffers = (q_buf, k_buf), (v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf)
+    shared_ready, shared_empty = barriers(2, 1), barriers(2, 3)
+    ready, empty = barriers(STAGES, 1), barriers(STAGES, 3)
+    pairs_full, pairs_empty = barriers(SLOTS, 1), barriers(SLOTS, 2)
     begin(INDEPENDENT=False)
     gl.warp_specialize(
         [
-            (gradients_of_heads, ((dq_desc, dk_desc, dv_desc), g_ptr, skip_ptr, skip_dots_ptr, through_ptr,
-                                  sums_ptr, part_stride, buffers, (p_buf, d_buf, o_buf, dots_buf),
-                                  shared_ready, ready, empty, batch, pack, head, tile, row, steps, tiles,
-                                  HEADS, STAGES, SUMS, SKIP)),
-            (produce, ((q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc), buffers,
-                       shared_ready, ready, empty, batch, head // sharing, head, tile, row, tiles, HEADS, STAGES)),
+            (accumulate, (dq_desc, dk_desc, g_ptr, sums_ptr, shared, buffers, d_buf, sums_buf,
+                          shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+                          HEADS, STAGES, SLOTS, SUMS)),
+            (score, ((skip_ptr, skip_dots_ptr), sums_ptr, part_stride, shared, buffers, (p_buf, d_buf), dots_buf,
+                     shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+                     HEADS, STAGES, SLOTS, SUMS, SKIP)),
+            (value, (dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, dv_buf,
+                     shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+                     HEADS, STAGES, SLOTS, SUMS)),
+            (produce, ((q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc), shared, buffers,
+                       shared_ready, shared_empty, ready, empty, items, geometry, sharing, HEADS, STAGES)),
         ],
-        [1],
-        [24],
+        [4, 4, 1],
+        [160, 144, 24],
     )  # fmt: skip
