@@ -69,7 +69,7 @@ def backward(
 
     D = weights(skip)  # before the walks: those for dk and dv wait for nothing that is launched after dq
     last = dC_0 if cut.count == 1 else None
-    tilewise = dn is None and takes_tilewise(q, v)
+    tilewise = dn is None and takes_tilewise(q, v, sums=gate_gradients)
     if tilewise:
         dq, dk, dv, qdq, kdk, through, skip_dots = _side_by_side(
             q, k, v, dh, e, cut, (C, first), last, skip=D, gate_gradients=gate_gradients
@@ -117,10 +117,12 @@ def _side_by_side(
         last: where dC before the first step goes, if anywhere.
     """
     B, H, T = v.shape[:3]
-    C = launch_kept_states(k, v, e, cut, reverse=False, first=states[0])
-    dC = launch_kept_states(q, dh, e, cut, reverse=True, first=states[1], last=last)
     together = heads_added_up(q, v)
     dq, dk, dv = _output(q, H // together), _output(k, H // together), _output(v, H)
+    C = q.new_empty((B, H, cut.tiles * TILE, TILE))
+    dC = dv if T % TILE == 0 else torch.empty_like(C)  # of a tile dC is read before dv is written
+    launch_kept_states(k, v, C, e, cut, reverse=False, first=states[0])
+    launch_kept_states(q, dh, dC, e, cut, reverse=True, first=states[1], last=last)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else q.new_empty((B, H, T), dtype=torch.float32)

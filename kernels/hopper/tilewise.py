@@ -58,9 +58,10 @@ def produce(
     q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc = descs
     q_buf, k_buf = shared
     v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf = buffers
-    i, j = 0, 0
+    i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
+        j = item // gl.num_programs(0)
         b = j % 2
         mbarrier.wait(shared_empty.index(b), ((j // 2) & 1) ^ 1)
         fence_async_shared()  # what has been read there, before the copy writes
@@ -81,7 +82,6 @@ def produce(
             tma_load(x_desc, [exponents, 0], arrived, x_buf.index(s))
             tma_load(y_desc, [exponents, 0], arrived, y_buf.index(s))
             i += 1
-        j += 1
 
 
 @gluon.jit
@@ -113,9 +113,10 @@ def score(
     rows = gl.arange(0, 64, layout=rows_l)
     columns = gl.arange(0, 64, layout=columns_l)
     t = gl.arange(0, 64, layout=t_l)
-    i, j = 0, 0
+    i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         _batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
+        j = item // gl.num_programs(0)
         left = steps - tile * 64
         mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
         q, k = block(q_buf, j % 2), block(k_buf, j % 2)
@@ -151,7 +152,6 @@ def score(
                 barrier()  # read
             i += 1
         mbarrier.arrive(shared_empty.index(j % 2), count=1)
-        j += 1
 
 
 @gluon.jit
@@ -166,9 +166,10 @@ def value(
     v_buf, h_buf, C_buf, dC_buf, _x_buf, y_buf = buffers
     _heads, tiles = geometry
     rows = gl.arange(0, 64, layout=rows_l)
-    i, j = 0, 0
+    i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
+        j = item // gl.num_programs(0)
         left = steps - tile * 64
         mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
         k = block(k_buf, j % 2)
@@ -204,7 +205,6 @@ def value(
             tma_store(dv_desc, [batch, head + n, tile * 64, 0], out)
             i += 1
         mbarrier.arrive(shared_empty.index(j % 2), count=1)
-        j += 1
     tma.store_wait(pendings=0)
 
 
@@ -221,9 +221,10 @@ def accumulate(
     _heads, tiles = geometry
     dtype: gl.constexpr = d_buf.dtype
     rows = gl.arange(0, 64, layout=rows_l)
-    i, j = 0, 0
+    i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, pack, tile, _head, row = place_of(item, geometry, HEADS)
+        j = item // gl.num_programs(0)
         left = steps - tile * 64
         mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
         q, k = block(q_buf, j % 2), block(k_buf, j % 2)
@@ -264,7 +265,6 @@ def accumulate(
         barrier()
         tma_store(dq_desc, [batch, pack, tile * 64, 0], o_buf.index(0))
         tma_store(dk_desc, [batch, pack, tile * 64, 0], o_buf.index(1))
-        j += 1
     tma.store_wait(pendings=0)
 
 
