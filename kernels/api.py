@@ -40,6 +40,7 @@ from .checks import (
 )
 from .epilogue import skip_and_gate, skip_gradients
 from .operators import FIRST_ORDER, Gradients, define
+from .prologue import add_bias
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 Layout = Literal["bhtd", "bthd"]
@@ -208,16 +209,14 @@ def mamba2_ssd(
     layout = options.get("layout", "bhtd")
     check_name("layout", layout, ("bhtd", "bthd"))
     check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BHT" if layout == "bhtd" else "BTH")
+    head_axis = 1 if layout == "bhtd" else 2
     if dt_bias is not None:
-        # A bias a batch: its gradient is then summed over time first, which is faster than over both at once. Wide, it
-        # makes dt wide in the same kernel.
-        bias = dt_bias.to(torch.promote_types(dt.dtype, torch.float32))
-        dt = dt + bias.expand(len(dt), -1).unsqueeze(2 if layout == "bhtd" else 1)
+        dt = add_bias(dt, dt_bias, head_axis=head_axis)
     gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, **{"scale": 1.0, **options})
     y, *state = found if options.get("return_last_state") else (found,)
-    y = skip_and_gate(y, x, wide, z, head_axis=1 if layout == "bhtd" else 2)
+    y = skip_and_gate(y, x, wide, z, head_axis=head_axis)
     return (y, *state) if state else y
 
 

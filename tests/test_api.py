@@ -22,7 +22,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from tflabench.kernels import api, epilogue, reference
+from tflabench.kernels import api, epilogue, prologue, reference
 from tflabench.kernels.hopper import chunkwise as hopper
 from tflabench.kernels.step import step
 from tflabench.kernels.tfla import chunkwise as tfla
@@ -418,6 +418,17 @@ def test_kernels_run_with_their_device_as_the_current_one(probe, monkeypatch):
     )
     torch.ops.tflabench.skip_and_gate(y, y, D, None)
     torch.ops.tflabench.skip_and_gate_backward(y, None, y, D, None)
+    dt = torch.randn(B, H, T)
+    monkeypatch.setattr(
+        prologue,
+        "_kernels",
+        lambda: SimpleNamespace(
+            forward=current.kept_by(lambda x, bias: torch.empty(x.shape)),
+            backward=current.kept_by(lambda dy, x, bias: (torch.empty_like(x), torch.empty_like(bias))),
+        ),
+    )
+    torch.ops.tflabench.add_bias(dt, D)
+    torch.ops.tflabench.add_bias_backward(dt, dt, D)
 
     monkeypatch.setattr(decode, "step", current.kept_by(lambda q, k, v, *others, **options: torch.empty_like(v)))
     q, v, gate = torch.randn(B, H, D_QK), torch.randn(B, H, D_HV), torch.randn(B, H)

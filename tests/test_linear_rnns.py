@@ -272,6 +272,30 @@ def test_the_epilogue_is_opaque_to_torch():
     torch.library.opcheck(torch.ops.tflabench.skip_and_gate, (*arguments[:3], None))
 
 
+def test_the_prologue_is_opaque_to_torch():
+    dt, bias = (random(*shape).to(DEVICE).requires_grad_() for shape in ((BATCH, T, HEADS), (HEADS,)))
+    torch.library.opcheck(torch.ops.tflabench.add_bias, (dt.transpose(1, 2), bias))
+
+
+@pytest.mark.parametrize("heads", [3, 70])
+@pytest.mark.parametrize("head_axis", [1, 2])
+def test_the_prologue_in_triton_is_that_in_pytorch(head_axis, heads):
+    """dt as a part of a wider tensor, as Mamba 2 has it."""
+    torch.manual_seed(0)
+    shape = (2, 45, 2 * heads) if head_axis == 2 else (2, 2 * heads, 45)
+    whole, bias = random(*shape).double().requires_grad_(), random(heads).double().requires_grad_()
+    dt = whole.narrow(head_axis, heads, heads)
+    wanted = api.add_bias(dt, bias, head_axis=head_axis).transpose(1, head_axis)
+    on_device = dt.float().to(DEVICE).transpose(1, head_axis)
+    found = torch.ops.tflabench.add_bias(on_device, bias.float().to(DEVICE))
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.double().cpu(), wanted)
+    weight = random(*wanted.shape)
+    grads = torch.autograd.grad((found * weight.to(DEVICE)).sum(), (whole, bias))
+    for a, b in zip(grads, torch.autograd.grad((wanted * weight).sum(), (whole, bias)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_the_epilogue_refuses_second_derivatives():
     h, x, z = (random(BATCH, HEADS, T, 16).requires_grad_() for _ in range(3))
     y = torch.ops.tflabench.skip_and_gate(*(t.to(DEVICE) for t in (h, x)), None, z.to(DEVICE))

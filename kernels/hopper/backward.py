@@ -125,7 +125,7 @@ def _side_by_side(
     launch_kept_states(q, dh, dC, e, cut, reverse=True, first=states[1], last=last)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
     through = torch.empty_like(e.g) if gate_gradients else None
-    skip_dots = None if skip is None else q.new_empty((B, H, T), dtype=torch.float32)
+    skip_dots = None if skip is None else torch.empty_like(e.g)
     launch_gradients(
         q, k, v, dh, C, dC, dq, dk, dv, e, skip=skip, skip_dots=skip_dots, sums=sums, through=through
     )  # fmt: skip

@@ -426,7 +426,7 @@ def launch_gradients(
             them (tfla.tiles.aligned).
         C, dC: as `launch_kept_states` makes them; dC may lie where dv goes.
         dq, dk: (B, heads, T, 64), each the sum over consecutive ones of the H heads.
-        skip: (H,) float32: dv_t gets skip dh_t more, and dh_t . v_t goes to skip_dots (B, H, T) float32.
+        skip: (H,) float32: dv_t gets skip dh_t more, and sums of dh_t . v_t over a tile go to skip_dots (B, H, tiles).
         sums, through: (4, B, H, T) and (B, H, tiles) float32: what gate gradients are made of, if given (see there).
     """
     B, H, T = v.shape[:3]
@@ -440,6 +440,6 @@ def launch_gradients(
         *map(descriptor, (dq, dk, dv)), exponents.g,
         *(dummy if given is None else given for given in (skip, skip_dots, through, sums)),
         items, H, H // q.shape[1], T, tiles, B * H * T,
-        HEADS=heads, STAGES=3, SLOTS=2, SUMS=sums is not None, SKIP=skip is not None,
+        HEADS=heads, STAGES=4, SLOTS=2, SUMS=sums is not None, SKIP=skip is not None,
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

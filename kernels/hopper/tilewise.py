@@ -96,16 +96,21 @@ def exponents_of(buffer, s, layout: gl.constexpr):
 
 
 @gluon.jit
+def sum_of(buffer):
+    """Of 64 numbers that all warps have left: every warp by itself, without waiting for another."""
+    return gl.sum(buffer.load(gl.BlockedLayout([2], [32], [4], [0])), axis=0)
+
+
+@gluon.jit
 def score(
     skip_ptr, sums_ptr, part_stride, shared, buffers, pairs_bufs, dots_buf,
-    shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+    shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
     HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
     columns_l: gl.constexpr = gl.SliceLayout(0, s_l)
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    skip_weights_ptr, skip_dots_ptr = skip_ptr
     q_buf, k_buf = shared
     v_buf, h_buf, _C_buf, _dC_buf, x_buf, y_buf = buffers
     p_buf, d_buf = pairs_bufs
@@ -113,51 +118,56 @@ def score(
     rows = gl.arange(0, 64, layout=rows_l)
     columns = gl.arange(0, 64, layout=columns_l)
     t = gl.arange(0, 64, layout=t_l)
-    i = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
-        j = item // gl.num_programs(0)
+    mine = HEADS * (1 + (items - 1 - gl.program_id(0)) // gl.num_programs(0))
+    mbarrier.wait(shared_ready.index(0), 0)
+    mbarrier.wait(ready.index(0), 0)
+    scores = product(block(k_buf, 0), block(q_buf, 0).permute((1, 0)), s_l)
+    d = product(block(v_buf, 0), block(h_buf, 0).permute((1, 0)), s_l)
+    for i in range(mine):
+        j, n = i // HEADS, i % HEADS
+        _batch, _pack, tile, head, row = place_of(gl.program_id(0) + j * gl.num_programs(0), geometry, HEADS)
         left = steps - tile * 64
-        mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
-        q, k = block(q_buf, j % 2), block(k_buf, j % 2)
-        for n in range(HEADS):
-            s, b = i % STAGES, i % SLOTS
-            mbarrier.wait(ready.index(s), (i // STAGES) & 1)
-            scores = product(k, q.permute((1, 0)), s_l)
-            d = product(block(v_buf, s), block(h_buf, s).permute((1, 0)), s_l)
-            weights = gl.exp2(exponents_of(y_buf, s, rows_l)[:, None] + exponents_of(x_buf, s, columns_l)[None, :])
-            weights = gl.where(rows[:, None] <= columns[None, :], weights, 0.0)
-            scores, d = wait_for_products(0, deps=(scores, d))
-            at = (row + n).to(gl.int64) * steps + tile * 64
-            if SKIP:  # dh . v of the same step: one of a thread's columns at most, and no sum over threads
-                same = (rows[:, None] == columns[None, :]) & (rows < left)[:, None]
-                gl.store(skip_dots_ptr + at + (rows[:, None] + 0 * columns[None, :]), d, mask=same)
-            d *= weights
-            if SUMS:
-                pairs = scores * d
-                gl.store(sums_ptr + at + 3 * part_stride + rows, gl.sum(pairs, axis=1), mask=rows < left)
-                leave_dots(pairs, dots_buf, 0, 4)
-            scores *= weights
-            if SKIP:
-                scores += gl.where(rows[:, None] == columns[None, :], gl.load(skip_weights_ptr + head + n), 0.0)
-            mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-            p_buf.index(b).store(nearest(scores, dtype))
-            d_buf.index(b).store(nearest(d, dtype))
-            fence_async_shared()
-            barrier()  # both and the sums are in shared memory, everything else has been read
-            mbarrier.arrive(pairs_full.index(b), count=1)
-            mbarrier.arrive(empty.index(s), count=1)
-            if SUMS:
-                store_dots(dots_buf, sums_ptr + at + part_stride, left, t, t_l)
-                barrier()  # read
-            i += 1
-        mbarrier.arrive(shared_empty.index(j % 2), count=1)
+        s, b = i % STAGES, i % SLOTS
+        weights = gl.exp2(exponents_of(y_buf, s, rows_l)[:, None] + exponents_of(x_buf, s, columns_l)[None, :])
+        weights = gl.where(rows[:, None] <= columns[None, :], weights, 0.0)
+        scores, d = wait_for_products(0, deps=(scores, d))
+        at = (row + n).to(gl.int64) * steps + tile * 64
+        d *= weights
+        if SUMS:
+            pairs = scores * d
+            gl.store(sums_ptr + at + 3 * part_stride + rows, gl.sum(pairs, axis=1), mask=rows < left)
+            leave_dots(pairs, dots_buf, 0, 4)
+        scores *= weights
+        if SKIP:
+            scores += gl.where(rows[:, None] == columns[None, :], gl.load(skip_ptr + head + n), 0.0)
+        mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+        p_buf.index(b).store(nearest(scores, dtype))
+        d_buf.index(b).store(nearest(d, dtype))
+        fence_async_shared()
+        barrier()  # both and the sums are in shared memory, everything else has been read
+        mbarrier.arrive(pairs_full.index(b), count=1)
+        # The next head's products run while this one's last sums are made; at the end this head's once more.
+        following = gl.minimum(i + 1, mine - 1)
+        other = following // HEADS
+        mbarrier.wait(shared_ready.index(other % 2), (other // 2) & 1)
+        mbarrier.wait(ready.index(following % STAGES), (following // STAGES) & 1)
+        q, k = block(q_buf, other % 2), block(k_buf, other % 2)
+        v, h = block(v_buf, following % STAGES), block(h_buf, following % STAGES)
+        scores = product(k, q.permute((1, 0)), s_l)
+        d = product(v, h.permute((1, 0)), s_l)
+        mbarrier.arrive(empty.index(s), count=1)
+        if n == HEADS - 1:
+            mbarrier.arrive(shared_read.index(j % 2), count=1)
+        if SUMS:
+            store_dots(dots_buf, sums_ptr + at + part_stride, left, t, t_l)
+            barrier()  # read
+    wait_for_products(0, deps=(scores, d))
 
 
 @gluon.jit
 def value(
-    dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, o_buf,
-    shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+    dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, o_buf, rows_buf,
+    shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
     HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
@@ -183,8 +193,7 @@ def value(
             weight = gl.exp2(exponents_of(y_buf, s, rows_l) + g_now)
             if SUMS:
                 both = block(C_buf, s).load(s_l).to(gl.float32) * block(dC_buf, s).load(s_l).to(gl.float32)
-                passed = gl.exp2(g_now) * gl.sum(gl.sum(both, axis=1), axis=0)
-                gl.store(through_ptr + (row + n) * tiles + tile, passed)
+                rows_buf.index(i % 2).store(gl.sum(both, axis=1))
             dv = wait_for_products(0, deps=(dv,))
             dv *= weight[:, None]
             if SUMS:
@@ -198,21 +207,23 @@ def value(
             barrier()  # a buffer for dv is free, everything else has been read
             mbarrier.arrive(pairs_empty.index(b), count=1)
             mbarrier.arrive(empty.index(s), count=1)
+            if SUMS:
+                gl.store(through_ptr + (row + n) * tiles + tile, gl.exp2(g_now) * sum_of(rows_buf.index(i % 2)))
             out = o_buf.index(i % 2)
             out.reshape([64, 64]).store(nearest(dv, p_buf.dtype))
             fence_async_shared()
             barrier()
             tma_store(dv_desc, [batch, head + n, tile * 64, 0], out)
             i += 1
-        mbarrier.arrive(shared_empty.index(j % 2), count=1)
+        mbarrier.arrive(shared_read.index(j % 2), count=1)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit
 def accumulate(
-    dq_desc, dk_desc, g_ptr, sums_ptr, shared, buffers, d_buf, o_buf,
-    shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
+    dq_desc, dk_desc, g_ptr, sums_ptr, skip_dots_ptr, shared, buffers, d_buf, rows_buf,
+    shared_ready, shared_read, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
@@ -240,6 +251,9 @@ def accumulate(
             through_dk = product(block(v_buf, s), block(dC_buf, s).permute((1, 0)), s_l)
             query_weight = gl.exp2(exponents_of(x_buf, s, rows_l))[:, None]
             key_weight = gl.exp2(exponents_of(y_buf, s, rows_l) + g_now)[:, None]
+            if SKIP:
+                same_step = block(v_buf, s).load(s_l).to(gl.float32) * block(h_buf, s).load(s_l).to(gl.float32)
+                rows_buf.index(i % 2).store(gl.sum(same_step, axis=1))
             through_dq, through_dk = wait_for_products(0, deps=(through_dq, through_dk))
             through_dq *= query_weight
             dq += through_dq
@@ -255,17 +269,18 @@ def accumulate(
             barrier()  # everything has been read
             mbarrier.arrive(pairs_empty.index(b), count=1)
             mbarrier.arrive(empty.index(s), count=1)
+            if SKIP:
+                gl.store(skip_dots_ptr + (row + n) * tiles + tile, sum_of(rows_buf.index(i % 2)))
             i += 1
-        mbarrier.arrive(shared_empty.index(j % 2), count=1)
-        tma.store_wait(pendings=0)
-        barrier()  # the buffers are free
-        o_buf.index(0).reshape([64, 64]).store(nearest(dq, dtype))
-        o_buf.index(1).reshape([64, 64]).store(nearest(dk, dtype))
+        mbarrier.wait(shared_read.index(j % 2), (j // 2) & 1)
+        q.store(nearest(dq, dtype))
+        k.store(nearest(dk, dtype))
         fence_async_shared()
         barrier()
-        tma_store(dq_desc, [batch, pack, tile * 64, 0], o_buf.index(0))
-        tma_store(dk_desc, [batch, pack, tile * 64, 0], o_buf.index(1))
-    tma.store_wait(pendings=0)
+        tma_store(dq_desc, [batch, pack, tile * 64, 0], q_buf.index(j % 2))
+        tma_store(dk_desc, [batch, pack, tile * 64, 0], k_buf.index(j % 2))
+        tma.store_wait(pendings=0)
+        mbarrier.arrive(shared_empty.index(j % 2), count=1)
 
 
 @gluon.jit
@@ -286,7 +301,7 @@ def gradients(
     """A program takes work items, each a tile of HEADS consecutive heads, of which `sharing` share one of Q and K.
 
     C, dC: (B, heads, tiles * 64, 64), before and after each tile.  dq, dk: (B, heads / HEADS, T, 64).
-    SKIP: dV gets skip (heads,) dH more; skip_dots (B, heads, T) float32: dh_t . v_t.
+    SKIP: dV gets skip (heads,) dH more; skip_dots (B, heads, tiles) float32: sums of dh_t . v_t.
     SUMS: q . dq through the state and within the tile, and k . dk, sums (4, B, heads, T), and through (B, heads,
     tiles), what passes a tile, are written, float32.
     """
@@ -304,23 +319,25 @@ def gradients(
     p_buf = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], block_l)
     d_buf = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], block_l)
     dv_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
-    sums_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)  # of dq and dk
-    dots_buf = gl.allocate_shared_memory(gl.float32, [4, 64], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    dots_buf = gl.allocate_shared_memory(gl.float32, [4, 64], flat)
+    rows_buf0 = gl.allocate_shared_memory(gl.float32, [2, 64], flat)
+    rows_buf1 = gl.allocate_shared_memory(gl.float32, [2, 64], flat)
     shared, buffers = (q_buf, k_buf), (v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf)
-    shared_ready, shared_empty = barriers(2, 1), barriers(2, 3)
+    shared_ready, shared_read, shared_empty = barriers(2, 1), barriers(2, 2), barriers(2, 1)
     ready, empty = barriers(STAGES, 1), barriers(STAGES, 3)
     pairs_full, pairs_empty = barriers(SLOTS, 1), barriers(SLOTS, 2)
     begin(INDEPENDENT=False)
     gl.warp_specialize(
         [
-            (accumulate, (dq_desc, dk_desc, g_ptr, sums_ptr, shared, buffers, d_buf, sums_buf,
-                          shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
-                          HEADS, STAGES, SLOTS, SUMS)),
-            (score, ((skip_ptr, skip_dots_ptr), sums_ptr, part_stride, shared, buffers, (p_buf, d_buf), dots_buf,
-                     shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+            (accumulate, (dq_desc, dk_desc, g_ptr, sums_ptr, skip_dots_ptr, shared, buffers, d_buf, rows_buf0,
+                          shared_ready, shared_read, shared_empty, ready, empty, pairs_full, pairs_empty,
+                          items, geometry, steps, HEADS, STAGES, SLOTS, SUMS, SKIP)),
+            (score, (skip_ptr, sums_ptr, part_stride, shared, buffers, (p_buf, d_buf), dots_buf,
+                     shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
                      HEADS, STAGES, SLOTS, SUMS, SKIP)),
-            (value, (dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, dv_buf,
-                     shared_ready, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
+            (value, (dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, dv_buf, rows_buf1,
+                     shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
                      HEADS, STAGES, SLOTS, SUMS)),
             (produce, ((q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc), shared, buffers,
                        shared_ready, shared_empty, ready, empty, items, geometry, sharing, HEADS, STAGES)),

@@ -1,0 +1,61 @@
+"""What Mamba 2 does to its step sizes before the recurrence: a bias, in one pass over memory.
+
+In Triton where it runs, as a torch operator of its own; else in PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operators import FIRST_ORDER, Gradients, define
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def add_bias(x: Tensor, bias: Tensor, *, head_axis: int) -> Tensor:
+    """x + bias in float32 or wider.
+
+    Args:
+        x: (B, H, T), or (B, T, H) with `head_axis` 2; bias: (H,).
+    """
+    if HAS_TRITON and x.is_cuda and torch.float64 not in (x.dtype, bias.dtype):
+        return torch.ops.tflabench.add_bias(x.transpose(1, head_axis), bias).transpose(1, head_axis)
+    bias = bias.to(torch.promote_types(x.dtype, torch.float32))  # wide, it makes x wide too
+    return x + (bias if head_axis == 2 else bias[:, None])
+
+
+def _kernels() -> Any:
+    return importlib.import_module(".tfla.prologue", __package__)
+
+
+def _forward(x: Tensor, bias: Tensor) -> Tensor:
+    return _kernels().forward(x, bias)
+
+
+def _fake_forward(x, bias):
+    return x.new_empty(x.shape, dtype=torch.float32)
+
+
+def _backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
+    return list(_kernels().backward(dy, x, bias))
+
+
+def _fake_backward(dy, x, bias):
+    return [torch.empty_like(x), torch.empty_like(bias)]
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.ops.tflabench.add_bias_backward(dy, *ctx.saved_tensors))
+
+
+define("add_bias", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
+define("add_bias_backward", _backward, _fake_backward, FIRST_ORDER)
