@@ -264,7 +264,7 @@ def test_bad_input_is_named(changes, error, words):
 def compiled_with(triton_folder: str | None) -> dict[str, Any]:
     """What tests/compile_step.py prints, in a process of its own: there Triton compiles, here it may interpret."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = triton_folder or ""
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (triton_folder, env.get("PYTHONPATH"))))
     script = Path(__file__).with_name("compile_step.py")
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
+from tflabench.kernels.hopper import backward
 from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -71,6 +72,14 @@ def cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_at_most_twice_as_wrong_as_plain_pytorch(case: Case) -> None:
+    assert failures(case) == []
+
+
+@pytest.mark.parametrize("heads", [1, 8, 32])
+@pytest.mark.parametrize("T", [300, 4096])
+def test_dq_and_dk_of_heads_are_added_up_in_a_program(heads: int, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "heads_added_up", lambda q, v: heads)
+    case = Case(gate="mamba2_softplus", T=T, heads=64, sharing=32, d_qk=64, d_hv=64, L=1024, states=True)
     assert failures(case) == []
 
 
