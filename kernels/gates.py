@@ -125,15 +125,14 @@ def load_log_gates(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, t, mask,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr,
 ):  # fmt: skip
-    """Log gates of steps t, neutral (log f = 0, log i = -inf) outside the mask."""
+    """Log gates of steps t, neutral (log f = 0, log i = -inf) outside the mask. Gluon's kernels call it too."""
     log_f = tl.load(f + b * f_b + h * f_h + t * f_t, mask=mask, other=0.0).to(tl.float32)
     if FORGET == "sigmoid":
         log_f = _log_sigmoid(log_f)
         if TEMPERATURE != 1.0:
             log_f *= 1.0 / TEMPERATURE
-    if INPUT == "none":
-        log_i = tl.zeros_like(log_f)
-    else:
+    log_i = 0.0
+    if INPUT != "none":
         x = tl.load(i + b * i_b + h * i_h + t * i_t, mask=mask, other=1.0).to(tl.float32)
         log_i = x
         if INPUT == "sigmoid":
@@ -160,20 +159,29 @@ def _max_plus(sum_left, max_left, sum_right, max_right):
 
 
 @triton.jit
+def tile_exponents(log_f, log_i, log2_scale, axis: tl.constexpr):
+    """x, y and g (see `Exponents`) of tiles whose steps lie along the axis. Gluon's kernels call it too."""
+    f = log_f * LOG2_E
+    i = log_i * LOG2_E
+    f = tl.where(f < SMALLEST, SMALLEST, f)  # not a maximum: NaN is to pass
+    b = tl.cumsum(f, axis)
+    return b + log2_scale, i - b, tl.sum(f, axis)
+
+
+@triton.jit
 def _store_exponents(
     log_f, log_i, x, y, g, log2_scale, row, block, tiles, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Of a block's steps, whose log gates are given, and log2 of what q is scaled by."""
-    f = tl.reshape(log_f * LOG2_E, [BLOCK // TILE, TILE])
-    i = tl.reshape(log_i * LOG2_E, [BLOCK // TILE, TILE])
-    f = tl.where(f < SMALLEST, SMALLEST, f)  # not a maximum: NaN is to pass
-    b = tl.cumsum(f, 1)
+    f = tl.reshape(log_f, [BLOCK // TILE, TILE])
+    i = tl.reshape(log_i, [BLOCK // TILE, TILE])
+    x_t, y_t, g_tile = tile_exponents(f, i, log2_scale, 1)
     tile = block * (BLOCK // TILE) + tl.arange(0, BLOCK // TILE)
     out = (row * tiles + tile[:, None]) * TILE + tl.arange(0, TILE)[None, :]
     valid = (tile < tiles)[:, None] & (out >= 0)
-    tl.store(x + out, b + log2_scale, mask=valid)
-    tl.store(y + out, i - b, mask=valid)
-    tl.store(g + row * tiles + tile, tl.sum(f, 1), mask=tile < tiles)
+    tl.store(x + out, x_t, mask=valid)
+    tl.store(y + out, y_t, mask=valid)
+    tl.store(g + row * tiles + tile, g_tile, mask=tile < tiles)
 
 
 @triton.jit
@@ -330,7 +338,7 @@ def _computed(
 ) -> Tensor | None:  # fmt: skip
     """m, if the gate is stabilised, beside what is written to the tensors given."""
     batch, heads, T = shape
-    f, i = _expanded(f, i, shape)
+    f, i = expanded(f, i, shape)
     tiles, tile = 0, 0
     if made is not None:
         tiles = made.g.shape[-1]
@@ -338,10 +346,9 @@ def _computed(
     overlap = made is not None and f.is_cuda
     block = min(BLOCK_BEFORE, max(16, tile, next_power_of_2(T)))
     blocks = cdiv(T, block)
-    log2_scale = math.log2(scale) if scale > 0 else -math.inf
     programs = batch * heads * blocks
     inputs = (f, *f.stride(), i, *i.stride())
-    outputs = (*(made or (None,) * 3), log2_scale, heads, T, blocks, tiles)
+    outputs = (*(made or (None,) * 3), log2(scale), heads, T, blocks, tiles)
     branch = {
         "FORGET": gate.forget,
         "INPUT": gate.input,
@@ -519,7 +526,7 @@ def gate_gradients(
         df like f (one number a head is summed over batch and time, a block of steps in the kernel), di like i or None.
     """
     batch, heads, T = shape = (qdq.every.shape[1], qdq.every.shape[2], qdq.every.shape[3])
-    f_all, i_all = _expanded(f, i, shape)
+    f_all, i_all = expanded(f, i, shape)
     chunks = cdiv(T, chunk_size)
     block = min(BLOCK, next_power_of_2(min(chunk_size, max(T, 16))))
     blocks = cdiv(min(chunk_size, T), block)
@@ -563,7 +570,11 @@ def overlapping(x: Tensor, overlap: bool = True) -> dict[str, bool]:
     return {"OVERLAP": True, "launch_pdl": True} if overlap and x.is_cuda else {"OVERLAP": False}
 
 
-def _expanded(f: Tensor, i: Tensor | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+def log2(scale: float) -> float:
+    return math.log2(scale) if scale > 0 else -math.inf
+
+
+def expanded(f: Tensor, i: Tensor | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """Both gates as (B, H, T) views; an absent input gate is replaced by f, which the kernels then do not read."""
     if f.dim() == 1:
         f = f[None, :, None].expand(shape)
