@@ -37,6 +37,7 @@ from tflabench.kernels.launching import COMPILED
 sys.path.insert(0, str(Path(__file__).parent))
 from assembled import assembled
 
+SIGMOIDS = {"FORGET": "sigmoid", "INPUT": "sigmoid", "TEMPERATURE": 1.0}
 SHAPES = ("128/256", "256/512")
 
 
@@ -50,6 +51,10 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
             of_heads = kernel is packed.walk_heads and argument[0] in ("uw" if constants["SUMMED"] else "zx")
             block = BLOCKS[PACK if of_heads else 1]
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
+        if argument == "log2_scale":
+            return "fp32"
+        if argument in ("f_ptr", "i_ptr"):
+            return f"*{dtype}"
         return "*fp32" if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
@@ -66,7 +71,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     }
 
 
-def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: bool) -> dict[str, Any]:
+def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: Any) -> dict[str, Any]:
     """Of a walk with a state of z rows and w columns, of the `columns` that there are in all."""
     flags = {
         "SKIP": False,
@@ -77,6 +82,7 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
         "LAST": False,
         "ADD": False,
         "INDEPENDENT": branches.get("REVERSE", False) and not branches.get("ADD", False),
+        **dict.fromkeys(("FORGET", "INPUT", "TEMPERATURE")),
         **branches,
     }
     return {
@@ -110,6 +116,12 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     walks = {
         "h": walk_constants(d_qk, d_hv, LAST=True),
         "h normalised": walk_constants(d_qk, d_hv, NORM=True, LAST=True),
+        "h from gates": walk_constants(d_qk, d_hv, LAST=True, **SIGMOIDS),
+        "h from gates without the last state": walk_constants(d_qk, d_hv, **SIGMOIDS),
+        "h from gates with a state before": walk_constants(d_qk, d_hv, FIRST=True, LAST=True, **SIGMOIDS),
+        "h from gates of Mamba 2": walk_constants(
+            d_qk, d_hv, SKIP=True, FORGET="rate", INPUT="softplus", TEMPERATURE=1.0
+        ),
         "h without the last state": walk_constants(d_qk, d_hv),
         "h normalised without the last state": walk_constants(d_qk, d_hv, NORM=True),
         "h of segments": walk_constants(d_qk, d_hv, FIRST=True),

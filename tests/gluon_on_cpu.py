@@ -17,14 +17,16 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tflabench.kernels.hopper as hopper
+from tflabench.kernels import gates
 
 SOURCES = ("walk", "pair", "packed", "segments")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -285,13 +287,26 @@ class Kernel:
 
 def argument(x: Any) -> Any:
     if isinstance(x, Tensor):
-        return Pointer(x.view(-1))
+        return Pointer(x.new_empty(0).set_(x.untyped_storage()), x.storage_offset())
     if isinstance(x, int):
         return Int(x)
     if isinstance(x, TensorDescriptor):
         tensor = x.base.as_strided(tuple(x.shape), tuple(x.strides))
         return SimpleNamespace(tensor=tensor, block=tuple(x.block_shape), dtype=tensor.dtype, layout=Swizzled())
     return x
+
+
+def of_gates() -> Any:
+    """What of gates.py, whose kernels are Triton's, the walks call too."""
+    language = SimpleNamespace(
+        float32=torch.float32, load=load, exp=torch.exp, log=torch.log, abs=torch.abs,
+        where=lambda condition, a, b: value(torch.where(condition, a, b)),
+        minimum=lambda a, b: a.clamp(max=b), cumsum=lambda x, axis: x.cumsum(axis), sum=lambda x, axis: x.sum(axis),
+    )  # fmt: skip
+    names = {name: x.value if isinstance(x, tl.constexpr) else x for name, x in vars(gates).items()} | {"tl": language}
+    for name in ("_log_sigmoid", "_step_size", "load_log_gates", "tile_exponents"):
+        names[name] = FunctionType(names[name].fn.__code__, names)
+    return SimpleNamespace(**names)
 
 
 def cut_out(desc: Any, coordinates: Sequence[int]) -> tuple[Tensor, tuple[slice, ...]]:
@@ -335,6 +350,7 @@ class Machine:
             "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=self._jit)),
             "triton.experimental.gluon": SimpleNamespace(language=self._language()),
             "triton.experimental.gluon.language.nvidia.hopper": self._hopper(),
+            "tflabench.kernels.gates": of_gates(),
         }
 
         def importer(module: str, _globals: Any = None, _locals: Any = None, names: Any = (), level: int = 0) -> Any:

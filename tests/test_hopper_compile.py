@@ -26,7 +26,8 @@ from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import PACK, Normaliser, Segments
+from tflabench.kernels.hopper.exponents import exponents as make_exponents
+from tflabench.kernels.hopper.launch import PACK, Normaliser, Preactivations, Segments
 from tflabench.kernels.hopper.segments import carry
 
 ROOT = Path(__file__).parents[1]
@@ -76,8 +77,13 @@ def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
     first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
     within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
-    diagonal: Tensor | None = None, independent: bool = False,
+    diagonal: Tensor | None = None, independent: bool = False, gates: Preactivations | None = None,
 ) -> None:  # fmt: skip
+    if gates:
+        B, H, T = gates.f.shape
+        _, _, made = make_exponents(gates.f, gates.i, gates.gate, (B, H, T), None, 2**gates.log2_scale)
+        for kept, found in zip(exponents, made, strict=True):
+            kept.copy_(found)
     given = (u, w, z, x, *exponents, first, skip, norm and norm.m, norm and norm.first)
     start(given, (out, last, sums, *(within or ()), diagonal), independent)
     H, T = exponents.x.shape[1], out.shape[2]
@@ -313,7 +319,7 @@ def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(m
     monkeypatch.setattr(hopper_forward, "exponents", record("exponents", hopper_forward.exponents))
     monkeypatch.setattr(hopper_forward, "launch_walk", record("h", emulate_walk))
     x = inputs(GATES["sig"], 200, with_state=False)
-    hopper_forward.forward(**x, gate=GATES["sig"], scale=-0.3, chunk_size=512)
+    hopper_forward.forward(**x, gate=GATES["sig"], scale=-0.3, chunk_size=128)
     assert launched[:4] == ["copy", "copy", "copy", "exponents"]
     assert launched[-1] == "h"
 
@@ -323,8 +329,8 @@ def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(m
 
 TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "dq", "dq without row sums", "dk", "dv", "C"))
 MAIN = (
-    ":h;h normalised;h without the last state;h normalised without the last state;h of segments"
-    ";dq;dq without row sums;dk;dv;C, n;dC"
+    ":h;h from gates;h normalised;h without the last state;h from gates without the last state"
+    ";h normalised without the last state;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
 )
 
 

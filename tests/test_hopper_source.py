@@ -19,8 +19,11 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
+from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper import launch
 from tflabench.kernels.hopper.chunkwise import kernels
+from tflabench.kernels.hopper.exponents import exponents
+from tflabench.kernels.types import Gate
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
@@ -72,6 +75,9 @@ def cases() -> list[Any]:
         Case(gate="exp", T=200, d_qk=256, d_hv=128, L=512, states=True, **one),
         Case(gate="exp", T=200, L=128, gates="extreme", **wide, **one),
         Case(gate="sig", T=600, d_qk=256, d_hv=64, L=1024, gates="slow", **one),
+        Case(gate="sig", T=130, d_qk=256, d_hv=512, L=256, states=True, **one),
+        Case(gate="exp_bare", T=200, d_qk=192, d_hv=128, L=256, dtype=torch.float16, **one),
+        Case(gate="mamba2_softplus", T=330, batch=1, heads=4, sharing=4, d_qk=128, d_hv=128, L=512),
         Case(gate="exp", T=330, batch=1, heads=2, d_qk=64, d_hv=64, L=128, states=True),
         Case(gate="sig", T=330, batch=1, heads=4, sharing=2, d_qk=64, d_hv=64, L=128),
         # Of row sums in which a pair of steps is not the same number twice, 1% of df or more is noise here.
@@ -128,6 +134,40 @@ def test_a_skip_connection_is_one_to_the_outputs_and_to_the_gradients_of_v(shari
     assert torch.allclose(found[-1].double(), (v * dh).sum((0, 2, 3)), rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("gate", "d_hv"),
+    [
+        (Gate("sigmoid", "sigmoid"), 128),
+        (Gate("sigmoid", "exp"), 512),  # pieces of a state, of which each makes exponents
+        (Gate("sigmoid", "none", temperature=4.0), 128),
+        (Gate("fixed", "none"), 128),
+        (Gate("log_decay", "step"), 128),
+        (Gate("rate", "softplus"), 128),
+    ],
+    ids=str,
+)
+def test_h_writes_the_exponents_that_a_kernel_before_it_would(gate: Gate, d_hv: int, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the strides of gates."""
+    run_on(Machine(seed=5), monkeypatch)
+    monkeypatch.setattr(hopper_forward, "exponents", None)
+    torch.manual_seed(6)
+    B, H, T = 2, 3, 200
+    q, k, v = (torch.randn(B, H, T, d).to(torch.bfloat16) for d in (128, 128, d_hv))
+    f, i = 3 * torch.randn(2, T, H, 2 * B)[..., 1::2].permute(0, 3, 2, 1)
+    f[:, :, ::50] = -torch.inf
+    if gate.per_head:
+        f = f[0, :, 1]
+    if gate.forget != "sigmoid":
+        f = -f.abs()
+    if gate.input == "step":
+        i = i.abs()
+    given = i if gate.input != "none" else None
+    _, _, saved = kernels().forward(q, k, v, f, given, None, gate=gate, scale=0.3, chunk_size=256)
+    _, _, wanted = exponents(f, given, gate, (B, H, T), None, 0.3)
+    for found, expected in zip(saved, wanted, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("gate_gradients", [True, False])
 def test_right_in_any_order(seed: int, gate_gradients: bool, monkeypatch: pytest.MonkeyPatch):
@@ -150,6 +190,8 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("walk", "mbarrier.wait(o_free.index(slot), ((i // OUTS) & 1) ^ 1)", "pass"),
         ("walk", "mbarrier.wait(ready.index(s), phase)", "pass"),  # a tile that has not arrived
         ("walk", "            mbarrier.arrive(empty.index(s), count=1)\n            s, phase", "            s, phase"),
+        ("walk", "mbarrier.wait(empty.index(s), phase)", "pass"),  # exponents are overwritten
+        ("walk", "r_buf.index(s if LATE or (STAGED and not NORM) else b)", "r_buf.index(b)"),
         ("walk", "BLOCK_BYTES * (2 * WB", "BLOCK_BYTES * (3 * WB"),  # bytes that never come
         ("walk", "wait_for_products(2 * accumulators(WB), deps=(o,))", "wait_for_products(9, deps=(o,))"),
         ("pair", "mbarrier.wait(dp_full.index(0), i & 1)", "pass"),

@@ -1,4 +1,5 @@
-"""What a walk needs of the gates: base-2 exponents, summed within tiles of 64 steps.
+"""What a walk needs of the gates: base-2 exponents, summed within tiles of 64 steps. A kernel of their own makes them,
+or h itself (`launch.makes_exponents`).
 
 With b_i the sum of log f from the tile's first step to i, the weight of step j in step i of the same tile is
 exp(b_i - b_j + log i_j), so with
@@ -31,8 +32,13 @@ def exponents(
 
     The arguments are those of `gates.exponents`.
     """
+    e = empty_exponents(shape, f.device)
+    return *gates.exponents(f, i, gate, shape, m_0, e, scale), e
+
+
+def empty_exponents(shape: tuple[int, int, int], device: torch.device) -> Exponents:
+    """For (B, H, T)."""
     B, H, T = shape
     tiles = cdiv(T, TILE)
-    x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=f.device) for _ in range(2))
-    e = Exponents(x, y, torch.empty((B, H, tiles), dtype=torch.float32, device=f.device))
-    return *gates.exponents(f, i, gate, shape, m_0, e, scale), e
+    x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=device) for _ in range(2))
+    return Exponents(x, y, torch.empty((B, H, tiles), dtype=torch.float32, device=device))

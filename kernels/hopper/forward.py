@@ -1,4 +1,6 @@
-"""Forward: gates, exponents, with several segments their states, then one walk for h."""
+"""Forward: gates and exponents, with several segments their states, then one walk for h, which makes its exponents
+itself where it can.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from tflabench.kernels.gates import Exponents
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
-from .exponents import TILE, exponents
-from .launch import Normaliser, Segments, launch_segments, launch_walk
+from .exponents import TILE, empty_exponents, exponents
+from .launch import Normaliser, Preactivations, Segments, launch_segments, launch_walk, makes_exponents
 
 
 def forward(
@@ -36,7 +38,12 @@ def forward(
     d_qk = q.shape[-1]
     cut = Segments.of(T, chunk_size)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)  # first: h reads them early (`walk.walk`)
-    log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
+    gates = log_f = m = None
+    if makes_exponents(q, v, gate, cut):
+        e = empty_exponents((B, H, T), v.device)
+        gates = Preactivations.of(f, i, gate, (B, H, T), abs(scale))
+    else:
+        log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
     C_0, n_0 = initial_matrices(initial)
     states = ()
     if cut.count > 1:
@@ -58,7 +65,8 @@ def forward(
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     launch_walk(
-        q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm, skip=weights(skip)
+        q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm,
+        skip=weights(skip), gates=gates,
     )  # fmt: skip
     if out is not h:
         h.copy_(out)

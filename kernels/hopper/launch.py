@@ -13,10 +13,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
-from tflabench.kernels.gates import Exponents, RowSums
+from tflabench.kernels.gates import Exponents, RowSums, expanded, log2
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.config import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
+from tflabench.kernels.types import Gate
 
 from . import packed, pair, segments, walk
 from .compat import ASSEMBLY
@@ -170,6 +171,20 @@ class Normaliser:
     last: Tensor | None
 
 
+class Preactivations(NamedTuple):
+    """Gates of which h makes its exponents itself: f and i, views (B, H, T), and log2 of what q is scaled by."""
+
+    f: Tensor
+    i: Tensor
+    gate: Gate
+    log2_scale: float
+
+    @classmethod
+    def of(cls, f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], scale: float) -> Preactivations:
+        """The arguments are those of `gates.exponents`."""
+        return cls(*expanded(f, i, shape), gate, log2(scale))
+
+
 class Described(Unchecked, TensorDescriptor):
     layout = LAYOUT
 
@@ -188,12 +203,19 @@ def heads_together(q: Tensor, v: Tensor) -> int:
     return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
 
 
+def makes_exponents(q: Tensor, v: Tensor, gate: Gate, cut: Segments) -> bool:
+    """Whether h does: of gates that need no scan over the sequence, where nothing but h reads them in forward. The walk
+    of several heads does not.
+    """
+    return cut.count == 1 and not gate.normalize and heads_together(q, v) == 1
+
+
 def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
     x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, ...] | None = None,
     norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
-    independent: bool = False,
+    independent: bool = False, gates: Preactivations | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -213,6 +235,7 @@ def launch_walk(
         skip: (H,) float32: out_t gets skip z_t more.
         diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
+        gates: write the exponents too, which are made of these; of h where that `makes_exponents`.
     """
     B, H = exponents.x.shape[:2]
     T, rows = out.shape[2:]
@@ -259,12 +282,16 @@ def launch_walk(
                 dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
             ),
             dummy if skip is None else skip, dummy if diagonal is None else diagonal[launch],
+            *((dummy, 0, 0, 0) * 2 if gates is None else (gates.f, *gates.f.stride(), gates.i, *gates.i.stride())),
+            0.0 if gates is None else gates.log2_scale,
             items, H, H // u.shape[1], H // z.shape[1], T,
             cut.tiles, cut.segment_tiles, cut.count, column, B * H * T,
             Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape),
             REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
+            FORGET=gates and gates.gate.forget, INPUT=gates and gates.gate.input,
+            TEMPERATURE=gates and gates.gate.temperature,
             num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1, **ASSEMBLY,
         )  # fmt: skip
 

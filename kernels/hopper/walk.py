@@ -13,9 +13,9 @@ Every output of a gated linear attention is the same walk, with the roles of the
     dk  | V   dH  Q  | z, u | backward  | dC                         | exp2(a_u + g)  | exp2(a_z)      | exp2(g)
 
 The exponents a (one a step) and g (one a tile) come from exponents.py: every kind of gate, the stabiliser, the scale of
-q and, in backward, the denominator are in them, so nothing here knows which gate it runs.
+q and, in backward, the denominator are in them, so nothing here knows which gate it runs, but for `activate`.
 
-Roles in a program (4 + 4 + 4 + 1 warps, with a normaliser 2 more, with row sums 1; connected by mbarriers):
+Roles in a program (4 + 4 + 4 + 1 warps, with a normaliser 2 more, with one of the others 1; connected by mbarriers):
     math 0, math 1   carry 64 * ZB rows of S each, as float32 accumulators, and write their columns of out; they do not
                      wait for one another, so one computes while the other stores. With SUMS one role of 8 warps has all
                      rows (GROUPS = 2), and X . (r S U) too: instructions of two such copies do not fit the cache
@@ -27,6 +27,9 @@ Roles in a program (4 + 4 + 4 + 1 warps, with a normaliser 2 more, with row sums
                      normaliser it puts exponents, s and e beside them
     normalise        two warps that carry n and make the denominators: a thread has a step, or columns of n, so nothing
                      is computed twice. P and r are divided by them in score or, with LATE, out in the math roles
+    activate         in h of gates that need no scan over the sequence (FORGET), one warp that makes exponents, in place
+                     of a kernel before: x, y and g of a tile, which backward reads too, before there is a stage to put
+                     them into, and then r, s and e beside them. So score is left with P
 
 Two variants have files of their own: packed.py, several heads a program, and pair.py, dk and dv in one walk.
 
@@ -56,6 +59,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma,
 )
+
+from tflabench.kernels.gates import load_log_gates, tile_exponents
 
 from .compat import (
     HOISTS,
@@ -315,7 +320,7 @@ def score(
     items, geometry, steps, part_stride,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
-    SKIP: gl.constexpr, DIAGONAL: gl.constexpr, EARLY: gl.constexpr,
+    SKIP: gl.constexpr, DIAGONAL: gl.constexpr, EARLY: gl.constexpr, STAGED: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
         begin(INDEPENDENT=False)
@@ -343,12 +348,12 @@ def score(
         deferred = 0.0
         if SKIP:
             skip_weight = gl.load(skip[0] + head)
-        if not NORM:  # Exponents are loaded while the tile before theirs is at work, and spread through shared memory.
+        if not STAGED:  # Exponents are loaded while the tile before is at work, and spread through shared memory.
             tile = nth_tile(first, 0, n, REVERSE)
             x_t, y_t, g = load_exponents(exponents, row, tile, tiles, t)
         for j in range(n):
             tile_now = nth_tile(first, j, n, REVERSE)
-            if not NORM:
+            if not STAGED:
                 x_now, y_now, g_now = x_t, y_t, g
                 e_buf.index(0).store(x_now)
                 e_buf.index(1).store(y_now)
@@ -369,7 +374,7 @@ def score(
                     gl.store(skip[1] + row.to(gl.int64) * steps + step, dots, mask=step < steps)
             # Not before the product: the registers that exponents take would serialise it (ptxas C7512).
             e = 0
-            if NORM:
+            if STAGED:
                 e = 3 * s
             a_u = e_buf.index(e).load(u_l)
             a_z = e_buf.index(e + 1).load(z_l)
@@ -394,6 +399,8 @@ def score(
                     p = p * d[:, None]
                     mbarrier.wait(p_empty.index(b), turn ^ 1)
                     r_buf.index(b).store(gl.exp2(a_u) * d)
+            elif STAGED:
+                mbarrier.wait(p_empty.index(b), turn ^ 1)
             else:
                 before_tile = deferred
                 if DEFERS:
@@ -434,6 +441,52 @@ def score(
     if SUMS:
         mbarrier.wait(p_empty.index(b), turn ^ 1)
         store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
+
+
+@gluon.jit
+def activate(
+    gates, exponents, e_buf, factors, empty, ready, items, geometry, steps,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, DEFERS: gl.constexpr,
+    FORGET: gl.constexpr, INPUT: gl.constexpr, TEMPERATURE: gl.constexpr,
+):  # fmt: skip
+    """Exponents and factors of the tiles of sequences of one segment."""
+    t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    of_f, of_i, log2_scale = gates
+    f, f_b, f_h, f_t = of_f
+    i, i_b, i_h, i_t = of_i
+    x_ptr, y_ptr, g_ptr = exponents
+    _heads, tiles, _segment_tiles, _segments = geometry
+    r_buf, s_buf, decay_buf = factors
+    t = gl.arange(0, 64, layout=t_l)
+    s, phase = 0, 1
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        batch, head, _first, _n, row, _index, piece = place_of(item, geometry, PIECES)
+        b, h = batch.to(gl.int64), head.to(gl.int64)
+        deferred = 0.0
+        for tile in range(tiles):
+            step = tile * 64 + t
+            log_f, log_i = load_log_gates(
+                f, f_b, f_h, f_t, i, i_b, i_h, i_t, b, h, step.to(gl.int64), step < steps, FORGET, INPUT, TEMPERATURE
+            )
+            x, y, g = tile_exponents(log_f, log_i, log2_scale, 0)
+            gl.store(g_ptr + row * tiles + tile, g)  # by every piece, for its math roles may read it
+            if piece == 0:
+                gl.store(x_ptr + (row * tiles + tile) * 64 + t, x)
+                gl.store(y_ptr + (row * tiles + tile) * 64 + t, y)
+            mbarrier.wait(empty.index(s), phase)
+            e_buf.index(3 * s).store(x)
+            e_buf.index(3 * s + 1).store(y)
+            r_buf.index(s).store(gl.exp2(x + deferred))
+            if DEFERS:
+                e, deferred = settle(deferred, g, tile == tiles - 1)
+            else:
+                e = gl.exp2(g)
+            s_buf.index(s).store(gl.exp2(y + (g - deferred)))
+            if WB == 4:
+                decay_buf.index(s).store(gl.full([64], e, gl.float32, layout=t_l))
+            barrier()
+            mbarrier.arrive(ready.index(s), count=1)
+            s, phase = following(s, phase, STAGES)
 
 
 @gluon.jit
@@ -738,6 +791,7 @@ def math(
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
     DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr, EARLY: gl.constexpr,
+    STAGED: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
         wait_for_kernel_before()
@@ -792,7 +846,7 @@ def math(
                 if SUMS or WB < 4:  # 0, spelled anew for each zb: keeps addresses out of registers (elsewhere: C7512)
                     s += i >> (30 - zb)
                     b += i >> (30 - zb)
-                c = s if NORM else b
+                c = s if STAGED else b
                 z_block = (s * 2 // GROUPS + HALF) * ZB + zb
                 zT = z_rows.index(z_block).permute((1, 0))
                 o = gl.zeros([ROWS, 64], gl.float32, layout=s_l)  # out^T, [z, u]
@@ -810,7 +864,7 @@ def math(
                     barrier()  # a buffer for out is free
                 if zb == 0:
                     mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
-                r = r_buf.index(s if LATE else b).load(u_l)
+                r = r_buf.index(s if LATE or (STAGED and not NORM) else b).load(u_l)
                 if SUMS:
                     x = x_rows.index(z_block).permute((1, 0)).load(s_l).to(gl.float32)
                     x = rounded(x * r[None, :], dtype)
@@ -877,26 +931,32 @@ def math(
 
 
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "f_b", "f_h", "f_t", "i_b", "i_h", "i_t"])
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
+    f_ptr, f_b, f_h, f_t, i_ptr, i_b, i_h, i_t, log2_scale,
     items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, column, part_stride,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, GROUPS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
     ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr, INDEPENDENT: gl.constexpr,
+    FORGET: gl.constexpr, INPUT: gl.constexpr, TEMPERATURE: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
     SKIP: skip (heads,) is added to the diagonal of P (h, dv). DIAGONAL: U_u . W_u is written to diagonal (dq).
     u_sharing, z_sharing: consecutive heads that share one of U and W, of Z and X; out has all of them.
+    FORGET, INPUT, TEMPERATURE: of the gates f and i, of which exponents are to be made (h of one segment), or None.
 
     So the loads of an item run while the one before it ends. Launched by launch.py.
     """
     geometry = (heads, tiles, segment_tiles, segments)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
     ROLES: gl.constexpr = 2 // GROUPS  # with math
+    ACTIVATES: gl.constexpr = FORGET is not None
+    gl.static_assert(not (ACTIVATES and (NORM or SUMS or REVERSE)), "only h, without a normaliser, makes its exponents")
+    STAGED: gl.constexpr = NORM or ACTIVATES  # exponents, s and e come with a tile, not from score
     dtype: gl.constexpr = u_desc.dtype
     LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
     # Of h and dv. Row sums need the weights that the other walk rounds by, float16 has no room for what `settle` makes
@@ -914,14 +974,14 @@ def walk(
     o_buf1 = o_buf0
     if ROLES == 2:
         o_buf1 = gl.allocate_shared_memory(dtype, [OUTS, 1, 1, 64, 64], u_desc.layout)
-    # Written by score for a slot, or by produce, with a normaliser, for a stage; r so if out is divided.
-    r_buf = gl.allocate_shared_memory(gl.float32, [STAGES if LATE else SLOTS, 64], flat)
-    COPIES: gl.constexpr = STAGES if NORM else SLOTS
+    # Written by score for a slot, or by produce, with a normaliser, or activate for a stage; r so if out is divided.
+    r_buf = gl.allocate_shared_memory(gl.float32, [STAGES if LATE or ACTIVATES else SLOTS, 64], flat)
+    COPIES: gl.constexpr = STAGES if STAGED else SLOTS
     s_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64], flat)
     decay_buf = s_buf
     if SUMS or WB == 4:  # else the math roles load what it comes from
         decay_buf = gl.allocate_shared_memory(gl.float32, [COPIES, 64 * GROUPS], flat)
-    e_buf = gl.allocate_shared_memory(gl.float32, [3 * STAGES if NORM else 2, 64], flat)
+    e_buf = gl.allocate_shared_memory(gl.float32, [3 * STAGES if STAGED else 2, 64], flat)
     dots_buf = r_buf
     if SUMS:
         gl.static_assert(SLOTS == 1 and ZB == 1, "row sums of a tile are handed over with P of the next")
@@ -956,7 +1016,7 @@ def walk(
     p_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=1 + ROLES + NORM)  # released by score, the math roles and normalise
-        mbarrier.init(ready.index(i), count=1 + NORM)
+        mbarrier.init(ready.index(i), count=1 + STAGED)
     for i in gl.static_range(SLOTS):
         mbarrier.init(p_full.index(i), count=1)
         mbarrier.init(p_empty.index(i), count=ROLES)
@@ -969,11 +1029,14 @@ def walk(
             mbarrier.init(o_free.index(i), count=1)
     buffers = (u_buf, w_buf, z_buf, x_buf)
     factors = (r_buf, s_buf, decay_buf)
-    MORE: gl.constexpr = NORM or SUMS  # roles than the four: normalise or send
-    # h: the kernel before it began when q, k and v were there, so tiles come while it makes exponents or states; roles
-    # that read those wait for it. What dq reads may be made by any kernel before it. With a normaliser `produce` reads
-    # exponents too, and on Triton 3.9 waiting there spills 40 B more.
-    EARLY: gl.constexpr = TRANSPOSED and not REVERSE and not NORM
+    # Registers of a thread of the roles after score. With 24 of them activate takes its operands from the stack and, on
+    # Triton 3.6, so does a math role.
+    FEW: gl.constexpr = 32 if ACTIVATES else 24
+    MORE: gl.constexpr = NORM or SUMS or ACTIVATES  # roles than the four: normalise, send or activate
+    # h of segments: the kernel before it began when q, k and v were there, so tiles come while it makes states; roles
+    # that read those wait for it. What dq reads, or h that makes its exponents, may be made by any kernel before it.
+    # With a normaliser `produce` reads exponents too, and on Triton 3.9 waiting there spills 40 B more.
+    EARLY: gl.constexpr = TRANSPOSED and not REVERSE and not STAGED
     if not EARLY:
         begin(INDEPENDENT)
     gl.warp_specialize(
@@ -982,16 +1045,16 @@ def walk(
                     buffers, p_buf, o_buf0, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY, STAGED)),
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf1, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY, STAGED)),
             (score, ((au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
                      buffers, e_buf, p_buf, (dots_buf, pairs_buf), norm, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride,
-                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL, EARLY)),
+                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL, EARLY, STAGED)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
@@ -999,9 +1062,13 @@ def walk(
             (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
                          items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST))
             if NORM
+            else (activate, (((f_ptr, f_b, f_h, f_t), (i_ptr, i_b, i_h, i_t), log2_scale), (au_ptr, az_ptr, g_ptr),
+                             e_buf, factors, empty, ready, items, geometry, steps,
+                             PIECES, STAGES, WB, DEFERS, FORGET, INPUT, TEMPERATURE))
+            if ACTIVATES
             else (send, (o_desc, o_buf0, o_full, o_free, items, geometry, PIECES, GROUPS, OUTS, REVERSE, ADD)),
         ][2 - ROLES : 4 + MORE],
         [4, 4, 1, 2 if NORM else 1][2 - ROLES : 3 + MORE],
-        [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + MORE],
+        [MATH_REGISTERS, 512 - FEW - 2 * MATH_REGISTERS, FEW, FEW][2 - ROLES : 3 + MORE],
     )  # fmt: skip
     end(INDEPENDENT)
