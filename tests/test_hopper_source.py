@@ -28,7 +28,7 @@ from tflabench.kernels.types import Gate
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
 from gluon_on_cpu import Deadlock, Machine
-from tfla_cases import Case, draw, failures
+from tfla_cases import Case, draw, failures, strided_gates
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
 
@@ -150,20 +150,11 @@ def test_h_writes_the_exponents_that_a_kernel_before_it_would(gate: Gate, d_hv: 
     """Whatever the strides of gates."""
     run_on(Machine(seed=5), monkeypatch)
     monkeypatch.setattr(hopper_forward, "exponents", None)
-    torch.manual_seed(6)
     B, H, T = 2, 3, 200
     q, k, v = (torch.randn(B, H, T, d).to(torch.bfloat16) for d in (128, 128, d_hv))
-    f, i = 3 * torch.randn(2, T, H, 2 * B)[..., 1::2].permute(0, 3, 2, 1)
-    f[:, :, ::50] = -torch.inf
-    if gate.per_head:
-        f = f[0, :, 1]
-    if gate.forget != "sigmoid":
-        f = -f.abs()
-    if gate.input == "step":
-        i = i.abs()
-    given = i if gate.input != "none" else None
-    _, _, saved = kernels().forward(q, k, v, f, given, None, gate=gate, scale=0.3, chunk_size=256)
-    _, _, wanted = exponents(f, given, gate, (B, H, T), None, 0.3)
+    f, i = strided_gates(gate, B, H, T)
+    _, _, saved = kernels().forward(q, k, v, f, i, None, gate=gate, scale=0.3, chunk_size=256)
+    _, _, wanted = exponents(f, i, gate, (B, H, T), None, 0.3)
     for found, expected in zip(saved, wanted, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
 

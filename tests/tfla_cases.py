@@ -161,6 +161,18 @@ def draw(case: Case, seed: int = 0) -> tuple[dict[str, Tensor | None], dict[str,
     return inputs, grads
 
 
+def strided_gates(gate: Gate, B: int, H: int, T: int) -> tuple[Tensor, Tensor | None]:
+    """f and i of which no stride is that of a contiguous tensor, with forget gates that are shut here and there."""
+    g = torch.Generator(DEVICE).manual_seed(T)
+    f, i = 3 * torch.randn(2, T, H, 2 * B, generator=g, device=DEVICE)[..., 1::2].permute(0, 3, 2, 1)
+    f[:, :, ::50] = -torch.inf
+    if gate.forget != "sigmoid":
+        f = -f.abs()
+    if gate.per_head:
+        f = f[0, :, 1]
+    return f, None if gate.input == "none" else i.abs() if gate.input == "step" else i
+
+
 def expected(
     case: Case, inputs: dict[str, Tensor | None], grads: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:

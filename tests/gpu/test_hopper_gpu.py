@@ -14,10 +14,11 @@ import torch
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
+from tflabench.kernels.hopper.exponents import exponents
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tfla_cases
-from tfla_cases import GATES, Case, computed, draw, failures
+from tfla_cases import GATES, Case, computed, draw, failures, strided_gates
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
@@ -99,6 +100,19 @@ def test_random_inputs_give_the_same_bits_twice(gate: str, d_qk: int, d_hv: int,
         inputs, grads = draw(case, seed)
         one, two = computed(case, inputs, grads), computed(case, inputs, grads)
         assert all(torch.equal(one[name], two[name]) for name in one), seed
+
+
+@pytest.mark.parametrize("gate", [name for name, gate in GATES.items() if not gate.normalize])
+@pytest.mark.parametrize(("d_qk", "d_hv"), [(128, 256), (256, 512)])
+def test_h_writes_the_exponents_that_a_kernel_before_it_would(gate: str, d_qk: int, d_hv: int) -> None:
+    """As far as sums of 64 steps in another order round alike."""
+    B, H, T = 40, 4, 1000
+    q, k, v = (torch.randn(B, H, T, d, device="cuda", dtype=torch.bfloat16) for d in (d_qk, d_qk, d_hv))
+    f, i = strided_gates(GATES[gate], B, H, T)
+    _, _, saved = kernels().forward(q, k, v, f, i, None, gate=GATES[gate], scale=0.3, chunk_size=1024)
+    _, _, wanted = exponents(f, i, GATES[gate], (B, H, T), None, 0.3)
+    for found, expected in zip(saved, wanted, strict=True):
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize(
