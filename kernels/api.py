@@ -209,14 +209,17 @@ def mamba2_ssd(
     layout = options.get("layout", "bhtd")
     check_name("layout", layout, ("bhtd", "bthd"))
     check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BHT" if layout == "bhtd" else "BTH")
-    head_axis = 1 if layout == "bhtd" else 2
+    around: dict[str, Any] = {
+        "head_axis": 1 if layout == "bhtd" else 2,
+        "plain": options.get("implementation") == "reference",
+    }
     if dt_bias is not None:
-        dt = add_bias(dt, dt_bias, head_axis=head_axis)
+        dt = add_bias(dt, dt_bias, **around)
     gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, **{"scale": 1.0, **options})
     y, *state = found if options.get("return_last_state") else (found,)
-    y = skip_and_gate(y, x, wide, z, head_axis=head_axis)
+    y = skip_and_gate(y, x, wide, z, **around)
     return (y, *state) if state else y
 
 
@@ -312,7 +315,7 @@ def chunkwise(
                 chunk_size=L or _REFERENCE_CHUNK_SIZE,
                 state_dtype=None if q.dtype == torch.float64 else state_dtype,
             )
-            h = skip_and_gate(h, v, skip, None, head_axis=1)
+            h = skip_and_gate(h, v, skip, None, head_axis=1, plain=True)
         else:
             _check_for_kernels(q, v, L, implementation)
             C, n, m = (None if x is None else x.float() for x in initial_state or (None, None, None))

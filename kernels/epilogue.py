@@ -8,28 +8,29 @@ In Triton where it runs, as a torch operator of its own; else in PyTorch.
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from . import operators
 from .operators import FIRST_ORDER, Gradients, define
 
-HAS_TRITON = find_spec("triton") is not None
 
-
-def skip_and_gate(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, *, head_axis: int) -> Tensor:
+def skip_and_gate(
+    h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, *, head_axis: int, plain: bool = False
+) -> Tensor:
     """(h + D x) * silu(z), computed in float32 or wider, in the dtype of h; h itself without D and z.
 
     Args:
         h, x, z: of one shape (B, H, T, d), or (B, T, H, d) with `head_axis` 2; z may be None.
         D: (H,) or (H, d), or None.
+        plain: in PyTorch, which has derivatives of every kind.
     """
     if D is None and z is None:
         return h
-    if HAS_TRITON and h.is_cuda and h.dtype != torch.float64:
+    if not plain and operators.run_on(h):
         h, x = h.transpose(1, head_axis), x.to(h.dtype).transpose(1, head_axis)
         z = None if z is None else z.transpose(1, head_axis)
         return torch.ops.tflabench.skip_and_gate(h, x, D, z).transpose(1, head_axis)
@@ -44,7 +45,7 @@ def skip_and_gate(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, *, h
 
 def skip_gradients(dh: Tensor, x: Tensor, D: Tensor) -> list[Tensor]:
     """What D x of `skip_and_gate` adds to dx, D dh, and dD, for operators, which autograd does not look into."""
-    if HAS_TRITON and x.is_cuda:
+    if operators.run_on(x):
         return torch.ops.tflabench.skip_and_gate_backward(dh, None, x, D, None)
     work = torch.promote_types(x.dtype, torch.float32)
     weight = D if D.dim() == 2 else D[:, None]

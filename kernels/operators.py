@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 _library = torch.library.Library("tflabench", "FRAGMENT")
+_HAS_TRITON = find_spec("triton") is not None
 
 
 class Gradients(NamedTuple):
@@ -49,6 +51,11 @@ def _refuse_tangents(inputs: tuple[Any, ...]) -> None:
             raise RuntimeError(
                 "the kernels have no forward-mode derivatives: take them with implementation='reference'"
             )
+
+
+def run_on(*tensors: Tensor) -> bool:
+    """Whether operators that are kernels in Triton, whatever the GPU, run on these tensors; there is PyTorch too."""
+    return _HAS_TRITON and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
 
 
 def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,24 +6,23 @@ In Triton where it runs, as a torch operator of its own; else in PyTorch.
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import operators
 from .operators import FIRST_ORDER, Gradients, define
 
-HAS_TRITON = find_spec("triton") is not None
 
-
-def add_bias(x: Tensor, bias: Tensor, *, head_axis: int) -> Tensor:
+def add_bias(x: Tensor, bias: Tensor, *, head_axis: int, plain: bool = False) -> Tensor:
     """x + bias in float32 or wider.
 
     Args:
         x: (B, H, T), or (B, T, H) with `head_axis` 2; bias: (H,).
+        plain: in PyTorch, which has derivatives of every kind.
     """
-    if HAS_TRITON and x.is_cuda and torch.float64 not in (x.dtype, bias.dtype):
+    if not plain and operators.run_on(x, bias):
         return torch.ops.tflabench.add_bias(x.transpose(1, head_axis), bias).transpose(1, head_axis)
     bias = bias.to(torch.promote_types(x.dtype, torch.float32))  # wide, it makes x wide too
     return x + (bias if head_axis == 2 else bias[:, None])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from tflabench.kernels import api
+from tflabench.kernels import api, operators
 from tflabench.kernels import step as steps
 from tflabench.kernels.types import State
 
@@ -270,6 +270,17 @@ def test_the_epilogue_is_opaque_to_torch():
     arguments = (x["x"].transpose(1, 2).contiguous().transpose(1, 2), x["x"], x["D"], x["z"])
     torch.library.opcheck(torch.ops.tflabench.skip_and_gate, arguments)
     torch.library.opcheck(torch.ops.tflabench.skip_and_gate, (*arguments[:3], None))
+
+
+def test_the_reference_has_second_derivatives_around_the_recurrence_too(monkeypatch):
+    """On a GPU, too, where its bias, its skip connection and its gate would be kernels."""
+    monkeypatch.setattr(operators, "run_on", lambda *tensors: True)
+    x = drawn(RECURRENCES["mamba2_full"])
+    del x["start"]
+    y = api.mamba2_ssd(**x, implementation="reference", chunk_size=16)
+    grads = torch.autograd.grad(y.square().sum(), (x["dt_bias"], x["D"], x["z"]), create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in grads), (x["dt_bias"], x["D"], x["z"]))
+    assert all(g.isfinite().all() and g.any() for g in second)
 
 
 def test_the_prologue_is_opaque_to_torch():
