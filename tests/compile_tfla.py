@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tflabench.kernels.hopper.exponents import exponents
-from tflabench.kernels.tfla import chunkwise, config, epilogue
+from tflabench.kernels.tfla import chunkwise, config, epilogue, prologue
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -77,6 +77,7 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
             epilogue.forward(h, v, skip, v)
             epilogue.backward(h, h, v, skip, v)
             epilogue.backward(h, None, v, skip, None)
+            prologue.backward(prologue.forward(inputs[4], skip), inputs[4], skip)
     finally:
         JITFunction.run, config.architecture = run, architecture  # type: ignore[method-assign]
     return caught
