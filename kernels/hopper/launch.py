@@ -28,6 +28,7 @@ EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=3
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 PACK = 4  # heads of a program where they share q and k; two states fill a math role's registers with a sum over heads
+RINGS = {"STAGES": 3, "SLOTS": 2}  # of `tilewise.gradients`: heads of which all is on its way, or pairs
 MOST_ADDED_UP = 32  # heads of which a program of `tilewise.gradients` adds up dq and dk
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
@@ -440,6 +441,6 @@ def launch_gradients(
         *map(descriptor, (dq, dk, dv)), exponents.g,
         *(dummy if given is None else given for given in (skip, skip_dots, through, sums)),
         items, H, H // q.shape[1], T, tiles, B * H * T,
-        HEADS=heads, STAGES=3, SLOTS=2, SUMS=sums is not None, SKIP=skip is not None,
+        HEADS=heads, **RINGS, SUMS=sums is not None, SKIP=skip is not None,
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip
