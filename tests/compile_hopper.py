@@ -27,8 +27,8 @@ from tflabench.kernels.hopper.launch import (
     LAYOUT,
     MOST_ADDED_UP,
     PACK,
+    PACKED,
     RINGS,
-    PackShape,
     PairShape,
     StatePassShape,
     WalkShape,
@@ -50,7 +50,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
-            of_heads = kernel is packed.walk_heads and argument[0] in ("uw" if constants["SUMMED"] else "zx")
+            of_heads = kernel is packed.walk_heads and argument == "z_desc"
             block = BLOCKS[PACK if of_heads else 1]
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
         return "*fp32" if argument.endswith("_ptr") else "i32"
@@ -99,12 +99,9 @@ def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
     return {**asdict(PairShape.of(d_hv)), "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
 
 
-def packed_constants(*, summed: bool = False, **branches: bool) -> dict[str, Any]:
-    """Of a walk of several heads a program."""
-    flags: dict[str, bool] = dict.fromkeys(("REVERSE", "SUMS", "FIRST", "LAST", "SKIP", "DIAGONAL"), False)
-    flags |= {"INDEPENDENT": branches.get("REVERSE", False)}
-    shape = asdict(PackShape.of(sums=branches.get("SUMS", False), reverse=branches.get("REVERSE", False)))
-    return {**shape, "SUMMED": summed, "TRANSPOSED": not summed, **flags, **branches}
+def packed_constants(**branches: bool) -> dict[str, Any]:
+    """Of h of several heads a program."""
+    return {**PACKED, **dict.fromkeys(("FIRST", "LAST", "SKIP"), False), **branches}
 
 
 def kept_constants(*, heads: int, z_sharing: int, **branches: bool) -> dict[str, Any]:
@@ -172,18 +169,8 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         }
         found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
     if (d_qk, d_hv) == (64, 64):
-        together = {
-            "h": packed_constants(SKIP=True),
-            "h of segments": packed_constants(FIRST=True),
-            "dq": packed_constants(summed=True, SUMS=True, DIAGONAL=True),
-            "dq without row sums": packed_constants(summed=True),
-            "dk": packed_constants(summed=True, SUMS=True, REVERSE=True),
-            "dk of segments": packed_constants(summed=True, SUMS=True, REVERSE=True, FIRST=True),
-            "dv": packed_constants(REVERSE=True, SKIP=True),
-        }
-        for name, constants in together.items():
-            registers = PackShape.of(sums=constants["SUMS"], reverse=constants["REVERSE"]).registers
-            found[f"{name} of heads together"] = (packed.walk_heads, constants, registers)
+        for name, branch in (("h", "SKIP"), ("h of segments", "FIRST")):
+            found[f"{name} of heads together"] = (packed.walk_heads, packed_constants(**{branch: True}), 128)
         for name in ("C, n", "dC"):
             together = asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=PACK))
             shared = found[name][1] | together | {"NORM": False}

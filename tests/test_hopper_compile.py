@@ -379,7 +379,7 @@ def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(m
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
-TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "dq", "dq without row sums", "dk", "dv", "C"))
+TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "h of segments", "C"))
 TILEWISE = (
     ";C of every tile;dC of every tile;C of every tile, of heads of their own;dC of every tile, of heads of their own"
     ";dC of every tile, of one head a program;gradients;gradients of a head;gradients of float16"
