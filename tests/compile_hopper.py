@@ -18,15 +18,17 @@ from typing import Any
 import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tflabench.kernels.hopper import packed, pair, segments, walk
+from tflabench.kernels.hopper import packed, pair, segments, tilewise, walk
 from tflabench.kernels.hopper.compat import ASSEMBLY
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
+    MOST_ADDED_UP,
     PACK,
-    PackShape,
+    PACKED,
+    RINGS,
     PairShape,
     StatePassShape,
     WalkShape,
@@ -38,16 +40,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from assembled import assembled
 
 SHAPES = ("128/256", "256/512")
+EXPONENTS = dict.fromkeys((pair.pair, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
 
 
 def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
     def type_of(argument: str) -> str:
         if argument in constants:
             return "constexpr"
-        if kernel is pair.pair and argument in ("x_desc", "y_desc"):
+        if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
-            of_heads = kernel is packed.walk_heads and argument[0] in ("uw" if constants["SUMMED"] else "zx")
+            of_heads = kernel is packed.walk_heads and argument == "z_desc"
             block = BLOCKS[PACK if of_heads else 1]
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
         return "*fp32" if argument.endswith("_ptr") else "i32"
@@ -96,12 +99,22 @@ def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
     return {**asdict(PairShape.of(d_hv)), "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
 
 
-def packed_constants(*, summed: bool = False, **branches: bool) -> dict[str, Any]:
-    """Of a walk of several heads a program."""
-    flags: dict[str, bool] = dict.fromkeys(("REVERSE", "SUMS", "FIRST", "LAST", "SKIP", "DIAGONAL"), False)
-    flags |= {"INDEPENDENT": branches.get("REVERSE", False)}
-    shape = asdict(PackShape.of(sums=branches.get("SUMS", False), reverse=branches.get("REVERSE", False)))
-    return {**shape, "SUMMED": summed, "TRANSPOSED": not summed, **flags, **branches}
+def packed_constants(**branches: bool) -> dict[str, Any]:
+    """Of h of several heads a program."""
+    return {**PACKED, **dict.fromkeys(("FIRST", "LAST", "SKIP"), False), **branches}
+
+
+def kept_constants(*, heads: int, z_sharing: int, **branches: bool) -> dict[str, Any]:
+    """Of a state pass that writes the state before every tile."""
+    flags = {"REVERSE": False, "FIRST": False, "LAST": False, **branches}
+    shape = asdict(StatePassShape.of(64, 64, heads=heads, z_sharing=z_sharing))
+    shared = {"z_sharing": 1} if z_sharing == 1 else {}  # as Triton specialises it
+    return {"Z_DIM": 64, "W_DIM": 64, "NORM": False, "KEEP": True, **shape, **shared, **flags}
+
+
+def gradients_constants(heads: int, *, sums: bool, skip: bool) -> dict[str, Any]:
+    """Of dq, dk and dv tile by tile."""
+    return {"HEADS": heads, **RINGS, "SUMS": sums, "SKIP": skip}
 
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
@@ -150,26 +163,39 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
             **asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=1)),
             "REVERSE": reverse,
             "NORM": not reverse,
+            "KEEP": False,
+            "FIRST": False,
+            "LAST": True,
         }
         found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
     if (d_qk, d_hv) == (64, 64):
-        together = {
-            "h": packed_constants(SKIP=True),
-            "h of segments": packed_constants(FIRST=True),
-            "dq": packed_constants(summed=True, SUMS=True, DIAGONAL=True),
-            "dq without row sums": packed_constants(summed=True),
-            "dk": packed_constants(summed=True, SUMS=True, REVERSE=True),
-            "dk of segments": packed_constants(summed=True, SUMS=True, REVERSE=True, FIRST=True),
-            "dv": packed_constants(REVERSE=True, SKIP=True),
-        }
-        for name, constants in together.items():
-            registers = PackShape.of(sums=constants["SUMS"], reverse=constants["REVERSE"]).registers
-            found[f"{name} of heads together"] = (packed.walk_heads, constants, registers)
+        for name, branch in (("h", "SKIP"), ("h of segments", "FIRST")):
+            found[f"{name} of heads together"] = (packed.walk_heads, packed_constants(**{branch: True}), 128)
         for name in ("C, n", "dC"):
             together = asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=PACK))
             shared = found[name][1] | together | {"NORM": False}
             del shared["z_sharing"]
             found[f"{name.removesuffix(', n')} of heads together"] = (segments.accumulate, shared, 168)
+        ends: dict[str, Any] = {"REVERSE": True, "FIRST": True, "LAST": True}
+        kept = {
+            "C of every tile": kept_constants(heads=64, z_sharing=64),
+            "dC of every tile": kept_constants(heads=64, z_sharing=64, **ends),
+            "C of every tile, of heads of their own": kept_constants(heads=4, z_sharing=1),
+            "dC of every tile, of heads of their own": kept_constants(heads=4, z_sharing=1, **ends),
+            "dC of every tile, of one head a program": kept_constants(heads=3, z_sharing=1, **ends),
+        }
+        found |= {name: (segments.accumulate, constants, 168) for name, constants in kept.items()}
+        every = {
+            "gradients": gradients_constants(MOST_ADDED_UP, sums=True, skip=False),
+            "gradients of a head": gradients_constants(1, sums=True, skip=False),
+            "gradients with a skip connection": gradients_constants(MOST_ADDED_UP, sums=True, skip=True),
+            "gradients without row sums": gradients_constants(MOST_ADDED_UP, sums=False, skip=False),
+            "gradients without row sums with a skip connection": gradients_constants(
+                MOST_ADDED_UP, sums=False, skip=True
+            ),
+        }
+        every["gradients of float16"] = every["gradients with a skip connection"]
+        found |= {name: (tilewise.gradients, constants, 128) for name, constants in every.items()}
     return found
 
 

@@ -68,7 +68,8 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
         n = empty(B, H, d_qk) if gate.normalize else None
         initial = State(empty(B, H, d_qk, d_hv), n, empty(B, H) if gate.stabilized else None)
         inputs = (q, k, v, empty(H) if gate.per_head else empty(B, H, T), empty(B, H, T), initial)
-        skip = empty(H) if gate == SHARED else None
+        of_heads = empty(H)
+        skip = of_heads if gate == SHARED else None
         options: dict[str, Any] = {"gate": gate, "scale": 0.1, "chunk_size": L, "skip": skip}
         h, last, saved = chunkwise.forward(*inputs, **options)
         chunkwise.backward(h, last, *inputs, saved, **options)
@@ -77,7 +78,7 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
             epilogue.forward(h, v, skip, v)
             epilogue.backward(h, h, v, skip, v)
             epilogue.backward(h, None, v, skip, None)
-            prologue.backward(prologue.forward(inputs[4], skip), inputs[4], skip)
+            prologue.backward(prologue.forward(inputs[4], of_heads), inputs[4], of_heads)
     finally:
         JITFunction.run, config.architecture = run, architecture  # type: ignore[method-assign]
     return caught

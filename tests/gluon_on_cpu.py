@@ -384,7 +384,7 @@ class Machine:
             convert_layout=lambda x, layout, assert_trivial=False: x,
             load=load, store=store,
             SliceLayout=Layout, BlockedLayout=Layout, NVMMADistributedLayout=Layout, DotOperandLayout=Layout,
-            SwizzledSharedLayout=Layout, SharedLinearLayout=Layout, NVMMASharedLayout=Swizzled,
+            SwizzledSharedLayout=Layout, NVMMASharedLayout=Swizzled,
         )  # fmt: skip
 
     def _hopper(self) -> Any:

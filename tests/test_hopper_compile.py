@@ -25,6 +25,7 @@ pytest.importorskip("triton.experimental.gluon")
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
+from tflabench.kernels.hopper import launch as hopper_launch
 from tflabench.kernels.hopper.exponents import TILE
 from tflabench.kernels.hopper.launch import PACK, Normaliser, Segments
 from tflabench.kernels.hopper.segments import carry
@@ -36,6 +37,7 @@ SPILLED_BYTES = 256  # stores and loads, outside the loops over tiles but for a 
 SPILLED_BYTES_NEWER = {"128/256": 160, "256/512": 320, "64/64": 128}  # on Triton 3.9
 # Its roles fill their registers, and a few in a loop cost much: without row sums there is 0, with them 32 to 48.
 SPILLED_BYTES_OF_PAIR, SPILLED_BYTES_OF_PAIR_WITH_SUMS = 16, 48
+SPILLED_BYTES_OF_GRADIENTS = {"oldest": 16, "installed": 24}  # with row sums and a skip connection, else 0
 GATES = {
     "exp": MLSTM_EXP,
     "sig": MLSTM_SIG,
@@ -46,7 +48,7 @@ GATES = {
 }
 
 
-# --- The kernels of walk.py, pair.py and segments.py, in PyTorch ------------------------------------------------------
+# --- The kernels of walk.py, pair.py, segments.py and tilewise.py, in PyTorch -----------------------------------------
 
 
 def tiles_of(x: Tensor) -> Tensor:
@@ -193,6 +195,59 @@ def emulate_segments(
     return (stacked, n_stacked if norm else None), after
 
 
+def emulate_kept_states(
+    z: Tensor, w: Tensor, kept: Tensor, exponents: Any, cut: Segments, *,
+    reverse: bool, first: Tensor | None = None, last: Tensor | None = None,
+) -> None:  # fmt: skip
+    start((z, w, *exponents, first), (kept, last), independent=False)
+    B, H = w.shape[:2]
+    Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
+    a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))
+    found = torch.full((B, H, cut.tiles, TILE, TILE), torch.nan)
+    for segment in range(cut.count):
+        C = Z.new_zeros(B, H, TILE, TILE)
+        if first is not None:
+            C = first.reshape(B, H, cut.count, TILE, TILE)[:, :, segment].double()
+        for t in walk_tiles(cut, segment, reverse):
+            found[:, :, t] = C
+            g = exponents.g.double()[:, :, t, None]
+            s = (a[:, :, t] if reverse else a[:, :, t] + g).exp2()[..., None] * Z[:, :, t]
+            C = g[..., None].exp2() * C + s.mT @ W[:, :, t]
+        if last is not None:
+            last.view(B, H, cut.count, TILE, TILE)[:, :, segment] = C
+    kept.copy_(found.flatten(2, 3))
+
+
+def emulate_gradients(
+    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, C: Tensor, dC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    exponents: Any, *,
+    skip: Tensor | None = None, skip_dots: Tensor | None = None, sums: Tensor | None = None,
+    through: Tensor | None = None,
+) -> None:  # fmt: skip
+    start((q, k, v, dh, C, dC, *exponents, skip), (dq, dk, dv, skip_dots, sums, through), independent=False)
+    H, T = v.shape[1:3]
+    Q, K, V, dH = (tiles_of(reference.shared(x, H)) for x in (q, k, v, dh))
+    before, after = tiles_of(C), tiles_of(dC)
+    x, y = (e.double().unflatten(2, (-1, TILE)) for e in exponents[:2])
+    g = exponents.g.double()[..., None]
+    E = (y[..., :, None] + x[..., None, :]).masked_fill(~torch.ones(TILE, TILE, dtype=torch.bool).triu(), -torch.inf)
+    S, D = K @ Q.mT * E.exp2(), V @ dH.mT
+    if skip_dots is not None:
+        skip_dots.copy_(D.diagonal(dim1=-2, dim2=-1).sum(-1))
+    D = D * E.exp2()
+    pairs = K @ Q.mT * D
+    through_q = x.exp2()[..., None] * (dH @ before.mT)
+    through_k, through_v = ((y + g).exp2()[..., None] * made for made in (V @ after.mT, K @ after))
+    if skip is not None:
+        S = S + skip.double()[:, None, None, None] * torch.eye(TILE)
+    for out, found in ((dq, D.mT @ K + through_q), (dk, D @ Q + through_k), (dv, S @ dH + through_v)):
+        out.copy_(found.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2))
+    if sums is not None and through is not None:
+        every = ((Q * through_q).sum(-1), pairs.sum(-2), (K * through_k).sum(-1), pairs.sum(-1))
+        sums.copy_(torch.stack([found.flatten(2)[:, :, :T] for found in every]).view(sums.shape))
+        through.copy_((g.exp2()[..., None] * before * after).sum((-2, -1)))
+
+
 def made_by_a_kernel(skip: Tensor | None) -> Tensor | None:
     """What `weights` gives where it has to convert: PyTorch's kernel may still run too when the next one starts."""
     found = None if skip is None else skip.clone()
@@ -205,6 +260,9 @@ def made_by_a_kernel(skip: Tensor | None) -> Tensor | None:
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_backward, "weights", made_by_a_kernel)
     monkeypatch.setattr(hopper_backward, "launch_pair", emulate_pair)
+    monkeypatch.setattr(hopper_backward, "launch_kept_states", emulate_kept_states)
+    monkeypatch.setattr(hopper_backward, "launch_gradients", emulate_gradients)
+    monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)  # a sum of dq and dk over fewer heads than share
     for module in (hopper_forward, hopper_backward):
         monkeypatch.setattr(module, "launch_walk", emulate_walk)
         monkeypatch.setattr(module, "launch_segments", emulate_segments)
@@ -321,7 +379,12 @@ def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(m
 # --- What they compile to ---------------------------------------------------------------------------------------------
 
 
-TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "dq", "dq without row sums", "dk", "dv", "C"))
+TOGETHER = ":" + ";".join(f"{name} of heads together" for name in ("h", "h of segments", "C"))
+TILEWISE = (
+    ";C of every tile;dC of every tile;C of every tile, of heads of their own;dC of every tile, of heads of their own"
+    ";dC of every tile, of one head a program;gradients;gradients of a head;gradients of float16"
+    ";gradients with a skip connection;gradients without row sums;gradients without row sums with a skip connection"
+)
 MAIN = (
     ":h;h normalised;h without the last state;h normalised without the last state;h of segments"
     ";dq;dq without row sums;dk;dv;C, n;dC"
@@ -331,10 +394,14 @@ MAIN = (
 @pytest.fixture(
     scope="module",
     params=[
-        ("oldest", ["128/256", "256/512" + MAIN, "64/64" + TOGETHER]),
+        ("oldest", ["128/256", "256/512" + MAIN, "64/64" + TOGETHER + TILEWISE]),
         (
             "installed",
-            ["128/256" + MAIN + ";dk and dv;dk and dv without row sums", "256/512" + MAIN, "64/64" + TOGETHER],
+            [
+                "128/256" + MAIN + ";dk and dv;dk and dv without row sums",
+                "256/512" + MAIN,
+                "64/64" + TOGETHER + TILEWISE,
+            ],
         ),
     ],
     ids=lambda param: param[0],
@@ -347,7 +414,7 @@ def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
         old = ROOT / OLD_TRITON
         if not (old / "triton").is_dir():
             pytest.skip(f"no Triton in {old}: `make test` puts the oldest supported there")
-        environment["PYTHONPATH"] = str(old)
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, (old, ROOT)))
     command = [sys.executable, "-P", str(ROOT / "tests" / "compile_hopper.py"), *shapes]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -367,6 +434,10 @@ def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:
         if oldest and "dk and dv" in kernel["kernel"]:
             without = "without row sums" in kernel["kernel"]
             spilled_bytes = SPILLED_BYTES_OF_PAIR if without else SPILLED_BYTES_OF_PAIR_WITH_SUMS
+        if "of every tile" in kernel["kernel"]:
+            spilled_bytes = 0
+        if "gradients" in kernel["kernel"]:
+            spilled_bytes = SPILLED_BYTES_OF_GRADIENTS["oldest" if oldest else "installed"]
         assert kernel["spilled_bytes"] <= spilled_bytes, kernel
 
 

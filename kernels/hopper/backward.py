@@ -1,5 +1,6 @@
-"""Backward: with several segments their dC, then one walk each for dq, dk and dv, and gate gradients from row sums.
-Where nobody wants those, one walk makes dk and dv if a program can hold the whole of dC.
+"""Backward: with several segments their dC, then one walk each for dq, dk and dv, and gate gradients from row sums; one
+for dk and dv where a program can hold the whole of dC. States of 64 by 64 are written down before and after every tile
+instead, and one kernel makes all gradients of a tile (`takes_tilewise`).
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
@@ -25,7 +26,6 @@ from .launch import (
     Segments,
     empty_row_sums,
     heads_added_up,
-    heads_together,
     launch_gradients,
     launch_kept_states,
     launch_pair,
@@ -76,7 +76,7 @@ def backward(
         )
     else:
         dq, dk, dv, qdq, kdk, skip_dots = _in_walks(
-            q, k, v, dh, e, cut, (C, first), last, skip=D, gate_gradients=gate_gradients, single=dn is not None
+            q, k, v, dh, e, cut, (C, first), last, skip=D, gate_gradients=gate_gradients
         )
         through = None
     dn_0 = dots = None
@@ -136,23 +136,21 @@ def _side_by_side(
 def _in_walks(
     q: Tensor, k: Tensor, v: Tensor, dh: Tensor, e: Exponents, cut: Segments,
     states: tuple[Tensor | None, Tensor | None], last: Tensor | None, *, skip: Tensor | None, gate_gradients: bool,
-    single: bool,
 ) -> tuple[Tensor, Tensor, Tensor, RowSums | None, RowSums | None, Tensor | None]:  # fmt: skip
-    """dq, dk and dv, row sums or None, and dskip (H,): see `_side_by_side`; `single`: of every head by itself."""
+    """dq, dk and dv, row sums or None, and dskip (H,): see `_side_by_side`."""
     H = v.shape[1]
     C, first = states
-    together = 1 if single else heads_together(q, v)
     qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
     skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
     q_sums: dict[str, Any] = {}
     k_sums: dict[str, Any] = {}
     if qdq and kdk:
         q_sums = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)}
-        k_sums = {"x": k, "sums": kdk.every, "within": (kdk.within,) if together > 1 else None}
-    dq = _output(q, H // together)
+        k_sums = {"x": k, "sums": kdk.every}
+    dq = _output(q, H)
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
-    dk, dv = _output(k, H // together), _output(v, H)
-    if together == 1 and takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
+    dk, dv = _output(k, H), _output(v, H)
+    if takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
         sums = kdk.every if kdk else None
         launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=skip, sums=sums)
     else:

@@ -27,7 +27,9 @@ EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
-PACK = 4  # heads of a program where they share q and k; two states fill a math role's registers with a sum over heads
+PACK = 4  # heads of a program where they share q and k
+PACKED = {"HEADS": PACK, "STAGES": 2, "MATH_REGISTERS": 176, "SCORE_REGISTERS": 80, "SCORE_GROUPS": 2}  # `walk_heads`
+RINGS = {"STAGES": 4, "SLOTS": 2}  # of `tilewise.gradients`: heads of which all is on its way, or pairs
 MOST_ADDED_UP = 32  # heads of which a program of `tilewise.gradients` adds up dq and dk
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
@@ -110,34 +112,6 @@ class PairShape:
 
 
 @dataclass(frozen=True)
-class PackShape:
-    """Compile-time shape of a walk of several heads a program: stages of all that they read, pairs of heads that the
-    math roles take in one turn of their loop, registers of a thread of math 1 and of score (math 0 has what is left),
-    warp groups of score.
-    """
-
-    HEADS: int
-    STAGES: int
-    AT_ONCE: int
-    MATH_REGISTERS: int
-    SCORE_REGISTERS: int
-    SCORE_GROUPS: int
-
-    @classmethod
-    @cache
-    def of(cls, *, sums: bool, reverse: bool) -> PackShape:
-        if sums and reverse:  # a third less code, for half the warps of score: dk is 7% faster, dq 9% slower
-            return cls(PACK, STAGES=2, AT_ONCE=1, MATH_REGISTERS=184, SCORE_REGISTERS=136, SCORE_GROUPS=1)
-        registers = 168 if sums else 176
-        return cls(PACK, STAGES=2, AT_ONCE=PACK // 2, MATH_REGISTERS=registers, SCORE_REGISTERS=80, SCORE_GROUPS=2)
-
-    @property
-    def registers(self) -> int:
-        """Of a thread when the program starts: two warp groups beside those of score."""
-        return 65536 // (128 * (2 + self.SCORE_GROUPS)) // 8 * 8
-
-
-@dataclass(frozen=True)
 class StatePassShape:
     """Compile-time shape of `segments.accumulate`: blocks of W and of Z in a tile, heads a program, tiles that shared
     memory then holds. A state of 64 rows has half of its columns in either math role; of 64 by 64 states, which would
@@ -191,14 +165,14 @@ def exponents_descriptor(x: Tensor) -> TensorDescriptor:
 
 
 def heads_together(q: Tensor, v: Tensor) -> int:
-    """How many heads of v (B, H, T, d_hv) a program takes, for which it writes the sum of their dq and dk."""
+    """How many heads of v (B, H, T, d_hv) a program takes that makes h without a normaliser."""
     return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
 
 
 def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
-    x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, ...] | None = None,
+    x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None,
     norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
     independent: bool = False,
 ) -> None:  # fmt: skip
@@ -206,16 +180,14 @@ def launch_walk(
 
     Args:
         u, w: (B, H, T, w), z, out: (B, H, T, z), bfloat16 or float16, as TMA takes them (tfla.tiles.aligned); u and w,
-            or z and x, may have fewer heads, each for consecutive ones. A head of out may be the sum over
-            `heads_together`, of u and w.
+            or z and x, may have fewer heads, each for consecutive ones.
         cut: where segments begin; with more than one, `first` holds the state each of them starts from.
         reverse: walk backward in time (dk, dv).
         transposed: states lie in memory as (w, z), not (z, w) (h, dv).
         first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
         x, sums: row sums of x * out as far as out comes through the state, with x weighted and rounded as the walk that
             has it for Z does, are written to the first parts of sums (parts, B, H, T).
-        within: likewise the sums over z, and going forward over u, of pairs of steps within a tile; of a walk of single
-            heads both of the one that goes forward, of several heads those over z of either.
+        within: likewise, of a walk that goes forward, the sums over z and over u of pairs of steps within a tile.
         norm: divide by the normaliser's denominator, and keep it.
         skip: (H,) float32: out_t gets skip z_t more.
         diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
@@ -227,22 +199,16 @@ def launch_walk(
     chip = multiprocessors(u.device)
     a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
     dummy = exponents.g
-    summed = out.shape[1] < H
-    if summed or (norm is None and heads_together(u, z) > 1):
+    if transposed and not reverse and norm is None and heads_together(u, z) > 1:  # h
         packs = H // PACK
-        pack = PackShape.of(sums=sums is not None, reverse=reverse)
         items = B * packs * cut.count
-        uw, zx = (PACK, 1) if summed else (1, PACK)
         enqueue(
             _walk_heads, min(items, chip),
-            descriptor(u, uw), descriptor(w, uw), descriptor(z, zx), descriptor(z if x is None else x, zx),
-            descriptor(out), a_u, a_z, exponents.g,
-            *(dummy if y is None else y for y in (first, last, sums, within[0] if within else None, skip, diagonal)),
-            items, packs, H // min(u.shape[1], z.shape[1]), T, cut.tiles, cut.segment_tiles, cut.count,
-            **vars(pack),
-            TRANSPOSED=transposed, REVERSE=reverse, SUMMED=summed, SUMS=sums is not None,
-            FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, DIAGONAL=diagonal is not None,
-            INDEPENDENT=independent, num_warps=4, maxnreg=pack.registers, launch_pdl=True, **ASSEMBLY,
+            descriptor(u), descriptor(w), descriptor(z, PACK), descriptor(out), a_u, a_z, exponents.g,
+            *(dummy if y is None else y for y in (first, last, skip)),
+            items, packs, H // u.shape[1], cut.tiles, cut.segment_tiles, cut.count,
+            **PACKED, FIRST=first is not None, LAST=last is not None, SKIP=skip is not None,
+            num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
         )  # fmt: skip
         return
     u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
@@ -440,6 +406,6 @@ def launch_gradients(
         *map(descriptor, (dq, dk, dv)), exponents.g,
         *(dummy if given is None else given for given in (skip, skip_dots, through, sums)),
         items, H, H // q.shape[1], T, tiles, B * H * T,
-        HEADS=heads, STAGES=4, SLOTS=2, SUMS=sums is not None, SKIP=skip is not None,
+        HEADS=heads, **RINGS, SUMS=sums is not None, SKIP=skip is not None,
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

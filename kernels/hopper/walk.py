@@ -28,7 +28,7 @@ Roles in a program (4 + 4 + 4 + 1 warps, with a normaliser 2 more, with row sums
     normalise        two warps that carry n and make the denominators: a thread has a step, or columns of n, so nothing
                      is computed twice. P and r are divided by them in score or, with LATE, out in the math roles
 
-Two variants have files of their own: packed.py, several heads a program, and pair.py, dk and dv in one walk.
+Two variants have files of their own: packed.py, h of several heads a program, and pair.py, dk and dv in one walk.
 
 Row sums (SUMS: dq with X = Q, dk with X = K) are what gate gradients are made of, by differences of their sums over a
 whole sequence. They come out exact because both walks give every pair j < i of different tiles the same number:
