@@ -46,7 +46,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
 
 
 def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
-    """One tile of the algebra in packed.py's and pair.py's texts, as an operation counter sees it."""
+    """One tile of the algebra in packed.py's, pair.py's and tilewise.py's texts, as an operation counter sees it."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,19 +61,27 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
         return step * fused.TILE * walk.together
 
     p = Problem(batch=1, heads=4, seq_len=64, d_qk=64, d_hv=64, pass_="fwbw")
-    h, dq, dk, dv = fused.walks(p, group=4)
+    (h,) = fused.walks(p, group=4)
     shared, own, states = torch.ones(64, 64), torch.ones(4, 64, 64), torch.ones(4, 64, 64)
 
-    def a_head_each():  # U, W shared; Z, out of every head
+    def of_four_heads():  # Q, K shared; V, out of every head
         P = shared @ shared.T * own
         return P @ own + shared @ states, own.mT @ shared
 
-    def summed():  # U, W of every head; Z, X, out shared
-        P = own @ own.mT
-        return P.sum(0) @ shared + (own @ states + own @ states).sum(0), shared @ shared.T, shared.T @ own
+    assert modelled(h) == flops(of_four_heads)
 
-    assert [modelled(walk) for walk in (h, dv)] == [flops(a_head_each)] * 2
-    assert [modelled(walk) for walk in (dq, dk)] == [flops(summed)] * 2
+    C, dC, gradients = fused.kernels(p)[1:]
+    of_one_head = torch.ones(64, 64)
+
+    def dq_dk_and_dv():
+        Q, K, V, dH, C, dC = (of_one_head,) * 6
+        S, D = K @ Q.T, V @ dH.T
+        return S @ dH + K @ dC, D @ Q + V @ dC.T, D.T @ K + dH @ C.T
+
+    assert sum(gradients.flops(causal_factor=1).values()) * fused.TILE == flops(dq_dk_and_dv)
+    for states_of_tiles in (C, dC):
+        product = sum(states_of_tiles.flops(causal_factor=1).values()) - 2 * 64 * 64 / fused.TILE
+        assert product * fused.TILE == flops(lambda: of_one_head.T @ of_one_head)
 
     *_, pair = fused.walks(p.with_(d_qk=128, d_hv=256), gate_gradients=False)
     qk, hv, dC = torch.ones(64, 128), torch.ones(64, 256), torch.ones(128, 256)
@@ -102,6 +110,17 @@ def test_bytes_a_step_are_those_of_the_kernels():
     assert dq.sum_bytes == 3 * 4 * 4, "a part for every 128 of d_qk and 256 of d_hv"
 
 
+def test_bytes_a_step_tile_by_tile():
+    """kernels/MEASURED.md, version 17: 128 for x, dh, dv, and for each state; q and k of 64 heads are nothing."""
+    p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
+    _, C, dC, gradients = fused.kernels(p, group=64)
+    q_or_k = 128 / 64
+    assert [kernel.step_bytes(2) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
+    assert gradients.step_bytes(2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 32 + 8 + gradients.sum_bytes
+    assert gradients.sum_bytes == 4 * 4 + 4 / 64, "of q and k, within the tile and through a state; what passes it"
+    assert fused.kernels(p.with_(batch=1, seq_len=1024), group=64)[-1].together == 1, "few programs add nothing up"
+
+
 # Head dimensions, heads that share q and k, whether gates have gradients, L.
 CALLS = [
     (128, 256, 1, True, 2048),  # dk and dv in one walk
@@ -110,11 +129,12 @@ CALLS = [
     (128, 256, 1, False, 512),
     (128, 512, 1, False, 2048),
     (256, 512, 1, True, 512),
-    (64, 64, 16, True, 2048),  # four heads a program
+    (64, 64, 16, True, 2048),  # tile by tile; h of four heads a program
     (64, 64, 16, True, 512),
     (64, 64, 4, False, 2048),
     (64, 64, 2, True, 2048),
-    (64, 64, 2, True, 512),
+    (64, 64, 1, True, 512),
+    (64, 64, 2, False, 2048),  # in walks
     (64, 64, 1, False, 512),
     (128, 64, 16, True, 2048),  # one head a program
 ]
@@ -134,7 +154,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     from tflabench.kernels.hopper import backward, forward, launch
     from tflabench.kernels.types import MLSTM_SIG
 
-    p = Problem(batch=2, heads=16, seq_len=2048, d_qk=d_qk, d_hv=d_hv, pass_=pass_)
+    p = Problem(batch=8, heads=16, seq_len=2048, d_qk=d_qk, d_hv=d_hv, pass_=pass_)
     moved, programs, of_states = [], [], []
 
     class Recorded:
@@ -148,7 +168,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     def walk(given, columns=1.0):
         programs.append(given["items"])
         moved.extend(given[name].base.nbytes * columns for name in ("u_desc", "w_desc"))
-        again = ["x_desc"] * given["SUMS"] + ["o_desc"] * given.get("ADD", False)
+        again = ["x_desc"] * given.get("SUMS", False) + ["o_desc"] * given.get("ADD", False)
         moved.extend(given[name].base.nbytes for name in ["z_desc", "o_desc", *again])
         moved.extend(given[name].nbytes for name in ("au_ptr", "az_ptr"))
         moved.append(given["first_ptr"].nbytes * columns * given["FIRST"])
@@ -157,6 +177,12 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         programs.append(given["items"])
         moved.extend(given[f"{name}_desc"].base.nbytes for name in ("q", "k", "v", "h", "dk", "dv", "x", "y"))
         moved.append(given["first_ptr"].nbytes * given["FIRST"])
+
+    def gradients(given):
+        programs.append(given["items"])
+        names = ("q", "k", "v", "h", "C", "dC", "x", "y", "dq", "dk", "dv")
+        moved.extend(given[f"{name}_desc"].base.nbytes for name in names)
+        moved.extend(given[f"{name}_ptr"].nbytes * given["SUMS"] for name in ("sums", "through"))
 
     def row_sums(*args, made=launch.empty_row_sums):
         found = made(*args)
@@ -171,10 +197,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         return torch.empty(p.batch, *shape, dtype=dtype, device="meta")
 
     wide = lambda given: walk(given, columns=64 * given["WB"] / given["W_DIM"])  # noqa: E731
-    for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk)):
+    for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk), ("gradients", gradients)):
         monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
 
     def accumulate(given):
+        if given["KEEP"]:
+            programs.append(given["grid"][0])
+            moved.extend(given[f"{name}_desc"].base.nbytes for name in ("z", "w", "kept"))
+            moved.extend([given["az_ptr"].nbytes, given["first_ptr"].nbytes * given["FIRST"]])
+            return
         of_states.append(given["grid"][0])
         moved.extend(
             x.nbytes * given["accumulated"] / given["segments"]
@@ -204,14 +235,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
 
     steps = p.tokens * p.heads
     gates = 2 * 2 + 8  # pre-activations, exponents
+    wanted = {"gate_gradients": gate_gradients, "group": group}
     if pass_ == "fwbw" and gate_gradients:
         parts = -(-d_qk // 128) * -(-d_hv // 256)
-        gates += 2 * 4 * 4 * parts + 4 * 2  # row sums read twice; pre-activations and their gradients
-    wanted = {"gate_gradients": gate_gradients, "group": group}
+        sums = 4 * 4 + 4 / 64 if fused.tilewise(p, **wanted) else 2 * 4 * 4 * parts  # read twice, or once by tiles
+        gates += sums + 4 * 2  # pre-activations and their gradients
     assert fused.cost(p, "sig", chunk_size, **wanted).bytes == sum(moved) + steps * gates
     launched = fused.launches(p, "sig", chunk_size, **wanted)
-    of_walks = {walk.name for walk in fused.walks(p, **wanted)}
-    assert [found.programs for found in launched if found.name in of_walks] == programs
+    named = {kernel.name for kernel in fused.kernels(p, **wanted)}
+    assert [found.programs for found in launched if found.name in named] == programs
     assert [found.programs for found in launched if found.name.endswith("of segments")] == of_states
     assert sum(sum(found.moved.values()) for found in launched) == pytest.approx(sum(moved) + steps * gates)
 
@@ -243,15 +275,28 @@ def test_forward_flops_are_those_of_chunks_of_one_tile_whatever_l_is():
 
 
 def test_heads_of_a_program_save_scores():
-    """Q K^T once for four, in forward all that they save; backward also X Z^T twice, P Q and P K, and K Q^T."""
+    """Q K^T of h, once for four."""
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
     product = 2 * 64 * 64 / 2  # of a step and head, causal
-    for pass_, alone, together in (("fw", 1, 1 / 4), ("fwbw", 1 + 4, 1 / 4 * (1 + 5))):
-        saved = (
-            fused.cost(p.with_(pass_=pass_), "sig", 4096).flops
-            - fused.cost(p.with_(pass_=pass_), "sig", 4096, group=64).flops
-        )
-        assert saved == p.tokens * p.heads * product * (alone - together)
+    for pass_ in ("fw", "fwbw"):
+        alone, together = (fused.cost(p.with_(pass_=pass_), "sig", 4096, group=group).flops for group in (1, 64))
+        assert alone - together == p.tokens * p.heads * product * (1 - 1 / 4)
+
+
+def test_states_of_64_by_64_are_walked_backward_only_without_row_sums_and_by_single_heads():
+    p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
+    by_tiles = ["h", "C of tiles", "dC of tiles", "dq, dk, dv"]
+
+    def names(problem=p, **wanted):
+        return [kernel.name for kernel in fused.kernels(problem, **wanted)]
+
+    assert names() == names(group=4) == names(gate_gradients=False, group=64) == by_tiles
+    assert names(gate_gradients=False) == names(gate_gradients=False, group=2) == ["h", "dq", "dk, dv"]
+    assert names(p.with_(d_hv=128), group=64) == ["h", "dq", "dk, dv"]
+    assert names(p.with_(pass_="fw")) == ["h"]
+    launched = [launch.name for launch in fused.launches(p, "sig", 4096, group=64)]
+    assert launched[-3:] == ["dq of heads, added up", "dk of heads, added up", "gate gradients"]
+    assert not {"sums of tiles", "through tiles"} & set(launched)
 
 
 def test_segments_but_for_the_last_cost_a_second_read_of_k_and_v_and_all_cost_states():
@@ -276,7 +321,8 @@ def test_the_state_on_chip_fits_the_registers_of_a_program():
 
 def test_waves_are_programs_over_multiprocessors():
     four_heads = fused.waves(Problem(16, 64, 4096, 64, 64, pass_="fwbw"), 4096, H200, group=64)
-    assert four_heads == dict.fromkeys(("h", "dq", "dk", "dv"), 256 / 132)
+    by_tiles = {"dq, dk, dv": 16 * 64 * 64 / 32 / 132}
+    assert four_heads == dict.fromkeys(("h", "C of tiles", "dC of tiles"), 256 / 132) | by_tiles
     assert list(fused.waves(FIG_4.with_(pass_="fwbw"), 4096, H200, gate_gradients=False)) == ["h", "dq", "dk, dv"]
     assert fused.waves(FIG_4, 4096, H200) == {"h": 256 / 132}
     assert fused.waves(WIDE.with_(pass_="fwbw"), 4096, H200)["dv"] == 64 * 2 * 4 / 132

@@ -202,7 +202,6 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
             "mbarrier.wait(ready.index(s), (i // STAGES) & 1)",
             "pass",
         ),  # dv may go where dC has not been read
-        ("tilewise", "mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)", "pass"),
         (
             "tilewise",
             "mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)",

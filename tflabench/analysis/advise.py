@@ -206,8 +206,9 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
         cut = fused.segments(p, size)
         state = p.d_qk * p.d_hv * fused.STATE_BYTES
         states = heads * cut * state if cut > 1 else 0
-        walks = fused.walks(p, kernel.modelled.gate_gradients, group)
-        sums = steps * sum(walk.sum_bytes for walk in walks)
+        sums = steps * sum(found.sum_bytes for found in fused.kernels(p, kernel.modelled.gate_gradients, group))
+        if tilewise := fused.tilewise(p, kernel.modelled.gate_gradients, group):
+            sums += steps * tilewise[0].state_bytes(p.element_bytes)  # C of tiles; dC lies where dv goes
         saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
     else:
         elements = cost.state_elements("exp" if is_exp else "sig", p.d_qk, p.d_hv)

@@ -8,9 +8,14 @@ the L of so many segments that they do where not (`best_chunk_size`).
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
 state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
-dk and dv are one where a program can hold the whole of dC. Heads that share q and k, with states of 64 x 64, are
-walked four in a program, which reads q and k once for them and writes the sum of their dq or dk; PyTorch adds up these
-parts (of other heads that share q and k: of every head).
+dk and dv are one where a program can hold the whole of dC. h of heads that share q and k, with states of 64 x 64, is
+walked four in a program, which reads q and k once for them.
+
+Backward of states of 64 x 64 is no walk, but for single heads without row sums: two state passes (`StatePass`) write C
+before and dC after every tile in 16 bits, then one kernel (`Gradients`) makes dq, dk, dv and row sums of a tile from
+the two, for up to 32 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of it
+waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once then.
+PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slowest of memory, matrix products and the L2, over whole waves of
 programs. In us, mLSTMsig, beside what an H200 took (walks; all: two others) and what the calibrated model makes of it,
@@ -30,8 +35,9 @@ are two launches each):
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
     h and gates                          276   387   450            395   537   804*
-    all                                 1252  1798  2275           1495  2102  3037*
+    all                                 1493  1854  2275**         1733  2156  3037* **
     * with state passes of one head a program; the model has those of now, of four
+    ** of walks for dq, dk and dv; the model has the kernels of now
 
 What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
 between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
@@ -63,6 +69,8 @@ STABILISED_BYTES = 2 * 4  # of log f and m of a step, which an exponential input
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
+MOST_ADDED_UP = 32  # heads of which a program of `Gradients` adds up dq and dk, if that leaves
+ITEMS = 8 * 132  # work items: eight for every multiprocessor of an H100 or H200
 # Programs on a multiprocessor that join segments (`carry`: 128 threads of 48 registers), which fetch a segment ahead.
 CARRYING = 10
 # Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role); of heads
@@ -84,7 +92,7 @@ class Walk:
         scores_again, state_again: an earlier walk has computed the same scores or states.
         with_dv: of dk: it makes dv too, out of K and the same state (pair.py).
         group: heads that share one of q and k.
-        together: heads of a program, which reads what they share once and writes the sum of their dq or dk (packed.py).
+        together: heads of a program, which reads U and W once for them (h: packed.py).
     """
 
     name: str
@@ -125,19 +133,18 @@ class Walk:
         """Through memory a step and head: U and W once, Z and the row sums' tensor and the output once a launch; what
         programs share comes from the L2 for all but one.
         """
-        shared, summed = 1 / self.group, 1 / self.together
+        shared = 1 / self.group
         again = self.launches - 1  # the second launch adds to the first one's output: a read and a write
-        u_w, z_x, out = (1, shared, summed) if self.of_qk else (shared, 1, 1)
-        per_launch = self.rows * (z_x * (1 + self.sums) + out)
+        u_w, z_x = (1, shared) if self.of_qk else (shared, 1)
+        per_launch = self.rows * (z_x * (1 + self.sums) + 1)
         k_and_dv = (self.rows * shared * (not self.sums) + self.columns) * self.with_dv  # K is X of row sums
-        return element_bytes * (2 * self.columns * u_w + per_launch + again * (per_launch + self.rows * out) + k_and_dv)
+        return element_bytes * (2 * self.columns * u_w + per_launch + again * (per_launch + self.rows) + k_and_dv)
 
     def program_bytes(self, element_bytes: int) -> float:
         """To and from a program, a step and head."""
         height, width = min(self.rows, self.block_rows), min(self.columns, WIDTH)
-        u_w, z_out = (1, 1 / self.together) if self.of_qk else (1 / self.together, 1)
         k_and_dv = (height * (not self.sums) + width) * self.with_dv
-        return element_bytes * (2 * width * u_w + height * (2 + self.sums) * z_out + k_and_dv)
+        return element_bytes * (2 * width / self.together + height * (2 + self.sums) + k_and_dv)
 
     @property
     def sum_bytes(self) -> int:
@@ -149,13 +156,11 @@ class Walk:
         return self.tensor_bytes(element_bytes) + self.launches * EXPONENT_BYTES + self.sum_bytes
 
     def flops(self, causal_factor: float) -> dict[str, float]:
-        """Matrix FLOPs a step and head, each product once, of the heads of a program together what they share; the
-        state's decay a tile included.
+        """Matrix FLOPs a step and head, each product once, of the heads of a program together the scores that they
+        share; the state's decay a tile included.
         """
-        once = 1 / self.together
-        scores, outputs = 2 * TILE * causal_factor * self.columns, 2 * TILE * causal_factor * self.rows
+        scores, outputs = 2 * TILE * causal_factor * self.columns / self.together, 2 * TILE * causal_factor * self.rows
         state = 2 * self.rows * self.columns
-        scores, outputs = (scores, outputs * once) if self.of_qk else (scores * once, outputs)
         return {
             "scores": scores + outputs * self.with_dv,  # Q K^T costs as much as dP^T Q
             "outputs": outputs + scores * self.with_dv,
@@ -164,6 +169,10 @@ class Walk:
             "sums within": outputs * (self.within > 0),
             "state": state * (1 + 1 / TILE),
         }
+
+    def programs(self, problem: Problem, cut: int) -> float:
+        """Work items: of segments, by the pieces of a state, for the heads of a program."""
+        return problem.batch * problem.heads * cut * self.pieces / self.together
 
     def vector_ops(self, exp: bool) -> float:
         """Pointwise operations of one program a step and head."""
@@ -184,28 +193,161 @@ class Walk:
         return found
 
 
+@dataclass(frozen=True)
+class StatePass:
+    """C before every tile, or dC after it, of 64 x 64 states, written down for `Gradients` (segments.py, KEEP).
+
+    Attributes:
+        again: forward has had these states on chip.
+        group: heads that share the one of k or q that is read.
+        together: heads of a program, which reads that once if all of them share it.
+    """
+
+    name: str
+    again: bool
+    group: int
+    together: int
+    sum_bytes = 0.0
+
+    @property
+    def on_chip_bytes(self) -> int:
+        return self.together * PACKED**2 * STATE_BYTES
+
+    def state_bytes(self, element_bytes: int) -> float:
+        """Through memory a step and head: a state for the 64 steps of a tile, in the inputs' type."""
+        return element_bytes * PACKED**2 / TILE
+
+    def step_bytes(self, element_bytes: int) -> float:
+        """Through memory a step and head: q and dh, or k and v, one of the two exponents, states."""
+        return (
+            element_bytes * (PACKED / self.group + PACKED) + EXPONENT_BYTES / 2 + self.state_bytes(element_bytes)
+        )  # fmt: skip
+
+    def program_bytes(self, element_bytes: int) -> float:
+        """To and from a program, a step and head."""
+        shared = self.together if self.group % self.together == 0 else 1
+        return element_bytes * (PACKED / shared + PACKED) + self.state_bytes(element_bytes)
+
+    def flops(self, causal_factor: float) -> dict[str, float]:
+        """Matrix FLOPs a step and head, the state's decay a tile included."""
+        del causal_factor
+        return {"state": 2 * PACKED**2 * (1 + 1 / TILE)}
+
+    def vector_ops(self) -> float:
+        """Pointwise operations of a program a step and head: Z: convert, weigh, round; S: decay, round."""
+        return 3 * PACKED + 2 * PACKED**2 / TILE
+
+    def programs(self, problem: Problem, cut: int) -> float:
+        return problem.batch * problem.heads * cut / self.together
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """dq, dk and dv of 64 x 64 states, tile by tile, from the states before and after each (tilewise.py).
+
+    Attributes:
+        sums: it also writes row sums, of q and of k, within the tile and through a state, and what passes the tile.
+        group: heads that share one of q and k.
+        together: heads of a program, which reads q and k once for them and writes the sums of their dq and of their dk.
+    """
+
+    sums: bool
+    group: int
+    together: int
+    name = "dq, dk, dv"
+
+    @property
+    def on_chip_bytes(self) -> int:
+        """No state outlives its tile."""
+        return 0
+
+    @property
+    def sum_bytes(self) -> float:
+        """Of the row sums of a step, and of what passes its tile."""
+        return SUM_BYTES * (4 + 1 / TILE) * self.sums
+
+    def state_bytes(self, element_bytes: int) -> float:
+        """Through memory a step and head: C and dC of its tile."""
+        return element_bytes * 2 * PACKED**2 / TILE
+
+    def step_bytes(self, element_bytes: int) -> float:
+        """Through memory a step and head: v, dh and dv, q and k, dq and dk; states, exponents, row sums."""
+        tensors = PACKED * (3 + 2 / self.group + 2 / self.together)
+        return element_bytes * tensors + self.state_bytes(element_bytes) + EXPONENT_BYTES + self.sum_bytes
+
+    def program_bytes(self, element_bytes: int) -> float:
+        """To and from a program, a step and head."""
+        return element_bytes * PACKED * (3 + 4 / self.together) + self.state_bytes(element_bytes)
+
+    def flops(self, causal_factor: float) -> dict[str, float]:
+        """Matrix FLOPs a step and head: eight products of 64 x 64 x 64 a tile, five of them of its pairs."""
+        pairs, states = 2 * TILE * causal_factor * PACKED, 2 * PACKED**2
+        return {"scores": pairs, "scores again": pairs, "outputs": 3 * pairs, "through state": 3 * states}
+
+    def vector_ops(self) -> float:
+        """Pointwise operations of a program a step and head."""
+        # Pairs: add exponents, mask, weigh both kinds, convert both; dv, dq, dk: weigh, add up, convert.
+        found = TILE * (7 + EXP_LANES) + PACKED * (6 + 2 / self.together)
+        # Pairs: multiply, add up twice; Q, V: convert, multiply, add up; C, dC: convert, multiply, add up.
+        return found + (3 * TILE + 6 * PACKED + 4 * PACKED**2 / TILE) * self.sums
+
+    def programs(self, problem: Problem, cut: int) -> float:
+        del cut
+        return problem.batch * problem.heads * math.ceil(problem.seq_len / TILE) / self.together
+
+
+Kernel = Walk | StatePass | Gradients
+
+
 def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Walk, ...]:
     """The walks of a pass, as kernels/hopper/backward.py chooses them: h, dq, dk, dv, or "dk, dv" in one where a
-    program can hold the whole of dC (but for 64 x 64 with row sums).
+    program can hold the whole of dC; h alone where backward is `tilewise`.
 
     Args:
         gate_gradients: backward; without them no row sums.
         group: heads that share one of q and k, without a normaliser.
     """
     qk, hv = problem.d_qk, problem.d_hv
-    together = PACK if qk == hv == PACKED and group % PACK == 0 else 1
-    walk = partial(Walk, group=group, together=together)
-    forward = (walk("h", qk, hv),)
-    if problem.pass_ == "fw":
+    forward = (Walk("h", qk, hv, group=group, together=_together(problem, group)),)
+    if problem.pass_ == "fw" or tilewise(problem, gate_gradients, group):
         return forward
     sums = gate_gradients
-    # X Z^T is one product: single heads sum it over both of its indices in dq, several over rows in either walk.
-    in_dq, in_dk = (0, 0) if not sums else (2, 0) if together == 1 else (1, 1)
-    dq = walk("dq", hv, qk, of_qk=True, sums=sums, within=in_dq, state_again=True)
-    dk = walk("dk", hv, qk, of_qk=True, sums=sums, within=in_dk, scores_again=True)
-    if together == 1 and qk <= HEIGHT and hv <= WIDTH and not (sums and qk == hv == TILE):
+    walk = partial(Walk, group=group)
+    dq = walk("dq", hv, qk, of_qk=True, sums=sums, within=2 * sums, state_again=True)
+    dk = walk("dk", hv, qk, of_qk=True, sums=sums, scores_again=True)
+    if qk <= HEIGHT and hv <= WIDTH:
         return (*forward, dq, replace(dk, name="dk, dv", with_dv=True))
     return (*forward, dq, dk, walk("dv", qk, hv, scores_again=True, state_again=True))
+
+
+def tilewise(
+    problem: Problem, gate_gradients: bool = True, group: int = 1
+) -> tuple[()] | tuple[StatePass, StatePass, Gradients]:
+    """Backward of 64 x 64 states, but for single heads without row sums; nothing where it is walks.
+
+    Args:
+        gate_gradients, group: as for `walks`.
+    """
+    small = problem.d_qk == problem.d_hv == PACKED
+    if problem.pass_ == "fw" or not small or not (gate_gradients or _together(problem, group) > 1):
+        return ()
+    states = partial(StatePass, group=group, together=math.gcd(PACK, problem.heads))
+    items = problem.batch * problem.heads * math.ceil(problem.seq_len / TILE)
+    added_up = math.gcd(MOST_ADDED_UP, group)
+    while added_up > 1 and items / added_up < ITEMS:
+        added_up //= 2
+    gradients = Gradients(gate_gradients, group, added_up)
+    return states("C of tiles", again=True), states("dC of tiles", again=False), gradients
+
+
+def kernels(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Kernel, ...]:
+    """`walks`, and what is `tilewise` after them."""
+    return *walks(problem, gate_gradients, group), *tilewise(problem, gate_gradients, group)
+
+
+def _together(problem: Problem, group: int) -> int:
+    """Heads of a program that makes h."""
+    return PACK if problem.d_qk == problem.d_hv == PACKED and group % PACK == 0 else 1
 
 
 def segments(problem: Problem, chunk_size: int) -> int:
@@ -225,8 +367,8 @@ def cost(
     """FLOPs and bytes of one call over batch and heads, as `tflabench.analysis.cost.model` gives them.
 
     Forward FLOPs are Table 8's with L = 64, less the scores that heads of a program share; backward, the products of
-    the walks. Bytes: tensors once a walk, gates and their float32 exponents, row sums, parts of dq and dk that are
-    added up, and what segments take; no last state: the bench asks for none.
+    the kernels. Bytes: tensors once a kernel, gates and their float32 exponents, states of tiles, row sums, parts of dq
+    and dk that are added up, and what segments take; no last state: the bench asks for none.
 
     Args:
         gate_gradients, group: as for `walks`.
@@ -235,18 +377,20 @@ def cost(
     p = problem
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv, causal_factor).values()), 0.0)
-    found = walks(p, gate_gradients, group)
-    shared_scores = (found[0].together - 1) * found[0].flops(causal_factor)["scores"]
+    found = kernels(p, gate_gradients, group)
+    h, *backward = found
+    shared_scores = (h.together - 1) * h.flops(causal_factor)["scores"]
     flops = steps * (tile / TILE - shared_scores)
-    flops += steps * sum(sum(walk.flops(causal_factor).values()) for walk in found[1:])
+    flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in backward)
     moved = steps * (_gate_bytes(p, gate) + _gate_gradient_bytes(p, gate, found) + _shared_gradient_bytes(p, found))
-    moved += steps * sum(walk.step_bytes(p.element_bytes) for walk in found)
+    moved += steps * sum(kernel.step_bytes(p.element_bytes) for kernel in found)
     cut = segments(p, chunk_size)
     if cut > 1:
         passes = 2 if p.pass_ == "fwbw" else 1
         flops += passes * steps * 2 * p.d_qk * p.d_hv
         moved += passes * steps * (cut - 1) / cut * (p.d_qk / group + p.d_hv) * p.element_bytes
-        written = (3 * cut - 2) * passes + cut * len(found)  # but for the last; read, replaced; read by walks
+        starting = sum(not isinstance(kernel, Gradients) for kernel in found)
+        written = (3 * cut - 2) * passes + cut * starting  # but for the last; read, replaced; read by walks
         moved += heads * written * p.d_qk * p.d_hv * STATE_BYTES
     return Cost(flops, moved)
 
@@ -284,17 +428,19 @@ def launches(
                     f"{name}, joined", heads * dd / 1024, CARRYING, {}, {"states": states * (2 - 1 / cut)}, trips=cut
                 ),
             ]  # fmt: skip
-    of_pass = walks(p, gate_gradients, group)
-    for walk in of_pass:
-        found += [_launch(walk, p, exp, cut)] * walk.launches
+    of_pass = kernels(p, gate_gradients, group)
+    for kernel in of_pass:
+        if isinstance(kernel, Walk):
+            found += [_launch(kernel, p, exp, cut)] * kernel.launches
+        else:
+            found += [_launch_tilewise(kernel, p, cut)]
     if shared := _shared_gradient_bytes(p, of_pass):
         found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
     if sums := _gate_gradient_bytes(p, gate, of_pass):
-        found += [
-            _pointwise("sums of tiles", steps, sums / 2),
-            Launch("through tiles", heads, 8, {}, {}, trips=2),
-            _pointwise("gate gradients", steps, sums / 2),
-        ]
+        if not any(isinstance(kernel, Gradients) for kernel in of_pass):
+            sums /= 2
+            found += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 8, {}, {}, trips=2)]
+        found += [_pointwise("gate gradients", steps, sums)]
     return found
 
 
@@ -315,7 +461,7 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int) -> Launch:
     }
     return Launch(
         walk.name,
-        heads * cut * walk.pieces / walk.together,
+        walk.programs(p, cut),
         1,
         {term: steps * count for term, count in flops.items()},
         {
@@ -328,12 +474,43 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int) -> Launch:
     )
 
 
+def _launch_tilewise(kernel: StatePass | Gradients, p: Problem, cut: int) -> Launch:
+    heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
+    needed, whole = kernel.flops(0.5), kernel.flops(1.0)
+    if isinstance(kernel, Gradients):
+        within = needed["scores"] + needed["outputs"]
+        flops = {
+            "between chunks": needed["through state"],
+            "within chunks": within,
+            "causal waste": within,
+            "recomputation": whole["scores again"],
+        }
+        starts = 0
+    else:
+        flops = {"recomputation" if kernel.again else "between chunks": needed["state"]}
+        starts = heads * cut * PACKED**2 * STATE_BYTES if cut > 1 else 0
+    states = kernel.state_bytes(p.element_bytes)
+    return Launch(
+        kernel.name,
+        kernel.programs(p, cut),
+        1,
+        {term: steps * count for term, count in flops.items()},
+        {
+            "inputs and outputs": steps * (kernel.step_bytes(p.element_bytes) - states),
+            "states": steps * states + starts,
+        },
+        through_l2=steps * kernel.program_bytes(p.element_bytes),
+        vector_ops=steps * kernel.vector_ops(),
+        roles=ROLES if isinstance(kernel, Gradients) else ROLES - 1,
+    )
+
+
 def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
     return Launch(name, steps / 1024, 8, {}, {"inputs and outputs": steps * step_bytes})
 
 
 def waves(problem: Problem, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> dict[str, float]:
-    """By walk, how often its programs fill the chip, one on a multiprocessor.
+    """By walk, or kernel in its place, how often its programs fill the chip, one on a multiprocessor.
 
     Args:
         gate_gradients, group: as for `walks`.
@@ -343,9 +520,9 @@ def waves(problem: Problem, chunk_size: int, gpu: Gpu, gate_gradients: bool = Tr
     """
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
-    rows = problem.batch * problem.heads * segments(problem, chunk_size)
-    found = walks(problem, gate_gradients, group)
-    return {walk.name: rows * walk.pieces / walk.together / gpu.multiprocessors for walk in found}
+    cut = segments(problem, chunk_size)
+    found = kernels(problem, gate_gradients, group)
+    return {kernel.name: kernel.programs(problem, cut) / gpu.multiprocessors for kernel in found}
 
 
 def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> float:
@@ -379,16 +556,22 @@ def _gate_bytes(p: Problem, gate: Gate) -> float:
     return 2 * p.element_bytes + EXPONENT_BYTES + STABILISED_BYTES * (gate == "exp")
 
 
-def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Walk, ...]) -> float:
-    """A step: row sums, read for tiles and again for steps; pre-activations and both gradients; log f of exp."""
-    sums = sum(walk.sum_bytes for walk in found)
-    return 2 * sums + 4 * p.element_bytes + STABILISED_BYTES / 2 * (gate == "exp") if sums else 0
+def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Kernel, ...]) -> float:
+    """A step: row sums, those of walks read for tiles and again for steps; pre-activations and both gradients; log f of
+    exp.
+    """
+    sums = sum(kernel.sum_bytes * (2 if isinstance(kernel, Walk) else 1) for kernel in found)
+    return sums + 4 * p.element_bytes + STABILISED_BYTES / 2 * (gate == "exp") if sums else 0
 
 
-def _shared_gradient_bytes(p: Problem, found: tuple[Walk, ...]) -> float:
+def _shared_gradient_bytes(p: Problem, found: tuple[Kernel, ...]) -> float:
     """A step and head: dq and dk of heads that share q and k, or of the heads of a program, added up by PyTorch."""
-    summed = [walk for walk in found if walk.of_qk and walk.together < walk.group]
-    return sum(p.element_bytes * p.d_qk * (1 / walk.together + 1 / walk.group) for walk in summed)
+    added_up = 0.0
+    for kernel in found:
+        made = 2 if isinstance(kernel, Gradients) else isinstance(kernel, Walk) and kernel.of_qk
+        if made and kernel.together < kernel.group:
+            added_up += made * p.element_bytes * p.d_qk * (1 / kernel.together + 1 / kernel.group)
+    return added_up
 
 
 def _check(problem: Problem) -> None:

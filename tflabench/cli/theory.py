@@ -497,7 +497,7 @@ def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
         "segments": fused.segments(problem, best),
         "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), gate, chip) * 1e3,  # type: ignore[arg-type]
         "waves": fused.waves(problem, best, chip),
-        "on_chip_state_bytes": {walk.name: walk.on_chip_bytes for walk in fused.walks(problem)},
+        "on_chip_state_bytes": {kernel.name: kernel.on_chip_bytes for kernel in fused.kernels(problem)},
     }
 
 
