@@ -37,7 +37,6 @@ SPILLED_BYTES = 256  # stores and loads, outside the loops over tiles but for a 
 SPILLED_BYTES_NEWER = {"128/256": 160, "256/512": 320, "64/64": 128}  # on Triton 3.9
 # Its roles fill their registers, and a few in a loop cost much: without row sums there is 0, with them 32 to 48.
 SPILLED_BYTES_OF_PAIR, SPILLED_BYTES_OF_PAIR_WITH_SUMS = 16, 48
-SPILLED_BYTES_OF_GRADIENTS = {"oldest": 16, "installed": 24}  # with row sums and a skip connection, else 0
 GATES = {
     "exp": MLSTM_EXP,
     "sig": MLSTM_SIG,
@@ -434,10 +433,8 @@ def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:
         if oldest and "dk and dv" in kernel["kernel"]:
             without = "without row sums" in kernel["kernel"]
             spilled_bytes = SPILLED_BYTES_OF_PAIR if without else SPILLED_BYTES_OF_PAIR_WITH_SUMS
-        if "of every tile" in kernel["kernel"]:
+        if "of every tile" in kernel["kernel"] or "gradients" in kernel["kernel"]:
             spilled_bytes = 0
-        if "gradients" in kernel["kernel"]:
-            spilled_bytes = SPILLED_BYTES_OF_GRADIENTS["oldest" if oldest else "installed"]
         assert kernel["spilled_bytes"] <= spilled_bytes, kernel
 
 
