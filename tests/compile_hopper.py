@@ -28,10 +28,10 @@ from tflabench.kernels.hopper.launch import (
     MOST_ADDED_UP,
     PACK,
     PACKED,
-    RINGS,
     PairShape,
     StatePassShape,
     WalkShape,
+    rings,
     takes_pair,
 )
 from tflabench.kernels.launching import COMPILED
@@ -114,7 +114,7 @@ def kept_constants(*, heads: int, z_sharing: int, **branches: bool) -> dict[str,
 
 def gradients_constants(heads: int, *, sums: bool, skip: bool) -> dict[str, Any]:
     """Of dq, dk and dv tile by tile."""
-    return {"HEADS": heads, **RINGS, "SUMS": sums, "SKIP": skip}
+    return {"HEADS": heads, **rings(heads), "SUMS": sums, "SKIP": skip}
 
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:

@@ -347,7 +347,7 @@ class Machine:
         exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
         found = SimpleNamespace(**names)
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
-            "walk": (upper, lower, nearest, remainder, rounded, exchanged),
+            "walk": (upper, lower, nearest, remainder, rounded, widened, exchanged),
             "pair": (self.launched,),
         }
         for function in assembly.get(name, ()):
@@ -553,6 +553,10 @@ def nearest(x: Tensor, dtype: torch.dtype) -> Value:
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Value:
     return value(x.to(dtype).float())
+
+
+def widened(x: Tensor) -> Value:
+    return value(x.float())
 
 
 def exchanged(low: Tensor, high: Tensor, lanes: int) -> Value:

@@ -29,8 +29,7 @@ SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 PACK = 4  # heads of a program where they share q and k
 PACKED = {"HEADS": PACK, "STAGES": 2, "MATH_REGISTERS": 176, "SCORE_REGISTERS": 80, "SCORE_GROUPS": 2}  # `walk_heads`
-RINGS = {"STAGES": 4, "SLOTS": 2}  # of `tilewise.gradients`: heads of which all is on its way, or pairs
-MOST_ADDED_UP = 32  # heads of which a program of `tilewise.gradients` adds up dq and dk
+MOST_ADDED_UP = 64  # heads of which a program of `tilewise.gradients` adds up dq and dk
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 # What the decorators return has no types that a Python checker knows.
@@ -374,9 +373,16 @@ def heads_added_up(q: Tensor, v: Tensor) -> int:
     """
     B, H, T = v.shape[:3]
     heads = gcd(MOST_ADDED_UP, H // q.shape[1])
-    while heads > 1 and B * cdiv(T, TILE) * H // heads < 8 * multiprocessors(q.device):
+    while heads > 1 and B * cdiv(T, TILE) * H // heads < 7 * multiprocessors(q.device):
         heads //= 2
     return heads
+
+
+def rings(heads: int) -> dict[str, int]:
+    """Of `tilewise.gradients` for so many heads a program: tiles of q and k, heads of which all else, and pairs that
+    are on their way.
+    """
+    return {"SHARED": 4, "STAGES": 3, "SLOTS": 2} if heads == 1 else {"SHARED": 2, "STAGES": 4, "SLOTS": 2}
 
 
 def launch_gradients(
@@ -406,6 +412,6 @@ def launch_gradients(
         *map(descriptor, (dq, dk, dv)), exponents.g,
         *(dummy if given is None else given for given in (skip, skip_dots, through, sums)),
         items, H, H // q.shape[1], T, tiles, B * H * T,
-        HEADS=heads, **RINGS, SUMS=sums is not None, SKIP=skip is not None,
+        HEADS=heads, **rings(heads), SUMS=sums is not None, SKIP=skip is not None,
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

@@ -53,6 +53,7 @@ from .walk import (
     remainder,
     state_pointers,
     store_dots,
+    widened,
 )
 
 
@@ -314,7 +315,7 @@ def state(
                     for half in gl.static_range(2):  # of the steps, for want of registers
                         k = kT.slice(32 * half, 32, dim=1)
                         r = r_buf.index(s).slice(32 * half, 32).load(gl.SliceLayout(0, half_l))
-                        k.store(nearest(k.load(half_l).to(gl.float32) * r[None, :], dtype))
+                        k.store(nearest(widened(k.load(half_l)) * r[None, :], dtype))
                 if c >= AHEAD:
                     barrier()
                     mbarrier.arrive(copy_written.index(b), count=1)
@@ -324,7 +325,7 @@ def state(
             mbarrier.wait(tile_ready.index(s), (i // STAGES) & 1)
             mbarrier.wait(dp_full.index(0), i & 1)
             if SUMS:  # with r K, rounded as the walk for dq rounds it for its state
-                x = k_rows.index(s).permute((1, 0)).load(s_l).to(gl.float32)
+                x = widened(k_rows.index(s).permute((1, 0)).load(s_l))
                 leave_dots(x * dk, dots_buf, 0, 8)
             dk = dk * r_buf.index(s).load(j_l)[None, :]
             qT = q_rows.index(s).permute((1, 0))

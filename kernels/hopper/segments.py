@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, let_next_kernel_start, tma_store, wait_for_kernel_before, wait_for_products
-from .walk import BLOCK_BYTES, begin, block, fetch, nearest, nth_tile, state_pointers
+from .walk import BLOCK_BYTES, begin, block, fetch, nearest, nth_tile, state_pointers, widened
 
 
 @gluon.jit
@@ -75,7 +75,7 @@ def weighted(
         log2_s = s_z[k]
         if not REVERSE:
             log2_s += g[k]
-        z = block(z_buf, z_block + (0 if SHARED else k)).permute((1, 0)).load(layout).to(gl.float32)
+        z = widened(block(z_buf, z_block + (0 if SHARED else k)).permute((1, 0)).load(layout))
         z = z * gl.exp2(log2_s)[None, :]
         operands += (z.to(z_buf.dtype),)
         added += (gl.sum(z, axis=1),)

@@ -20,8 +20,8 @@ over the sequence is needed.
 
 Roles in a program (4 + 4 + 4 + 1 warps), a head each at a time, connected by mbarriers:
     score        S and D, and of them E S and E D, rounded, for the two others; row sums of pairs within the tile
-    value        dV, and <C, dC>
-    accumulate   dK and dQ, over all heads of a program
+    value        dV, with what a skip connection adds, and its weight's gradient
+    accumulate   dK and dQ, over all heads of a program, and <C, dC>
     produce      fetches
 """
 
@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, tma_load, tma_store, wait_for_products
-from .walk import BLOCK_BYTES, begin, block, leave_dots, nearest, store_dots
+from .walk import BLOCK_BYTES, begin, block, leave_dots, nearest, store_dots, widened
 
 
 @gluon.jit
@@ -53,7 +53,7 @@ def place_of(item, geometry, HEADS: gl.constexpr):
 @gluon.jit
 def produce(
     descs, shared, buffers, shared_ready, shared_empty, ready, empty, items, geometry, sharing,
-    HEADS: gl.constexpr, STAGES: gl.constexpr,
+    HEADS: gl.constexpr, SHARED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc = descs
     q_buf, k_buf = shared
@@ -62,8 +62,8 @@ def produce(
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
         j = item // gl.num_programs(0)
-        b = j % 2
-        mbarrier.wait(shared_empty.index(b), ((j // 2) & 1) ^ 1)
+        b = j % SHARED
+        mbarrier.wait(shared_empty.index(b), ((j // SHARED) & 1) ^ 1)
         fence_async_shared()  # what has been read there, before the copy writes
         mbarrier.expect(shared_ready.index(b), 2 * BLOCK_BYTES)
         tma_load(q_desc, [batch, head // sharing, tile * 64, 0], shared_ready.index(b), q_buf.index(b))
@@ -103,9 +103,9 @@ def sum_of(buffer):
 
 @gluon.jit
 def score(
-    skip_ptr, sums_ptr, part_stride, shared, buffers, pairs_bufs, dots_buf,
+    sums_ptr, part_stride, shared, buffers, pairs_bufs, dots_buf,
     shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
+    HEADS: gl.constexpr, SHARED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
@@ -118,62 +118,62 @@ def score(
     rows = gl.arange(0, 64, layout=rows_l)
     columns = gl.arange(0, 64, layout=columns_l)
     t = gl.arange(0, 64, layout=t_l)
-    mine = HEADS * (1 + (items - 1 - gl.program_id(0)) // gl.num_programs(0))
+    last = HEADS * (1 + (items - 1 - gl.program_id(0)) // gl.num_programs(0)) - 1
     mbarrier.wait(shared_ready.index(0), 0)
     mbarrier.wait(ready.index(0), 0)
     scores = product(block(k_buf, 0), block(q_buf, 0).permute((1, 0)), s_l)
     d = product(block(v_buf, 0), block(h_buf, 0).permute((1, 0)), s_l)
-    for i in range(mine):
-        j, n = i // HEADS, i % HEADS
-        _batch, _pack, tile, head, row = place_of(gl.program_id(0) + j * gl.num_programs(0), geometry, HEADS)
+    i = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        _batch, _pack, tile, _head, row = place_of(item, geometry, HEADS)
         left = steps - tile * 64
-        s, b = i % STAGES, i % SLOTS
-        weights = gl.exp2(exponents_of(y_buf, s, rows_l)[:, None] + exponents_of(x_buf, s, columns_l)[None, :])
-        weights = gl.where(rows[:, None] <= columns[None, :], weights, 0.0)
-        scores, d = wait_for_products(0, deps=(scores, d))
-        at = (row + n).to(gl.int64) * steps + tile * 64
-        d *= weights
-        if SUMS:
-            pairs = scores * d
-            gl.store(sums_ptr + at + 3 * part_stride + rows, gl.sum(pairs, axis=1), mask=rows < left)
-            leave_dots(pairs, dots_buf, 0, 4)
-        scores *= weights
-        if SKIP:
-            scores += gl.where(rows[:, None] == columns[None, :], gl.load(skip_ptr + head + n), 0.0)
-        mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)
-        p_buf.index(b).store(nearest(scores, dtype))
-        d_buf.index(b).store(nearest(d, dtype))
-        fence_async_shared()
-        barrier()  # both and the sums are in shared memory, everything else has been read
-        mbarrier.arrive(pairs_full.index(b), count=1)
-        # The next head's products run while this one's last sums are made; at the end this head's once more.
-        following = gl.minimum(i + 1, mine - 1)
-        other = following // HEADS
-        mbarrier.wait(shared_ready.index(other % 2), (other // 2) & 1)
-        mbarrier.wait(ready.index(following % STAGES), (following // STAGES) & 1)
-        q, k = block(q_buf, other % 2), block(k_buf, other % 2)
-        v, h = block(v_buf, following % STAGES), block(h_buf, following % STAGES)
-        scores = product(k, q.permute((1, 0)), s_l)
-        d = product(v, h.permute((1, 0)), s_l)
-        mbarrier.arrive(empty.index(s), count=1)
-        if n == HEADS - 1:
-            mbarrier.arrive(shared_read.index(j % 2), count=1)
-        if SUMS:
-            store_dots(dots_buf, sums_ptr + at + part_stride, left, t, t_l)
-            barrier()  # read
+        for n in range(HEADS):
+            s, b = i % STAGES, i % SLOTS
+            weights = gl.exp2(exponents_of(y_buf, s, rows_l)[:, None] + exponents_of(x_buf, s, columns_l)[None, :])
+            weights = gl.where(rows[:, None] <= columns[None, :], weights, 0.0)
+            scores, d = wait_for_products(0, deps=(scores, d))
+            at = (row + n).to(gl.int64) * steps + tile * 64
+            d *= weights
+            if SUMS:
+                pairs = scores * d
+                gl.store(sums_ptr + at + 3 * part_stride + rows, gl.sum(pairs, axis=1), mask=rows < left)
+                leave_dots(pairs, dots_buf, 0, 4)
+            scores *= weights
+            mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)
+            p_buf.index(b).store(nearest(scores, dtype))
+            d_buf.index(b).store(nearest(d, dtype))
+            fence_async_shared()
+            barrier()  # both and the sums are in shared memory, everything else has been read
+            mbarrier.arrive(pairs_full.index(b), count=1)
+            # The next head's products run while this one's last sums are made; at the end this head's once more.
+            i += 1
+            following = gl.minimum(i, last)
+            other = following // HEADS
+            mbarrier.wait(shared_ready.index(other % SHARED), (other // SHARED) & 1)
+            mbarrier.wait(ready.index(following % STAGES), (following // STAGES) & 1)
+            q, k = block(q_buf, other % SHARED), block(k_buf, other % SHARED)
+            v, h = block(v_buf, following % STAGES), block(h_buf, following % STAGES)
+            scores = product(k, q.permute((1, 0)), s_l)
+            d = product(v, h.permute((1, 0)), s_l)
+            mbarrier.arrive(empty.index(s), count=1)
+            if SUMS:
+                store_dots(dots_buf, sums_ptr + at + part_stride, left, t, t_l)
+                barrier()  # read
+        mbarrier.arrive(shared_read.index(item // gl.num_programs(0) % SHARED), count=1)
     wait_for_products(0, deps=(scores, d))
 
 
 @gluon.jit
 def value(
-    dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, o_buf, rows_buf,
+    dv_desc, g_ptr, skip_ptr, skip_dots_ptr, sums_ptr, part_stride, shared, buffers, p_buf, o_buf, rows_buf,
     shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
+    HEADS: gl.constexpr, SHARED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
+    SKIP: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
     _q_buf, k_buf = shared
-    v_buf, h_buf, C_buf, dC_buf, _x_buf, y_buf = buffers
+    v_buf, h_buf, _C_buf, dC_buf, _x_buf, y_buf = buffers
     _heads, tiles = geometry
     rows = gl.arange(0, 64, layout=rows_l)
     i = 0
@@ -181,8 +181,8 @@ def value(
         batch, _pack, tile, head, row = place_of(item, geometry, HEADS)
         j = item // gl.num_programs(0)
         left = steps - tile * 64
-        mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
-        k = block(k_buf, j % 2)
+        mbarrier.wait(shared_ready.index(j % SHARED), (j // SHARED) & 1)
+        k = block(k_buf, j % SHARED)
         g = gl.load(g_ptr + row * tiles + tile)
         for n in range(HEADS):
             g_now = g
@@ -191,15 +191,19 @@ def value(
             mbarrier.wait(ready.index(s), (i // STAGES) & 1)
             dv = product(k, block(dC_buf, s), s_l)
             weight = gl.exp2(exponents_of(y_buf, s, rows_l) + g_now)
-            if SUMS:
-                both = block(C_buf, s).load(s_l).to(gl.float32) * block(dC_buf, s).load(s_l).to(gl.float32)
-                rows_buf.index(i % 2).store(gl.sum(both, axis=1))
+            if SUMS or SKIP:
+                v = widened(block(v_buf, s).load(s_l))
+            if SKIP:
+                h = widened(block(h_buf, s).load(s_l))
+                rows_buf.index(i % 2).store(gl.sum(v * h, axis=1))
             dv = wait_for_products(0, deps=(dv,))
             dv *= weight[:, None]
             if SUMS:
-                of_keys = gl.sum(block(v_buf, s).load(s_l).to(gl.float32) * dv, axis=1)
+                of_keys = gl.sum(v * dv, axis=1)
                 at = (row + n).to(gl.int64) * steps + tile * 64
                 gl.store(sums_ptr + at + 2 * part_stride + rows, of_keys, mask=rows < left)
+            if SKIP:
+                dv += gl.load(skip_ptr + head + n) * h
             mbarrier.wait(pairs_full.index(b), (i // SLOTS) & 1)
             dv = warpgroup_mma(p_buf.index(b), block(h_buf, s), dv, is_async=True)
             dv = wait_for_products(0, deps=(dv,))
@@ -207,23 +211,23 @@ def value(
             barrier()  # a buffer for dv is free, everything else has been read
             mbarrier.arrive(pairs_empty.index(b), count=1)
             mbarrier.arrive(empty.index(s), count=1)
-            if SUMS:
-                gl.store(through_ptr + (row + n) * tiles + tile, gl.exp2(g_now) * sum_of(rows_buf.index(i % 2)))
+            if SKIP:
+                gl.store(skip_dots_ptr + (row + n) * tiles + tile, sum_of(rows_buf.index(i % 2)))
             out = o_buf.index(i % 2)
             out.reshape([64, 64]).store(nearest(dv, p_buf.dtype))
             fence_async_shared()
             barrier()
             tma_store(dv_desc, [batch, head + n, tile * 64, 0], out)
             i += 1
-        mbarrier.arrive(shared_read.index(j % 2), count=1)
+        mbarrier.arrive(shared_read.index(j % SHARED), count=1)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit
 def accumulate(
-    dq_desc, dk_desc, g_ptr, sums_ptr, skip_dots_ptr, shared, buffers, d_buf, rows_buf,
+    dq_desc, dk_desc, g_ptr, sums_ptr, through_ptr, shared, buffers, d_buf, rows_buf,
     shared_ready, shared_read, shared_empty, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
+    HEADS: gl.constexpr, SHARED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     s_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     rows_l: gl.constexpr = gl.SliceLayout(1, s_l)
@@ -237,8 +241,8 @@ def accumulate(
         batch, pack, tile, _head, row = place_of(item, geometry, HEADS)
         j = item // gl.num_programs(0)
         left = steps - tile * 64
-        mbarrier.wait(shared_ready.index(j % 2), (j // 2) & 1)
-        q, k = block(q_buf, j % 2), block(k_buf, j % 2)
+        mbarrier.wait(shared_ready.index(j % SHARED), (j // SHARED) & 1)
+        q, k = block(q_buf, j % SHARED), block(k_buf, j % SHARED)
         dq = gl.zeros([64, 64], gl.float32, layout=s_l)
         dk = gl.zeros([64, 64], gl.float32, layout=s_l)
         g = gl.load(g_ptr + row * tiles + tile)
@@ -251,9 +255,9 @@ def accumulate(
             through_dk = product(block(v_buf, s), block(dC_buf, s).permute((1, 0)), s_l)
             query_weight = gl.exp2(exponents_of(x_buf, s, rows_l))[:, None]
             key_weight = gl.exp2(exponents_of(y_buf, s, rows_l) + g_now)[:, None]
-            if SKIP:
-                same_step = block(v_buf, s).load(s_l).to(gl.float32) * block(h_buf, s).load(s_l).to(gl.float32)
-                rows_buf.index(i % 2).store(gl.sum(same_step, axis=1))
+            if SUMS:
+                both = widened(block(C_buf, s).load(s_l)) * widened(block(dC_buf, s).load(s_l))
+                rows_buf.index(i % 2).store(gl.sum(both, axis=1))
             through_dq, through_dk = wait_for_products(0, deps=(through_dq, through_dk))
             through_dq *= query_weight
             dq += through_dq
@@ -262,25 +266,31 @@ def accumulate(
             dk = warpgroup_mma(d_buf.index(b), q, dk, is_async=True)
             dq = warpgroup_mma(d_buf.index(b).permute((1, 0)), k, dq, is_async=True)
             if SUMS:
-                of_queries = gl.sum(q.load(s_l).to(gl.float32) * through_dq, axis=1)
+                of_queries = gl.sum(widened(q.load(s_l)) * through_dq, axis=1)
                 at = (row + n).to(gl.int64) * steps + tile * 64
                 gl.store(sums_ptr + at + rows, of_queries, mask=rows < left)
             dk, dq = wait_for_products(0, deps=(dk, dq))
             barrier()  # everything has been read
             mbarrier.arrive(pairs_empty.index(b), count=1)
             mbarrier.arrive(empty.index(s), count=1)
-            if SKIP:
-                gl.store(skip_dots_ptr + (row + n) * tiles + tile, sum_of(rows_buf.index(i % 2)))
+            if SUMS:
+                gl.store(through_ptr + (row + n) * tiles + tile, gl.exp2(g_now) * sum_of(rows_buf.index(i % 2)))
             i += 1
-        mbarrier.wait(shared_read.index(j % 2), (j // 2) & 1)
+        mbarrier.wait(shared_read.index(j % SHARED), (j // SHARED) & 1)
         q.store(nearest(dq, dtype))
         k.store(nearest(dk, dtype))
         fence_async_shared()
         barrier()
-        tma_store(dq_desc, [batch, pack, tile * 64, 0], q_buf.index(j % 2))
-        tma_store(dk_desc, [batch, pack, tile * 64, 0], k_buf.index(j % 2))
-        tma.store_wait(pendings=0)
-        mbarrier.arrive(shared_empty.index(j % 2), count=1)
+        tma_store(dq_desc, [batch, pack, tile * 64, 0], q_buf.index(j % SHARED))
+        tma_store(dk_desc, [batch, pack, tile * 64, 0], k_buf.index(j % SHARED))
+        if SHARED == 2:
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(shared_empty.index(j % SHARED), count=1)
+        else:  # those of the item before have been read: its place can wait an item longer
+            tma.store_wait(pendings=2)
+            if j > 0:
+                mbarrier.arrive(shared_empty.index((j - 1) % SHARED), count=1)
+    tma.store_wait(pendings=0)
 
 
 @gluon.jit
@@ -296,7 +306,8 @@ def gradients(
     q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc, dq_desc, dk_desc, dv_desc,
     g_ptr, skip_ptr, skip_dots_ptr, through_ptr, sums_ptr,
     items, heads, sharing, steps, tiles, part_stride,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr, SKIP: gl.constexpr,
+    HEADS: gl.constexpr, SHARED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, SUMS: gl.constexpr,
+    SKIP: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, each a tile of HEADS consecutive heads, of which `sharing` share one of Q and K.
 
@@ -308,8 +319,8 @@ def gradients(
     geometry = (heads, tiles)
     dtype: gl.constexpr = q_desc.dtype
     block_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    q_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
-    k_buf = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, 64], q_desc.layout)
+    q_buf = gl.allocate_shared_memory(dtype, [SHARED, 1, 1, 64, 64], q_desc.layout)
+    k_buf = gl.allocate_shared_memory(dtype, [SHARED, 1, 1, 64, 64], q_desc.layout)
     v_buf = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], q_desc.layout)
     h_buf = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], q_desc.layout)
     C_buf = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], q_desc.layout)
@@ -324,23 +335,23 @@ def gradients(
     rows_buf0 = gl.allocate_shared_memory(gl.float32, [2, 64], flat)
     rows_buf1 = gl.allocate_shared_memory(gl.float32, [2, 64], flat)
     shared, buffers = (q_buf, k_buf), (v_buf, h_buf, C_buf, dC_buf, x_buf, y_buf)
-    shared_ready, shared_read, shared_empty = barriers(2, 1), barriers(2, 2), barriers(2, 1)
+    shared_ready, shared_read, shared_empty = barriers(SHARED, 1), barriers(SHARED, 2), barriers(SHARED, 1)
     ready, empty = barriers(STAGES, 1), barriers(STAGES, 3)
     pairs_full, pairs_empty = barriers(SLOTS, 1), barriers(SLOTS, 2)
     begin(INDEPENDENT=False)
     gl.warp_specialize(
         [
-            (accumulate, (dq_desc, dk_desc, g_ptr, sums_ptr, skip_dots_ptr, shared, buffers, d_buf, rows_buf0,
+            (accumulate, (dq_desc, dk_desc, g_ptr, sums_ptr, through_ptr, shared, buffers, d_buf, rows_buf0,
                           shared_ready, shared_read, shared_empty, ready, empty, pairs_full, pairs_empty,
-                          items, geometry, steps, HEADS, STAGES, SLOTS, SUMS, SKIP)),
-            (score, (skip_ptr, sums_ptr, part_stride, shared, buffers, (p_buf, d_buf), dots_buf,
+                          items, geometry, steps, HEADS, SHARED, STAGES, SLOTS, SUMS)),
+            (score, (sums_ptr, part_stride, shared, buffers, (p_buf, d_buf), dots_buf,
                      shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
-                     HEADS, STAGES, SLOTS, SUMS, SKIP)),
-            (value, (dv_desc, g_ptr, sums_ptr, through_ptr, part_stride, shared, buffers, p_buf, dv_buf, rows_buf1,
-                     shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry, steps,
-                     HEADS, STAGES, SLOTS, SUMS)),
+                     HEADS, SHARED, STAGES, SLOTS, SUMS)),
+            (value, (dv_desc, g_ptr, skip_ptr, skip_dots_ptr, sums_ptr, part_stride, shared, buffers, p_buf, dv_buf,
+                     rows_buf1, shared_ready, shared_read, ready, empty, pairs_full, pairs_empty, items, geometry,
+                     steps, HEADS, SHARED, STAGES, SLOTS, SUMS, SKIP)),
             (produce, ((q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc), shared, buffers,
-                       shared_ready, shared_empty, ready, empty, items, geometry, sharing, HEADS, STAGES)),
+                       shared_ready, shared_empty, ready, empty, items, geometry, sharing, HEADS, SHARED, STAGES)),
         ],
         [4, 4, 1],
         [160, 144, 24],

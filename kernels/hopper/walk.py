@@ -422,7 +422,7 @@ def score(
                     zT = block(z_buf, s * 2 * ZB + c).permute((1, 0))
                     xz = warpgroup_mma(block(x_buf, s * 2 * ZB + c), zT, xz, use_acc=(c > 0), is_async=True)
                 xz = wait_for_products(0, deps=(xz,))
-                xz *= p_buf.index(b).load(p_l).to(gl.float32)
+                xz *= widened(p_buf.index(b).load(p_l))
                 gl.store(rows_ptr + before + u, gl.sum(xz, axis=1), mask=u < left_before)
                 # By hand: Triton 3.9 adds up over warps with seven barriers, and the math roles wait for this one.
                 leave_dots(xz, pairs_buf, 0, 4)
@@ -605,6 +605,16 @@ def rounded(x, dtype: gl.constexpr):
     return gl.inline_asm_elementwise(asm, "=f,=f,f,f", [x], gl.float32, is_pure=True, pack=2)
 
 
+@gluon.jit
+def widened(x):
+    """x in float32, two at a time as `converted`: of bfloat16 an instruction each, where the compiler takes three."""
+    if x.dtype == gl.bfloat16:
+        asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        return gl.inline_asm_elementwise(asm, "=f,=f,r", [x], gl.float32, is_pure=True, pack=2)
+    else:
+        return x.to(gl.float32)
+
+
 @constexpr_function
 def wide(layout, columns):
     """The layout of an accumulator that has so many columns."""
@@ -649,7 +659,7 @@ def advance(state, zT, s_z, w_joined, slot, WB: gl.constexpr):
     layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=flight[0].type.layout, k_width=2)
     operands = ()
     for half in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
-        zs = zT.slice(32 * half, 32, dim=1).load(layout).to(gl.float32)
+        zs = widened(zT.slice(32 * half, 32, dim=1).load(layout))
         zs = (zs * s_z.slice(32 * half, 32).load(gl.SliceLayout(0, layout))[None, :]).to(zT.dtype)
         operands += (zs,)
         further = ()
@@ -812,7 +822,7 @@ def math(
                     mbarrier.wait(p_full.index(b), (i // SLOTS) & 1)
                 r = r_buf.index(s if LATE else b).load(u_l)
                 if SUMS:
-                    x = x_rows.index(z_block).permute((1, 0)).load(s_l).to(gl.float32)
+                    x = widened(x_rows.index(z_block).permute((1, 0)).load(s_l))
                     x = rounded(x * r[None, :], dtype)
                     leave_dots(x * o, dots_buf, HALF, WARPS)
                 o = o * r[None, :]

@@ -69,8 +69,8 @@ STABILISED_BYTES = 2 * 4  # of log f and m of a step, which an exponential input
 WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
-MOST_ADDED_UP = 32  # heads of which a program of `Gradients` adds up dq and dk, if that leaves
-ITEMS = 8 * 132  # work items: eight for every multiprocessor of an H100 or H200
+MOST_ADDED_UP = 64  # heads of which a program of `Gradients` adds up dq and dk, if that leaves
+ITEMS = 7 * 132  # work items: seven for every multiprocessor of an H100 or H200
 # Programs on a multiprocessor that join segments (`carry`: 128 threads of 48 registers), which fetch a segment ahead.
 CARRYING = 10
 # Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role); of heads
