@@ -116,7 +116,7 @@ def test_bytes_a_step_tile_by_tile():
     _, C, dC, gradients = fused.kernels(p, group=64)
     q_or_k = 128 / 64
     assert [kernel.step_bytes(2) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
-    assert gradients.step_bytes(2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 32 + 8 + gradients.sum_bytes
+    assert gradients.step_bytes(2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 64 + 8 + gradients.sum_bytes
     assert gradients.sum_bytes == 4 * 4 + 4 / 64, "of q and k, within the tile and through a state; what passes it"
     assert fused.kernels(p.with_(batch=1, seq_len=1024), group=64)[-1].together == 1, "few programs add nothing up"
 
@@ -295,6 +295,8 @@ def test_states_of_64_by_64_are_walked_backward_only_without_row_sums_and_by_sin
     assert names(p.with_(d_hv=128), group=64) == ["h", "dq", "dk, dv"]
     assert names(p.with_(pass_="fw")) == ["h"]
     launched = [launch.name for launch in fused.launches(p, "sig", 4096, group=64)]
+    assert launched[-2:] == ["dq, dk, dv", "gate gradients"]  # a program adds up all that share q and k
+    launched = [launch.name for launch in fused.launches(p.with_(heads=128), "sig", 4096, group=128)]
     assert launched[-3:] == ["dq of heads, added up", "dk of heads, added up", "gate gradients"]
     assert not {"sums of tiles", "through tiles"} & set(launched)
 
@@ -321,7 +323,7 @@ def test_the_state_on_chip_fits_the_registers_of_a_program():
 
 def test_waves_are_programs_over_multiprocessors():
     four_heads = fused.waves(Problem(16, 64, 4096, 64, 64, pass_="fwbw"), 4096, H200, group=64)
-    by_tiles = {"dq, dk, dv": 16 * 64 * 64 / 32 / 132}
+    by_tiles = {"dq, dk, dv": 16 * 64 * 64 / 64 / 132}
     assert four_heads == dict.fromkeys(("h", "C of tiles", "dC of tiles"), 256 / 132) | by_tiles
     assert list(fused.waves(FIG_4.with_(pass_="fwbw"), 4096, H200, gate_gradients=False)) == ["h", "dq", "dk, dv"]
     assert fused.waves(FIG_4, 4096, H200) == {"h": 256 / 132}

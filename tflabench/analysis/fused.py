@@ -13,7 +13,7 @@ walked four in a program, which reads q and k once for them.
 
 Backward of states of 64 x 64 is no walk, but for single heads without row sums: two state passes (`StatePass`) write C
 before and dC after every tile in 16 bits, then one kernel (`Gradients`) makes dq, dk, dv and row sums of a tile from
-the two, for up to 32 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of it
+the two, for up to 64 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of it
 waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once then.
 PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
 
