@@ -34,10 +34,8 @@ are two launches each):
              1332        1652      1435
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          276   387   450            395   537   804*
-    all                                 1493  1854  2275**         1733  2156  3037* **
-    * with state passes of one head a program; the model has those of now, of four
-    ** of walks for dq, dk and dv; the model has the kernels of now
+    h and gates                          276   387   413            395   537   549
+    all                                 1477  1828  1877            1718  2130  2176
 
 What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
 between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
