@@ -44,7 +44,7 @@ from .prologue import add_bias
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 Layout = Literal["bhtd", "bthd"]
-AUTO = 0  # as a chunk size, inside the operators
+AUTO, AUTO_FORWARD = 0, -1  # as chunk sizes, inside the operators: with a backward to come, and without
 
 _REFERENCE_CHUNK_SIZE = 64
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -64,7 +64,7 @@ class Kernels(NamedTuple):
             is None, df and di also without gate_gradients. d_last is a State without m.
         empty_saved: (q, v, *, gate, chunk_size, state_dtype, config) -> tensors as `saved`, uninitialised.
         refuses: (q, v, *, gate, chunk_size, config) -> why it cannot run here, or None.
-        default_chunk_size: (q, v, *, gate) -> L.
+        default_chunk_size: (q, v, *, gate, backward) -> L; backward: whether there will be one.
         shares_heads: whether q and k may have fewer heads than v, H / G consecutive ones for each (dq and dk are then
             summed over these); kernels that do not are given copies.
         adds_skip: whether forward and backward take `skip` (H,), by which h_t has skip v_t added, and backward returns
@@ -302,7 +302,9 @@ def chunkwise(
     check_one_dtype(q, k, v)
 
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    L = AUTO if chunk_size == "auto" else chunk_size
+    L = chunk_size
+    if L == "auto":
+        L = AUTO if _wants_gradients(q, k, v, f, i, skip, *initial_state or ()) else AUTO_FORWARD
     if implementation == "auto" and not _kernels_take(q, v):
         implementation = "reference"
     device = q.device.type
@@ -312,7 +314,7 @@ def chunkwise(
                 *(q, k, v, f, i, initial_state),
                 gate=gate,
                 scale=scale,
-                chunk_size=L or _REFERENCE_CHUNK_SIZE,
+                chunk_size=L if L > 0 else _REFERENCE_CHUNK_SIZE,
                 state_dtype=None if q.dtype == torch.float64 else state_dtype,
             )
             h = skip_and_gate(h, v, skip, None, head_axis=1, plain=True)
@@ -327,6 +329,10 @@ def chunkwise(
     if layout == "bthd":
         h = h.transpose(1, 2)
     return (h, last) if return_last_state else h
+
+
+def _wants_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -358,7 +364,7 @@ def _check_for_kernels(q: Tensor, v: Tensor, chunk_size: int, implementation: st
     for name, x in (("q", q), ("v", v)):
         if x.shape[-1] % 16 != 0:
             raise ValueError(f"{name} has the head dimension {x.shape[-1]}: it must be a multiple of 16 {instead}")
-    if chunk_size != AUTO and (chunk_size < 16 or chunk_size % 16 != 0):
+    if chunk_size > 0 and (chunk_size < 16 or chunk_size % 16 != 0):
         raise ValueError(f"chunk_size is {chunk_size}: it must be a multiple of 16 {instead}")
 
 
@@ -381,13 +387,15 @@ def choose(
         ValueError: the implementation cannot run here, with its reason.
     """
     if implementation == "reference" or (implementation == "auto" and not _kernels_take(q, v)):
-        return Choice("reference", min(chunk_size or _REFERENCE_CHUNK_SIZE, q.shape[2]))
+        return Choice("reference", min(chunk_size if chunk_size > 0 else _REFERENCE_CHUNK_SIZE, q.shape[2]))
     reasons = []
     for name in _TRIED.get(implementation, (implementation,)):
         if name == "hopper" and implementation == "auto" and 0 < chunk_size < _RARE_STATES:
             continue
         kernels = _kernels(name)
-        L = chunk_size or kernels.default_chunk_size(q, v, gate=gate)
+        L = chunk_size
+        if L <= 0:
+            L = kernels.default_chunk_size(q, v, gate=gate, backward=chunk_size == AUTO)
         reason = kernels.refuses(q, v, gate=gate, chunk_size=L, config=config)
         if reason is None:
             return Choice(name, L)

@@ -445,25 +445,34 @@ def test_products_are_asynchronous(compiled: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in Triton's interpreter")
+@pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("end", [True, False])
-def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_for_the_end(reverse: bool, end: bool):
+def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_for_the_end(
+    split: int, reverse: bool, end: bool
+):
+    """Of `split` parts each, of 2 tiles, and a last one of fewer."""
     torch.manual_seed(0)
-    rows, segments, elements, tiles = 2, 3, 48, 5
-    added, g = torch.randn(rows, segments, elements), -torch.rand(rows, tiles)
-    order = list(range(segments))[:: -1 if reverse else 1]
+    rows, segments, elements = 2, 3, 48
+    parts, tiles = {1: (3, 5), 2: (5, 9)}[split]
+    added, g = torch.randn(rows, parts, elements), -torch.rand(rows, tiles)
+    order = list(range(parts))[:: -1 if reverse else 1]
+    of_the_last = [part for part in order if part // split == order[-1] // split]
     if not end:
-        added[:, order[-1]] = torch.nan
-    kept = torch.stack([g[:, 2 * n : 2 * n + 2].sum(1) for n in range(segments)], 1).exp2()[..., None]
-    state, after = added.clone(), torch.full((rows, elements), torch.nan)
+        added[:, of_the_last] = torch.nan
+    kept = torch.stack([g[:, 2 * n : 2 * n + 2].sum(1) for n in range(parts)], 1).exp2()[..., None]
+    given = added.clone()
+    state = given if split == 1 else torch.full((rows, segments, elements), torch.nan)
+    after = torch.full((rows, elements), torch.nan)
     kernel: Any = carry
     kernel[(rows,)](
-        state, g, state, after, elements, tiles, 2, segments, 1,
-        START=False, END=end, REVERSE=reverse, TILES=2, BLOCK=64,
+        given, state, g, state, after, elements, tiles, 2, parts, segments, split,
+        parts if end else parts - len(of_the_last), 1, START=False, END=end, REVERSE=reverse, TILES=2, BLOCK=64,
     )  # fmt: skip
     wanted = torch.zeros(rows, elements)
     for n in order:
-        torch.testing.assert_close(state[:, n], wanted)
+        if not reverse and n % split == 0 or reverse and (n + 1 == parts or (n + 1) % split == 0):
+            torch.testing.assert_close(state[:, n // split], wanted)
         wanted = wanted * kept[:, n] + added[:, n]
     torch.testing.assert_close(after, wanted, equal_nan=True)
 

@@ -155,6 +155,21 @@ def test_heads_that_share_q_and_k_in_any_order(seed: int, gate_gradients: bool, 
     assert failures(TOGETHER, absent=frozenset() if gate_gradients else NO_GATE_GRADIENTS) == []
 
 
+@pytest.mark.parametrize("gate", ["sig", "exp"])
+def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.MonkeyPatch):
+    """Then h has half as many rows a program and a state pass cuts segments in parts."""
+    chip = 40
+    case = Case(gate=gate, T=1100, batch=1, heads=1, d_qk=64, d_hv=256, L=640, states=True)
+    cut = launch.Segments.of(case.T, case.L)
+    assert (
+        launch.WalkShape.filling(case.d_qk, case.d_hv, cut.count, chip, sums=False, norm=False).pieces(case.d_hv) == 2
+    )
+    assert launch.parts_of_a_segment(cut, cut.count, chip) == 2
+    run_on(Machine(seed=5), monkeypatch)
+    monkeypatch.setattr(launch, "multiprocessors", lambda _device: chip)
+    assert failures(case) == []
+
+
 def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
     run_on(Machine(seed=3), monkeypatch, gate_gradients=False)
     assert failures(IN_SEGMENTS, absent=NO_GATE_GRADIENTS) == []

@@ -89,8 +89,9 @@ def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> 
     """
     from tflabench.kernels import api
 
+    chunk_size = problem.chunk_size or (api.AUTO if problem.pass_ == "fwbw" else api.AUTO_FORWARD)
     try:
-        choice = api.choose(q, v, gate=gate, implementation=kernels, chunk_size=problem.chunk_size or api.AUTO)
+        choice = api.choose(q, v, gate=gate, implementation=kernels, chunk_size=chunk_size)
     except ValueError as error:
         raise Unsupported(str(error)) from None
     return {"implementation": choice.implementation, "chunk_size": choice.chunk_size}

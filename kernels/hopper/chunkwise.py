@@ -53,12 +53,15 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = 
     return None
 
 
-def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True) -> int:
     """L that fills the chip: the whole sequence where batch * heads does, else chunks of which each is a program.
 
     With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor. A
     state pass over all segments but one takes about half as long a tile; states cost little. n is that of the next
     power of two of tiles: torch.compile, for which T may be a symbol, compiles once for each.
+
+    Args:
+        backward: whether there will be one; h alone may have more programs.
     """
     if refuses(q, v, gate=gate, chunk_size=64):
         return 64
@@ -70,30 +73,43 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate) -> int:
     from .launch import heads_together
 
     count = _count if isinstance(B, torch.SymInt) else _remembered_count  # a symbol has no hash
-    best = count(B, H, groups, d_qk, d_hv, tiles, heads_together(q, v), multiprocessors(q.device))
+    together = 1 if gate.normalize else heads_together(q, v)
+    sizes = (B, H, groups, d_qk, d_hv, tiles)
+    best = count(*sizes, multiprocessors(q.device), together=together, norm=gate.normalize, backward=backward)
     return 64 * -(-T // (64 * best))
 
 
-def _count(B: int, H: int, groups: int, d_qk: int, d_hv: int, tiles: int, together: int, chip: int) -> int:
+def _count(
+    B: int, H: int, groups: int, d_qk: int, d_hv: int, tiles: int, chip: int, *,
+    together: int, norm: bool, backward: bool,
+) -> int:  # fmt: skip
     """The number of segments: n of `default_chunk_size`, for `together` heads a program and `chip` multiprocessors."""
-    from .launch import StatePassShape, WalkShape
+    from .launch import Segments, StatePassShape, WalkShape, parts_of_a_segment
 
-    def programs(w: int, z: int, sums: bool) -> int:
-        """Of a walk over one segment with a state of z rows and w columns."""
+    def walk_tiles(w: int, z: int, cut: Segments, sums: bool) -> float:
+        """Tile times of a walk with a state of z rows and w columns, one launch for each 256."""
         if together > 1:
-            return B * H // together
-        return B * H * -(-z // (128 * WalkShape.of(min(w, 256), z, sums=sums, norm=False).ZB))
-
-    # h and dv, and dq and dk, whose columns may take several launches.
-    walks = ((1, programs(d_qk, d_hv, False)), (-(-d_hv // 256), programs(d_hv, d_qk, True)))
+            return -(-B * H // together * cut.count // chip) * cut.segment_tiles
+        launches, w = -(-w // 256), min(w, 256)
+        rows = B * H * cut.count
+        shape = WalkShape.filling(w, z, rows, chip, sums=sums, norm=norm and not sums)
+        whole = WalkShape.of(w, z, sums=sums, norm=norm and not sums)
+        return launches * -(-rows * shape.pieces(z) // chip) * cut.segment_tiles * shape.ZB / whole.ZB
 
     of_a_program = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=H // groups).HEADS
     states = B * H // of_a_program * -(-d_qk // 128) * -(-d_hv // 256)  # programs of a state pass over one segment
 
     def cost(segments: int) -> float:
         """In tile times of h or dv and dq or dk; of as good ones the fewest."""
-        rounds = sum(launches * -(-each * segments // chip) for launches, each in walks)
-        return (rounds + 0.5 * -(-states * (segments - 1) // chip)) * -(-tiles // segments) + segments
+        cut = Segments.of_tiles(tiles, -(-tiles // segments))
+        found = walk_tiles(d_qk, d_hv, cut, sums=False)
+        if backward:
+            found += walk_tiles(d_hv, d_qk, cut, sums=True)
+        programs = states * (segments - 1)
+        if programs:
+            parts = parts_of_a_segment(cut, programs, chip)
+            found += 0.5 * -(-programs * parts // chip) * cut.segment_tiles / parts
+        return found + segments
 
     return min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
 

@@ -51,7 +51,10 @@ class Segments(NamedTuple):
     @classmethod
     def of(cls, steps: int, chunk_size: int) -> Segments:
         tiles = cdiv(steps, TILE)
-        segment_tiles = min(tiles, chunk_size // TILE)
+        return cls.of_tiles(tiles, min(tiles, chunk_size // TILE))
+
+    @classmethod
+    def of_tiles(cls, tiles: int, segment_tiles: int) -> Segments:
         return cls(tiles, segment_tiles, cdiv(tiles, segment_tiles))
 
 
@@ -71,21 +74,36 @@ class WalkShape:
 
     @classmethod
     @cache
-    def of(cls, w: int, z: int, *, sums: bool, norm: bool) -> WalkShape:
-        """For a state of z rows and w <= 256 columns; what measured best on the H200.
+    def of(cls, w: int, z: int, *, sums: bool, norm: bool, halved: bool = False) -> WalkShape:
+        """For a state of z rows and w <= 256 columns, and with less than half of the chip taken so (`spare`) half as
+        many rows in a program (halved); what measured best on the H200.
 
         A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
         ahead of the math roles, where shared memory has room (with a normaliser, up to 128 columns, a third stage
         comes first). What registers the math roles do not need are its.
         """
         WB = w // 64
-        ZB = 1 if sums else max(1, min(4 // WB, z // 128))
+        ZB = 1 if sums else max(1, min(4 // WB, z // 128) // (2 if halved else 1))
         slots = 1 if sums or (norm and WB < 3) else 2
         stage = 2 * WB + 2 * ZB * (1 + sums)
         blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
         stages = min(4, (blocks - 3 * slots) // stage)
         registers = 168 if WB * ZB <= 2 else 208
         return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers, GROUPS=2 if sums else 1)
+
+    @classmethod
+    def filling(cls, w: int, z: int, heads: int, chip: int, *, sums: bool, norm: bool) -> WalkShape:
+        """For the states of so many heads and segments side by side. With a normaliser, which every program of a state
+        carries, half as many rows take longer.
+        """
+        whole = cls.of(w, z, sums=sums, norm=norm)
+        if norm or whole.ZB == 1 or 2 * heads * whole.pieces(z) > chip:
+            return whole
+        return cls.of(w, z, sums=sums, norm=norm, halved=True)
+
+    def pieces(self, z: int) -> int:
+        """Programs that share a state of z rows."""
+        return cdiv(z, 128 * self.ZB)
 
 
 @dataclass(frozen=True)
@@ -214,8 +232,8 @@ def launch_walk(
     x_desc = z_desc if x is None else descriptor(x)
     launches = cdiv(width, 256)
     per_launch = width // launches
-    shape = WalkShape.of(per_launch, rows, sums=sums is not None, norm=norm is not None)
-    pieces = cdiv(rows, 128 * shape.ZB)
+    shape = WalkShape.filling(per_launch, rows, B * H * cut.count, chip, sums=sums is not None, norm=norm is not None)
+    pieces = shape.pieces(rows)
     items = B * H * cut.count * pieces
     # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends.
     programs = min(items, max(1, chip // pieces) * pieces)
@@ -303,36 +321,64 @@ def launch_segments(
     z_sharing = H // z.shape[1]
     shape = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=z_sharing)
     z_pieces, w_pieces = cdiv(d_qk, 128), cdiv(d_hv, 256)
-    states = torch.empty((B, H, cut.count, d_qk, d_hv), dtype=torch.float32, device=z.device)
-    n_states = torch.empty((B, H, cut.count, d_qk), dtype=torch.float32, device=z.device) if norm else None
-    accumulated = cut.count if end else cut.count - 1
+    programs = B * H // shape.HEADS * z_pieces * w_pieces
+    parts, first = cut, int(reverse and not end)
+    accumulated = cut.count - (not end)
+    split = parts_of_a_segment(cut, programs * accumulated, multiprocessors(z.device))
+    if split > 1:
+        parts = Segments.of_tiles(cut.tiles, cut.segment_tiles // split)
+        first *= split
+        accumulated = parts.count - first if end or reverse else split * accumulated
+    exponents_z = exponents.x if reverse else exponents.y
+
+    def empty(count: int, *sizes: int) -> Tensor:
+        return torch.empty((B, H, count, *sizes), dtype=torch.float32, device=z.device)
+
+    added = empty(parts.count, d_qk, d_hv), empty(parts.count, d_qk) if norm else None
     enqueue(
-        _accumulate, B * H // shape.HEADS * accumulated * z_pieces * w_pieces,
-        descriptor(z), descriptor(w), descriptor(z), exponents.x if reverse else exponents.y, exponents.g,
-        states, states, states if n_states is None else n_states,
-        H, z_sharing, cut.tiles, cut.segment_tiles, cut.count, cut.count - accumulated if reverse else 0,
-        accumulated, z_pieces, w_pieces,
+        _accumulate, programs * accumulated,
+        descriptor(z), descriptor(w), descriptor(z), exponents_z, exponents.g,
+        added[0], added[0], added[0] if added[1] is None else added[1],
+        H, z_sharing, *parts, first, accumulated, z_pieces, w_pieces,
         Z_DIM=d_qk, W_DIM=d_hv, **vars(shape), REVERSE=reverse, NORM=norm, KEEP=False, FIRST=False, LAST=True,
         num_warps=4, maxnreg=168, launch_pdl=z_pieces * w_pieces == 1, **ASSEMBLY,
     )  # fmt: skip
-    ends = []
-    for state, begin in ((states, start[0]), (n_states, start[1])):
-        if state is None:
+    starts, ends = [], []
+    for adds, begin in zip(added, start, strict=True):
+        if adds is None:
+            starts.append(None)
             ends.append(None)
             continue
-        elements = state[0, 0, 0].numel()
+        sizes = adds.shape[3:]
+        elements = sizes.numel()
         block = min(1024, next_power_of_2(elements))
         blocks = cdiv(elements, block)
-        after = torch.empty((B, H, *state.shape[3:]), dtype=torch.float32, device=z.device) if end else None
+        state = adds if split == 1 else empty(cut.count, *sizes)
+        after = empty(1, *sizes)[:, :, 0] if end else None
         enqueue(
             _carry, B * H * blocks,
-            state, exponents.g, state if begin is None else begin, state if after is None else after,
-            elements, cut.tiles, cut.segment_tiles, cut.count, blocks, START=begin is not None, END=end,
-            REVERSE=reverse, TILES=next_power_of_2(cut.segment_tiles), BLOCK=block,
+            adds, state, exponents.g, state if begin is None else begin, state if after is None else after,
+            elements, *parts, cut.count, split, accumulated, blocks, START=begin is not None, END=end,
+            REVERSE=reverse, TILES=next_power_of_2(parts.segment_tiles), BLOCK=block,
             OVERLAP=True, launch_pdl=True,
         )  # fmt: skip
+        starts.append(state)
         ends.append(after)
-    return (states, n_states), (ends[0], ends[1])
+    return (starts[0], starts[1]), (ends[0], ends[1])
+
+
+def parts_of_a_segment(cut: Segments, programs: int, chip: int) -> int:
+    """Into how many parts the state pass cuts a segment, which would be so many programs: twice as many where less than
+    half of the chip is taken, as long as joining them takes less than walking them does.
+    """
+    parts = 1
+    while (
+        2 * parts * programs <= chip
+        and cut.segment_tiles % (2 * parts) == 0
+        and (2 * parts * cut.count) ** 2 <= cut.tiles
+    ):
+        parts *= 2
+    return parts
 
 
 def launch_kept_states(

@@ -1,8 +1,8 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """States at the ends of segments: what lets walks over the segments of one sequence run at the same time.
 
-    accumulate   the state that each segment adds up from zero, sum over its steps of s_z Z_z W_z^T (Gluon)
-    carry        turns these into the state each segment starts from, in place, and the one after the last (Triton)
+    accumulate   the state that each part of a segment adds up from zero, sum over its steps of s_z Z_z W_z^T (Gluon)
+    carry        makes of these the state that each segment starts from, and the one after the last (Triton)
 
 Forward Z = K, W = V give C and the normaliser n, going forward; Z = Q, W = dH give dC, going backward. Both lie as
 (B, H, segments, d_qk, d_hv) float32.
@@ -233,15 +233,17 @@ def accumulate(
 
 @triton.jit
 def carry(
-    state, g, start, end, elements, tiles, segment_tiles, segments, blocks,
+    added, state, g, start, end, elements, tiles, part_tiles, parts, segments, split, accumulated, blocks,
     START: tl.constexpr, END: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """For states (rows, segments, elements): replace what each segment adds (`accumulate`) by what it starts from.
+    """state (rows, segments, elements): what each segment starts from, out of what each part of one adds, added (rows,
+    parts, elements), which may be the same tensor where a segment has one part.
 
     start: (rows, elements) state before the first segment walked, read if START; end: state after the last, written if
     END. Only then is read what the last segment adds.
-    TILES: power of two, at least segment_tiles. OVERLAP: see walk.begin.
+    split: parts of a segment. accumulated: parts that are there.
+    TILES: power of two, at least part_tiles. OVERLAP: see walk.begin.
     """
     if OVERLAP:
         wait_for_kernel_before()
@@ -254,18 +256,21 @@ def carry(
     else:
         carried = tl.zeros([BLOCK], tl.float32)
     inside = tl.arange(0, TILES)
-    segment = segments - 1 if REVERSE else 0
-    added = tl.load(state + (row * segments + segment) * elements + at, mask=mask, other=0.0)
-    for k in range(segments):
-        segment = segments - 1 - k if REVERSE else k
-        pointer = state + (row * segments + segment) * elements + at
-        beyond = pointer + (-elements if REVERSE else elements)
-        left = elements * (k + 1 < segments - 1 + END)
+    part = parts - 1 if REVERSE else 0
+    adds = tl.load(added + (row * parts + part) * elements + at, mask=mask, other=0.0)
+    for k in range(accumulated + 1 - END):
+        part = parts - 1 - k if REVERSE else k
+        beyond = added + (row * parts + part) * elements + at + (-elements if REVERSE else elements)
+        left = elements * (k + 1 < accumulated)
         following = tl.load(beyond, mask=at < left, other=0.0)  # on its way meanwhile
-        tile = segment * segment_tiles + inside
-        log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < segment_tiles) & (tile < tiles), other=0.0), 0)
-        tl.store(pointer, carried, mask=mask)
-        carried = carried * tl.exp2(log_e) + added
-        added = following
+        tile = part * part_tiles + inside
+        log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < part_tiles) & (tile < tiles), other=0.0), 0)
+        if REVERSE:
+            begins = ((part + 1) % split == 0) | (part + 1 == parts)
+        else:
+            begins = part % split == 0
+        tl.store(state + (row * segments + part // split) * elements + at, carried, mask=at < elements * begins)
+        carried = carried * tl.exp2(log_e) + adds
+        adds = following
     if END:
         tl.store(end + row * elements + at, carried, mask=mask)

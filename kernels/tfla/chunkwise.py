@@ -77,9 +77,9 @@ def refuses(
     return None
 
 
-def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, levels: int = 2) -> int:
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True, levels: int = 2) -> int:
     """The chunk size that measured best (MEASURED.md): states cost bytes, long chunks cost FLOPs."""
-    del gate
+    del gate, backward
     if levels == 1:
         return 64
     best = 128 if q.shape[-1] * v.shape[-1] <= 128 * 128 else 256
