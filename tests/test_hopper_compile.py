@@ -471,7 +471,8 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
     )  # fmt: skip
     wanted = torch.zeros(rows, elements)
     for n in order:
-        if not reverse and n % split == 0 or reverse and (n + 1 == parts or (n + 1) % split == 0):
+        begins = n % split == 0 if not reverse else n + 1 == parts or (n + 1) % split == 0
+        if begins:
             torch.testing.assert_close(state[:, n // split], wanted)
         wanted = wanted * kept[:, n] + added[:, n]
     torch.testing.assert_close(after, wanted, equal_nan=True)

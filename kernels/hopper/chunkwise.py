@@ -56,9 +56,9 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True) -> int:
     """L that fills the chip: the whole sequence where batch * heads does, else chunks of which each is a program.
 
-    With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor. A
-    state pass over all segments but one takes about half as long a tile; states cost little. n is that of the next
-    power of two of tiles: torch.compile, for which T may be a symbol, compiles once for each.
+    With n segments a walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor;
+    then a state pass goes over all segments but one. n is that of the next power of two of tiles: torch.compile, for
+    which T may be a symbol, compiles once for each.
 
     Args:
         backward: whether there will be one; h alone may have more programs.
@@ -86,30 +86,36 @@ def _count(
     """The number of segments: n of `default_chunk_size`, for `together` heads a program and `chip` multiprocessors."""
     from .launch import Segments, StatePassShape, WalkShape, parts_of_a_segment
 
-    def walk_tiles(w: int, z: int, cut: Segments, sums: bool) -> float:
-        """Tile times of a walk with a state of z rows and w columns, one launch for each 256."""
+    def tile_times(programs: int, alone: float, shared: float) -> float:
+        """Of a tile, every round's, of programs that wait for their own work alone, for memory with the chip full."""
+        return -(-programs // chip) * max(alone, shared * min(1.0, programs / chip))
+
+    def walk(w: int, z: int, cut: Segments, sums: bool) -> float:
+        """With a state of z rows and w columns, one launch for each 256."""
         if together > 1:
-            return -(-B * H // together * cut.count // chip) * cut.segment_tiles
+            return cut.segment_tiles * tile_times(B * H // together * cut.count, 0.9, 1)
         launches, w = -(-w // 256), min(w, 256)
         rows = B * H * cut.count
-        shape = WalkShape.filling(w, z, rows, chip, sums=sums, norm=norm and not sums)
         whole = WalkShape.of(w, z, sums=sums, norm=norm and not sums)
-        return launches * -(-rows * shape.pieces(z) // chip) * cut.segment_tiles * shape.ZB / whole.ZB
+        shape = WalkShape.filling(w, z, rows, chip, sums=sums, norm=norm and not sums)
+        alone, shared = (1, 1) if sums else (0.9, 1) if shape == whole else (0.45, 0.5)
+        return launches * cut.segment_tiles * tile_times(rows * shape.pieces(z), alone, shared)
 
     of_a_program = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=H // groups).HEADS
     states = B * H // of_a_program * -(-d_qk // 128) * -(-d_hv // 256)  # programs of a state pass over one segment
 
     def cost(segments: int) -> float:
-        """In tile times of h or dv and dq or dk; of as good ones the fewest."""
+        """In tile times of h or dv and dq or dk, as they measured on an H200 (MEASURED); of as good ones the fewest."""
         cut = Segments.of_tiles(tiles, -(-tiles // segments))
-        found = walk_tiles(d_qk, d_hv, cut, sums=False)
+        found = walk(d_qk, d_hv, cut, sums=False)
         if backward:
-            found += walk_tiles(d_hv, d_qk, cut, sums=True)
-        programs = states * (segments - 1)
-        if programs:
+            found += walk(d_hv, d_qk, cut, sums=True)
+        if segments > 1:
+            programs = states * (segments - 1)
             parts = parts_of_a_segment(cut, programs, chip)
-            found += 0.5 * -(-programs * parts // chip) * cut.segment_tiles / parts
-        return found + segments
+            found += cut.segment_tiles / parts * tile_times(programs * parts, 0.3, 0.5)
+            found += 0.3 * parts * segments  # joining them
+        return found
 
     return min((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= tiles), key=cost)
 

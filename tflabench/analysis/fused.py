@@ -3,8 +3,9 @@
 A walk carries one head's state on chip over tiles of 64 steps and makes one output; forward is one walk (h), backward
 three (dq, dk, dv). So FLOPs do not grow with L: they are those of the chunkwise form with chunks of one tile. Nor does
 a state go through memory, unless L < T: then the T/L segments run side by side, for which a pass before the walk (K, V
-forward, Q, dH backward) computes the state that each starts from. L = T is best where batch * heads fill the chip, and
-the L of so many segments that they do where not (`best_chunk_size`).
+forward, Q, dH backward) computes the state that each starts from, in parts of a segment where these are too few
+programs. L = T is best where batch * heads fill the chip, and the L of so many segments that they do where not
+(`best_chunk_size`); h alone, without a normaliser, needs half as many, for two programs can share a state.
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
 state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
@@ -44,8 +45,8 @@ dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Long
 at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 662 calibrated),
 and four heads in a program, of which
 all roles wait for one another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the
-gradient of D. At T = 65536 the model cuts into 8 segments at 128/256, as the kernels do; at 256/512 into 4 forward, and
-8 with the backward, whose dq and dk have half as many programs as h. The kernels take 8 there for both.
+gradient of D. At T = 65536 the model cuts into 4 segments forward and, for dq and dk have half as many programs as h,
+8 with the backward, as the kernels do.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows 
 PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
 PACKED = 64
 MOST_ADDED_UP = 64  # heads of which a program of `Gradients` adds up dq and dk, if that leaves
-ITEMS = 7 * 132  # work items: seven for every multiprocessor of an H100 or H200
+MULTIPROCESSORS = 132  # of an H100 or H200, which the kernels fill
+ITEMS = 7 * MULTIPROCESSORS  # work items
 # Programs on a multiprocessor that join segments (`carry`: 128 threads of 48 registers), which fetch a segment ahead.
 CARRYING = 10
 # Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role); of heads
@@ -91,6 +93,7 @@ class Walk:
         with_dv: of dk: it makes dv too, out of K and the same state (pair.py).
         group: heads that share one of q and k.
         together: heads of a program, which reads U and W once for them (h: packed.py).
+        halved: half as many rows in a program as fit, see `filling`.
     """
 
     name: str
@@ -104,6 +107,14 @@ class Walk:
     with_dv: bool = False
     group: int = 1
     together: int = 1
+    halved: bool = False
+
+    def filling(self, problem: Problem, cut: int, norm: bool) -> Walk:
+        """As launched for so many segments: with half as many rows a program where less than half of the chip would be
+        taken, but for a normaliser, which every program of a state would carry.
+        """
+        spare = 2 * self.programs(problem, cut) <= MULTIPROCESSORS
+        return replace(self, halved=spare and not norm and self.together == 1 and self.block_rows > HEIGHT)
 
     @property
     def launches(self) -> int:
@@ -115,7 +126,7 @@ class Walk:
         if self.together > 1:
             return self.rows
         blocks = math.ceil(min(self.columns, WIDTH) / TILE)
-        return HEIGHT * (1 if self.sums else max(1, min(4 // blocks, self.rows // HEIGHT)))
+        return HEIGHT * (1 if self.sums else max(1, min(4 // blocks, self.rows // HEIGHT) // (1 + self.halved)))
 
     @property
     def pieces(self) -> int:
@@ -343,6 +354,17 @@ def kernels(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tu
     return *walks(problem, gate_gradients, group), *tilewise(problem, gate_gradients, group)
 
 
+def launched(
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1
+) -> tuple[Kernel, ...]:
+    """`kernels`, as many rows in a program as fill the chip."""
+    cut = segments(problem, chunk_size)
+    return tuple(
+        kernel.filling(problem, cut, gate == "exp" and kernel.name == "h") if isinstance(kernel, Walk) else kernel
+        for kernel in kernels(problem, gate_gradients, group)
+    )
+
+
 def _together(problem: Problem, group: int) -> int:
     """Heads of a program that makes h."""
     return PACK if problem.d_qk == problem.d_hv == PACKED and group % PACK == 0 else 1
@@ -352,6 +374,29 @@ def segments(problem: Problem, chunk_size: int) -> int:
     """T/L, each a multiple of a tile; 1 where the chunk holds the sequence."""
     tiles = math.ceil(problem.seq_len / TILE)
     return math.ceil(tiles / min(tiles, max(1, chunk_size // TILE)))
+
+
+def parts_of_a_segment(problem: Problem, cut: int) -> int:
+    """In how many parts a state pass goes over one: twice as many while that leaves a program to a multiprocessor and
+    joining them takes less than a walk over one.
+    """
+    pieces, together = _state_pass(problem)
+    programs = problem.batch * problem.heads * (cut - 1) * pieces / together
+    tiles = math.ceil(problem.seq_len / TILE)
+    of_segment, parts = math.ceil(tiles / cut), 1
+    while (
+        0 < 2 * parts * programs <= MULTIPROCESSORS
+        and of_segment % (2 * parts) == 0
+        and (2 * parts * cut) ** 2 <= tiles
+    ):
+        parts *= 2
+    return parts
+
+
+def _state_pass(problem: Problem) -> tuple[int, int]:
+    """Programs that share a state, heads of a program."""
+    pieces = math.ceil(problem.d_qk / HEIGHT) * math.ceil(problem.d_hv / WIDTH)
+    return pieces, math.gcd(PACK, problem.heads) if problem.d_qk == problem.d_hv == PACKED else 1
 
 
 def cost(
@@ -388,7 +433,8 @@ def cost(
         flops += passes * steps * 2 * p.d_qk * p.d_hv
         moved += passes * steps * (cut - 1) / cut * (p.d_qk / group + p.d_hv) * p.element_bytes
         starting = sum(not isinstance(kernel, Gradients) for kernel in found)
-        written = (3 * cut - 2) * passes + cut * starting  # but for the last; read, replaced; read by walks
+        added = parts_of_a_segment(p, cut) * (cut - 1)  # the last is not needed
+        written = (2 * added + cut) * passes + cut * starting  # written, read, joined; read by walks
         moved += heads * written * p.d_qk * p.d_hv * STATE_BYTES
     return Cost(flops, moved)
 
@@ -407,9 +453,9 @@ def launches(
     if exp:
         found += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
     if cut > 1:
-        pieces = math.ceil(p.d_qk / HEIGHT) * math.ceil(p.d_hv / WIDTH)
-        together = math.gcd(PACK, p.heads) if p.d_qk == p.d_hv == PACKED else 1
-        states = heads * cut * dd * STATE_BYTES
+        pieces, together = _state_pass(p)
+        parts = parts_of_a_segment(p, cut)
+        added, states = (heads * count * dd * STATE_BYTES for count in (parts * (cut - 1), cut))
         walked = steps * (cut - 1) / cut
         sharing = together if group % together == 0 else 1  # of the heads of a program, which then reads q or k once
         tensors, fetched = (walked * (p.d_qk / shared + p.d_hv) * p.element_bytes for shared in (group, sharing))
@@ -417,16 +463,16 @@ def launches(
             name = ("C", "dC")[n]
             found += [
                 Launch(
-                    f"{name} of segments", heads * (cut - 1) * pieces / together, 1,
+                    f"{name} of segments", heads * parts * (cut - 1) * pieces / together, 1,
                     {"recomputation": walked * 2 * dd},
-                    {"inputs and outputs": tensors, "states": states * (cut - 1) / cut},
+                    {"inputs and outputs": tensors, "states": added},
                     through_l2=pieces * fetched, roles=ROLES - 1,
                 ),
                 Launch(
-                    f"{name}, joined", heads * dd / 1024, CARRYING, {}, {"states": states * (2 - 1 / cut)}, trips=cut
+                    f"{name}, joined", heads * dd / 1024, CARRYING, {}, {"states": added + states}, trips=parts * cut
                 ),
             ]  # fmt: skip
-    of_pass = kernels(p, gate_gradients, group)
+    of_pass = launched(p, gate, chunk_size, gate_gradients, group)
     for kernel in of_pass:
         if isinstance(kernel, Walk):
             found += [_launch(kernel, p, exp, cut)] * kernel.launches
@@ -507,7 +553,9 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
     return Launch(name, steps / 1024, 8, {}, {"inputs and outputs": steps * step_bytes})
 
 
-def waves(problem: Problem, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> dict[str, float]:
+def waves(
+    problem: Problem, gate: Gate, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1
+) -> dict[str, float]:
     """By walk, or kernel in its place, how often its programs fill the chip, one on a multiprocessor.
 
     Args:
@@ -519,7 +567,7 @@ def waves(problem: Problem, chunk_size: int, gpu: Gpu, gate_gradients: bool = Tr
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
     cut = segments(problem, chunk_size)
-    found = kernels(problem, gate_gradients, group)
+    found = launched(problem, gate, chunk_size, gate_gradients, group)
     return {kernel.name: kernel.programs(problem, cut) / gpu.multiprocessors for kernel in found}
 
 

@@ -492,12 +492,13 @@ def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
     if problem.element_bytes != 2 or not chip.name.removeprefix("paper-").startswith(("H100", "H200")):
         return None
     best = fused.best_chunk_size(problem, gate, chip)  # type: ignore[arg-type]
+    launched = fused.launched(problem, gate, best)  # type: ignore[arg-type]
     return {
         "chunk_size": best,
         "segments": fused.segments(problem, best),
         "predicted_ms_lower": fused.runtime(problem.with_(chunk_size=best), gate, chip) * 1e3,  # type: ignore[arg-type]
-        "waves": fused.waves(problem, best, chip),
-        "on_chip_state_bytes": {kernel.name: kernel.on_chip_bytes for kernel in fused.kernels(problem)},
+        "waves": fused.waves(problem, gate, best, chip),  # type: ignore[arg-type]
+        "on_chip_state_bytes": {kernel.name: kernel.on_chip_bytes for kernel in launched},
     }
 
 
