@@ -84,7 +84,8 @@ def _count(B: int, H: int, groups: int, d_qk: int, d_hv: int, tiles: int, togeth
             return B * H // together
         return B * H * -(-z // (128 * WalkShape.of(min(w, 256), z, sums=sums, norm=False).ZB))
 
-    # h and dv, and dq and dk, whose columns may take several launches.
+    # h and dv, and dq and dk, whose columns may take several launches. A backward tile by tile (`takes_tilewise`) has
+    # two state passes instead, half a tile time each: as much where heads are together, less (not modelled) where not.
     walks = ((1, programs(d_qk, d_hv, False)), (-(-d_hv // 256), programs(d_hv, d_qk, True)))
 
     of_a_program = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=H // groups).HEADS
