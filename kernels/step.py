@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .api import HAS_TRITON, KERNEL_DTYPES, autocast, retnet_log_decays
+from .api import KERNEL_DTYPES, autocast, retnet_log_decays
 from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_skip, check_state
 from .epilogue import skip_and_gate
-from .operators import define, without_gradients
+from .operators import HAS_TRITON, define, without_gradients
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 
