@@ -79,8 +79,9 @@ def mamba2_ssd_step(
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **{"scale": 1.0, **options})
     z = None if z is None else z[:, :, None]
+    plain = options.get("implementation") == "reference"
     with torch.no_grad():
-        return skip_and_gate(y[:, :, None], x[:, :, None], wide, z, head_axis=1)[:, :, 0]
+        return skip_and_gate(y[:, :, None], x[:, :, None], wide, z, head_axis=1, plain=plain)[:, :, 0]
 
 
 def step(
@@ -144,7 +145,7 @@ def step(
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         h = _step_in_torch(q, k, v, f, i, state, after, gate, scale)
-        return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1)[:, :, 0]
+        return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1, plain=True)[:, :, 0]
 
 
 def _step_in_torch(
