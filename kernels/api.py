@@ -17,7 +17,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -39,7 +38,7 @@ from .checks import (
     heads_of,
 )
 from .epilogue import skip_and_gate, skip_gradients
-from .operators import FIRST_ORDER, Gradients, define
+from .operators import FIRST_ORDER, HAS_TRITON, Gradients, define
 from .prologue import add_bias
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
@@ -48,7 +47,6 @@ AUTO, AUTO_FORWARD = 0, -1  # as chunk sizes, inside the operators: with a backw
 
 _REFERENCE_CHUNK_SIZE = 64
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HAS_TRITON = find_spec("triton") is not None
 
 
 class Kernels(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 _library = torch.library.Library("tflabench", "FRAGMENT")
-_HAS_TRITON = find_spec("triton") is not None
+HAS_TRITON = find_spec("triton") is not None
 
 
 class Gradients(NamedTuple):
@@ -55,7 +55,7 @@ def _refuse_tangents(inputs: tuple[Any, ...]) -> None:
 
 def run_on(*tensors: Tensor) -> bool:
     """Whether operators that are kernels in Triton, whatever the GPU, run on these tensors; there is PyTorch too."""
-    return _HAS_TRITON and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
+    return HAS_TRITON and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
 
 
 def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:

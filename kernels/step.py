@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .api import HAS_TRITON, KERNEL_DTYPES, autocast, retnet_log_decays
+from .api import KERNEL_DTYPES, autocast, retnet_log_decays
 from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_skip, check_state
 from .epilogue import skip_and_gate
-from .operators import define, without_gradients
+from .operators import HAS_TRITON, define, without_gradients
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
 
 
@@ -79,8 +79,9 @@ def mamba2_ssd_step(
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **{"scale": 1.0, **options})
     z = None if z is None else z[:, :, None]
+    plain = options.get("implementation") == "reference"
     with torch.no_grad():
-        return skip_and_gate(y[:, :, None], x[:, :, None], wide, z, head_axis=1)[:, :, 0]
+        return skip_and_gate(y[:, :, None], x[:, :, None], wide, z, head_axis=1, plain=plain)[:, :, 0]
 
 
 def step(
@@ -144,7 +145,7 @@ def step(
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         h = _step_in_torch(q, k, v, f, i, state, after, gate, scale)
-        return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1)[:, :, 0]
+        return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1, plain=True)[:, :, 0]
 
 
 def _step_in_torch(

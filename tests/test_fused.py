@@ -402,14 +402,16 @@ def test_states_that_are_written_often_take_what_memory_makes_of_them(pass_, chu
 
 MAMBA_2 = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
 LONG = MAMBA_2.with_(batch=1, seq_len=65536, chunk_size=8192)
+MEASURED_MAMBA_2 = [  # kernels/MEASURED.md, version 18
+    (MAMBA_2, 0.413),
+    (MAMBA_2.with_(pass_="fwbw"), 1.877),
+    (LONG, 0.549),
+    (LONG.with_(pass_="fwbw"), 2.176),
+]
 
 
-@pytest.mark.parametrize(
-    ("problem", "measured_ms"),
-    [(MAMBA_2, 0.413), (MAMBA_2.with_(pass_="fwbw"), 1.877), (LONG, 0.549), (LONG.with_(pass_="fwbw"), 2.176)],
-)
+@pytest.mark.parametrize(("problem", "measured_ms"), MEASURED_MAMBA_2)
 def test_the_calibrated_model_of_heads_that_share_q_and_k_is_within_10_percent(problem, measured_ms):
-    """kernels/MEASURED.md, version 18."""
     launches = fused.launches(problem, "sig", problem.chunk_size or problem.seq_len, group=64)
     assert sum(total(launches, Chip.of(H200)).values()) * 1e3 == pytest.approx(measured_ms, rel=0.1)
 
@@ -417,10 +419,7 @@ def test_the_calibrated_model_of_heads_that_share_q_and_k_is_within_10_percent(p
 @pytest.mark.parametrize(
     ("name", "problem", "measured_ms"),
     [
-        ("mamba2", MAMBA_2, 0.413),
-        ("mamba2", MAMBA_2.with_(pass_="fwbw"), 1.877),
-        ("mamba2", LONG, 0.549),
-        ("mamba2", LONG.with_(pass_="fwbw"), 2.176),
+        *(("mamba2", *measured) for measured in MEASURED_MAMBA_2),
         ("retention", FIG_4, 0.407),
         ("retention", FIG_4.with_(pass_="fwbw"), 1.44),
         ("lightning", FIG_4.with_(pass_="fwbw"), 1.42),

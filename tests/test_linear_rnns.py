@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from tflabench.kernels import api, operators
+from tflabench.kernels import api, epilogue, operators
 from tflabench.kernels import step as steps
 from tflabench.kernels.types import State
 
@@ -282,6 +282,21 @@ def test_the_reference_has_second_derivatives_around_the_recurrence_too(monkeypa
     total = torch.stack([g.square().sum() for g in grads]).sum()
     second = torch.autograd.grad(total, (x["dt_bias"], x["D"], x["z"]))
     assert all(g.isfinite().all() and g.any() for g in second)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_reference_of_a_step_is_pytorch_around_the_recurrence_too(wide, monkeypatch):
+    """On a GPU, too, where its skip connection and its gate would be kernels."""
+    monkeypatch.setattr(operators, "run_on", lambda *tensors: True)
+    monkeypatch.setattr(epilogue, "_kernels", lambda: pytest.fail("a kernel in Triton"))
+    x, dt, z = random(BATCH, HEADS, 16), random(BATCH, HEADS).abs(), random(BATCH, HEADS, 16)
+    b, c = (random(BATCH, 1, 16) for _ in range(2))
+    D = random(HEADS, 16) if wide else random(HEADS)
+    state = State(torch.zeros(BATCH, HEADS, 16, 16), None, None)
+    given = (x, dt, -torch.ones(HEADS), b, c)
+    y = steps.mamba2_ssd_step(*given, state, D=D, z=z, implementation="reference")
+    h = torch.einsum("bgk, bgk, bh, bhd -> bhd", c, b, dt, x)  # from a state of zeros
+    torch.testing.assert_close(y, (h + (D if wide else D[:, None]) * x) * silu(z))
 
 
 def test_the_prologue_is_opaque_to_torch():

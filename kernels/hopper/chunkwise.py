@@ -105,7 +105,11 @@ def _count(
     states = B * H // of_a_program * -(-d_qk // 128) * -(-d_hv // 256)  # programs of a state pass over one segment
 
     def cost(segments: int) -> float:
-        """In tile times of h or dv and dq or dk, as they measured on an H200 (MEASURED); of as good ones the fewest."""
+        """In tile times of h or dv and dq or dk, as they measured on an H200 (MEASURED); of as good ones the fewest.
+
+        A backward tile by tile (`takes_tilewise`) has two state passes in place of walks, half a tile time each: as
+        much where heads are together, less (not modelled) where not.
+        """
         cut = Segments.of_tiles(tiles, -(-tiles // segments))
         found = walk(d_qk, d_hv, cut, sums=False)
         if backward:

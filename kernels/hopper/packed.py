@@ -42,7 +42,7 @@ def fetch(
 
 @gluon.jit
 def score(
-    descs, stages, exponents, skip_ptr, buffers, e_bufs, p_bufs, factors, empty, ready, f_full, p_full, p_empty,
+    descs, stages, exponents, skip_ptr, buffers, e_bufs, p_bufs, factors, empty, ready, p_full, p_empty,
     items, geometry, sharing, HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     COLUMNS: gl.constexpr = 64 // GROUPS  # of P for each warp group
@@ -88,8 +88,7 @@ def score(
             r_by_head.index(i & 1).store(gl.exp2(x_t))
             s_by_head.index(i & 1).store(gl.exp2(y_t + g))
             decay_by_head.index(i & 1).store(gl.exp2(g))
-            barrier()
-            mbarrier.arrive(f_full.index(i & 1), count=1)
+            barrier()  # before other warps read the exponents; the math roles read factors once they have P
             tile = nth_tile(first, gl.minimum(j + 1, n - 1), n, REVERSE=False)
             at = (row * HEADS + h_e) * tiles + tile
             x_t = gl.load(au_ptr + (at * 64 + t_e))
@@ -232,14 +231,11 @@ def walk_heads(
     decay_buf = gl.allocate_shared_memory(gl.float32, [2 * HEADS, 64], flat)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    f_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     p_full = gl.allocate_shared_memory(gl.int64, [HEADS // 2, 1], mbarrier.MBarrierLayout())
     p_empty = gl.allocate_shared_memory(gl.int64, [HEADS // 2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=2)  # released by both math roles; score is done when they are
         mbarrier.init(ready.index(i), count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(f_full.index(i), count=1)
     for i in gl.static_range(HEADS // 2):
         mbarrier.init(p_full.index(i), count=1)
         mbarrier.init(p_empty.index(i), count=2)
@@ -252,7 +248,7 @@ def walk_heads(
             (math, (o_desc, first_ptr, last_ptr, buffers, p_buf1, s_buf1, o_buf1, factors,
                     empty, ready, p_full, p_empty, items, geometry, 1, HEADS, STAGES, FIRST, LAST)),
             (score, ((u_desc, w_desc, z_desc), stages, (au_ptr, az_ptr, g_ptr), skip_ptr, buffers,
-                     (u_exponents, z_exponents), (p_buf0, p_buf1), factors, empty, ready, f_full, p_full, p_empty,
+                     (u_exponents, z_exponents), (p_buf0, p_buf1), factors, empty, ready, p_full, p_empty,
                      items, geometry, sharing, HEADS, STAGES, SCORE_GROUPS, SKIP)),
         ],
         [4, 4 * SCORE_GROUPS],

@@ -105,11 +105,14 @@ def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architect
         return Tiles(rows, rows, _block(d_in, 32), _block(d_out, 64), warps=4, stages=1)
     if architecture >= 90:
         outer = _block(d_out, 256)
+        half = limit // 2 - 1024  # two programs a multiprocessor hide each other's latencies
+        short = [(64, 32, whole, 2, half), (64, 64, _block(d_in, 128), 2, half)]
         options = [  # rows, cols, inner, stages, bytes
-            (64, 64, whole, 2, limit // 2 - 1024),  # two programs a multiprocessor hide each other's latencies
-            (64, 32, whole, 3, limit // 2 - 1024),
+            (64, 64, whole, 2, half),
+            (64, 32, whole, 3, half),
+            *(short if chunk_size < 1024 else []),
             (128, 64, whole, 2, limit),
-            *([(128, 32, whole, 2, limit)] if chunk_size >= 1024 else []),
+            (128, 32, whole, 2, limit),
             (128, 64, _block(d_in, 128), 3, limit),
             (64, 32, _block(d_in, 64), 2, limit),
         ]

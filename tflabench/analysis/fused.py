@@ -43,10 +43,9 @@ between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7
 a walk gains by what it put through there (kernels/MEASURED.md, version 12), and sums across lanes by halves brought
 dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Longest against the model are exp's forward
 at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 662 calibrated),
-and four heads in a program, of which
-all roles wait for one another. Nor has it what is not tensors of the kernels: of Mamba 2 the bias of dt and the
-gradient of D. At T = 65536 the model cuts into 4 segments forward and, for dq and dk have half as many programs as h,
-8 with the backward, as the kernels do.
+and four heads in a program, of which all roles wait for one another. Nor has it what is not tensors of the kernels: of
+Mamba 2 the bias of dt and the gradient of D. At T = 65536 the model cuts into 4 segments forward and, for dq and dk
+have half as many programs as h, 8 with the backward, as the kernels do.
 """
 
 from __future__ import annotations
@@ -228,9 +227,7 @@ class StatePass:
 
     def step_bytes(self, element_bytes: int) -> float:
         """Through memory a step and head: q and dh, or k and v, one of the two exponents, states."""
-        return (
-            element_bytes * (PACKED / self.group + PACKED) + EXPONENT_BYTES / 2 + self.state_bytes(element_bytes)
-        )  # fmt: skip
+        return element_bytes * (PACKED / self.group + PACKED) + EXPONENT_BYTES / 2 + self.state_bytes(element_bytes)
 
     def program_bytes(self, element_bytes: int) -> float:
         """To and from a program, a step and head."""

@@ -47,10 +47,13 @@ class Tiles:
         """What kernels/tfla/config.py picks on Hopper for 16-bit elements: the first tiling that fits."""
         tile = min(chunk_size & -chunk_size, 128)
         whole, outer = _power_of_two(d_in), min(_power_of_two(d_out), 256)
+        short = ((64, 32, whole, 2, 2), (64, 64, min(whole, 128), 2, 2))
         options = (  # rows, cols, inner, stages, resident
             (64, 64, whole, 2, 2),
             (64, 32, whole, 3, 2),
+            *(short if chunk_size < 1024 else ()),
             (128, 64, whole, 2, 1),
+            (128, 32, whole, 2, 1),
             (128, 64, min(whole, 128), 3, 1),
             (64, 32, min(whole, 64), 2, 1),
         )
