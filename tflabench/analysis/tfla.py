@@ -19,6 +19,7 @@ from tflabench.problem import Problem
 SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA programming guide)
 STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
 NARROW = 64  # rows of the state in one of the products with it, each waited for
+BARRIERS = 0.3  # of a round trip that every tile of a loop waits for, between products and copies; calibrated
 TILE_GATES = 6 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
 SUMMING_WAVES = 8  # times as many programs as that are kept where they add up heads (kernels/tfla/outputs.py)
 STATE_PROGRAMS = 264  # the state walk cuts sequences until it has about this many (kernels/tfla/config.py)
@@ -183,6 +184,7 @@ class _Call:
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
         scores, first = 2 * d_in, 0 if again else 1
         loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
+        x_again = computed / cols * d_in if own.inner < d_in else 0  # a part of x lies in shared memory at a time
         # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
         per_score = 4 + (self.gate == "exp") + EXP_LANES * rows / computed
         return Launch(
@@ -196,10 +198,13 @@ class _Call:
                 "recomputation": steps * computed * scores * (blocks - first),
             },
             moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
-            through_l2=steps * blocks * (computed / rows * (d_in + outer) + 2 * d_in + outer) * p.element_bytes
+            through_l2=steps
+            * blocks
+            * (computed / rows * (d_in + outer) + x_again + 2 * d_in + outer)
+            * p.element_bytes
             + steps / rows * d_in * d_out * self.state_bytes,
             vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
-            trips=2 + math.ceil(d_in / NARROW) + (0 if own.pipelined else computed / cols * loads),
+            trips=2 + math.ceil(d_in / NARROW) + computed / cols * (BARRIERS if own.pipelined else loads),
             pipelined=own.pipelined,
         )
 
