@@ -81,14 +81,17 @@ def test_a_gpu_of_which_too_little_is_known():
         (FIG_4.with_(chunk_size=256), 1.135, 4.42),
         (FIG_4.with_(chunk_size=512), 1.23, 5.04),
         (FIG_4.with_(chunk_size=256, **LONG), 1.37, 5.25),
-        (WIDE.with_(chunk_size=128), 2.12, 7.49),
-        (WIDE.with_(chunk_size=256), 2.00, 7.11),
+        (WIDE.with_(chunk_size=128), 1.70, 6.68),
+        (WIDE.with_(chunk_size=192), 1.64, 6.45),
+        (WIDE.with_(chunk_size=256), 1.65, 6.48),
+        (WIDE.with_(chunk_size=320), 1.69, 6.58),
+        (WIDE.with_(chunk_size=512), 1.83, 7.20),
         (WIDE.with_(chunk_size=4096), 4.78, 18.8),
-        (WIDE.with_(chunk_size=256, **LONG), 2.52, 8.44),
+        (WIDE.with_(chunk_size=256, **LONG), 2.05, 7.68),
     ],
 )
 def test_the_bundled_kernels_are_predicted_within_a_fifth(problem, fw, fwbw):
-    """Version 2 in kernels/MEASURED.md, mLSTMsig."""
+    """Version 2 in kernels/MEASURED.md, mLSTMsig; at 256/512 below L = 1024 the tilings beside version 19."""
     assert milliseconds(problem) == pytest.approx(fw, rel=0.2)
     assert milliseconds(problem.with_(pass_="fwbw")) == pytest.approx(fwbw, rel=0.2)
 
@@ -114,13 +117,15 @@ def test_steps_end_at_the_calibrated_model_and_name_every_term():
 
 
 def test_causal_waste_and_recomputation_are_what_the_tiles_say():
-    """At L = 256 tiles of 64 by 64 compute 10 of 16 blocks and 8 are needed; 512 columns make two blocks, 256 one."""
+    """At L = 256 tiles of 64 by 64 compute 10 of 16 blocks and 8 are needed; 512 columns make two blocks, 256 one; 32
+    columns of keys take the tensor cores as long as 64.
+    """
     (h,) = (launch for launch in tfla.launches(FIG_4, "sig", 256, 2) if launch.name == "H")
     assert h.flops["causal waste"] / h.flops["within chunks"] == pytest.approx(10 / 8 - 1)
     assert h.flops["recomputation"] == 0
     (wide,) = (launch for launch in tfla.launches(WIDE, "sig", 256, 2) if launch.name == "H")
-    scores = 2 * 256 * 192 * WIDE.tokens * WIDE.heads  # 512 columns in two blocks of 256; 192 steps met on average
-    assert wide.flops["recomputation"] == scores
+    scores = 2 * 256 * 160 * WIDE.tokens * WIDE.heads  # 512 columns in two blocks of 256; 160 steps met on average
+    assert wide.flops["recomputation"] == 3 * scores
 
 
 @pytest.mark.parametrize("problem", [FIG_4, WIDE])

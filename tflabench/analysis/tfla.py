@@ -19,6 +19,7 @@ from tflabench.problem import Problem
 SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA programming guide)
 STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
 NARROW = 64  # rows of the state in one of the products with it, each waited for
+WIDTH_OF_PRODUCTS = 64  # columns from which on tensor cores have more to do than to read 64 rows
 BARRIERS = 0.3  # of a round trip that every tile of a loop waits for, between products and copies; calibrated
 TILE_GATES = 6 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
 SUMMING_WAVES = 8  # times as many programs as that are kept where they add up heads (kernels/tfla/outputs.py)
@@ -183,7 +184,12 @@ class _Call:
         blocks = math.ceil(d_out / outer)
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
         scores, first = 2 * d_in, 0 if again else 1
+        # Tensor cores read both operands from shared memory: fewer columns take as long, here as scores made again.
+        idle = max(1, WIDTH_OF_PRODUCTS / cols) - 1 if own.pipelined else 0
         loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
+        waits = loads  # of a tile, for fetches
+        if own.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
+            waits = BARRIERS if own.inner >= d_in else 1
         x_again = computed / cols * d_in if own.inner < d_in else 0  # a part of x lies in shared memory at a time
         # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
         per_score = 4 + (self.gate == "exp") + EXP_LANES * rows / computed
@@ -195,7 +201,7 @@ class _Call:
                 "between chunks": steps * 2 * d_in * d_out,
                 "within chunks": steps * needed * (scores * first + 2 * d_out),
                 "causal waste": steps * (computed - needed) * (scores * first + 2 * d_out),
-                "recomputation": steps * computed * scores * (blocks - first),
+                "recomputation": steps * computed * scores * (blocks * (1 + idle) - first),
             },
             moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
             through_l2=steps
@@ -204,7 +210,7 @@ class _Call:
             * p.element_bytes
             + steps / rows * d_in * d_out * self.state_bytes,
             vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
-            trips=2 + math.ceil(d_in / NARROW) + computed / cols * (BARRIERS if own.pipelined else loads),
+            trips=2 + math.ceil(d_in / NARROW) + computed / cols * waits,
             pipelined=own.pipelined,
         )
 
