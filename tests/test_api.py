@@ -296,6 +296,29 @@ def test_compiles_for_sizes_that_change(probe, operation):
     assert len(set(graphs)) == 1
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, probe, compiled):
+    def forward(q, k, v, *others, chunk_size, **options):
+        return torch.full_like(v, chunk_size), None, (v.new_ones(3),)
+
+    sizes = {True: 32, False: 64}
+    made = probe.kernels()._replace(forward=forward, default_chunk_size=lambda q, v, *, gate, backward: sizes[backward])
+    monkeypatch.setitem(api._KERNELS, "probe", lambda: made)
+    call = torch.compile(api.mlstm_sig, fullgraph=True, backend="aot_eager") if compiled else api.mlstm_sig
+    x = inputs(MLSTM_SIG)
+    without = {name: t.detach() for name, t in x.items()}
+    for given, enabled, wanted in (
+        (x, True, 32),
+        (x, False, 64),
+        (without, True, 64),
+        (without | {"i": x["i"]}, True, 32),
+    ):
+        with torch.set_grad_enabled(enabled):
+            h = call(**given, implementation="probe")
+        assert (h == wanted).all()
+    assert (api.mlstm_sig(**x, implementation="probe", chunk_size=16) == 16).all()
+
+
 @pytest.mark.parametrize(("kernels", "ranges"), [(hopper, 3), (tfla, 1)], ids=["hopper", "tfla"])
 def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ranges):
     """As far as the choice of a chunk size goes: from 1024 to 8192 steps once for each power of two at most."""
