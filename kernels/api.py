@@ -262,7 +262,8 @@ def chunkwise(
         gate: which gates, with a normaliser or without.
         layout: "bhtd", or "bthd" for q, k (B, T, H, d_qk), v and h (B, T, H, d_hv), gates (B, T, H); never copied.
         chunk_size: L, the number of steps between two states in memory; "auto" chooses by shape and device, and by
-            whether a gradient is asked for. It changes speed and memory, not the result. At least 16 and a multiple of the tile, for the reference any L >= 1.
+            whether a gradient is asked for. It changes speed and memory, not the result. At least 16 and a multiple of
+            the tile, for the reference any L >= 1.
         initial_state: State before the first step; None is `types.zero_state`.
         return_last_state: return (h, State) instead of h. The state is float32, of float64 inputs float64.
         scale: of q; None is 1/sqrt(d_qk).
