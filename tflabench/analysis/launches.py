@@ -33,6 +33,7 @@ TERMS = {
     "within chunks": "matrix products of the causal half of every chunk: grow with L",
     "causal waste": "the masked part of tiles on the diagonal",
     "recomputation": "scores computed again for every block of the output dimension, or by another kernel",
+    "narrow products": "tensor cores that wait for shared memory, which gives few columns no faster than 64",
     "pointwise": "gates, masks, weights and conversions on the vector lanes",
     "re-reads": "tiles that several programs read, from the L2, where that takes longer than memory",
     "waiting": "round trips to memory that nothing hides",
@@ -40,7 +41,7 @@ TERMS = {
     "launches": "starting kernels",
 }
 RESOURCES = {
-    "matrix": ("between chunks", "within chunks", "causal waste", "recomputation"),
+    "matrix": ("between chunks", "within chunks", "causal waste", "recomputation", "narrow products"),
     "vector": ("pointwise",),
     "memory": ("inputs and outputs", "states", "re-reads"),
 }
@@ -113,6 +114,7 @@ class Launch:
         programs: its grid.
         resident: programs that fit on a multiprocessor at once.
         flops: of matrix products, by term.
+        narrow_flops: that the tensor cores could do besides while products of few columns take them.
         moved: bytes through memory, by term.
         through_l2: bytes between the L2 and the multiprocessors, re-reads included.
         vector_ops: pointwise operations.
@@ -131,6 +133,7 @@ class Launch:
     trips: float = 0.0
     pipelined: bool = True
     roles: int = 1
+    narrow_flops: float = 0.0
 
     def waves(self, chip: Chip) -> float:
         """How often the grid fills the chip; below 1, part of the chip has nothing to do."""
@@ -140,9 +143,12 @@ class Launch:
         """Seconds by term; their sum is the predicted time. See the module's text."""
         alpha, beta = chip.ceilings.flops_per_s, chip.ceilings.bytes_per_s
         busy = {term: flops / alpha for term, flops in self.flops.items()}
+        if self.narrow_flops:
+            busy["narrow products"] = self.narrow_flops / alpha
         busy["pointwise"] = self.vector_ops / chip.vector_ops_per_s
         busy |= {term: moved / beta for term, moved in self.moved.items()}
-        hidden = sum(self.moved.values()) / beta + (sum(self.flops.values()) / alpha if self.pipelined else 0.0)
+        products = (sum(self.flops.values()) + self.narrow_flops) / alpha
+        hidden = sum(self.moved.values()) / beta + (products if self.pipelined else 0.0)
         busy["re-reads"] = max(0.0, self.through_l2 / chip.l2_bytes_per_s - hidden)
         used = {name: sum(busy.get(term, 0.0) for term in terms) for name, terms in RESOURCES.items()}
         longest, workers = max(used, key=used.__getitem__), self.resident * self.roles

@@ -184,8 +184,7 @@ class _Call:
         blocks = math.ceil(d_out / outer)
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
         scores, first = 2 * d_in, 0 if again else 1
-        # Tensor cores read both operands from shared memory: fewer columns take as long, here as scores made again.
-        idle = max(1, WIDTH_OF_PRODUCTS / cols) - 1 if own.pipelined else 0
+        narrow = max(1, WIDTH_OF_PRODUCTS / cols) - 1 if own.pipelined else 0
         loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
         waits = loads  # of a tile, for fetches
         if own.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
@@ -201,8 +200,9 @@ class _Call:
                 "between chunks": steps * 2 * d_in * d_out,
                 "within chunks": steps * needed * (scores * first + 2 * d_out),
                 "causal waste": steps * (computed - needed) * (scores * first + 2 * d_out),
-                "recomputation": steps * computed * scores * (blocks * (1 + idle) - first),
+                "recomputation": steps * computed * scores * (blocks - first),
             },
+            narrow_flops=steps * computed * scores * blocks * narrow,
             moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
             through_l2=steps
             * blocks
