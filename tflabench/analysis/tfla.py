@@ -20,7 +20,6 @@ SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA pr
 STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
 NARROW = 64  # rows of the state in one of the products with it, each waited for
 WIDTH_OF_PRODUCTS = 64  # columns from which on tensor cores have more to do than to read 64 rows
-BARRIERS = 0.3  # of a round trip that every tile of a loop waits for, between products and copies; calibrated
 TILE_GATES = 6 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
 SUMMING_WAVES = 8  # times as many programs as that are kept where they add up heads (kernels/tfla/outputs.py)
 STATE_PROGRAMS = 264  # the state walk cuts sequences until it has about this many (kernels/tfla/config.py)
@@ -188,7 +187,7 @@ class _Call:
         loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
         waits = loads  # of a tile, for fetches
         if own.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
-            waits = BARRIERS if own.inner >= d_in else 1
+            waits = 0 if own.inner >= d_in else 1
         x_again = computed / cols * d_in if own.inner < d_in else 0  # a part of x lies in shared memory at a time
         # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
         per_score = 4 + (self.gate == "exp") + EXP_LANES * rows / computed
