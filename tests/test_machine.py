@@ -30,3 +30,12 @@ def test_the_assembler_is_named_with_its_version_and_origin(tmp_path: Path) -> N
     other = tmp_path / "ptxas"
     shutil.copy(own.path, other)
     assert said(TRITON_PTXAS_PATH=str(other)) == f"{own.version} of {other}"
+
+
+def test_a_copy_over_another_checkout_is_what_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tflabench import machine
+
+    monkeypatch.delenv("TFLABENCH_COMMIT", raising=False)
+    found = machine._commit()
+    monkeypatch.setenv("TFLABENCH_COMMIT", "0123456789ab")
+    assert machine._commit() == "0123456789ab" != found

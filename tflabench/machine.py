@@ -171,12 +171,13 @@ def _available_bytes() -> int:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout this package runs from, with "+" after it if files have changed since.
-
-    For a copy without .git the variable TFLABENCH_COMMIT may say it.
+    """What TFLABENCH_COMMIT says, for files copied without their .git or over another checkout's; else the commit of
+    the checkout this package runs from, with "+" after it if files have changed since.
     """
+    if said := os.environ.get("TFLABENCH_COMMIT"):
+        return said
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists() or not shutil.which("git"):
-        return os.environ.get("TFLABENCH_COMMIT")
+        return None
     show = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     return subprocess.run(show, capture_output=True, text=True, timeout=60).stdout.strip() or None
