@@ -75,8 +75,8 @@ class WalkShape:
     @classmethod
     @cache
     def of(cls, w: int, z: int, *, sums: bool, norm: bool, halved: bool = False) -> WalkShape:
-        """For a state of z rows and w <= 256 columns, and with less than half of the chip taken so (`spare`) half as
-        many rows in a program (halved); what measured best on the H200.
+        """For a state of z rows and w <= 256 columns; what measured best on the H200. halved: half as many rows in a
+        program (see `filling`).
 
         A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
         ahead of the math roles, where shared memory has room (with a normaliser, up to 128 columns, a third stage
@@ -93,8 +93,8 @@ class WalkShape:
 
     @classmethod
     def filling(cls, w: int, z: int, heads: int, chip: int, *, sums: bool, norm: bool) -> WalkShape:
-        """For the states of so many heads and segments side by side. With a normaliser, which every program of a state
-        carries, half as many rows take longer.
+        """For the states of so many heads and segments side by side: with half as many rows a program where less than
+        half of the chip would be taken, but not with a normaliser, which every program of a state carries.
         """
         whole = cls.of(w, z, sums=sums, norm=norm)
         if norm or whole.ZB == 1 or 2 * heads * whole.pieces(z) > chip:
