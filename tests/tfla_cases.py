@@ -10,6 +10,7 @@ import itertools
 import sys
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -236,6 +237,31 @@ def failures(case: Case, seed: int = 0, absent: frozenset[str] = frozenset()) ->
         for name, (ours, plain) in errors(case, seed, absent).items()
         if not ours <= 2 * plain + slack
     ]
+
+
+def errors_of_the_last_of_a_large_batch(chunk_size: int) -> list[float]:
+    """Of mLSTMsig's h, last state and gradients in tensors of more than 2^31 elements, against that one alone."""
+    B, H, T, d_qk, d_hv = 9, 16, 65536, 128, 256
+    if torch.cuda.mem_get_info()[0] < 48 * 2**30:
+        pytest.skip("needs 48 GiB of free GPU memory")
+    torch.manual_seed(0)
+    q, k, v, dh = (torch.randn(B, H, T, d, device="cuda", dtype=torch.bfloat16) for d in (d_qk, d_qk, d_hv, d_hv))
+    assert v.numel() > 2**31
+    f, i = torch.randn(B, H, T, device="cuda") + 3, torch.randn(B, H, T, device="cuda")
+    options = {"gate": MLSTM_SIG, "scale": d_qk**-0.5, "chunk_size": chunk_size}
+    h, last, saved = chunkwise.forward(q, k, v, f, i, None, **options)  # type: ignore[arg-type]
+    assert last is not None
+    grads = chunkwise.backward(dh, None, q, k, v, f, i, None, saved, **options)  # type: ignore[arg-type]
+    end = [x[-1:].clone() for x in (q, k, v, f, i)]
+    h_end, last_end, saved = chunkwise.forward(*end, None, **options)  # type: ignore[arg-type]
+    assert last_end is not None
+    grads_end = chunkwise.backward(dh[-1:].clone(), None, *end, None, saved, **options)  # type: ignore[arg-type]
+    found = []
+    for x, y in [(h, h_end), (last.C, last_end.C), *zip(grads[:5], grads_end[:5], strict=True)]:
+        assert x is not None
+        assert y is not None
+        found.append(float((x[-1:].float() - y.float()).norm() / y.float().norm()))
+    return found
 
 
 def mean_absolute_error(L: int, dtype: torch.dtype) -> float:

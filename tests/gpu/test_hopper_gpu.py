@@ -75,6 +75,11 @@ def test_at_most_twice_as_wrong_as_plain_pytorch(case: Case) -> None:
     assert failures(case) == []
 
 
+@pytest.mark.parametrize("chunk_size", [8192, 65536])
+def test_more_elements_than_an_int32_counts(chunk_size: int) -> None:
+    assert max(tfla_cases.errors_of_the_last_of_a_large_batch(chunk_size)) < 1e-2
+
+
 @pytest.mark.parametrize("heads", [1, 8, 32])
 @pytest.mark.parametrize("T", [300, 4096])
 def test_dq_and_dk_of_heads_are_added_up_in_a_program(heads: int, T: int, monkeypatch: pytest.MonkeyPatch) -> None:

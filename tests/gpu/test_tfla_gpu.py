@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tflabench.kernels.tfla import chunkwise
-from tflabench.kernels.types import MLSTM_SIG
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tfla_cases import MAMBA2_HEADS, Case, cases, computed, draw, failures, mean_absolute_error
+from tfla_cases import (
+    MAMBA2_HEADS,
+    Case,
+    cases,
+    computed,
+    draw,
+    errors_of_the_last_of_a_large_batch,
+    failures,
+    mean_absolute_error,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,26 +53,7 @@ def test_heads_are_summed_in_the_same_order_every_time() -> None:
 
 
 def test_more_elements_than_an_int32_counts() -> None:
-    B, H, T, d_qk, d_hv = 9, 16, 65536, 128, 256
-    if torch.cuda.mem_get_info()[0] < 48 * 2**30:
-        pytest.skip("needs 48 GiB of free GPU memory")
-    torch.manual_seed(0)
-    q, k, v, dh = (torch.randn(B, H, T, d, device="cuda", dtype=torch.bfloat16) for d in (d_qk, d_qk, d_hv, d_hv))
-    assert v.numel() > 2**31
-    f, i = torch.randn(B, H, T, device="cuda") + 3, torch.randn(B, H, T, device="cuda")
-    options = {"gate": MLSTM_SIG, "scale": d_qk**-0.5, "chunk_size": 256}
-    h, last, saved = chunkwise.forward(q, k, v, f, i, None, **options)
-    assert last is not None
-    grads = chunkwise.backward(dh, None, q, k, v, f, i, None, saved, **options)
-    end = [x[-1:].clone() for x in (q, k, v, f, i)]
-    h_end, last_end, saved = chunkwise.forward(*end, None, **options)  # type: ignore[arg-type]
-    grads_end = chunkwise.backward(dh[-1:].clone(), None, *end, None, saved, **options)  # type: ignore[arg-type]
-    pairs = [(h, h_end), (last.C, last_end.C), *zip(grads[:5], grads_end[:5], strict=True)]
-    for x, y in pairs:
-        assert x is not None
-        assert y is not None
-        error = (x[-1:].float() - y.float()).norm() / y.float().norm()
-        assert error < 1e-2
+    assert max(errors_of_the_last_of_a_large_batch(chunk_size=256)) < 1e-2
 
 
 @pytest.mark.parametrize(("dtype", "published"), [(torch.float32, 7.86e-4), (torch.bfloat16, 2.905e-3)], ids=str)
