@@ -479,15 +479,31 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
 
 
 @pytest.mark.parametrize(
-    ("batch", "heads", "T", "d_qk", "d_hv", "segments"),
-    [(16, 16, 4096, 128, 256, 1), (1, 16, 65536, 128, 256, 8), (8, 8, 8192, 256, 512, 1), (4, 8, 16384, 256, 512, 2)],
+    ("batch", "heads", "T", "d_qk", "d_hv", "training", "forward", "normalised"),
+    [
+        (16, 16, 4096, 128, 256, 1, 1, 1),
+        (4, 16, 16384, 128, 256, 2, 1, 2),
+        (1, 16, 65536, 128, 256, 8, 4, 8),
+        (8, 8, 8192, 256, 512, 1, 1, 1),
+        (4, 8, 16384, 256, 512, 2, 1, 1),
+        (1, 8, 65536, 256, 512, 8, 4, 4),
+        (1, 1, 65536, 128, 256, 64, 47, 64),  # 16 programs of half a state a head were a third slower (version 19)
+        (2, 4, 1000, 128, 256, 8, 8, 8),
+    ],
 )
 def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
-    batch: int, heads: int, T: int, d_qk: int, d_hv: int, segments: int, monkeypatch: pytest.MonkeyPatch
-):
-    """Of 132. At T = 16384 dq and dk alone would: 64 programs, a half of a state each."""
+    batch: int, heads: int, T: int, d_qk: int, d_hv: int, training: int, forward: int, normalised: int,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    """Of 132. At T = 16384 dq and dk alone would: 64 programs, a half of a state each; h has two a state, but where it
+    carries a normaliser.
+    """
     monkeypatch.setattr(hopper_chunkwise, "refuses", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     q, v = (torch.empty(batch, heads, T, d, device="meta") for d in (d_qk, d_hv))
-    L = hopper_chunkwise.default_chunk_size(q, v, gate=MLSTM_SIG)
-    assert segments == -(-T // L)
+
+    def segments(gate: Gate, backward: bool) -> int:
+        return -(-T // hopper_chunkwise.default_chunk_size(q, v, gate=gate, backward=backward))
+
+    assert segments(MLSTM_SIG, backward=True) == segments(MLSTM_EXP, backward=True) == training
+    assert (segments(MLSTM_SIG, backward=False), segments(MLSTM_EXP, backward=False)) == (forward, normalised)

@@ -322,14 +322,10 @@ def launch_segments(
     shape = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=z_sharing)
     z_pieces, w_pieces = cdiv(d_qk, 128), cdiv(d_hv, 256)
     programs = B * H // shape.HEADS * z_pieces * w_pieces
-    parts, first = cut, int(reverse and not end)
-    accumulated = cut.count - (not end)
-    split = parts_of_a_segment(cut, programs * accumulated, multiprocessors(z.device))
-    if split > 1:
-        parts = Segments.of_tiles(cut.tiles, cut.segment_tiles // split)
-        first *= split
-        accumulated = parts.count - first if end or reverse else split * accumulated
-    exponents_z = exponents.x if reverse else exponents.y
+    split = parts_of_a_segment(cut, programs * (cut.count - (not end)), multiprocessors(z.device))
+    parts = Segments.of_tiles(cut.tiles, cut.segment_tiles // split)
+    lowest = split if reverse and not end else 0
+    accumulated = parts.count - lowest if end or reverse else split * (cut.count - 1)
 
     def empty(count: int, *sizes: int) -> Tensor:
         return torch.empty((B, H, count, *sizes), dtype=torch.float32, device=z.device)
@@ -337,9 +333,9 @@ def launch_segments(
     added = empty(parts.count, d_qk, d_hv), empty(parts.count, d_qk) if norm else None
     enqueue(
         _accumulate, programs * accumulated,
-        descriptor(z), descriptor(w), descriptor(z), exponents_z, exponents.g,
+        descriptor(z), descriptor(w), descriptor(z), exponents.x if reverse else exponents.y, exponents.g,
         added[0], added[0], added[0] if added[1] is None else added[1],
-        H, z_sharing, *parts, first, accumulated, z_pieces, w_pieces,
+        H, z_sharing, *parts, lowest, accumulated, z_pieces, w_pieces,
         Z_DIM=d_qk, W_DIM=d_hv, **vars(shape), REVERSE=reverse, NORM=norm, KEEP=False, FIRST=False, LAST=True,
         num_warps=4, maxnreg=168, launch_pdl=z_pieces * w_pieces == 1, **ASSEMBLY,
     )  # fmt: skip
