@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tflabench.kernels.gates import Exponents
+from tflabench.kernels.tfla.config import multiprocessors
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
 from .exponents import TILE, exponents
-from .launch import Normaliser, Segments, launch_segments, launch_walk
+from .launch import Normaliser, Segments, first_beside, heads_together, launch_segments, launch_walk
 
 
 def forward(
@@ -38,11 +40,22 @@ def forward(
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)  # first: h reads them early (`walk.walk`)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
     C_0, n_0 = initial_matrices(initial)
-    states = ()
+    h = torch.empty_like(v)
+    out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    walk = partial(
+        launch_walk, q, k, v_aligned, out, e, cut, reverse=False, transposed=True, skip=weights(skip)
+    )  # fmt: skip
+    states, walked = (), range(cut.count)
     if cut.count > 1:
+        beside = 0
+        if not (gate.normalize or return_last_state or heads_together(q, v) > 1) and C_0 is None:
+            beside = first_beside(d_qk, d_hv, B * H, cut, multiprocessors(q.device))
         (C, n), (C_last, n_last) = launch_segments(
-            k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize, end=return_last_state
-        )
+            k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize, end=return_last_state,
+            beside=(lambda after: walk(last=after, walked=range(1), independent=True)) if beside else None,
+            beside_programs=beside,
+        )  # fmt: skip
+        walked = walked[1:] if beside else walked
         last, states = None, (C,)
     else:
         C, n, C_last, n_last = C_0, n_0, None, None
@@ -55,11 +68,7 @@ def forward(
         back = torch.empty_like(e.x)
         bound = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
         norm = Normaliser(bound, n, back, n_last)
-    h = torch.empty_like(v)
-    out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    launch_walk(
-        q, k, v_aligned, out, e, cut, reverse=False, transposed=True, first=C, last=last, norm=norm, skip=weights(skip)
-    )  # fmt: skip
+    walk(first=C, last=last, norm=norm, walked=walked)
     if out is not h:
         h.copy_(out)
     state = None

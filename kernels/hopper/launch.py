@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
@@ -42,7 +43,7 @@ _gradients: Any = tilewise.gradients
 
 
 class Segments(NamedTuple):
-    """How a sequence of so many tiles is cut for programs that run side by side."""
+    """How a sequence of so many tiles is cut for programs that run side by side; what is left over is the first."""
 
     tiles: int
     segment_tiles: int
@@ -56,6 +57,10 @@ class Segments(NamedTuple):
     @classmethod
     def of_tiles(cls, tiles: int, segment_tiles: int) -> Segments:
         return cls(tiles, segment_tiles, cdiv(tiles, segment_tiles))
+
+    @property
+    def first_tiles(self) -> int:
+        return self.tiles - (self.count - 1) * self.segment_tiles
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ def launch_walk(
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
     x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None,
     norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
-    independent: bool = False,
+    independent: bool = False, walked: range | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -209,8 +214,10 @@ def launch_walk(
         skip: (H,) float32: out_t gets skip z_t more.
         diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
+        walked: these segments only, whose part of out is written.
     """
     B, H = exponents.x.shape[:2]
+    walked = range(cut.count) if walked is None else walked
     T, rows = out.shape[2:]
     width = u.shape[-1]
     chip = multiprocessors(u.device)
@@ -232,9 +239,10 @@ def launch_walk(
     x_desc = z_desc if x is None else descriptor(x)
     launches = cdiv(width, 256)
     per_launch = width // launches
-    shape = WalkShape.filling(per_launch, rows, B * H * cut.count, chip, sums=sums is not None, norm=norm is not None)
+    heads = B * H * len(walked)
+    shape = WalkShape.filling(per_launch, rows, heads, chip, sums=sums is not None, norm=norm is not None)
     pieces = shape.pieces(rows)
-    items = B * H * cut.count * pieces
+    items = heads * pieces
     # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends.
     programs = min(items, max(1, chip // pieces) * pieces)
     for launch in range(launches):
@@ -250,12 +258,12 @@ def launch_walk(
             ),
             dummy if skip is None else skip, dummy if diagonal is None else diagonal[launch],
             items, H, H // u.shape[1], H // z.shape[1], T,
-            cut.tiles, cut.segment_tiles, cut.count, column, B * H * T,
+            *cut, walked.start, len(walked), column, B * H * T,
             Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape),
             REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
-            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1, **ASSEMBLY,
+            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1 or walked.stop < cut.count, **ASSEMBLY,
         )  # fmt: skip
 
 
@@ -307,6 +315,7 @@ def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
 def launch_segments(
     z: Tensor, w: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, start: tuple[Tensor | None, Tensor | None], norm: bool, end: bool = True,
+    beside: Callable[[Tensor], None] | None = None, beside_programs: int = 0,
 ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:  # fmt: skip
     """States (C, n) or (dC, None) that each segment starts from, and those after the last segment walked, if `end`.
 
@@ -315,6 +324,9 @@ def launch_segments(
         start: (B, H, d_qk, d_hv) and (B, H, d_qk), the states before the first segment walked; None is zero.
         norm: with n.
         end: without it what the last segment walked adds is not even read.
+        beside: launches what runs at the same time, in so many programs (`beside_programs`), and writes the state after
+            the first segment to its argument: the part for the second of (B, H, segments, d_qk, d_hv). Forward, from
+            zero, without n.
     """
     B, H, _, d_hv = w.shape
     d_qk = z.shape[-1]
@@ -322,10 +334,12 @@ def launch_segments(
     shape = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=z_sharing)
     z_pieces, w_pieces = cdiv(d_qk, 128), cdiv(d_hv, 256)
     programs = B * H // shape.HEADS * z_pieces * w_pieces
-    split = parts_of_a_segment(cut, programs * (cut.count - (not end)), multiprocessors(z.device))
+    walked = cut.count - (not end) - (beside is not None)
+    split = parts_of_a_segment(cut, programs * walked, multiprocessors(z.device) - beside_programs)
     parts = Segments.of_tiles(cut.tiles, cut.segment_tiles // split)
-    lowest = split if reverse and not end else 0
-    accumulated = parts.count - lowest if end or reverse else split * (cut.count - 1)
+    of_first = parts.count - split * (cut.count - 1)
+    lowest = of_first if beside or (reverse and not end) else 0
+    accumulated = parts.count - lowest - (0 if end or reverse else split)
 
     def empty(count: int, *sizes: int) -> Tensor:
         return torch.empty((B, H, count, *sizes), dtype=torch.float32, device=z.device)
@@ -349,18 +363,34 @@ def launch_segments(
         elements = sizes.numel()
         block = min(1024, next_power_of_2(elements))
         blocks = cdiv(elements, block)
-        state = adds if split == 1 else empty(cut.count, *sizes)
+        state = adds if split == 1 and not beside else empty(cut.count, *sizes)
         after = empty(1, *sizes)[:, :, 0] if end else None
+        if beside:
+            beside(state.view(-1)[elements:])  # one state further on: where that of the second segment lies
         enqueue(
             _carry, B * H * blocks,
             adds, state, exponents.g, state if begin is None else begin, state if after is None else after,
-            elements, *parts, cut.count, split, accumulated, blocks, START=begin is not None, END=end,
-            REVERSE=reverse, TILES=next_power_of_2(parts.segment_tiles), BLOCK=block,
+            elements, *parts, cut.count, split, lowest, accumulated, blocks, START=begin is not None, END=end,
+            RESUMED=beside is not None, REVERSE=reverse, TILES=next_power_of_2(parts.segment_tiles), BLOCK=block,
             OVERLAP=True, launch_pdl=True,
         )  # fmt: skip
         starts.append(state)
         ends.append(after)
     return (starts[0], starts[1]), (ends[0], ends[1])
+
+
+def first_beside(d_qk: int, d_hv: int, rows: int, cut: Segments, chip: int) -> int:
+    """In how many programs h of the first segment, from zero, is made beside the state pass over the others but the
+    last, which then has one segment less to go over; 0 where it is too long for that or there is no room.
+
+    Args:
+        rows: batch * heads, of which none are walked together (`heads_together`), without a normaliser.
+    """
+    if cut.count < 3 or 2 * cut.first_tiles > cut.segment_tiles:
+        return 0
+    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=False).pieces(d_hv)
+    between = rows * cdiv(d_qk, 128) * cdiv(d_hv, 256) * (cut.count - 2)
+    return programs if programs + between <= chip else 0
 
 
 def parts_of_a_segment(cut: Segments, programs: int, chip: int) -> int:

@@ -55,7 +55,7 @@ def score(
     e_l: gl.constexpr = gl.BlockedLayout([1, 2 // GROUPS], [1, 32], [4, GROUPS], [1, 0])  # a head's in GROUPS warps
     e_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     au_ptr, az_ptr, g_ptr = exponents
-    _packs, tiles, _segment_tiles, _segments = geometry
+    tiles = geometry[1]
     u_buf, w_buf, _z_buf = buffers
     u_exponents, z_exponents = e_bufs
     p_buf0, p_buf1 = p_bufs
@@ -131,7 +131,7 @@ def math(
     PAIRS: gl.constexpr = HEADS // 2
     u_buf, w_buf, z_buf = buffers
     r_buf, s_factors, decay_buf = factors
-    _packs, _tiles, _segment_tiles, segments = geometry
+    segments = geometry[3]
     i = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         batch, pack, first, n, row, _index, _piece = place_of(item, geometry, 1)
@@ -204,7 +204,7 @@ def walk_heads(
 
     sharing: consecutive heads that share a head of U and W; a multiple of HEADS.
     """
-    geometry = (packs, tiles, segment_tiles, segments)
+    geometry = (packs, tiles, segment_tiles, segments, 0, segments)
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], u_desc.layout)

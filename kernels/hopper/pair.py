@@ -203,7 +203,7 @@ def prepare(
     r_buf, s_buf, decay_buf = factors
     tile_ready, _v_ready = ready
     copy_written, copy_full, _copy_free, _dp_full, _dp_free, _k_read, factors_full = between
-    _heads, tiles, _segment_tiles, _segments = geometry
+    tiles = geometry[1]
     i = 0
     for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
         _batch, _head, first, n, row, _index, _piece = place_of(item, geometry, 1)
@@ -371,7 +371,7 @@ def pair(
 
     SKIP: skip (heads,) is added to the diagonal of P. sharing: consecutive heads that share one of Q and K.
     """
-    geometry = (heads, tiles, segment_tiles, segments)
+    geometry = (heads, tiles, segment_tiles, segments, 0, segments)
     dtype: gl.constexpr = q_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tile_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)

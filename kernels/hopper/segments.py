@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .compat import barrier, let_next_kernel_start, tma_store, wait_for_kernel_before, wait_for_products
-from .walk import BLOCK_BYTES, begin, block, fetch, nearest, nth_tile, state_pointers, widened
+from .walk import BLOCK_BYTES, begin, block, fetch, nearest, nth_tile, span, state_pointers, widened
 
 
 @gluon.jit
@@ -202,8 +202,7 @@ def accumulate(
     w0 = (pid // z_pieces) % w_pieces * (64 * WB)
     segment = lowest + pid // (z_pieces * w_pieces) % accumulated
     row = pid // (z_pieces * w_pieces * accumulated) * HEADS
-    first = segment * segment_tiles
-    n = gl.minimum(segment_tiles, tiles - first)
+    first, n = span(segment, tiles, segment_tiles, segments)
     z_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * ZB, 1, 1, 64, 64], z_desc.layout)
     w_buf = gl.allocate_shared_memory(z_desc.dtype, [STAGES * WB, 1, 1, 64, 64], z_desc.layout)
     kept_buf = z_buf
@@ -233,16 +232,17 @@ def accumulate(
 
 @triton.jit
 def carry(
-    added, state, g, start, end, elements, tiles, part_tiles, parts, segments, split, accumulated, blocks,
-    START: tl.constexpr, END: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
-):  # fmt: skip
+    added, state, g, start, end, elements, tiles, part_tiles, parts, segments, split, lowest, accumulated, blocks,
+    START: tl.constexpr, END: tl.constexpr, RESUMED: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
+):
     """state (rows, segments, elements): what each segment starts from, out of what each part of one adds, added (rows,
     parts, elements), which may be the same tensor where a segment has one part.
 
     start: (rows, elements) state before the first segment walked, read if START; end: state after the last, written if
-    END. Only then is read what the last segment adds.
-    split: parts of a segment. accumulated: parts that are there.
+    END. Only then is read what the last segment adds. RESUMED: the first segment starts from zero, and what the second
+    starts from is there; `lowest` is then its first part.
+    split: parts of a segment. accumulated: parts that are there, from `lowest` on or, REVERSE, the last.
     TILES: power of two, at least part_tiles. OVERLAP: see walk.begin.
     """
     if OVERLAP:
@@ -253,23 +253,25 @@ def carry(
     mask = at < elements
     if START:
         carried = tl.load(start + row * elements + at, mask=mask, other=0.0)
+    elif RESUMED:
+        tl.store(state + row * segments * elements + at, tl.zeros([BLOCK], tl.float32), mask=mask)
+        carried = tl.load(state + (row * segments + 1) * elements + at, mask=mask, other=0.0)
     else:
         carried = tl.zeros([BLOCK], tl.float32)
     inside = tl.arange(0, TILES)
-    part = parts - 1 if REVERSE else 0
+    part = parts - 1 if REVERSE else lowest
     adds = tl.load(added + (row * parts + part) * elements + at, mask=mask, other=0.0)
     for k in range(accumulated + 1 - END):
-        part = parts - 1 - k if REVERSE else k
+        part = parts - 1 - k if REVERSE else lowest + k
         beyond = added + (row * parts + part) * elements + at + (-elements if REVERSE else elements)
         left = elements * (k + 1 < accumulated)
         following = tl.load(beyond, mask=at < left, other=0.0)  # on its way meanwhile
-        tile = part * part_tiles + inside
-        log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < part_tiles) & (tile < tiles), other=0.0), 0)
-        if REVERSE:
-            begins = ((part + 1) % split == 0) | (part + 1 == parts)
-        else:
-            begins = part % split == 0
-        tl.store(state + (row * segments + part // split) * elements + at, carried, mask=at < elements * begins)
+        tile = tiles - (parts - part) * part_tiles + inside
+        log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < part_tiles) & (tile >= 0), other=0.0), 0)
+        after = parts - 1 - part  # parts after this one
+        begins = after % split == 0 if REVERSE else ((after + 1) % split == 0) | (part == 0)
+        segment = segments - 1 - after // split
+        tl.store(state + (row * segments + segment) * elements + at, carried, mask=at < elements * begins)
         carried = carried * tl.exp2(log_e) + adds
         adds = following
     if END:

@@ -135,14 +135,21 @@ def nth_tile(first, i, n, REVERSE: gl.constexpr):
 
 
 @gluon.jit
+def span(segment, tiles, segment_tiles, segments):
+    """The first tile of a segment and how many it has: the first segment has what is left for it."""
+    after = tiles - (segments - 1 - segment) * segment_tiles
+    first = gl.maximum(after - segment_tiles, 0)
+    return first, after - first
+
+
+@gluon.jit
 def place_of(item, geometry, PIECES: gl.constexpr):
     """(batch, head, first tile, tiles, row of batch and head, segment's index over all rows, piece) of a work item."""
-    heads, tiles, segment_tiles, segments = geometry
+    heads, tiles, segment_tiles, segments, lowest, walked = geometry
     piece = item % PIECES
-    segment = (item // PIECES) % segments
-    row = item // (PIECES * segments)
-    first = segment * segment_tiles
-    n = gl.minimum(segment_tiles, tiles - first)
+    segment = lowest + (item // PIECES) % walked
+    row = item // (PIECES * walked)
+    first, n = span(segment, tiles, segment_tiles, segments)
     return row // heads, row % heads, first, n, row, (row * segments + segment).to(gl.int64), piece
 
 
@@ -175,7 +182,7 @@ def produce(
     t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     u_desc, w_desc, z_desc, x_desc = descs
     au_ptr, az_ptr, g_ptr = exponents
-    _heads, tiles, _segment_tiles, _segments = geometry
+    tiles = geometry[1]
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     t = gl.arange(0, 64, layout=t_l)
@@ -322,7 +329,7 @@ def score(
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
-    _heads, tiles, _segment_tiles, _segments = geometry
+    tiles = geometry[1]
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
     through_ptr, rows_ptr, columns_ptr = sums
@@ -478,7 +485,7 @@ def normalise(
     sums_l: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0])
     column_l: gl.constexpr = gl.SliceLayout(1, parts_l)  # columns of n, or a step, a thread
     n_first_ptr, n_last_ptr = states
-    _heads, all_tiles, _segment_tiles, _segments = geometry
+    all_tiles = geometry[1]
     n_parts, s_parts, un_buf, ws_buf, d_buf, parts_full, added_full, d_full = norm
     r_buf, s_buf, _decay_buf = factors
     dtype: gl.constexpr = s_parts.dtype
@@ -759,7 +766,7 @@ def math(
     dtype: gl.constexpr = p_buf.dtype
     u_buf, w_buf, z_buf, x_buf = buffers
     r_buf, s_buf, decay_buf = factors
-    _heads, tiles, _segment_tiles, _segments = geometry
+    tiles = geometry[1]
     rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
     z_rows = reinterpret(z_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     o_rows = reinterpret(o_buf, dtype, [OUTS, 64, ROWS], rows_l)
@@ -891,7 +898,7 @@ def math(
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
-    items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, column, part_stride,
+    items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, lowest, walked, column, part_stride,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, GROUPS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
@@ -899,12 +906,13 @@ def walk(
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
+    Segments of a row: `walked`, from the one called `lowest` on.
     SKIP: skip (heads,) is added to the diagonal of P (h, dv). DIAGONAL: U_u . W_u is written to diagonal (dq).
     u_sharing, z_sharing: consecutive heads that share one of U and W, of Z and X; out has all of them.
 
     So the loads of an item run while the one before it ends. Launched by launch.py.
     """
-    geometry = (heads, tiles, segment_tiles, segments)
+    geometry = (heads, tiles, segment_tiles, segments, lowest, walked)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
     ROLES: gl.constexpr = 2 // GROUPS  # with math
     dtype: gl.constexpr = u_desc.dtype
@@ -983,7 +991,7 @@ def walk(
     # h: the kernel before it began when q, k and v were there, so tiles come while it makes exponents or states; roles
     # that read those wait for it. What dq reads may be made by any kernel before it. With a normaliser `produce` reads
     # exponents too, and on Triton 3.9 waiting there spills 40 B more.
-    EARLY: gl.constexpr = TRANSPOSED and not REVERSE and not NORM
+    EARLY: gl.constexpr = TRANSPOSED and not REVERSE and not NORM and not INDEPENDENT
     if not EARLY:
         begin(INDEPENDENT)
     gl.warp_specialize(
