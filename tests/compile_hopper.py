@@ -69,7 +69,9 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     }
 
 
-def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: bool) -> dict[str, Any]:
+def walk_constants(
+    w: int, z: int, *, sums: bool = False, columns: int = 0, halved: bool = False, **branches: bool
+) -> dict[str, Any]:
     """Of a walk with a state of z rows and w columns, of the `columns` that there are in all."""
     flags = {
         "SKIP": False,
@@ -83,7 +85,7 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
         **branches,
     }
     return {
-        **asdict(WalkShape.of(w, z, sums=sums, norm=flags["NORM"])),
+        **asdict(WalkShape.of(w, z, sums=sums, norm=flags["NORM"], halved=halved)),
         "SUMS": sums,
         "Z_DIM": z,
         "W_DIM": columns or w,
@@ -127,6 +129,9 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "h normalised without the last state": walk_constants(d_qk, d_hv, NORM=True),
         "h of segments": walk_constants(d_qk, d_hv, FIRST=True),
         "h normalised of segments": walk_constants(d_qk, d_hv, NORM=True, FIRST=True),
+        "h of segments of half the rows": walk_constants(d_qk, d_hv, FIRST=True, halved=True),
+        "h of a first segment": walk_constants(d_qk, d_hv, LAST=True, INDEPENDENT=True, halved=True),
+        "h normalised of a first segment": walk_constants(d_qk, d_hv, NORM=True, LAST=True, INDEPENDENT=True),
         "dq": walk_constants(w, d_qk, sums=True, columns=d_hv),
         "dq without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False),
         "dq of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, FIRST=True, ADD=d_hv > 256),

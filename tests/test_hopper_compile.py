@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper import launch as hopper_launch
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import PACK, Normaliser, Segments
+from tflabench.kernels.hopper.launch import PACK, Beside, Normaliser, Segments
 from tflabench.kernels.hopper.segments import carry
 
 ROOT = Path(__file__).parents[1]
@@ -57,8 +58,15 @@ def tiles_of(x: Tensor) -> Tensor:
 
 
 def walk_tiles(cut: Segments, segment: int, reverse: bool) -> list[int]:
-    tiles = range(segment * cut.segment_tiles, min(cut.tiles, (segment + 1) * cut.segment_tiles))
+    after = cut.tiles - (cut.count - 1 - segment) * cut.segment_tiles
+    tiles = range(max(0, after - cut.segment_tiles), after)
     return list(reversed(tiles)) if reverse else list(tiles)
+
+
+def strides_of(state: Tensor, cut: Segments) -> tuple[int, ...]:
+    """Of (B, H, segments, *state): of a state (B, H, ...) for each segment."""
+    a_segment, H = state[0, 0].numel(), state.shape[1]
+    return (H * cut.count * a_segment, cut.count * a_segment, a_segment, *state[0, 0].contiguous().stride())
 
 
 unfinished: list[Tensor] = []  # what kernels write that may still run when the next one of the walks starts
@@ -77,7 +85,7 @@ def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
     first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
     within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
-    diagonal: Tensor | None = None, independent: bool = False,
+    diagonal: Tensor | None = None, independent: bool = False, walked: range | None = None,
 ) -> None:  # fmt: skip
     given = (u, w, z, x, *exponents, first, skip, norm and norm.m, norm and norm.first)
     start(given, (out, last, sums, *(within or ()), diagonal), independent)
@@ -91,7 +99,8 @@ def emulate_walk(
     g_all = exponents.g.double()
     keep = torch.ones(TILE, TILE, dtype=torch.bool)
     keep = keep.triu() if reverse else keep.tril()
-    for segment in range(cut.count):
+    written = torch.zeros(T, dtype=torch.bool)
+    for segment in walked or range(cut.count):
         S = U.new_zeros(*U.shape[:2], Z.shape[-1], U.shape[-1])
         n = U.new_zeros(*U.shape[:2], U.shape[-1])
         if first is not None:
@@ -100,6 +109,7 @@ def emulate_walk(
         if norm is not None and norm.first is not None:
             n = norm.first.reshape(*n.shape[:2], cut.count, -1)[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse):
+            written[t * TILE : (t + 1) * TILE] = True
             g = g_all[:, :, t, None]
             au, az = a_u[:, :, t], a_z[:, :, t]
             r = (au + g if reverse else au).exp2()
@@ -122,12 +132,13 @@ def emulate_walk(
                 M = P * (X[:, :, t] @ Z[:, :, t].mT)
                 pairs[0, :, :, t], pairs[1, :, :, t] = M.sum(-1), M.sum(-2)
             S = g[..., None].exp2() * S + (s[..., None] * Z[:, :, t]).mT @ W[:, :, t]
-        if last is not None:
-            last.copy_((S.mT if transposed else S).reshape(last.shape))
-            if norm is not None:
-                assert norm.last is not None
-                norm.last.copy_(n)
-    out.copy_(O.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2))
+        for kept, found in ((last, S.mT if transposed else S), (norm and norm.last, n)):
+            if kept is not None and kept.ndim == 1:  # `after_first`
+                kept.as_strided((*found.shape[:2], 1, *found.shape[2:]), strides_of(found, cut))[:, :, 0] = found
+            elif kept is not None:
+                kept.copy_(found.reshape(kept.shape))
+    made = O.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2)
+    out[:, :, written] = made[:, :, written].to(out.dtype)
     if diagonal is not None:
         diagonal.copy_((U * W).sum(-1).flatten(2)[:, :, :T])
     for kept, found in ((sums, through), *zip(within or (), pairs, strict=False)):
@@ -172,24 +183,41 @@ def emulate_pair(
 
 def emulate_segments(
     z: Tensor, w: Tensor, exponents: Any, cut: Segments, *, reverse: bool, start: tuple[Tensor | None, Tensor | None],
-    norm: bool, end: bool = True,
+    norm: bool, end: bool = True, beside: Beside | None = None,
 ) -> Any:  # fmt: skip
-    unfinished.clear()  # they wait at once
     B, H = w.shape[:2]
+    states: tuple[Tensor, Tensor | None] = (
+        torch.full((B, H, cut.count, z.shape[-1], w.shape[-1]), torch.nan),
+        torch.full((B, H, cut.count, z.shape[-1]), torch.nan) if norm else None,
+    )
+    if beside:
+        for state, first in zip(states, start, strict=True):
+            if state is not None and first is not None:
+                state[:, :, 0] = first
+    unfinished.clear()  # the state pass waits at once
+    if beside:
+        unfinished.append(torch.empty(0))
+        beside.walk(*states)
+        after_first_segment = [None if state is None else state[:, :, 1].clone() for state in states]
+    unfinished.clear()
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
     a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))
     C = Z.new_zeros(B, H, Z.shape[-1], W.shape[-1]) if start[0] is None else start[0].double()
     n = Z.new_zeros(B, H, Z.shape[-1]) if start[1] is None else start[1].double()
-    states, n_states = [], []
+    C_states, n_states = [], []
     for segment in reversed(range(cut.count)) if reverse else range(cut.count):
-        states.append(C)
+        C_states.append(C)
         n_states.append(n)
         for t in walk_tiles(cut, segment, reverse):
             g = exponents.g.double()[:, :, t, None]
             s = (a[:, :, t] if reverse else a[:, :, t] + g).exp2()[..., None] * Z[:, :, t]
             C, n = g[..., None].exp2() * C + s.mT @ W[:, :, t], g.exp2() * n + s.sum(-2)
     order = slice(None, None, -1) if reverse else slice(None)
-    stacked, n_stacked = (torch.stack(x[order], 2).float() for x in (states, n_states))
+    stacked, n_stacked = (torch.stack(x[order], 2).float() for x in (C_states, n_states))
+    if beside:
+        for found, exact in zip(after_first_segment, (stacked, n_stacked), strict=True):
+            if found is not None:
+                torch.testing.assert_close(found, exact[:, :, 1])
     after = (C.float(), n.float() if norm else None) if end else (None, None)
     return (stacked, n_stacked if norm else None), after
 
@@ -262,6 +290,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_backward, "launch_kept_states", emulate_kept_states)
     monkeypatch.setattr(hopper_backward, "launch_gradients", emulate_gradients)
     monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)  # a sum of dq and dk over fewer heads than share
+    monkeypatch.setattr(hopper_forward, "multiprocessors", lambda _: 132)
+    of_64 = partial(hopper_launch.first_beside, 64)  # the heads here are smaller than any that a kernel takes
+    monkeypatch.setattr(hopper_forward, "first_beside", lambda _d_qk, *sizes, norm: of_64(*sizes, norm=norm))
     for module in (hopper_forward, hopper_backward):
         monkeypatch.setattr(module, "launch_walk", emulate_walk)
         monkeypatch.setattr(module, "launch_segments", emulate_segments)
@@ -307,6 +338,8 @@ def double(x: Any) -> Any:
         (330, 128, True, False, 2),
         (330, 128, True, False, PACK),
         (2100, 4096, True, False, 1),
+        (560, 256, False, False, 1),  # the first of three segments beside the state pass, where the chip has room
+        (560, 256, True, False, 1),
     ],
 )
 @pytest.mark.parametrize("gate_gradients", [True, False], ids=["", "no gate gradients"])
@@ -386,6 +419,7 @@ TILEWISE = (
 )
 MAIN = (
     ":h;h normalised;h without the last state;h normalised without the last state;h of segments"
+    ";h of segments of half the rows;h of a first segment;h normalised of a first segment"
     ";dq;dq without row sums;dk;dv;C, n;dC"
 )
 
@@ -446,47 +480,56 @@ def test_products_are_asynchronous(compiled: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in Triton's interpreter")
 @pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("reverse", "resumed"), [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize("end", [True, False])
 def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_for_the_end(
-    split: int, reverse: bool, end: bool
+    split: int, reverse: bool, end: bool, resumed: bool
 ):
-    """Of `split` parts each, of 2 tiles, and a last one of fewer."""
+    """Of `split` parts each, of 2 tiles, and a first one of fewer; forward also from what the second starts from."""
     torch.manual_seed(0)
     rows, segments, elements = 2, 3, 48
     parts, tiles = {1: (3, 5), 2: (5, 9)}[split]
     added, g = torch.randn(rows, parts, elements), -torch.rand(rows, tiles)
     order = list(range(parts))[:: -1 if reverse else 1]
-    of_the_last = [part for part in order if part // split == order[-1] // split]
+    segment_of = [segments - 1 - (parts - 1 - part) // split for part in range(parts)]
+    of_the_last = [part for part in order if segment_of[part] == segment_of[order[-1]]]
     if not end:
         added[:, of_the_last] = torch.nan
-    kept = torch.stack([g[:, 2 * n : 2 * n + 2].sum(1) for n in range(parts)], 1).exp2()[..., None]
+    kept = [g[:, max(0, tiles - 2 * (parts - n)) : tiles - 2 * (parts - n - 1)].sum(1) for n in range(parts)]
+    kept = torch.stack(kept, 1).exp2()[..., None]
     given = added.clone()
-    state = given if split == 1 else torch.full((rows, segments, elements), torch.nan)
+    state = given if split == 1 and not resumed else torch.full((rows, segments, elements), torch.nan)
+    lowest = segment_of.index(1) if resumed or (reverse and not end) else 0
+    if resumed:
+        state[:, 1] = torch.zeros(rows, elements) + sum(
+            added[:, n] * kept[:, n + 1 : lowest].prod(1) for n in range(lowest)
+        )
+        given[:, :lowest] = torch.nan
     after = torch.full((rows, elements), torch.nan)
     kernel: Any = carry
+    accumulated = parts - lowest - (0 if end or reverse else len(of_the_last))
     kernel[(rows,)](
-        given, state, g, state, after, elements, tiles, 2, parts, segments, split,
-        parts if end else parts - len(of_the_last), 1, START=False, END=end, REVERSE=reverse, TILES=2, BLOCK=64,
+        given, state, g, state, after, elements, tiles, 2, parts, segments, split, lowest, accumulated, 1,
+        START=False, END=end, RESUMED=resumed, REVERSE=reverse, TILES=2, BLOCK=64,
     )  # fmt: skip
-    wanted = torch.zeros(rows, elements)
+    wanted, before = torch.zeros(rows, elements), None
     for n in order:
-        begins = n % split == 0 if not reverse else n + 1 == parts or (n + 1) % split == 0
-        if begins:
-            torch.testing.assert_close(state[:, n // split], wanted)
+        if segment_of[n] != before:
+            torch.testing.assert_close(state[:, segment_of[n]], wanted)
+        before = segment_of[n]
         wanted = wanted * kept[:, n] + added[:, n]
-    torch.testing.assert_close(after, wanted, equal_nan=True)
+    torch.testing.assert_close(after, wanted if end else torch.full_like(after, torch.nan), equal_nan=True)
 
 
 @pytest.mark.parametrize(
     ("batch", "heads", "T", "d_qk", "d_hv", "training", "forward", "normalised"),
     [
         (16, 16, 4096, 128, 256, 1, 1, 1),
-        (4, 16, 16384, 128, 256, 2, 1, 2),
-        (1, 16, 65536, 128, 256, 8, 4, 8),
+        (4, 16, 16384, 128, 256, 2, 1, 3),
+        (1, 16, 65536, 128, 256, 8, 5, 9),
         (8, 8, 8192, 256, 512, 1, 1, 1),
         (4, 8, 16384, 256, 512, 2, 1, 1),
-        (1, 8, 65536, 256, 512, 8, 4, 4),
+        (1, 8, 65536, 256, 512, 8, 5, 5),
         (1, 1, 65536, 128, 256, 64, 47, 64),  # 16 programs of half a state a head were a third slower (version 19)
         (2, 4, 1000, 128, 256, 8, 8, 8),
     ],

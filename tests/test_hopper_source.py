@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, launch
+from tflabench.kernels.hopper import backward, forward, launch
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -168,6 +168,42 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
     run_on(Machine(seed=5), monkeypatch)
     monkeypatch.setattr(launch, "multiprocessors", lambda _device: chip)
     assert failures(case) == []
+
+
+@pytest.mark.parametrize(
+    ("case", "parts"),
+    [
+        (Case(gate="simple_gla", T=1700, batch=1, heads=2, d_qk=64, d_hv=256, L=384), 1),
+        (Case(gate="exp", T=1200, batch=1, heads=1, d_qk=128, d_hv=128, L=512, states=True), 1),
+        (Case(gate="sig", T=2310, batch=1, heads=1, d_qk=64, d_hv=64, L=1024, states=True), 2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, last: bool, monkeypatch: Any):
+    """Where nobody asks for the last state a pass goes over one segment less."""
+    run_on(Machine(seed=6), monkeypatch)
+    besides: list[int] = []
+
+    def launch_segments(*given: Any, **options: Any) -> Any:
+        besides.append(options["beside"].programs)
+        return launch.launch_segments(*given, **options)
+
+    def forward_of_both(*given: Any, return_last_state: bool = True, **options: Any) -> Any:
+        h, state, saved = forward.forward(*given, return_last_state=last, **options)
+        return h, state if last else forward.forward(*given, **options)[1], saved
+
+    chip = 40
+    for module in (launch, forward):
+        monkeypatch.setattr(module, "multiprocessors", lambda _device: chip)
+    monkeypatch.setattr(forward, "launch_segments", launch_segments)
+    monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=forward_of_both, backward=backward.backward))
+    cut = launch.Segments.of(case.T, case.L)
+    programs = case.batch * case.heads * (cut.count - 1 - (not last))
+    assert launch.parts_of_a_segment(cut, programs, chip - 2) == parts
+    assert failures(case) == []
+    assert besides
+    assert all(besides)
 
 
 def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,16 @@ from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
 from .exponents import TILE, exponents
-from .launch import Normaliser, Segments, first_beside, heads_together, launch_segments, launch_walk
+from .launch import (
+    Beside,
+    Normaliser,
+    Segments,
+    after_first,
+    first_beside,
+    heads_together,
+    launch_segments,
+    launch_walk,
+)
 
 
 def forward(
@@ -37,45 +45,53 @@ def forward(
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
     cut = Segments.of(T, chunk_size)
-    q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)  # first: h reads them early (`walk.walk`)
+    # First, for h may read them before it waits for a kernel (`walk.walk`).
+    q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
-    C_0, n_0 = initial_matrices(initial)
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    walk = partial(
-        launch_walk, q, k, v_aligned, out, e, cut, reverse=False, transposed=True, skip=weights(skip)
-    )  # fmt: skip
-    states, walked = (), range(cut.count)
-    if cut.count > 1:
-        beside = 0
-        if not (gate.normalize or return_last_state or heads_together(q, v) > 1) and C_0 is None:
-            beside = first_beside(d_qk, d_hv, B * H, cut, multiprocessors(q.device))
-        (C, n), (C_last, n_last) = launch_segments(
-            k, v_aligned, e, cut, reverse=False, start=(C_0, n_0), norm=gate.normalize, end=return_last_state,
-            beside=(lambda after: walk(last=after, walked=range(1), independent=True)) if beside else None,
-            beside_programs=beside,
+    bound = back = None
+    if gate.normalize:
+        bound = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
+        back = torch.empty_like(e.x)
+
+    def walk(first: tuple[Tensor | None, Tensor | None], last: tuple[Tensor | None, Tensor | None], **how: Any) -> None:
+        norm = None if bound is None or back is None else Normaliser(bound, first[1], back, last[1])
+        launch_walk(
+            q, k, v_aligned, out, e, cut, reverse=False, transposed=True,
+            first=first[0], last=last[0], norm=norm, skip=skip, **how,
         )  # fmt: skip
-        walked = walked[1:] if beside else walked
-        last, states = None, (C,)
+
+    def walk_first(C: Tensor, n: Tensor | None) -> None:
+        after = after_first(C), None if n is None else after_first(n)
+        walk((None, None) if C_0 is None else (C, n), after, walked=range(1), independent=True)
+
+    start = initial_matrices(initial)
+    C_0 = start[0]
+    last, states, walked = (None, None), (), range(cut.count)
+    if cut.count > 1:
+        programs = 0
+        if gate.normalize or heads_together(q, v) == 1:
+            programs = first_beside(d_qk, d_hv, B * H, cut, multiprocessors(q.device), norm=gate.normalize)
+        start, ends = launch_segments(
+            k, v_aligned, e, cut, reverse=False, start=start, norm=gate.normalize, end=return_last_state,
+            beside=Beside(programs, walk_first) if programs else None,
+        )  # fmt: skip
+        states, walked = start[:1], walked[bool(programs) :]
     else:
-        C, n, C_last, n_last = C_0, n_0, None, None
+        ends = (None, None)
         if return_last_state:
             C_last = torch.empty((B, H, d_qk, d_hv), dtype=torch.float32, device=q.device)
             n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
-        last = C_last
-    norm, back = None, e.x
-    if gate.normalize:
-        back = torch.empty_like(e.x)
-        bound = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
-        norm = Normaliser(bound, n, back, n_last)
-    walk(first=C, last=last, norm=norm, walked=walked)
+            ends = last = C_last, n_last
+    walk(start, last, walked=walked)
     if out is not h:
         h.copy_(out)
     state = None
     if return_last_state:
-        assert C_last is not None
-        state = State(C_last, n_last, None if m is None else m[:, :, -1].contiguous())
-    return h, state, (*(() if log_f is None else (log_f,)), back, e.y, e.g, *states)
+        assert ends[0] is not None
+        state = State(*ends, None if m is None else m[:, :, -1].contiguous())
+    return h, state, (*(() if log_f is None else (log_f,)), e.x if back is None else back, e.y, e.g, *states)
 
 
 def empty_saved(

@@ -168,6 +168,22 @@ class Normaliser:
     last: Tensor | None
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What runs beside a state pass: `walk` launches the walk over the first segment, in so many programs. It is given
+    C (B, H, segments, d_qk, d_hv) and n (B, H, segments, d_qk) or None, of which the first segment's part is there if
+    that does not start from zero, and writes the second's (`after_first`).
+    """
+
+    programs: int
+    walk: Callable[[Tensor, Tensor | None], None]
+
+
+def after_first(states: Tensor) -> Tensor:
+    """Of states (B, H, segments, ...) what lies where the first segment's does is the second's."""
+    return states.view(-1)[states.shape[3:].numel() :]
+
+
 class Described(Unchecked, TensorDescriptor):
     layout = LAYOUT
 
@@ -315,7 +331,7 @@ def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
 def launch_segments(
     z: Tensor, w: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, start: tuple[Tensor | None, Tensor | None], norm: bool, end: bool = True,
-    beside: Callable[[Tensor], None] | None = None, beside_programs: int = 0,
+    beside: Beside | None = None,
 ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:  # fmt: skip
     """States (C, n) or (dC, None) that each segment starts from, and those after the last segment walked, if `end`.
 
@@ -324,9 +340,7 @@ def launch_segments(
         start: (B, H, d_qk, d_hv) and (B, H, d_qk), the states before the first segment walked; None is zero.
         norm: with n.
         end: without it what the last segment walked adds is not even read.
-        beside: launches what runs at the same time, in so many programs (`beside_programs`), and writes the state after
-            the first segment to its argument: the part for the second of (B, H, segments, d_qk, d_hv). Forward, from
-            zero, without n.
+        beside: forward, walks the first segment at the same time.
     """
     B, H, _, d_hv = w.shape
     d_qk = z.shape[-1]
@@ -335,7 +349,8 @@ def launch_segments(
     z_pieces, w_pieces = cdiv(d_qk, 128), cdiv(d_hv, 256)
     programs = B * H // shape.HEADS * z_pieces * w_pieces
     walked = cut.count - (not end) - (beside is not None)
-    split = parts_of_a_segment(cut, programs * walked, multiprocessors(z.device) - beside_programs)
+    chip = multiprocessors(z.device) - (beside.programs if beside else 0)
+    split = parts_of_a_segment(cut, programs * walked, chip)
     parts = Segments.of_tiles(cut.tiles, cut.segment_tiles // split)
     of_first = parts.count - split * (cut.count - 1)
     lowest = of_first if beside or (reverse and not end) else 0
@@ -345,6 +360,13 @@ def launch_segments(
         return torch.empty((B, H, count, *sizes), dtype=torch.float32, device=z.device)
 
     added = empty(parts.count, d_qk, d_hv), empty(parts.count, d_qk) if norm else None
+    states = added
+    if split > 1 or beside:
+        states = empty(cut.count, d_qk, d_hv), empty(cut.count, d_qk) if norm else None
+    if beside:
+        for state, begin in zip(states, start, strict=True):
+            if begin is not None:
+                state[:, :, 0] = begin
     enqueue(
         _accumulate, programs * accumulated,
         descriptor(z), descriptor(w), descriptor(z), exponents.x if reverse else exponents.y, exponents.g,
@@ -353,20 +375,18 @@ def launch_segments(
         Z_DIM=d_qk, W_DIM=d_hv, **vars(shape), REVERSE=reverse, NORM=norm, KEEP=False, FIRST=False, LAST=True,
         num_warps=4, maxnreg=168, launch_pdl=z_pieces * w_pieces == 1, **ASSEMBLY,
     )  # fmt: skip
-    starts, ends = [], []
-    for adds, begin in zip(added, start, strict=True):
+    if beside:
+        beside.walk(*states)
+    ends = []
+    for adds, state, begin in zip(added, states, start, strict=True):
         if adds is None:
-            starts.append(None)
             ends.append(None)
             continue
         sizes = adds.shape[3:]
         elements = sizes.numel()
         block = min(1024, next_power_of_2(elements))
         blocks = cdiv(elements, block)
-        state = adds if split == 1 and not beside else empty(cut.count, *sizes)
         after = empty(1, *sizes)[:, :, 0] if end else None
-        if beside:
-            beside(state.view(-1)[elements:])  # one state further on: where that of the second segment lies
         enqueue(
             _carry, B * H * blocks,
             adds, state, exponents.g, state if begin is None else begin, state if after is None else after,
@@ -374,21 +394,20 @@ def launch_segments(
             RESUMED=beside is not None, REVERSE=reverse, TILES=next_power_of_2(parts.segment_tiles), BLOCK=block,
             OVERLAP=True, launch_pdl=True,
         )  # fmt: skip
-        starts.append(state)
         ends.append(after)
-    return (starts[0], starts[1]), (ends[0], ends[1])
+    return states, (ends[0], ends[1])
 
 
-def first_beside(d_qk: int, d_hv: int, rows: int, cut: Segments, chip: int) -> int:
-    """In how many programs h of the first segment, from zero, is made beside the state pass over the others but the
-    last, which then has one segment less to go over; 0 where it is too long for that or there is no room.
+def first_beside(d_qk: int, d_hv: int, rows: int, cut: Segments, chip: int, *, norm: bool) -> int:
+    """In how many programs h of the first segment is made beside the state pass over those between it and the last,
+    which need not be gone over then; 0 where it is too long for that or there is no room.
 
     Args:
-        rows: batch * heads, of which none are walked together (`heads_together`), without a normaliser.
+        rows: batch * heads, of which none are walked together (`heads_together`).
     """
     if cut.count < 3 or 2 * cut.first_tiles > cut.segment_tiles:
         return 0
-    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=False).pieces(d_hv)
+    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=norm).pieces(d_hv)
     between = rows * cdiv(d_qk, 128) * cdiv(d_hv, 256) * (cut.count - 2)
     return programs if programs + between <= chip else 0
 

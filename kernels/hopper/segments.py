@@ -232,16 +232,34 @@ def accumulate(
 
 @triton.jit
 def carry(
-    added, state, g, start, end, elements, tiles, part_tiles, parts, segments, split, lowest, accumulated, blocks,
-    START: tl.constexpr, END: tl.constexpr, RESUMED: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
+    added,
+    state,
+    g,
+    start,
+    end,
+    elements,
+    tiles,
+    part_tiles,
+    parts,
+    segments,
+    split,
+    lowest,
+    accumulated,
+    blocks,
+    START: tl.constexpr,
+    END: tl.constexpr,
+    RESUMED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):
     """state (rows, segments, elements): what each segment starts from, out of what each part of one adds, added (rows,
     parts, elements), which may be the same tensor where a segment has one part.
 
     start: (rows, elements) state before the first segment walked, read if START; end: state after the last, written if
-    END. Only then is read what the last segment adds. RESUMED: the first segment starts from zero, and what the second
-    starts from is there; `lowest` is then its first part.
+    END. Only then is read what the last segment adds. RESUMED: what the second segment starts from is there, and what
+    the first does, but for zero; `lowest` is then the first part of the second.
     split: parts of a segment. accumulated: parts that are there, from `lowest` on or, REVERSE, the last.
     TILES: power of two, at least part_tiles. OVERLAP: see walk.begin.
     """
@@ -251,11 +269,12 @@ def carry(
     row = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     mask = at < elements
-    if START:
-        carried = tl.load(start + row * elements + at, mask=mask, other=0.0)
-    elif RESUMED:
-        tl.store(state + row * segments * elements + at, tl.zeros([BLOCK], tl.float32), mask=mask)
+    if RESUMED:
         carried = tl.load(state + (row * segments + 1) * elements + at, mask=mask, other=0.0)
+        if not START:
+            tl.store(state + row * segments * elements + at, tl.zeros([BLOCK], tl.float32), mask=mask)
+    elif START:
+        carried = tl.load(start + row * elements + at, mask=mask, other=0.0)
     else:
         carried = tl.zeros([BLOCK], tl.float32)
     inside = tl.arange(0, TILES)

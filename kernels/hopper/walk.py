@@ -894,7 +894,7 @@ def math(
 
 
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles"])
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "lowest", "walked"])
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
