@@ -48,6 +48,9 @@ def cases() -> list[Case]:
         found += [
             Case(gate=gate, layout="bthd", L=256, states=True, **sizes),
             Case(gate=gate, batch=1, heads=1, T=5000, L=512, states=True, **sizes),
+            Case(gate=gate, batch=1, T=2310, L=1024, states=True, **sizes),  # the first segment beside the state pass
+            Case(gate=gate, T=1000, L=448, d_qk=256, d_hv=512),
+            Case(gate=gate, gates="closing", T=4096, L=1216, **sizes),
             Case(gate=gate, gates="extreme", T=515, L=128, **sizes),
             Case(gate=gate, gates="extreme", T=515, L=128, d_qk=256, d_hv=512),
             Case(gate=gate, gates="slow", T=2100, L=4096, d_qk=256, d_hv=512, states=True),
@@ -105,7 +108,11 @@ def test_without_gate_gradients(
 @pytest.mark.parametrize("gate", ["exp", "sig"])
 @pytest.mark.parametrize(
     ("d_qk", "d_hv", "L", "sharing"),
-    [(128, 256, 1024, 1), (128, 256, 256, 1), (256, 512, 1024, 1), (64, 64, 128, 1), (64, 64, 256, 4)],
+    [
+        *((128, 256, L, 1) for L in (1024, 256, 448)),
+        *((256, 512, L, 1) for L in (1024, 448)),
+        *((64, 64, L, sharing) for L, sharing in ((128, 1), (256, 4))),
+    ],
 )
 def test_random_inputs_give_the_same_bits_twice(gate: str, d_qk: int, d_hv: int, L: int, sharing: int) -> None:
     case = Case(gate=gate, heads=3 * sharing, sharing=sharing, d_qk=d_qk, d_hv=d_hv, L=L, T=1000, states=True)
@@ -147,7 +154,14 @@ def test_mamba2_with_shared_heads_and_a_skip_connection(groups: int, d_qk: int, 
 
 @pytest.mark.parametrize("gate", ["exp", "sig"])
 @pytest.mark.parametrize(
-    ("T", "chunk_size", "d_qk", "d_hv"), [(1000, 1024, 128, 256), (2048, 512, 128, 256), (1000, 512, 256, 512)]
+    ("T", "chunk_size", "d_qk", "d_hv"),
+    [
+        (1000, 1024, 128, 256),
+        (2048, 512, 128, 256),
+        (1000, 448, 128, 256),
+        (1000, 512, 256, 512),
+        (1000, 448, 256, 512),
+    ],
 )
 def test_a_cuda_graph_of_overlapping_kernels(gate: str, T: int, chunk_size: int, d_qk: int, d_hv: int) -> None:
     """Forward and backward, of one segment and of several, replayed on other inputs than it was captured with."""
