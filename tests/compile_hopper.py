@@ -81,6 +81,7 @@ def walk_constants(
         "FIRST": False,
         "LAST": False,
         "ADD": False,
+        "KEEP": False,
         "INDEPENDENT": branches.get("REVERSE", False) and not branches.get("ADD", False),
         **branches,
     }
@@ -132,6 +133,10 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "h of segments of half the rows": walk_constants(d_qk, d_hv, FIRST=True, halved=True),
         "h of a first segment": walk_constants(d_qk, d_hv, LAST=True, INDEPENDENT=True, halved=True),
         "h normalised of a first segment": walk_constants(d_qk, d_hv, NORM=True, LAST=True, INDEPENDENT=True),
+        "h for segments": walk_constants(d_qk, d_hv, halved=True, KEEP=True),
+        "h normalised for segments": walk_constants(d_qk, d_hv, NORM=True, KEEP=True),
+        "h of segments for others": walk_constants(d_qk, d_hv, FIRST=True, halved=True, KEEP=True),
+        "h normalised of segments for others": walk_constants(d_qk, d_hv, NORM=True, FIRST=True, KEEP=True),
         "dq": walk_constants(w, d_qk, sums=True, columns=d_hv),
         "dq without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False),
         "dq of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, FIRST=True, ADD=d_hv > 256),

@@ -86,6 +86,7 @@ def emulate_walk(
     first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
     within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
     diagonal: Tensor | None = None, independent: bool = False, walked: range | None = None,
+    kept: tuple[Tensor, Segments] | None = None,
 ) -> None:  # fmt: skip
     given = (u, w, z, x, *exponents, first, skip, norm and norm.m, norm and norm.first)
     start(given, (out, last, sums, *(within or ()), diagonal), independent)
@@ -109,6 +110,11 @@ def emulate_walk(
         if norm is not None and norm.first is not None:
             n = norm.first.reshape(*n.shape[:2], cut.count, -1)[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse):
+            if kept is not None:
+                states, other = kept
+                starts = {walk_tiles(other, n, False)[0]: n for n in range(other.count)}
+                if t in starts:
+                    states[:, :, starts[t]] = S.mT if transposed else S
             written[t * TILE : (t + 1) * TILE] = True
             g = g_all[:, :, t, None]
             au, az = a_u[:, :, t], a_z[:, :, t]
@@ -331,29 +337,32 @@ def double(x: Any) -> Any:
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 @pytest.mark.parametrize(
-    ("T", "chunk_size", "with_state", "hard", "sharing"),
+    ("T", "chunk_size", "own", "with_state", "hard", "sharing"),
     [
-        (200, 512, False, True, 1),
-        (330, 128, True, False, 1),
-        (330, 128, True, False, 2),
-        (330, 128, True, False, PACK),
-        (2100, 4096, True, False, 1),
-        (560, 256, False, False, 1),  # the first of three segments beside the state pass, where the chip has room
-        (560, 256, True, False, 1),
+        (200, 512, None, False, True, 1),
+        (330, 128, None, True, False, 1),
+        (330, 128, None, True, False, 2),
+        (330, 128, 192, True, False, PACK),  # where heads are together forward keeps to backward's cut
+        (2100, 4096, None, True, False, 1),
+        (560, 256, None, False, False, 1),  # the first of three segments beside the state pass, where there is room
+        (560, 256, None, True, False, 1),
+        (560, 128, 256, True, False, 2),
+        (330, 128, 384, False, False, 1),
     ],
 )
 @pytest.mark.parametrize("gate_gradients", [True, False], ids=["", "no gate gradients"])
 @pytest.mark.usefixtures("emulated")
 def test_walks_compute_the_recurrence_and_its_gradients(
-    gate: Gate, T: int, chunk_size: int, with_state: bool, hard: bool, sharing: int, gate_gradients: bool
-):
+    gate: Gate, T: int, chunk_size: int, own: int | None, with_state: bool, hard: bool, sharing: int,
+    gate_gradients: bool,
+):  # fmt: skip
     """Roles, exponents with denominators, segments, states, gate gradients; no rounding to bfloat16."""
     x = inputs(gate, T, with_state, hard, sharing)
     options: dict[str, Any] = {"gate": gate, "scale": -0.3 if with_state else 0.25, "chunk_size": chunk_size}
     if sharing > 1 and not gate.normalize:
         options["skip"] = torch.randn(x["v"].shape[1])
     saved: tuple[Tensor, ...]
-    h, last, saved = hopper_forward.forward(**x, **options)
+    h, last, saved = hopper_forward.forward(**x, **options, own_chunk_size=own)
     assert last is not None
     shapes = hopper_forward.empty_saved(x["q"], x["v"], gate=gate, chunk_size=chunk_size)
     assert [y.shape for y in saved] == [y.shape for y in shapes]
@@ -420,6 +429,7 @@ TILEWISE = (
 MAIN = (
     ":h;h normalised;h without the last state;h normalised without the last state;h of segments"
     ";h of segments of half the rows;h of a first segment;h normalised of a first segment"
+    ";h for segments;h normalised for segments;h of segments for others;h normalised of segments for others"
     ";dq;dq without row sums;dk;dv;C, n;dC"
 )
 

@@ -51,7 +51,8 @@ def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bo
     for name, kernel in machine.kernels.items():
         monkeypatch.setattr(launch, f"_{name}", kernel)
     monkeypatch.setattr(launch, "_carry", Carry())
-    monkeypatch.setattr(launch, "multiprocessors", lambda _device: 3)  # fewer than work items: programs take several
+    for module in (launch, forward):  # fewer multiprocessors than work items: programs take several
+        monkeypatch.setattr(module, "multiprocessors", lambda _device: 3)
     found = kernels()
     backward = partial(found.backward, gate_gradients=gate_gradients)
     fused = SimpleNamespace(forward=found.forward, backward=backward)
@@ -204,6 +205,26 @@ def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, las
     assert failures(case) == []
     assert besides
     assert all(besides)
+
+
+@pytest.mark.parametrize(
+    ("case", "own", "chip"),
+    [
+        (Case(gate="sig", T=600, batch=1, heads=1, d_qk=64, d_hv=256, L=192, states=True), 640, 40),  # uncut, half rows
+        (Case(gate="exp", T=1000, batch=1, heads=1, d_qk=128, d_hv=64, L=320), 512, 3),
+        (Case(gate="sig", T=1000, batch=1, heads=1, d_qk=256, d_hv=64, L=320, gates="slow"), 448, 40),  # first beside
+        (Case(gate="exp", T=1000, batch=1, heads=1, d_qk=64, d_hv=64, L=256, states=True), 448, 40),
+    ],
+    ids=str,
+)
+def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, monkeypatch: Any):
+    """h then writes down the states that segments of backward start from."""
+    run_on(Machine(seed=7), monkeypatch)
+    for module in (launch, forward):
+        monkeypatch.setattr(module, "multiprocessors", lambda _device: chip)
+    of_own = partial(forward.forward, own_chunk_size=own)
+    monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))
+    assert failures(case) == []
 
 
 def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):

@@ -33,6 +33,7 @@ def kernels() -> Kernels:
         default_chunk_size=default_chunk_size,
         shares_heads=True,
         adds_skip=True,
+        cuts_by_itself=True,
     )
 
 

@@ -28,7 +28,7 @@ from .launch import (
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
-    skip: Tensor | None = None, return_last_state: bool = True,
+    skip: Tensor | None = None, return_last_state: bool = True, own_chunk_size: int | None = None,
 ) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
     """h, the last state or None, and what `backward` needs besides the inputs (see `empty_saved`).
 
@@ -40,11 +40,19 @@ def forward(
         state_dtype: without effect: states are float32, one every L steps.
         skip: (H,), for a gate without normaliser: h_t has skip v_t added.
         return_last_state: a pass less over it without.
+        own_chunk_size: the L of what runs side by side in forward, if it is not to be that of the states for backward.
     """
     del state_dtype, config
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
-    cut = Segments.of(T, chunk_size)
+    together = not gate.normalize and heads_together(q, v) > 1
+    cut = of_backward = Segments.of(T, chunk_size)
+    kept = None
+    if own_chunk_size is not None and cut.count > 1 and not together:
+        cut = Segments.of(T, own_chunk_size)
+        if cut != of_backward:
+            states = torch.empty((B, H, of_backward.count, d_qk, d_hv), dtype=torch.float32, device=q.device)
+            kept = states, of_backward
     # First, for h may read them before it waits for a kernel (`walk.walk`).
     q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
@@ -59,7 +67,7 @@ def forward(
         norm = None if bound is None or back is None else Normaliser(bound, first[1], back, last[1])
         launch_walk(
             q, k, v_aligned, out, e, cut, reverse=False, transposed=True,
-            first=first[0], last=last[0], norm=norm, skip=skip, **how,
+            first=first[0], last=last[0], norm=norm, skip=skip, kept=kept, **how,
         )  # fmt: skip
 
     def walk_first(C: Tensor, n: Tensor | None) -> None:
@@ -68,16 +76,16 @@ def forward(
 
     start = initial_matrices(initial)
     C_0 = start[0]
-    last, states, walked = (None, None), (), range(cut.count)
+    last, walked = (None, None), range(cut.count)
     if cut.count > 1:
         programs = 0
-        if gate.normalize or heads_together(q, v) == 1:
+        if not together:
             programs = first_beside(d_qk, d_hv, B * H, cut, multiprocessors(q.device), norm=gate.normalize)
         start, ends = launch_segments(
             k, v_aligned, e, cut, reverse=False, start=start, norm=gate.normalize, end=return_last_state,
             beside=Beside(programs, walk_first) if programs else None,
         )  # fmt: skip
-        states, walked = start[:1], walked[bool(programs) :]
+        walked = walked[bool(programs) :]
     else:
         ends = (None, None)
         if return_last_state:
@@ -85,6 +93,7 @@ def forward(
             n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
             ends = last = C_last, n_last
     walk(start, last, walked=walked)
+    states = kept[:1] if kept else start[:1] if of_backward.count > 1 else ()
     if out is not h:
         h.copy_(out)
     state = None

@@ -212,7 +212,7 @@ def launch_walk(
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
     x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None,
     norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
-    independent: bool = False, walked: range | None = None,
+    independent: bool = False, walked: range | None = None, kept: tuple[Tensor, Segments] | None = None,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -231,6 +231,8 @@ def launch_walk(
         diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
         walked: these segments only, whose part of out is written.
+        kept: where the states go, (B, H, segments, d_qk, d_hv) float32, that segments of another cut start from; of a
+            walk that goes forward.
     """
     B, H = exponents.x.shape[:2]
     walked = range(cut.count) if walked is None else walked
@@ -273,12 +275,14 @@ def launch_walk(
                 dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
             ),
             dummy if skip is None else skip, dummy if diagonal is None else diagonal[launch],
+            dummy if kept is None else kept[0],
             items, H, H // u.shape[1], H // z.shape[1], T,
-            *cut, walked.start, len(walked), column, B * H * T,
+            *cut, walked.start, len(walked), *(1, 1) if kept is None else kept[1][1:], column, B * H * T,
             Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape),
             REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
+            KEEP=kept is not None,
             num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1 or walked.stop < cut.count, **ASSEMBLY,
         )  # fmt: skip
 

@@ -204,7 +204,7 @@ def walk_heads(
 
     sharing: consecutive heads that share a head of U and W; a multiple of HEADS.
     """
-    geometry = (packs, tiles, segment_tiles, segments, 0, segments)
+    geometry = (packs, tiles, segment_tiles, segments, 0, segments, ())
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], u_desc.layout)

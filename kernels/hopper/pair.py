@@ -371,7 +371,7 @@ def pair(
 
     SKIP: skip (heads,) is added to the diagonal of P. sharing: consecutive heads that share one of Q and K.
     """
-    geometry = (heads, tiles, segment_tiles, segments, 0, segments)
+    geometry = (heads, tiles, segment_tiles, segments, 0, segments, ())
     dtype: gl.constexpr = q_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tile_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)

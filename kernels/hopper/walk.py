@@ -126,6 +126,13 @@ def settle(deferred, g, at_once):
 
 
 @gluon.jit
+def is_kept(tile, keep):
+    """Whether the state before a tile goes to memory: what a segment starts from, of a sequence cut as `span` cuts it."""
+    _kept_ptr, tiles, every, _count = keep
+    return ((tiles - tile) % every == 0) | (tile == 0)
+
+
+@gluon.jit
 def nth_tile(first, i, n, REVERSE: gl.constexpr):
     """The i-th tile that a walk over tiles first .. first + n - 1 meets."""
     if REVERSE:
@@ -137,15 +144,23 @@ def nth_tile(first, i, n, REVERSE: gl.constexpr):
 @gluon.jit
 def span(segment, tiles, segment_tiles, segments):
     """The first tile of a segment and how many it has: the first segment has what is left for it."""
-    after = tiles - (segments - 1 - segment) * segment_tiles
-    first = gl.maximum(after - segment_tiles, 0)
-    return first, after - first
+    begins = tiles - (segments - segment) * segment_tiles
+    return gl.maximum(begins, 0), segment_tiles + gl.minimum(begins, 0)
+
+
+@gluon.jit
+def is_due(tile, j, n, geometry, KEEP: gl.constexpr):
+    """Whether the state after the j-th tile of n goes to memory."""
+    if KEEP:
+        return (j == n - 1) | is_kept(tile + 1, geometry[6])
+    else:
+        return j == n - 1
 
 
 @gluon.jit
 def place_of(item, geometry, PIECES: gl.constexpr):
     """(batch, head, first tile, tiles, row of batch and head, segment's index over all rows, piece) of a work item."""
-    heads, tiles, segment_tiles, segments, lowest, walked = geometry
+    heads, tiles, segment_tiles, segments, lowest, walked, _keep = geometry
     piece = item % PIECES
     segment = lowest + (item // PIECES) % walked
     row = item // (PIECES * walked)
@@ -177,7 +192,7 @@ def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
 def produce(
     descs, exponents, m_ptr, buffers, e_buf, factors, empty, ready, items, geometry, sharing, column, steps,
     PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
-    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
+    SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
     t_l: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     u_desc, w_desc, z_desc, x_desc = descs
@@ -216,7 +231,7 @@ def produce(
                     r_buf.index(s).store(gl.exp2(a_u + deferred))
                 e = 0.0
                 if DEFERS:
-                    e, deferred = settle(deferred, g, j == n - 1)
+                    e, deferred = settle(deferred, g, is_due(tile, j, n, geometry, KEEP))
                 elif WB == 4:
                     e = gl.exp2(g)
                 s_buf.index(s).store(gl.exp2(a_z + (g - deferred)))
@@ -322,7 +337,7 @@ def score(
     items, geometry, steps, part_stride,
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr, DEFERS: gl.constexpr,
-    SKIP: gl.constexpr, DIAGONAL: gl.constexpr, EARLY: gl.constexpr,
+    SKIP: gl.constexpr, DIAGONAL: gl.constexpr, EARLY: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
         begin(INDEPENDENT=False)
@@ -404,7 +419,7 @@ def score(
             else:
                 before_tile = deferred
                 if DEFERS:
-                    e, deferred = settle(deferred, g_now, j == n - 1)
+                    e, deferred = settle(deferred, g_now, is_due(tile_now, j, n, geometry, KEEP))
                 else:
                     e = gl.exp2(g_now)
                 mbarrier.wait(p_empty.index(b), turn ^ 1)
@@ -477,7 +492,7 @@ def places(products, dtype: gl.constexpr):
 def normalise(
     states, g_ptr, back_ptr, e_buf, norm, factors, empty, ready, items, geometry,
     W_DIM: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr,
-    LATE: gl.constexpr, DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
+    LATE: gl.constexpr, DEFERS: gl.constexpr, KEEP: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
 ):  # fmt: skip
     SPANS: gl.constexpr = spans(WB)
     WIDTH: gl.constexpr = 64 * WB // SPANS
@@ -505,7 +520,7 @@ def normalise(
         for j in range(tiles):
             g = gl.load(g_ptr + row * all_tiles + first + j)
             if DEFERS:
-                decay, deferred = settle(deferred, g, j == tiles - 1)
+                decay, deferred = settle(deferred, g, is_due(first + j, j, tiles, geometry, KEEP))
             else:
                 decay = gl.exp2(g)
             for k in gl.static_range(SPANS):
@@ -755,6 +770,7 @@ def math(
     PIECES: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr,
     OUTS: gl.constexpr, REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, LATE: gl.constexpr,
     DEFERS: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr, ADD: gl.constexpr, EARLY: gl.constexpr,
+    KEEP: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
         wait_for_kernel_before()
@@ -799,6 +815,18 @@ def math(
                     state += (gl.zeros([ROWS, 64], gl.float32, layout=s_l),)
         for j in range(n):
             tile = nth_tile(first, j, n, REVERSE)
+            if KEEP:
+                kept_ptr, tiles_in_all, every, count = geometry[6]
+                if is_kept(tile, geometry[6]):
+                    opaque = i >> 30
+                    place = row * count + count - (tiles_in_all - tile + every - 1) // every
+                    for zb in gl.static_range(ZB):
+                        for wb in gl.static_range(WB):
+                            at, rows = state_pointers(
+                                kept_ptr + place.to(gl.int64) * (Z_DIM * W_DIM),
+                                z0 + ROWS * zb + opaque, column + 64 * wb + opaque, Z_STRIDE, W_STRIDE, s_l, ROWS,
+                            )  # fmt: skip
+                            gl.store(at, state[zb * WB + wb], mask=rows < Z_DIM)
             mbarrier.wait(ready.index(i % STAGES), (i // STAGES) & 1)
             new_state = ()
             if not (SUMS or WB == 4):
@@ -894,25 +922,31 @@ def math(
 
 
 # Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "lowest", "walked"])
+@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "lowest", "walked", "keep_every", "kept"])
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
-    through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr,
-    items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, lowest, walked, column, part_stride,
+    through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr, kept_ptr,
+    items, heads, u_sharing, z_sharing, steps, tiles, segment_tiles, segments, lowest, walked, keep_every, kept, column,
+    part_stride,
     Z_DIM: gl.constexpr, W_DIM: gl.constexpr, TRANSPOSED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     OUTS: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, MATH_REGISTERS: gl.constexpr, GROUPS: gl.constexpr,
     REVERSE: gl.constexpr, SUMS: gl.constexpr, NORM: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr,
-    ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr, INDEPENDENT: gl.constexpr,
+    ADD: gl.constexpr, SKIP: gl.constexpr, DIAGONAL: gl.constexpr, INDEPENDENT: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
     """A program takes work items, pieces of the state of a segment of a (batch, head) row, one after the other.
 
     Segments of a row: `walked`, from the one called `lowest` on.
+    KEEP: in a sequence cut into segments of `keep_every` tiles, `kept` of them, the state that each starts from is
+    written to kept_ptr (B, H, kept, d_qk, d_hv) (h).
     SKIP: skip (heads,) is added to the diagonal of P (h, dv). DIAGONAL: U_u . W_u is written to diagonal (dq).
     u_sharing, z_sharing: consecutive heads that share one of U and W, of Z and X; out has all of them.
 
     So the loads of an item run while the one before it ends. Launched by launch.py.
     """
-    geometry = (heads, tiles, segment_tiles, segments, lowest, walked)
+    keep = (g_ptr, 0, 0, 0)
+    if KEEP:
+        keep = (kept_ptr, tiles, keep_every, kept)
+    geometry = (heads, tiles, segment_tiles, segments, lowest, walked, keep)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
     ROLES: gl.constexpr = 2 // GROUPS  # with math
     dtype: gl.constexpr = u_desc.dtype
@@ -1000,22 +1034,22 @@ def walk(
                     buffers, p_buf, o_buf0, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     0, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY, KEEP)),
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
                     buffers, p_buf, o_buf1, o_full, o_free, dots_buf, norm, factors, empty, ready, p_full, p_empty,
                     items, geometry, column,
                     ROLES - 1, GROUPS, Z_DIM, W_DIM, TRANSPOSED, PIECES, STAGES, SLOTS, WB, ZB, OUTS,
-                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY)),
+                    REVERSE, SUMS, NORM, LATE, DEFERS, FIRST, LAST, ADD, EARLY, KEEP)),
             (score, ((au_ptr, az_ptr, g_ptr), (skip_ptr, diagonal_ptr), (through_ptr, rows_ptr, columns_ptr),
                      buffers, e_buf, p_buf, (dots_buf, pairs_buf), norm, factors, empty, ready, p_full, p_empty,
                      items, geometry, steps, part_stride,
-                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL, EARLY)),
+                     PIECES, STAGES, SLOTS, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, SKIP, DIAGONAL, EARLY, KEEP)),
             (produce, ((u_desc, w_desc, z_desc, x_desc), (au_ptr, az_ptr, g_ptr), m_ptr,
                        buffers, e_buf, factors, empty, ready,
                        items, geometry, (u_sharing, z_sharing), column, steps,
-                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS)),
+                       PIECES, STAGES, WB, ZB, REVERSE, SUMS, NORM, LATE, DEFERS, KEEP)),
             (normalise, ((n_first_ptr, n_last_ptr), g_ptr, back_ptr, e_buf, norm, factors, empty, ready,
-                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, FIRST, LAST))
+                         items, geometry, W_DIM, PIECES, STAGES, SLOTS, WB, LATE, DEFERS, KEEP, FIRST, LAST))
             if NORM
             else (send, (o_desc, o_buf0, o_full, o_free, items, geometry, PIECES, GROUPS, OUTS, REVERSE, ADD)),
         ][2 - ROLES : 4 + MORE],
