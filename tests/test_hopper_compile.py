@@ -101,6 +101,9 @@ def emulate_walk(
     keep = torch.ones(TILE, TILE, dtype=torch.bool)
     keep = keep.triu() if reverse else keep.tril()
     written = torch.zeros(T, dtype=torch.bool)
+    starts = {}
+    if kept is not None:
+        starts = {walk_tiles(kept[1], n, False)[0]: kept[0][:, :, n] for n in range(kept[1].count)}
     for segment in walked or range(cut.count):
         S = U.new_zeros(*U.shape[:2], Z.shape[-1], U.shape[-1])
         n = U.new_zeros(*U.shape[:2], U.shape[-1])
@@ -110,11 +113,8 @@ def emulate_walk(
         if norm is not None and norm.first is not None:
             n = norm.first.reshape(*n.shape[:2], cut.count, -1)[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse):
-            if kept is not None:
-                states, other = kept
-                starts = {walk_tiles(other, n, False)[0]: n for n in range(other.count)}
-                if t in starts:
-                    states[:, :, starts[t]] = S.mT if transposed else S
+            if t in starts:
+                starts[t].copy_(S.mT if transposed else S)
             written[t * TILE : (t + 1) * TILE] = True
             g = g_all[:, :, t, None]
             au, az = a_u[:, :, t], a_z[:, :, t]

@@ -127,7 +127,7 @@ def settle(deferred, g, at_once):
 
 @gluon.jit
 def is_kept(tile, keep):
-    """Whether the state before a tile goes to memory: what a segment starts from, of a sequence cut as `span` cuts it."""
+    """Whether the state before a tile goes to memory: of a sequence cut as by `span`, what segments start from."""
     _kept_ptr, tiles, every, _count = keep
     return ((tiles - tile) % every == 0) | (tile == 0)
 
