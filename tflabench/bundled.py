@@ -72,17 +72,17 @@ def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.devi
 
     inputs = sequence_inputs(problem, device)
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
-    options = chosen(kernels, gate, problem, q, v)
+    options, details = chosen(kernels, gate, problem, q, v)
     return Case(
         inputs=inputs,
         forward=lambda: api.chunkwise(q, k, v, f, i, gate=gate, **options),
         oracle=partial(sequence_oracle, gate),
-        details={"kernel": options["implementation"], "chunk_size": options["chunk_size"]},
+        details=details,
     )
 
 
-def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> dict[str, Any]:
-    """Implementation and chunk size, as options of an operation, for q and v (B, H, T, d).
+def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Implementation and chunk size, as options of an operation for q and v (B, H, T, d), and what they come to.
 
     Raises:
         Unsupported: it cannot run here, with its reason.
@@ -94,7 +94,8 @@ def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> 
         choice = api.choose(q, v, gate=gate, implementation=kernels, chunk_size=chunk_size)
     except ValueError as error:
         raise Unsupported(str(error)) from None
-    return {"implementation": choice.implementation, "chunk_size": choice.chunk_size}
+    options = {"implementation": choice.implementation, "chunk_size": problem.chunk_size or "auto"}
+    return options, {"kernel": choice.implementation, "chunk_size": choice.chunk_size}
 
 
 def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:
@@ -260,14 +261,14 @@ def build_recurrence(kernels: str, op: Recurrence, problem: Problem, device: tor
 
     inputs = op.inputs(problem, device)
     q, v = (inputs[name].transpose(1, 2) for name in (op.queries, op.values))
-    options = chosen(kernels, op.gate, problem, q, v)
+    options, details = chosen(kernels, op.gate, problem, q, v)
     run = partial(getattr(api, op.function), **inputs, **op.options, **options, layout="bthd")
     return Case(
         inputs=inputs,
         forward=run,
         oracle=partial(recurrence_oracle, op),
         layout="bthd",
-        details={"kernel": options["implementation"], "chunk_size": options["chunk_size"]},
+        details=details,
     )
 
 

@@ -106,6 +106,17 @@ def test_without_gate_gradients(
 
 
 @pytest.mark.parametrize("gate", ["exp", "sig"])
+@pytest.mark.parametrize(("d_qk", "d_hv"), [(64, 64), (128, 256), (192, 128), (256, 512)])
+@pytest.mark.parametrize(("L", "own", "gates"), [(320, 512, "normal"), (320, 1024, "slow"), (192, 448, "extreme")])
+def test_forward_cut_otherwise_than_backward(
+    gate: str, d_qk: int, d_hv: int, L: int, own: int, gates: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As "auto" cuts long sequences: h writes down the states that segments of backward start from."""
+    monkeypatch.setattr(tfla_cases.chunkwise, "forward", partial(kernels().forward, own_chunk_size=own))
+    assert failures(Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=1000, L=L, gates=gates, states=L == 320)) == []
+
+
+@pytest.mark.parametrize("gate", ["exp", "sig"])
 @pytest.mark.parametrize(
     ("d_qk", "d_hv", "L", "sharing"),
     [
