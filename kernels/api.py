@@ -67,7 +67,8 @@ class Kernels(NamedTuple):
             summed over these); kernels that do not are given copies.
         adds_skip: whether forward and backward take `skip` (H,), by which h_t has skip v_t added, and backward returns
             its gradient behind the others; for kernels that do not, that is another pass over memory.
-        cuts_by_itself: whether forward takes `own_chunk_size`, an L of its own beside that of what it saves.
+        cuts_freely: whether forward takes `cut_freely`: chunk_size is the default and that of what backward reads, but
+            forward may cut sequences otherwise.
     """
 
     forward: Callable[..., tuple[Tensor, State | None, tuple[Tensor, ...]]]
@@ -77,7 +78,7 @@ class Kernels(NamedTuple):
     default_chunk_size: Callable[..., int]
     shares_heads: bool = False
     adds_skip: bool = False
-    cuts_by_itself: bool = False
+    cuts_freely: bool = False
 
 
 def _tfla(levels: int) -> Kernels:
@@ -469,8 +470,8 @@ def _forward(
     if kernels.adds_skip:
         options["skip"] = skip
     options["return_last_state"] = return_last_state
-    if kernels.cuts_by_itself and chunk_size == AUTO:
-        options["own_chunk_size"] = kernels.default_chunk_size(q, v, gate=options["gate"], backward=False)
+    if kernels.cuts_freely:
+        options["cut_freely"] = chunk_size == AUTO
     h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
     if not kernels.adds_skip:
         h = skip_and_gate(h, v, skip, None, head_axis=1)

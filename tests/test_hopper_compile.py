@@ -27,6 +27,7 @@ from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper import launch as hopper_launch
+from tflabench.kernels.hopper.cuts import Shape, chosen_beside_backward
 from tflabench.kernels.hopper.exponents import TILE
 from tflabench.kernels.hopper.launch import PACK, Beside, Normaliser, Segments
 from tflabench.kernels.hopper.segments import carry
@@ -354,7 +355,7 @@ def double(x: Any) -> Any:
 @pytest.mark.usefixtures("emulated")
 def test_walks_compute_the_recurrence_and_its_gradients(
     gate: Gate, T: int, chunk_size: int, own: int | None, with_state: bool, hard: bool, sharing: int,
-    gate_gradients: bool,
+    gate_gradients: bool, monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     """Roles, exponents with denominators, segments, states, gate gradients; no rounding to bfloat16."""
     x = inputs(gate, T, with_state, hard, sharing)
@@ -362,7 +363,8 @@ def test_walks_compute_the_recurrence_and_its_gradients(
     if sharing > 1 and not gate.normalize:
         options["skip"] = torch.randn(x["v"].shape[1])
     saved: tuple[Tensor, ...]
-    h, last, saved = hopper_forward.forward(**x, **options, own_chunk_size=own)
+    monkeypatch.setattr(hopper_forward, "chosen_beside_backward", lambda _: SimpleNamespace(chunk_size=lambda _T: own))
+    h, last, saved = hopper_forward.forward(**x, **options, cut_freely=own is not None)
     assert last is not None
     shapes = hopper_forward.empty_saved(x["q"], x["v"], gate=gate, chunk_size=chunk_size)
     assert [y.shape for y in saved] == [y.shape for y in shapes]
@@ -532,24 +534,25 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
 
 
 @pytest.mark.parametrize(
-    ("batch", "heads", "T", "d_qk", "d_hv", "training", "forward", "normalised"),
+    ("batch", "heads", "T", "d_qk", "d_hv", "training", "in_training", "forward"),
     [
-        (16, 16, 4096, 128, 256, 1, 1, 1),
-        (4, 16, 16384, 128, 256, 2, 1, 3),
-        (1, 16, 65536, 128, 256, 8, 5, 9),
-        (8, 8, 8192, 256, 512, 1, 1, 1),
-        (4, 8, 16384, 256, 512, 2, 1, 1),
-        (1, 8, 65536, 256, 512, 8, 5, 5),
-        (1, 1, 65536, 128, 256, 64, 47, 64),  # 16 programs of half a state a head were a third slower (version 19)
-        (2, 4, 1000, 128, 256, 8, 8, 8),
+        (16, 16, 4096, 128, 256, 1, (1, 1), (1, 1)),
+        (4, 16, 16384, 128, 256, 2, (1, 2), (1, 3)),
+        (1, 16, 65536, 128, 256, 8, (5, 8), (5, 9)),
+        (8, 8, 8192, 256, 512, 1, (1, 1), (1, 1)),
+        (4, 8, 16384, 256, 512, 2, (1, 1), (1, 1)),
+        (1, 8, 65536, 256, 512, 8, (5, 5), (5, 5)),
+        # 16 programs of half a state a head were a third slower (version 19), 47 in training a fifteenth (version 20).
+        (1, 1, 65536, 128, 256, 64, (64, 64), (47, 64)),
+        (2, 4, 1000, 128, 256, 8, (8, 8), (8, 8)),
     ],
 )
 def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
-    batch: int, heads: int, T: int, d_qk: int, d_hv: int, training: int, forward: int, normalised: int,
-    monkeypatch: pytest.MonkeyPatch,
+    batch: int, heads: int, T: int, d_qk: int, d_hv: int, training: int, in_training: tuple[int, int],
+    forward: tuple[int, int], monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     """Of 132. At T = 16384 dq and dk alone would: 64 programs, a half of a state each; h has two a state, but where it
-    carries a normaliser.
+    carries a normaliser. Segments of backward, of forward with a backward to come, and of forward alone (sig, exp).
     """
     monkeypatch.setattr(hopper_chunkwise, "refuses", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
@@ -559,4 +562,6 @@ def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
         return -(-T // hopper_chunkwise.default_chunk_size(q, v, gate=gate, backward=backward))
 
     assert segments(MLSTM_SIG, backward=True) == segments(MLSTM_EXP, backward=True) == training
-    assert (segments(MLSTM_SIG, backward=False), segments(MLSTM_EXP, backward=False)) == (forward, normalised)
+    assert (segments(MLSTM_SIG, backward=False), segments(MLSTM_EXP, backward=False)) == forward
+    of_forward = (chosen_beside_backward(Shape.of(q, v, gate)).chunk_size(T) for gate in (MLSTM_SIG, MLSTM_EXP))
+    assert tuple(-(-T // L) for L in of_forward) == in_training

@@ -222,7 +222,8 @@ def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, mo
     run_on(Machine(seed=7), monkeypatch)
     for module in (launch, forward):
         monkeypatch.setattr(module, "multiprocessors", lambda _device: chip)
-    of_own = partial(forward.forward, own_chunk_size=own)
+    of_own = partial(forward.forward, cut_freely=True)
+    monkeypatch.setattr(forward, "chosen_beside_backward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))
     assert failures(case) == []
 

@@ -12,6 +12,7 @@ from tflabench.kernels.tfla.config import multiprocessors
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate, State
 
+from .cuts import Shape, chosen_beside_backward
 from .exponents import TILE, exponents
 from .launch import (
     Beside,
@@ -28,7 +29,7 @@ from .launch import (
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
-    skip: Tensor | None = None, return_last_state: bool = True, own_chunk_size: int | None = None,
+    skip: Tensor | None = None, return_last_state: bool = True, cut_freely: bool = False,
 ) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
     """h, the last state or None, and what `backward` needs besides the inputs (see `empty_saved`).
 
@@ -40,7 +41,7 @@ def forward(
         state_dtype: without effect: states are float32, one every L steps.
         skip: (H,), for a gate without normaliser: h_t has skip v_t added.
         return_last_state: a pass less over it without.
-        own_chunk_size: the L of what runs side by side in forward, if it is not to be that of the states for backward.
+        cut_freely: chunk_size is that of backward, for which states are saved; forward may cut the sequence otherwise.
     """
     del state_dtype, config
     B, H, T, d_hv = v.shape
@@ -48,8 +49,8 @@ def forward(
     together = not gate.normalize and heads_together(q, v) > 1
     cut = of_backward = Segments.of(T, chunk_size)
     kept = None
-    if own_chunk_size is not None and cut.count > 1 and not together:
-        cut = Segments.of(T, own_chunk_size)
+    if cut_freely and cut.count > 1 and not together:
+        cut = Segments.of(T, chosen_beside_backward(Shape.of(q, v, gate)).chunk_size(T))
         if cut != of_backward:
             states = torch.empty((B, H, of_backward.count, d_qk, d_hv), dtype=torch.float32, device=q.device)
             kept = states, of_backward

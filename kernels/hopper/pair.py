@@ -49,12 +49,23 @@ from .walk import (
     leave_dots,
     nearest,
     nth_tile,
-    place_of,
     remainder,
     state_pointers,
     store_dots,
     widened,
 )
+
+
+@gluon.jit
+def place_of(item, geometry):
+    """(batch, head, first tile, tiles, row of batch and head, segment's index over all rows) of a work item."""
+    heads, tiles, segment_tiles, segments = geometry
+    segment = item % segments
+    row = item // segments
+    # As walk.span, in the order that leaves these roles most registers.
+    n = gl.minimum(tiles - (segments - segment) * segment_tiles, 0) + segment_tiles
+    first = tiles - (segments - 1 - segment) * segment_tiles - n
+    return row // heads, row % heads, first, n, row, (row * segments + segment).to(gl.int64)
 
 
 @gluon.jit
@@ -77,7 +88,7 @@ def produce(
     tile_free, v_free = free
     i = 0
     for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
-        batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
+        batch, head, first, n, row, _index = place_of(item, geometry)
         for j in range(n):
             s = i % STAGES
             tile = nth_tile(first, j, n, True)
@@ -136,7 +147,7 @@ def value(
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     i = 0
     for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
-        _batch, head, first, n, row, _index, _piece = place_of(item, geometry, 1)
+        _batch, head, first, n, row, _index = place_of(item, geometry)
         if SKIP:
             skip_weight = gl.load(skip_ptr + head)
         for t in range(n):
@@ -206,7 +217,7 @@ def prepare(
     tiles = geometry[1]
     i = 0
     for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
-        _batch, _head, first, n, row, _index, _piece = place_of(item, geometry, 1)
+        _batch, _head, first, n, row, _index = place_of(item, geometry)
         g_next = gl.load(g_ptr + row * tiles + first + n - 1)
         for t in range(n):
             s = i % STAGES
@@ -237,7 +248,7 @@ def send(
     dk_written, dv_written = written
     i = 0
     for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
-        batch, head, first, n, _row, _index, _piece = place_of(item, geometry, 1)
+        batch, head, first, n, _row, _index = place_of(item, geometry)
         for t in range(n):
             s = i % STAGES
             tile = nth_tile(first, t, n, True)
@@ -281,7 +292,7 @@ def state(
     h_joined = in_spans(h_buf, dtype, STAGES, WB, accumulators(WB))
     i = 0
     for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
-        _batch, _head, _first, n, _row, index, _piece = place_of(item, geometry, 1)
+        _batch, _head, _first, n, _row, index = place_of(item, geometry)
         opaque = i >> 30  # 0: keeps addresses of an item's states out of registers while it is walked
         dC = ()
         for c in gl.static_range(WB):
@@ -371,7 +382,7 @@ def pair(
 
     SKIP: skip (heads,) is added to the diagonal of P. sharing: consecutive heads that share one of Q and K.
     """
-    geometry = (heads, tiles, segment_tiles, segments, 0, segments, ())
+    geometry = (heads, tiles, segment_tiles, segments)
     dtype: gl.constexpr = q_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     tile_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)

@@ -145,7 +145,7 @@ def nth_tile(first, i, n, REVERSE: gl.constexpr):
 def span(segment, tiles, segment_tiles, segments):
     """The first tile of a segment and how many it has: the first segment has what is left for it."""
     begins = tiles - (segments - segment) * segment_tiles
-    return gl.maximum(begins, 0), segment_tiles + gl.minimum(begins, 0)
+    return gl.maximum(begins, 0), gl.minimum(begins + segment_tiles, segment_tiles)
 
 
 @gluon.jit

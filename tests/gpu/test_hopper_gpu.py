@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
-from tflabench.kernels.hopper import backward
+from tflabench.kernels.hopper import backward, forward
 from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -112,7 +112,8 @@ def test_forward_cut_otherwise_than_backward(
     gate: str, d_qk: int, d_hv: int, L: int, own: int, gates: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As "auto" cuts long sequences: h writes down the states that segments of backward start from."""
-    monkeypatch.setattr(tfla_cases.chunkwise, "forward", partial(kernels().forward, own_chunk_size=own))
+    monkeypatch.setattr(tfla_cases.chunkwise, "forward", partial(kernels().forward, cut_freely=True))
+    monkeypatch.setattr(forward, "chosen_beside_backward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
     assert failures(Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=1000, L=L, gates=gates, states=L == 320)) == []
 
 

@@ -1,0 +1,167 @@
+"""Into how many segments a sequence is cut so that their programs fill the chip: the L of "auto".
+
+One segment where batch * heads does, else segments of which each is a program or several. With n of them a walk takes
+(rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor; a state pass goes before it over
+all segments but one. n is that of the next power of two of tiles: torch.compile, for which T may be a symbol, compiles
+once for each.
+
+Costs are in times of a tile of h, dv, dq or dk, as they measured on an H200 (MEASURED.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.tfla.config import multiprocessors
+from tflabench.kernels.types import Gate
+
+from .exponents import TILE
+from .launch import Segments, StatePassShape, WalkShape, first_beside, heads_together, parts_of_a_segment
+
+MOST = 64  # segments
+
+
+class Cut(NamedTuple):
+    """Half segments of a sequence. An odd number leaves half a segment or less for the first, which may then be walked
+    beside the state pass over the others (`launch.first_beside`).
+    """
+
+    halves: int
+
+    def segment_tiles(self, tiles: int) -> int:
+        found = -(-2 * tiles // self.halves)
+        return found if found < 32 else found + found % 2  # long ones so that a state pass can cut them in two
+
+    def chunk_size(self, steps: int) -> int:
+        return TILE * self.segment_tiles(-(-steps // TILE))
+
+
+class Shape(NamedTuple):
+    """What a cut depends on: rows of batch and heads, their heads, of which `group` share q and k and `together` a
+    program, head dimensions, tiles (a power of two), a normaliser or none, multiprocessors.
+    """
+
+    rows: int
+    heads: int
+    group: int
+    together: int
+    d_qk: int
+    d_hv: int
+    tiles: int
+    norm: bool
+    chip: int
+
+    @classmethod
+    def of(cls, q: Tensor, v: Tensor, gate: Gate) -> Shape:
+        B, T = v.shape[0], v.shape[2]
+        groups, H, d_qk, d_hv = map(int, (q.shape[1], v.shape[1], q.shape[-1], v.shape[-1]))
+        together = 1 if gate.normalize else heads_together(q, v)
+        tiles = 1
+        while TILE * tiles < T:
+            tiles *= 2
+        return cls(B * H, H, H // groups, together, d_qk, d_hv, tiles, gate.normalize, multiprocessors(q.device))
+
+    def segments(self, cut: Cut) -> Segments:
+        return Segments.of_tiles(self.tiles, cut.segment_tiles(self.tiles))
+
+
+class TileTimes(NamedTuple):
+    """Of programs: a tile of each takes `alone` if they only wait for themselves, `shared` if the chip is full of them
+    and they wait for memory.
+    """
+
+    programs: int
+    alone: float
+    shared: float
+
+    def on(self, chip: int) -> float:
+        """Of a tile, every round's."""
+        return -(-self.programs // chip) * max(self.alone, self.shared * min(1.0, self.programs / chip))
+
+
+def of_walk(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
+    """Of h, or with row sums of dq and dk, of so many segments of every row; a launch for each 256 columns."""
+    rows = shape.rows * segments
+    if shape.together > 1:
+        return TileTimes(rows // shape.together, 0.9, 1)
+    w, z = (shape.d_hv, shape.d_qk) if sums else (shape.d_qk, shape.d_hv)
+    launches, w = -(-w // 256), min(w, 256)
+    norm = shape.norm and not sums
+    filling = WalkShape.filling(w, z, rows, shape.chip, sums=sums, norm=norm)
+    alone, shared = 1.0, 1.0
+    if not sums:
+        alone, shared = (0.9, 1.0) if filling == WalkShape.of(w, z, sums=sums, norm=norm) else (0.45, 0.5)
+    return TileTimes(rows * filling.pieces(z), launches * alone, launches * shared)
+
+
+def of_forward(shape: Shape, cut: Cut) -> float:
+    """Cost of a state pass and h."""
+    segments = shape.segments(cut)
+    beside = 0
+    if shape.together == 1:
+        beside = first_beside(shape.d_qk, shape.d_hv, shape.rows, segments, shape.chip, norm=shape.norm)
+    found = segments.segment_tiles * of_walk(shape, segments.count - bool(beside), sums=False).on(shape.chip)
+    if segments.count == 1:
+        return found
+    heads = StatePassShape.of(shape.d_qk, shape.d_hv, heads=shape.heads, z_sharing=shape.group).HEADS
+    programs = shape.rows // heads * -(-shape.d_qk // 128) * -(-shape.d_hv // 256)  # over one segment
+    programs *= segments.count - 1 - bool(beside)
+    parts = parts_of_a_segment(segments, programs, shape.chip - beside)
+    state_pass = segments.segment_tiles / parts * TileTimes(programs * parts, 0.3, 0.5).on(shape.chip)
+    if beside:
+        first = of_walk(shape, 1, sums=False)
+        memory = segments.segment_tiles * programs * 0.5 + segments.first_tiles * first.programs * first.shared
+        state_pass = max(state_pass, segments.first_tiles * first.alone, memory / shape.chip)
+    return found + state_pass + 0.3 * parts * segments.count  # joining parts
+
+
+def of_both(shape: Shape, cut: Cut) -> float:
+    """Cost of forward, and of dq or dk.
+
+    A backward tile by tile (`launch.takes_tilewise`) has two state passes in place of walks, half a tile time each: as
+    much where heads are together, less (not modelled) where not.
+    """
+    segments = shape.segments(cut)
+    return of_forward(shape, cut) + segments.segment_tiles * of_walk(shape, segments.count, sums=True).on(shape.chip)
+
+
+def _chosen(shape: Shape, backward: bool) -> Cut:
+    cuts = [Cut(2 * n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST) if n <= shape.tiles]
+    if not backward:  # for which a segment that is not as long would be one more
+        cuts += [Cut(2 * n + 1) for n in (2, 3, 4, 6, 8, 12, 16) if 32 * n <= shape.tiles]
+    cost: Callable[[Shape, Cut], float] = of_both if backward else of_forward
+    return min(cuts, key=lambda cut: cost(shape, cut))  # of as good ones the fewest
+
+
+def _chosen_beside_backward(shape: Shape) -> Cut:
+    both, alone = _chosen(shape, backward=True), _chosen(shape, backward=False)
+    kept = -(-shape.segments(both).count // shape.segments(alone).count)  # by a program, a tile time or less each
+    cost = of_forward(shape, both)
+    return alone if of_forward(shape, alone) + max(kept, cost / 16) < cost else both
+
+
+_remembered = lru_cache(1024)(_chosen)
+_remembered_beside_backward = lru_cache(1024)(_chosen_beside_backward)
+
+
+def chosen(shape: Shape, *, backward: bool) -> Cut:
+    """The cut of forward and backward, or of forward where no backward is to come."""
+    return (_chosen if _is_symbolic(shape) else _remembered)(shape, backward)
+
+
+def chosen_beside_backward(shape: Shape) -> Cut:
+    """The cut of forward where backward's is `chosen`: the same one, unless another saves forward a sixteenth and more
+    than h takes to write down what segments of backward start from.
+    """
+    return (_chosen_beside_backward if _is_symbolic(shape) else _remembered_beside_backward)(shape)
+
+
+def _is_symbolic(shape: Shape) -> bool:
+    """A symbol has no hash."""
+    rows: Any = shape.rows
+    return isinstance(rows, torch.SymInt)
