@@ -354,8 +354,49 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
     one = {"batch": 1, "seq_len": 65536, "pass_": pass_}
     assert fused.best_chunk_size(FIG_4.with_(pass_=pass_), "sig", H200) == 4096
     for shape in (FIG_4.with_(**one), WIDE.with_(**one)):
-        count = fused.segments(shape, fused.best_chunk_size(shape, "sig", H200))
-        assert count == {"fw": 4, "fwbw": 8}[pass_]
+        best = fused.best_chunk_size(shape, "sig", H200)
+        assert best == {"fw": 14592, "fwbw": 8192}[pass_]
+        cut = fused.cut(shape, "sig", best)
+        assert (cut.first_tiles, cut.together, cut.beside) == {"fw": (112, 4, 32), "fwbw": (128, 8, 0)}[pass_]
+
+
+def test_a_short_first_segment_spares_the_state_pass_two_of_them():
+    """112 of 1,024 tiles, then 4 times 228, of which the last need not be gone over either."""
+    long, state = FIG_4.with_(batch=1, seq_len=65536), 16 * 128 * 256 * 4
+    cut = fused.cut(long, "sig", 14592)
+    assert (cut.count, cut.passed(backward=False), cut.passed(backward=True)) == (5, (3, 684), (4, 912))
+    assert fused.parts_of_a_segment(long, cut, backward=False) == 2  # 96 programs beside 32
+    bytes_of = [fused.cost(long, "sig", L).bytes for L in (14592, 65536)]
+    again = 684 * 64 * 16 * (128 + 256) * 2
+    # Added up by parts and read, joined, read by h, and what h of the first leaves.
+    assert bytes_of[0] - bytes_of[1] == again + (2 * 6 + 5 + 5 + 1) * state
+    names = [launch.name for launch in fused.launches(long, "sig", 14592)]
+    assert names == ["gates", "C of segments, h of the first", "C, joined", "h"]
+    steps = sum(sum(launch.flops.values()) for launch in fused.launches(long, "sig", 14592) if "h" in launch.name)
+    whole = fused.launches(long, "sig", 65536)[-1]
+    assert steps == pytest.approx(sum(whole.flops.values()) + 684 * 64 * 16 * 2 * 128 * 256, rel=0.1)  # other pieces
+
+
+@pytest.mark.parametrize("chunk_size", [1024, 4096, 7808, 13184, 14592, 16384])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 128, 256), (2, 16, 128, 256), (1, 8, 256, 512), (1, 3, 64, 512), (9, 9, 64, 64)]
+)
+def test_the_model_cuts_as_the_kernels_do(shape, norm, chunk_size):
+    pytest.importorskip("triton.experimental.gluon")
+    from tflabench.kernels.hopper.launch import Segments, first_beside, parts_of_a_segment
+
+    batch, heads, d_qk, d_hv = shape
+    for T in (4096, 32768, 65536, 60001):
+        problem = Problem(batch=batch, heads=heads, seq_len=T, d_qk=d_qk, d_hv=d_hv)
+        found, launched = fused.cut(problem, "exp" if norm else "sig", chunk_size), Segments.of(T, chunk_size)
+        assert (found.tiles, found.segment_tiles, found.count, found.first_tiles) == (*launched, launched.first_tiles)
+        beside = first_beside(d_qk, d_hv, batch * heads, launched, 132, norm=norm)
+        assert found.beside == beside
+        if d_hv > 64 and found.count > 1:
+            programs = batch * heads * -(-d_qk // 128) * -(-d_hv // 256) * (found.count - 1 - (beside > 0))
+            parts = fused.parts_of_a_segment(problem, found, backward=False)
+            assert parts == parts_of_a_segment(launched, programs, 132 - beside)
 
 
 MEASURED = [(FIG_4, 0.426), (WIDE, 0.593), (FIG_4.with_(pass_="fwbw"), 1.67), (WIDE.with_(pass_="fwbw"), 3.09)]
@@ -367,7 +408,11 @@ def test_the_bound_is_below_what_was_measured_but_not_far(problem, measured_ms):
     assert 0.7 * measured_ms < bound < measured_ms
 
 
-FILLED = [  # version 19
+FILLED = [  # versions 19 and 20
+    (FIG_4.with_(batch=2, seq_len=32768, chunk_size=13184), 0.522),  # h of a short first segment beside the state pass
+    (FIG_4.with_(batch=1, seq_len=65536, chunk_size=14592), 0.580),
+    (WIDE.with_(batch=2, seq_len=32768, chunk_size=13184), 0.736),
+    (WIDE.with_(batch=1, seq_len=65536, chunk_size=14592), 0.807),
     (FIG_4.with_(batch=4, seq_len=16384, chunk_size=16384), 0.431),  # programs of half the rows
     (FIG_4.with_(batch=2, seq_len=32768, chunk_size=16384), 0.543),  # and a state pass of four parts a segment
     (FIG_4.with_(batch=1, seq_len=65536, chunk_size=16384), 0.600),

@@ -5,7 +5,9 @@ three (dq, dk, dv). So FLOPs do not grow with L: they are those of the chunkwise
 a state go through memory, unless L < T: then the T/L segments run side by side, for which a pass before the walk (K, V
 forward, Q, dH backward) computes the state that each starts from, in parts of a segment where these are too few
 programs. L = T is best where batch * heads fill the chip, and the L of so many segments that they do where not
-(`best_chunk_size`); h alone, without a normaliser, needs half as many, for two programs can share a state.
+(`best_chunk_size`); h alone, without a normaliser, needs half as many, for two programs can share a state. What does
+not fill a segment is the first one. Where that is half as long or less, and there is room on the chip, h of it is made
+beside the state pass, which then has one segment less to go over (`Cut.beside`).
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
 state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
@@ -44,13 +46,15 @@ a walk gains by what it put through there (kernels/MEASURED.md, version 12), and
 dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Longest against the model are exp's forward
 at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 662 calibrated),
 and four heads in a program, of which all roles wait for one another. Nor has it what is not tensors of the kernels: of
-Mamba 2 the bias of dt and the gradient of D. At T = 65536 the model cuts into 4 segments forward and, for dq and dk
-have half as many programs as h, 8 with the backward, as the kernels do.
+Mamba 2 the bias of dt and the gradient of D. At T = 65536 the model cuts into 4 segments behind one half as long
+forward and, for dq and dk have half as many programs as h, into 8 with the backward, as the kernels do; but where it
+makes forward 6% faster they cut forward the one way and backward the other, the model both alike.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -179,7 +183,7 @@ class Walk:
         }
 
     def programs(self, problem: Problem, cut: int) -> float:
-        """Work items: of segments, by the pieces of a state, for the heads of a program."""
+        """Work items: of so many segments, by the pieces of a state, for the heads of a program."""
         return problem.batch * problem.heads * cut * self.pieces / self.together
 
     def vector_ops(self, exp: bool) -> float:
@@ -351,15 +355,62 @@ def kernels(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tu
     return *walks(problem, gate_gradients, group), *tilewise(problem, gate_gradients, group)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How the kernels cut a sequence: `count` segments of `segment_tiles`, the first of what is left for it.
+
+    Attributes:
+        beside: programs that walk the first segment for h beside the state pass; 0: it goes with the others.
+    """
+
+    tiles: int
+    segment_tiles: int
+    beside: int = 0
+
+    @property
+    def count(self) -> int:
+        return math.ceil(self.tiles / self.segment_tiles)
+
+    @property
+    def first_tiles(self) -> int:
+        return self.tiles - (self.count - 1) * self.segment_tiles
+
+    @property
+    def together(self) -> int:
+        """Segments of which h is one launch: all, or all but the first."""
+        return self.count - (self.beside > 0)
+
+    def passed(self, *, backward: bool) -> tuple[int, int]:
+        """Segments and tiles that a state pass goes over: all but the walk's last one and the one that is `beside`."""
+        if backward:
+            return self.count - 1, self.tiles - self.first_tiles
+        return self.together - 1, self.tiles - self.segment_tiles - self.first_tiles * (self.beside > 0)
+
+
+def cut(problem: Problem, gate: Gate, chunk_size: int, group: int = 1) -> Cut:
+    """As kernels/hopper/launch.py does, with `first_beside`."""
+    tiles = math.ceil(problem.seq_len / TILE)
+    found = Cut(tiles, min(tiles, max(1, chunk_size // TILE)))
+    h = walks(problem.with_(pass_="fw"), group=group)[0]
+    if found.count < 3 or 2 * found.first_tiles > found.segment_tiles or h.together > 1:
+        return found
+    beside = round(h.filling(problem, 1, gate == "exp").programs(problem, 1))
+    between = problem.batch * problem.heads * _pieces(problem) * (found.count - 2)
+    return replace(found, beside=beside) if beside + between <= MULTIPROCESSORS else found
+
+
 def launched(
     problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1
 ) -> tuple[Kernel, ...]:
-    """`kernels`, as many rows in a program as fill the chip."""
-    cut = segments(problem, chunk_size)
-    return tuple(
-        kernel.filling(problem, cut, gate == "exp" and kernel.name == "h") if isinstance(kernel, Walk) else kernel
-        for kernel in kernels(problem, gate_gradients, group)
-    )
+    """`kernels`, as many rows in a program as fill the chip; of h as launched for all segments but a first `beside`."""
+    of = cut(problem, gate, chunk_size, group)
+    found: list[Kernel] = []
+    for kernel in kernels(problem, gate_gradients, group):
+        if isinstance(kernel, Walk):
+            h = kernel.name == "h"
+            kernel = kernel.filling(problem, of.together if h else of.count, gate == "exp" and h)
+        found.append(kernel)
+    return tuple(found)
 
 
 def _together(problem: Problem, group: int) -> int:
@@ -369,31 +420,33 @@ def _together(problem: Problem, group: int) -> int:
 
 def segments(problem: Problem, chunk_size: int) -> int:
     """T/L, each a multiple of a tile; 1 where the chunk holds the sequence."""
-    tiles = math.ceil(problem.seq_len / TILE)
-    return math.ceil(tiles / min(tiles, max(1, chunk_size // TILE)))
+    return cut(problem, "sig", chunk_size).count
 
 
-def parts_of_a_segment(problem: Problem, cut: int) -> int:
+def parts_of_a_segment(problem: Problem, of: Cut, *, backward: bool) -> int:
     """In how many parts a state pass goes over one: twice as many while that leaves a program to a multiprocessor and
     joining them takes less than a walk over one.
     """
     pieces, together = _state_pass(problem)
-    programs = problem.batch * problem.heads * (cut - 1) * pieces / together
-    tiles = math.ceil(problem.seq_len / TILE)
-    of_segment, parts = math.ceil(tiles / cut), 1
+    programs = problem.batch * problem.heads * of.passed(backward=backward)[0] * pieces / together
+    chip, parts = MULTIPROCESSORS - (0 if backward else of.beside), 1
     while (
-        0 < 2 * parts * programs <= MULTIPROCESSORS
-        and of_segment % (2 * parts) == 0
-        and (2 * parts * cut) ** 2 <= tiles
+        0 < 2 * parts * programs <= chip
+        and of.segment_tiles % (2 * parts) == 0
+        and (2 * parts * of.count) ** 2 <= of.tiles
     ):
         parts *= 2
     return parts
 
 
+def _pieces(problem: Problem) -> int:
+    """Programs of a state pass that share a state."""
+    return math.ceil(problem.d_qk / HEIGHT) * math.ceil(problem.d_hv / WIDTH)
+
+
 def _state_pass(problem: Problem) -> tuple[int, int]:
     """Programs that share a state, heads of a program."""
-    pieces = math.ceil(problem.d_qk / HEIGHT) * math.ceil(problem.d_hv / WIDTH)
-    return pieces, math.gcd(PACK, problem.heads) if problem.d_qk == problem.d_hv == PACKED else 1
+    return _pieces(problem), math.gcd(PACK, problem.heads) if problem.d_qk == problem.d_hv == PACKED else 1
 
 
 def cost(
@@ -424,14 +477,16 @@ def cost(
     flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in backward)
     moved = steps * (_gate_bytes(p, gate) + _gate_gradient_bytes(p, gate, found) + _shared_gradient_bytes(p, found))
     moved += steps * sum(kernel.step_bytes(p.element_bytes) for kernel in found)
-    cut = segments(p, chunk_size)
-    if cut > 1:
-        passes = 2 if p.pass_ == "fwbw" else 1
-        flops += passes * steps * 2 * p.d_qk * p.d_hv
-        moved += passes * steps * (cut - 1) / cut * (p.d_qk / group + p.d_hv) * p.element_bytes
-        starting = sum(not isinstance(kernel, Gradients) for kernel in found)
-        added = parts_of_a_segment(p, cut) * (cut - 1)  # the last is not needed
-        written = (2 * added + cut) * passes + cut * starting  # written, read, joined; read by walks
+    of = cut(p, gate, chunk_size, group)
+    if of.count > 1:
+        written = 0
+        for backward in (False, True)[: 2 if p.pass_ == "fwbw" else 1]:
+            passed, tiles = of.passed(backward=backward)
+            flops += steps * 2 * p.d_qk * p.d_hv
+            moved += steps * tiles / of.tiles * (p.d_qk / group + p.d_hv) * p.element_bytes
+            written += 2 * parts_of_a_segment(p, of, backward=backward) * passed + of.count  # written, read, joined
+        written += of.count * sum(not isinstance(kernel, Gradients) for kernel in found)  # read by walks
+        written += of.beside > 0  # by h of the first segment
         moved += heads * written * p.d_qk * p.d_hv * STATE_BYTES
     return Cost(flops, moved)
 
@@ -443,38 +498,33 @@ def launches(
     _check(problem)
     p, exp = problem, gate == "exp"
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
-    cut = segments(p, chunk_size)
-    dd = p.d_qk * p.d_hv
-    passes = 2 if p.pass_ == "fwbw" else 1
+    of = cut(p, gate, chunk_size, group)
+    of_pass = launched(p, gate, chunk_size, gate_gradients, group)
     found = [_pointwise("gates", steps, _gate_bytes(p, gate))]
     if exp:
         found += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
-    if cut > 1:
-        pieces, together = _state_pass(p)
-        parts = parts_of_a_segment(p, cut)
-        added, states = (heads * count * dd * STATE_BYTES for count in (parts * (cut - 1), cut))
-        walked = steps * (cut - 1) / cut
-        sharing = together if group % together == 0 else 1  # of the heads of a program, which then reads q or k once
-        tensors, fetched = (walked * (p.d_qk / shared + p.d_hv) * p.element_bytes for shared in (group, sharing))
-        for n in range(passes):
-            name = ("C", "dC")[n]
-            found += [
-                Launch(
-                    f"{name} of segments", heads * parts * (cut - 1) * pieces / together, 1,
-                    {"recomputation": walked * 2 * dd},
-                    {"inputs and outputs": tensors, "states": added},
-                    through_l2=pieces * fetched, roles=ROLES - 1,
-                ),
-                Launch(
-                    f"{name}, joined", heads * dd / 1024, CARRYING, {}, {"states": added + states}, trips=parts * cut
-                ),
-            ]  # fmt: skip
-    of_pass = launched(p, gate, chunk_size, gate_gradients, group)
+    if of.count > 1:
+        for backward in (False, True)[: 2 if p.pass_ == "fwbw" else 1]:
+            name = "dC" if backward else "C"
+            states = _launch_states(f"{name} of segments", p, of, group, backward=backward)
+            if of.beside and not backward:
+                h = of_pass[0]
+                assert isinstance(h, Walk)
+                first = _launch(h.filling(p, 1, exp), p, exp, 1, of.first_tiles / of.tiles, states=True)
+                states = _side_by_side(f"{name} of segments, h of the first", states, first)
+            parts = parts_of_a_segment(p, of, backward=backward)
+            joined = heads * (parts * of.passed(backward=backward)[0] + of.count) * p.d_qk * p.d_hv * STATE_BYTES
+            found += [states, Launch(
+                f"{name}, joined", heads * p.d_qk * p.d_hv / 1024, CARRYING, {}, {"states": joined},
+                trips=parts * of.count,
+            )]  # fmt: skip
     for kernel in of_pass:
         if isinstance(kernel, Walk):
-            found += [_launch(kernel, p, exp, cut)] * kernel.launches
+            apart = kernel.name == "h" and of.beside > 0
+            share = 1 - of.first_tiles / of.tiles * apart
+            found += [_launch(kernel, p, exp, of.count - apart, share, states=of.count > 1)] * kernel.launches
         else:
-            found += [_launch_tilewise(kernel, p, cut)]
+            found += [_launch_tilewise(kernel, p, of.count)]
     if shared := _shared_gradient_bytes(p, of_pass):
         found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
     if sums := _gate_gradient_bytes(p, gate, of_pass):
@@ -485,9 +535,39 @@ def launches(
     return found
 
 
-def _launch(walk: Walk, p: Problem, exp: bool, cut: int) -> Launch:
-    """One of `walk.launches`."""
-    heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len / walk.launches
+def _launch_states(name: str, p: Problem, of: Cut, group: int, *, backward: bool) -> Launch:
+    """The pass over segments that adds up what each part of one adds to the state."""
+    heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
+    pieces, together = _state_pass(p)
+    passed, tiles = of.passed(backward=backward)
+    parts = heads * passed * parts_of_a_segment(p, of, backward=backward)
+    walked = steps * tiles / of.tiles
+    sharing = together if group % together == 0 else 1  # of the heads of a program, which then reads q or k once
+    tensors, fetched = (walked * (p.d_qk / shared + p.d_hv) * p.element_bytes for shared in (group, sharing))
+    dd = p.d_qk * p.d_hv
+    return Launch(
+        name, parts * pieces / together, 1, {"recomputation": walked * 2 * dd},
+        {"inputs and outputs": tensors, "states": parts * dd * STATE_BYTES},
+        through_l2=pieces * fetched, roles=ROLES - 1,
+    )  # fmt: skip
+
+
+def _side_by_side(name: str, one: Launch, other: Launch) -> Launch:
+    """Two that run at the same time, each on multiprocessors of its own, and share memory and the L2."""
+
+    def total(*counts: Mapping[str, float]) -> dict[str, float]:
+        return {term: sum(count.get(term, 0.0) for count in counts) for term in {**counts[0], **counts[1]}}
+
+    return Launch(
+        name, one.programs + other.programs, 1, total(one.flops, other.flops), total(one.moved, other.moved),
+        through_l2=one.through_l2 + other.through_l2, vector_ops=one.vector_ops + other.vector_ops,
+        roles=max(one.roles, other.roles),
+    )  # fmt: skip
+
+
+def _launch(walk: Walk, p: Problem, exp: bool, cut: int, share: float, *, states: bool) -> Launch:
+    """One of `walk.launches`, over so many segments, which have this share of the steps and start from states."""
+    heads, steps = p.batch * p.heads, share * p.batch * p.heads * p.seq_len / walk.launches
     needed, whole = walk.flops(0.5), walk.flops(1.0)
     within = needed["outputs"] + needed["sums within"] + (0 if walk.scores_again else needed["scores"])
     flops = {
@@ -507,7 +587,7 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int) -> Launch:
         {term: steps * count for term, count in flops.items()},
         {
             "inputs and outputs": steps * walk.step_bytes(p.element_bytes),
-            "states": heads * cut * p.d_qk * p.d_hv / walk.launches * STATE_BYTES if cut > 1 else 0,
+            "states": heads * cut * p.d_qk * p.d_hv / walk.launches * STATE_BYTES * states,
         },
         through_l2=steps * walk.launches * walk.pieces * walk.program_bytes(p.element_bytes),
         vector_ops=steps * walk.launches * walk.pieces * walk.vector_ops(exp),
@@ -553,7 +633,8 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
 def waves(
     problem: Problem, gate: Gate, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1
 ) -> dict[str, float]:
-    """By walk, or kernel in its place, how often its programs fill the chip, one on a multiprocessor.
+    """By walk, or kernel in its place, how often its programs fill the chip, one on a multiprocessor; of h those of all
+    segments but a first one beside the state pass.
 
     Args:
         gate_gradients, group: as for `walks`.
@@ -563,9 +644,12 @@ def waves(
     """
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
-    cut = segments(problem, chunk_size)
+    of = cut(problem, gate, chunk_size, group)
     found = launched(problem, gate, chunk_size, gate_gradients, group)
-    return {kernel.name: kernel.programs(problem, cut) / gpu.multiprocessors for kernel in found}
+    return {
+        kernel.name: kernel.programs(problem, of.together if kernel.name == "h" else of.count) / gpu.multiprocessors
+        for kernel in found
+    }
 
 
 def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> float:
@@ -588,10 +672,21 @@ def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True,
 
 
 def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
-    """The L of least `runtime` among T and the powers of two from a tile up to it; the largest among equals."""
+    """The L of least `runtime` among T and the powers of two from a tile up to it, and for forward alone those that cut
+    into a power of two of segments behind one half as long; the largest among equals.
+    """
     tiles = math.ceil(problem.seq_len / TILE)
-    sizes = [TILE * 2**n for n in range((tiles - 1).bit_length())] + [TILE * tiles]
-    return min(reversed(sizes), key=lambda size: runtime(problem.with_(chunk_size=size), gate, gpu))
+    sizes = {TILE * 2**n for n in range((tiles - 1).bit_length())} | {TILE * tiles}
+    if problem.pass_ == "fw":
+        sizes |= {TILE * _with_a_short_first(tiles, n) for n in (2, 4, 8, 16) if 32 * n <= tiles}
+    ordered = sorted(sizes, reverse=True)
+    return min(ordered, key=lambda size: runtime(problem.with_(chunk_size=size), gate, gpu))
+
+
+def _with_a_short_first(tiles: int, n: int) -> int:
+    """Tiles of n segments behind one half as long, even, so that a state pass can go over them in two parts."""
+    found = math.ceil(2 * tiles / (2 * n + 1))
+    return found + found % 2
 
 
 def _gate_bytes(p: Problem, gate: Gate) -> float:
