@@ -145,10 +145,10 @@ class TestOptimalChunk:
     def test_the_fused_kernels_have_an_optimum_of_their_own_where_they_run(self):
         long = ["--d-hv", "256", "--d-qk", "128", "--heads", "16", "--seq-len", "65536", "--batch", "1"]
         got = loads("optimal-chunk", "--gpu", "H200", *long)["fused"]
-        assert (got["chunk_size"], got["segments"]) == (16384, 4)
+        assert (got["chunk_size"], got["segments"]) == (14592, 5)
         assert got["waves"] == {"h": pytest.approx(16 * 4 * 2 / 132)}
         assert got["on_chip_state_bytes"] == {"h": 128 * 128 * 4}
-        assert "L = 16384: " in output("optimal-chunk", "--gpu", "H200", *long)
+        assert "L = 14592: " in output("optimal-chunk", "--gpu", "H200", *long)
         assert loads("optimal-chunk", "--gpu", "A100", *long)["fused"] is None
         assert loads("optimal-chunk", "--gpu", "H200", "--dtype", "float32", *long)["fused"] is None
 

@@ -139,18 +139,18 @@ def emulate_walk(
                 M = P * (X[:, :, t] @ Z[:, :, t].mT)
                 pairs[0, :, :, t], pairs[1, :, :, t] = M.sum(-1), M.sum(-2)
             S = g[..., None].exp2() * S + (s[..., None] * Z[:, :, t]).mT @ W[:, :, t]
-        for kept, found in ((last, S.mT if transposed else S), (norm and norm.last, n)):
-            if kept is not None and kept.ndim == 1:  # `after_first`
-                kept.as_strided((*found.shape[:2], 1, *found.shape[2:]), strides_of(found, cut))[:, :, 0] = found
-            elif kept is not None:
-                kept.copy_(found.reshape(kept.shape))
+        for place, found in ((last, S.mT if transposed else S), (norm and norm.last, n)):
+            if place is not None and place.ndim == 1:  # `after_first`
+                place.as_strided((*found.shape[:2], 1, *found.shape[2:]), strides_of(found, cut))[:, :, 0] = found
+            elif place is not None:
+                place.copy_(found.reshape(place.shape))
     made = O.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2)
     out[:, :, written] = made[:, :, written].to(out.dtype)
     if diagonal is not None:
         diagonal.copy_((U * W).sum(-1).flatten(2)[:, :, :T])
-    for kept, found in ((sums, through), *zip(within or (), pairs, strict=False)):
-        if kept is not None:
-            kept[:1] = found.flatten(2)[:, :, :T]
+    for place, found in ((sums, through), *zip(within or (), pairs, strict=False)):
+        if place is not None:
+            place[:1] = found.flatten(2)[:, :, :T]
 
 
 def emulate_pair(
