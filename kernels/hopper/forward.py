@@ -1,4 +1,6 @@
-"""Forward: gates, exponents, with several segments their states, then one walk for h."""
+"""Forward: gates, exponents, with several segments their states, and a walk for h; of a short first segment beside the
+pass that makes the states of the others. Where backward is cut otherwise h writes down what its segments start from.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,8 @@ from .launch import (
     launch_walk,
 )
 
+Matrices = tuple[Tensor | None, Tensor | None]  # C and n of a state, or where they go
+
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
@@ -48,12 +52,12 @@ def forward(
     d_qk = q.shape[-1]
     together = not gate.normalize and heads_together(q, v) > 1
     cut = of_backward = Segments.of(T, chunk_size)
-    kept = None
+    kept, states = None, ()
     if cut_freely and cut.count > 1 and not together:
         cut = Segments.of(T, chosen_beside_backward(Shape.of(q, v, gate)).chunk_size(T))
         if cut != of_backward:
-            states = torch.empty((B, H, of_backward.count, d_qk, d_hv), dtype=torch.float32, device=q.device)
-            kept = states, of_backward
+            states = (torch.empty((B, H, of_backward.count, d_qk, d_hv), dtype=torch.float32, device=q.device),)
+            kept = *states, of_backward
     # First, for h may read them before it waits for a kernel (`walk.walk`).
     q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
@@ -64,43 +68,40 @@ def forward(
         bound = torch.zeros((B, H, T), dtype=torch.float32, device=q.device) if m is None else m
         back = torch.empty_like(e.x)
 
-    def walk(first: tuple[Tensor | None, Tensor | None], last: tuple[Tensor | None, Tensor | None], **how: Any) -> None:
+    def walk(first: Matrices, last: Matrices, **how: Any) -> None:
         norm = None if bound is None or back is None else Normaliser(bound, first[1], back, last[1])
         launch_walk(
             q, k, v_aligned, out, e, cut, reverse=False, transposed=True,
             first=first[0], last=last[0], norm=norm, skip=skip, kept=kept, **how,
         )  # fmt: skip
 
+    start, last, ends, walked = initial_matrices(initial), (None, None), (None, None), range(cut.count)
+
     def walk_first(C: Tensor, n: Tensor | None) -> None:
         after = after_first(C), None if n is None else after_first(n)
-        walk((None, None) if C_0 is None else (C, n), after, walked=range(1), independent=True)
+        walk((None, None) if initial is None else (C, n), after, walked=range(1), independent=True)
 
-    start = initial_matrices(initial)
-    C_0 = start[0]
-    last, walked = (None, None), range(cut.count)
     if cut.count > 1:
         programs = 0
         if not together:
             programs = first_beside(d_qk, d_hv, B * H, cut, multiprocessors(q.device), norm=gate.normalize)
-        start, ends = launch_segments(
+        starts, ends = launch_segments(
             k, v_aligned, e, cut, reverse=False, start=start, norm=gate.normalize, end=return_last_state,
             beside=Beside(programs, walk_first) if programs else None,
         )  # fmt: skip
-        walked = walked[bool(programs) :]
-    else:
-        ends = (None, None)
-        if return_last_state:
-            C_last = torch.empty((B, H, d_qk, d_hv), dtype=torch.float32, device=q.device)
-            n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
-            ends = last = C_last, n_last
+        start, states, walked = starts, states or starts[:1], walked[bool(programs) :]
+    elif return_last_state:
+        C_last = torch.empty((B, H, d_qk, d_hv), dtype=torch.float32, device=q.device)
+        n_last = torch.empty((B, H, d_qk), dtype=torch.float32, device=q.device) if gate.normalize else None
+        ends = last = C_last, n_last
     walk(start, last, walked=walked)
-    states = kept[:1] if kept else start[:1] if of_backward.count > 1 else ()
     if out is not h:
         h.copy_(out)
     state = None
     if return_last_state:
-        assert ends[0] is not None
-        state = State(*ends, None if m is None else m[:, :, -1].contiguous())
+        C_last, n_last = ends
+        assert C_last is not None
+        state = State(C_last, n_last, None if m is None else m[:, :, -1].contiguous())
     return h, state, (*(() if log_f is None else (log_f,)), e.x if back is None else back, e.y, e.g, *states)
 
 
@@ -119,7 +120,7 @@ def empty_saved(
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *states))
 
 
-def initial_matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
+def initial_matrices(state: State | None) -> Matrices:
     """C and n as the kernels take them."""
     if state is None:
         return None, None

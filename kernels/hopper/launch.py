@@ -261,7 +261,9 @@ def launch_walk(
     shape = WalkShape.filling(per_launch, rows, heads, chip, sums=sums is not None, norm=norm is not None)
     pieces = shape.pieces(rows)
     items = heads * pieces
-    # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends.
+    # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends,
+    # but for a first segment beside the state pass.
+    beside = walked.stop < cut.count
     programs = min(items, max(1, chip // pieces) * pieces)
     for launch in range(launches):
         column = launch * per_launch
@@ -283,7 +285,7 @@ def launch_walk(
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
             KEEP=kept is not None,
-            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1 or walked.stop < cut.count, **ASSEMBLY,
+            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1 or beside, **ASSEMBLY,
         )  # fmt: skip
 
 
@@ -369,7 +371,7 @@ def launch_segments(
         states = empty(cut.count, d_qk, d_hv), empty(cut.count, d_qk) if norm else None
     if beside:
         for state, begin in zip(states, start, strict=True):
-            if begin is not None:
+            if state is not None and begin is not None:
                 state[:, :, 0] = begin
     enqueue(
         _accumulate, programs * accumulated,

@@ -232,28 +232,10 @@ def accumulate(
 
 @triton.jit
 def carry(
-    added,
-    state,
-    g,
-    start,
-    end,
-    elements,
-    tiles,
-    part_tiles,
-    parts,
-    segments,
-    split,
-    lowest,
-    accumulated,
-    blocks,
-    START: tl.constexpr,
-    END: tl.constexpr,
-    RESUMED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
-):
+    added, state, g, start, end, elements, tiles, part_tiles, parts, segments, split, lowest, accumulated, blocks,
+    START: tl.constexpr, END: tl.constexpr, RESUMED: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
+):  # fmt: skip
     """state (rows, segments, elements): what each segment starts from, out of what each part of one adds, added (rows,
     parts, elements), which may be the same tensor where a segment has one part.
 
