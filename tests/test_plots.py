@@ -241,6 +241,24 @@ def test_missing_points_are_marked_named_and_break_the_line():
     assert pd.isna(line.get_ydata()).tolist() == [False] * 3 + [True] + [False] * 4
 
 
+def test_many_missing_points_leave_the_curves_their_height():
+    names = [f"kernel_{n}" for n in range(16)]
+    rows = [
+        row(name, seq_len=2**power, batch=2 ** (16 - power), status="oom" if power == 16 else "ok")
+        for name in names
+        for power in range(9, 17)
+    ]
+    figure, _ = drawn(rows, ["runtime"])["runtime-seq_len"]
+    ax = figure.axes[0]
+    crosses = sorted(line.get_ydata()[0] for line in ax.lines if line.get_marker() == "x")
+    assert len(set(crosses)) == len(names)
+    highest = max(
+        np.nanmax(line.get_ydata()) for line in ax.lines if line.get_marker() != "x" and len(line.get_xdata())
+    )
+    top = ax.transAxes.inverted().transform(ax.transData.transform((ax.get_xlim()[1], highest)))[1]
+    assert 2 / 3 < top < crosses[0]
+
+
 def test_wrong_results_share_a_line_however_wrong_they_are():
     reasons = {12: "forward is off by 0.008, 0.0049 allowed", 13: "forward is off by 0.012, 0.0048 allowed; dq is off"}
     failed = [

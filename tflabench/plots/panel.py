@@ -79,11 +79,15 @@ class Panel:
                     self.ax.plot(x, bound, color=colour, alpha=0.5, linewidth=0.5, linestyle=dashes)
 
     def finish(self, rows: Rows, looks: dict[str, Look]) -> None:
-        """Limits and ticks of y; crosses along the top, one below the other, for what was not measured."""
+        """Limits and ticks of y; crosses along the top, one below the other, for what was not measured: the more there
+        are, the closer, so that the curves keep two thirds of the height.
+        """
         crosses = self._crosses(rows, looks)
-        limits(self.ax, room=0.04 + 0.035 * max((level for level, _, _ in crosses), default=0))
+        lowest = max((level for level, _, _ in crosses), default=0)
+        step = min(0.035, 0.2 / max(1, lowest))
+        limits(self.ax, room=0.04 + step * lowest)
         for level, name, value in crosses:
-            x, y = self.position(pd.Series([value])), [0.98 - 0.035 * level]
+            x, y = self.position(pd.Series([value])), [0.98 - step * level]
             along_the_top = self.ax.get_xaxis_transform()
             self.ax.plot(x, y, transform=along_the_top, marker="x", ms=3, mew=0.8, color=looks[name].colour)
 
