@@ -145,18 +145,27 @@ FEW = [  # programs: more of half the rows, state passes of parts
     (64, 256, 1, True, 1024, 2),
     (64, 64, 16, True, 1024, 2),
     (256, 512, 1, True, 1024, 1),
+    (128, 256, 1, True, 768, 1),  # of 32 tiles 8, 12 and 12
+    (64, 64, 16, True, 896, 1),  # 4, 14 and 14, but with heads together nothing is beside the state pass
+]
+BESIDE = [  # h of a short first segment beside the state pass
+    (128, 256, 1, True, 896, 1),
+    (128, 256, 1, False, 320, 1),  # 2 and 6 times 5
+    (128, 512, 1, True, 896, 1),
+    (256, 512, 1, True, 896, 1),
+    (64, 64, 1, True, 896, 1),
 ]
 
 
 @pytest.mark.parametrize("pass_", ["fw", "fwbw"])
 @pytest.mark.parametrize(
-    ("d_qk", "d_hv", "group", "gate_gradients", "chunk_size", "batch"), [(*call, 8) for call in CALLS] + FEW
+    ("d_qk", "d_hv", "group", "gate_gradients", "chunk_size", "batch"), [(*call, 8) for call in CALLS] + FEW + BESIDE
 )
 def test_bytes_and_programs_are_those_the_host_code_launches(
     monkeypatch, d_qk, d_hv, group, gate_gradients, chunk_size, batch, pass_
 ):
     """All that the launched kernels are given to read and write, on tensors without data: each tensor once a launch,
-    of U and W the launch's columns.
+    of U and W the launch's columns, and of those that only some segments are walked of these only.
     """
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
@@ -175,13 +184,23 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
             given = {"grid": grid}
             return lambda *args, **options: self.count(given | dict(zip(self.names, args, strict=False)) | options)
 
+    def tiles_of(given, lowest, count):  # what does not fill a segment is the first
+        lacking = given["segments"] * given["segment_tiles"] - given["tiles"]
+        return count * given["segment_tiles"] - lacking * (lowest == 0)
+
     def walk(given, columns=1.0):
-        programs.append(given["items"])
-        moved.extend(given[name].base.nbytes * columns for name in ("u_desc", "w_desc"))
+        lowest, walked = given.get("lowest", 0), given.get("walked", given["segments"])
+        if walked == 1 < given["segments"]:
+            of_states[-1] += given["items"]
+        else:
+            programs.append(given["items"])
+        share = tiles_of(given, lowest, walked) / given["tiles"]
+        moved.extend(given[name].base.nbytes * columns * share for name in ("u_desc", "w_desc"))
         again = ["x_desc"] * given.get("SUMS", False) + ["o_desc"] * given.get("ADD", False)
-        moved.extend(given[name].base.nbytes for name in ["z_desc", "o_desc", *again])
-        moved.extend(given[name].nbytes for name in ("au_ptr", "az_ptr"))
-        moved.append(given["first_ptr"].nbytes * columns * given["FIRST"])
+        moved.extend(given[name].base.nbytes * share for name in ["z_desc", "o_desc", *again])
+        moved.extend(given[name].nbytes * share for name in ("au_ptr", "az_ptr"))
+        moved.append(given["first_ptr"].nbytes * columns * given["FIRST"] * walked / given["segments"])
+        moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * given["LAST"])
 
     def pair(given):
         programs.append(given["items"])
@@ -217,14 +236,14 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
             moved.extend([given["az_ptr"].nbytes, given["first_ptr"].nbytes * given["FIRST"]])
             return
         of_states.append(given["grid"][0])
-        moved.extend(
-            x.nbytes * given["accumulated"] / given["segments"]
-            for x in (given["z_desc"].base, given["w_desc"].base, given["state_ptr"])
-        )
+        share = tiles_of(given, given["lowest"], given["accumulated"]) / given["tiles"]
+        moved.extend(given[name].base.nbytes * share for name in ("z_desc", "w_desc"))
+        moved.append(given["state_ptr"].nbytes * given["accumulated"] / given["segments"])
 
-    carry = lambda given: moved.extend(  # noqa: E731
-        (given["added"].nbytes * given["accumulated"] / given["parts"], given["state"].nbytes)
-    )
+    def carry(given):
+        moved.append(given["added"].nbytes * given["accumulated"] / given["parts"])
+        moved.append(given["state"].nbytes * (1 + given["RESUMED"] / given["segments"]))
+
     monkeypatch.setattr(launch, "_accumulate", Recorded(launch._accumulate, accumulate))
     monkeypatch.setattr(launch, "_carry", Recorded(launch._carry, carry))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
@@ -254,7 +273,9 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     launched = fused.launches(p, "sig", chunk_size, **wanted)
     named = {kernel.name for kernel in fused.kernels(p, **wanted)}
     assert [found.programs for found in launched if found.name in named] == programs
-    assert [found.programs for found in launched if found.name.endswith("of segments")] == of_states
+    assert [found.programs for found in launched if "of segments" in found.name] == of_states
+    beside = (d_qk, d_hv, group, gate_gradients, chunk_size, batch) in BESIDE
+    assert any(found.name == "C of segments, h of the first" for found in launched) == beside
     assert sum(sum(found.moved.values()) for found in launched) == pytest.approx(sum(moved) + steps * gates)
 
 
@@ -281,7 +302,8 @@ def test_forward_flops_are_those_of_chunks_of_one_tile_whatever_l_is():
     assert whole.flops == cost.model(FIG_4.with_(chunk_size=64), "chunkwise", "sig").flops
     assert fused.cost(FIG_4, "sig", 1 << 20) == whole
     state_pass = 2 * 128 * 256 * FIG_4.tokens * FIG_4.heads
-    assert fused.cost(FIG_4, "sig", 1024).flops == fused.cost(FIG_4, "sig", 256).flops == whole.flops + state_pass
+    for L in (1024, 256):  # but for the last segment
+        assert fused.cost(FIG_4, "sig", L).flops == whole.flops + (1 - L / 4096) * state_pass
 
 
 def test_heads_of_a_program_save_scores():
@@ -358,6 +380,9 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
         assert best == {"fw": 14592, "fwbw": 8192}[pass_]
         cut = fused.cut(shape, "sig", best)
         assert (cut.first_tiles, cut.together, cut.beside) == {"fw": (112, 4, 32), "fwbw": (128, 8, 0)}[pass_]
+    two = {"batch": 2, "seq_len": 32768, "pass_": pass_}
+    for shape in (FIG_4.with_(**two), WIDE.with_(**two)):
+        assert fused.best_chunk_size(shape, "sig", H200) == {"fw": 13184, "fwbw": 8192}[pass_]
 
 
 def test_a_short_first_segment_spares_the_state_pass_two_of_them():
@@ -368,13 +393,25 @@ def test_a_short_first_segment_spares_the_state_pass_two_of_them():
     assert fused.parts_of_a_segment(long, cut, backward=False) == 2  # 96 programs beside 32
     bytes_of = [fused.cost(long, "sig", L).bytes for L in (14592, 65536)]
     again = 684 * 64 * 16 * (128 + 256) * 2
-    # Added up by parts and read, joined, read by h, and what h of the first leaves.
-    assert bytes_of[0] - bytes_of[1] == again + (2 * 6 + 5 + 5 + 1) * state
-    names = [launch.name for launch in fused.launches(long, "sig", 14592)]
-    assert names == ["gates", "C of segments, h of the first", "C, joined", "h"]
-    steps = sum(sum(launch.flops.values()) for launch in fused.launches(long, "sig", 14592) if "h" in launch.name)
-    whole = fused.launches(long, "sig", 65536)[-1]
-    assert steps == pytest.approx(sum(whole.flops.values()) + 684 * 64 * 16 * 2 * 128 * 256, rel=0.1)  # other pieces
+    # Added up by parts and read, what h of the first leaves and its read, joined, read by h of the others.
+    assert bytes_of[0] - bytes_of[1] == again + (2 * 6 + 2 + 5 + 4) * state
+    flops_of = [fused.cost(long, "sig", L).flops for L in (14592, 65536)]
+    assert flops_of[0] - flops_of[1] == 684 * 64 * 16 * 2 * 128 * 256
+    launches = fused.launches(long, "sig", 14592)
+    assert [launch.name for launch in launches] == ["gates", "C of segments, h of the first", "C, joined", "h"]
+    assert [launch.programs for launch in launches[1:]] == [96 + 32, 16 * 128 * 256 / 1024, 128]
+    assert sum(sum(launch.moved.values()) for launch in launches) == pytest.approx(bytes_of[0])
+    # The walks as over one segment, whose programs are of half the rows too.
+    flops, whole = (
+        sum(sum(launch.flops.values()) for launch in fused.launches(long, "sig", L)) for L in (14592, 65536)
+    )
+    assert flops - whole == pytest.approx(684 * 64 * 16 * 2 * 128 * 256)
+
+
+def test_programs_of_a_state_pass_fetch_their_own_rows_and_columns():
+    """Four for 256/512: K twice, for each half of the columns of V, and V twice."""
+    found = {launch.name: launch for launch in fused.launches(WIDE.with_(batch=1, seq_len=65536), "sig", 16384)}
+    assert found["C of segments"].through_l2 == 3 / 4 * 65536 * 8 * 2 * (256 + 512) * 2
 
 
 @pytest.mark.parametrize("chunk_size", [1024, 4096, 7808, 13184, 14592, 16384])

@@ -116,8 +116,9 @@ class Walk:
         """As launched for so many segments: with half as many rows a program where less than half of the chip would be
         taken, but for a normaliser, which every program of a state would carry.
         """
-        spare = 2 * self.programs(problem, cut) <= MULTIPROCESSORS
-        return replace(self, halved=spare and not norm and self.together == 1 and self.block_rows > HEIGHT)
+        whole = replace(self, halved=False)
+        spare = 2 * whole.programs(problem, cut) <= MULTIPROCESSORS
+        return replace(whole, halved=spare and not norm and whole.together == 1 and whole.block_rows > HEIGHT)
 
     @property
     def launches(self) -> int:
@@ -482,11 +483,12 @@ def cost(
         written = 0
         for backward in (False, True)[: 2 if p.pass_ == "fwbw" else 1]:
             passed, tiles = of.passed(backward=backward)
-            flops += steps * 2 * p.d_qk * p.d_hv
-            moved += steps * tiles / of.tiles * (p.d_qk / group + p.d_hv) * p.element_bytes
+            walked = steps * tiles / of.tiles
+            flops += walked * 2 * p.d_qk * p.d_hv
+            moved += walked * (p.d_qk / group + p.d_hv) * p.element_bytes
             written += 2 * parts_of_a_segment(p, of, backward=backward) * passed + of.count  # written, read, joined
         written += of.count * sum(not isinstance(kernel, Gradients) for kernel in found)  # read by walks
-        written += of.beside > 0  # by h of the first segment
+        written += of.beside > 0  # h of the first reads none and writes one, which is read to join the others to it
         moved += heads * written * p.d_qk * p.d_hv * STATE_BYTES
     return Cost(flops, moved)
 
@@ -513,10 +515,10 @@ def launches(
                 first = _launch(h.filling(p, 1, exp), p, exp, 1, of.first_tiles / of.tiles, states=True)
                 states = _side_by_side(f"{name} of segments, h of the first", states, first)
             parts = parts_of_a_segment(p, of, backward=backward)
-            joined = heads * (parts * of.passed(backward=backward)[0] + of.count) * p.d_qk * p.d_hv * STATE_BYTES
+            joined = parts * of.passed(backward=backward)[0] + of.count + (of.beside > 0 and not backward)
             found += [states, Launch(
-                f"{name}, joined", heads * p.d_qk * p.d_hv / 1024, CARRYING, {}, {"states": joined},
-                trips=parts * of.count,
+                f"{name}, joined", heads * p.d_qk * p.d_hv / 1024, CARRYING, {},
+                {"states": heads * joined * p.d_qk * p.d_hv * STATE_BYTES}, trips=parts * of.count,
             )]  # fmt: skip
     for kernel in of_pass:
         if isinstance(kernel, Walk):
@@ -543,12 +545,14 @@ def _launch_states(name: str, p: Problem, of: Cut, group: int, *, backward: bool
     parts = heads * passed * parts_of_a_segment(p, of, backward=backward)
     walked = steps * tiles / of.tiles
     sharing = together if group % together == 0 else 1  # of the heads of a program, which then reads q or k once
-    tensors, fetched = (walked * (p.d_qk / shared + p.d_hv) * p.element_bytes for shared in (group, sharing))
+    tensors = walked * (p.d_qk / group + p.d_hv) * p.element_bytes
+    # Every piece fetches its own rows and columns.
+    fetched = walked * (p.d_qk / sharing * math.ceil(p.d_hv / WIDTH) + p.d_hv * math.ceil(p.d_qk / HEIGHT))
     dd = p.d_qk * p.d_hv
     return Launch(
         name, parts * pieces / together, 1, {"recomputation": walked * 2 * dd},
         {"inputs and outputs": tensors, "states": parts * dd * STATE_BYTES},
-        through_l2=pieces * fetched, roles=ROLES - 1,
+        through_l2=fetched * p.element_bytes, roles=ROLES - 1,
     )  # fmt: skip
 
 
@@ -684,9 +688,9 @@ def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
 
 
 def _with_a_short_first(tiles: int, n: int) -> int:
-    """Tiles of n segments behind one half as long, even, so that a state pass can go over them in two parts."""
+    """Tiles of n segments behind one half as long; from 32 on even, so that a state pass can cut them in two."""
     found = math.ceil(2 * tiles / (2 * n + 1))
-    return found + found % 2
+    return found if found < 32 else found + found % 2
 
 
 def _gate_bytes(p: Problem, gate: Gate) -> float:
