@@ -3,7 +3,8 @@
 One segment where batch * heads does, else segments of which each is a program or several. With n of them a walk takes
 (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor; a state pass goes before it over
 all segments but one. n is that of the next power of two of tiles: torch.compile, for which T may be a symbol, compiles
-once for each.
+once for each. Forward has more programs than backward where two share a state (`WalkShape.filling`), so it is cut into
+fewer segments where no backward is to come, and before one where that is worth it (`chosen_beside_backward`).
 
 Costs are in times of a tile of h, dv, dq or dk, as they measured on an H200 (MEASURED.md).
 """
@@ -22,8 +23,6 @@ from tflabench.kernels.types import Gate
 
 from .exponents import TILE
 from .launch import Segments, StatePassShape, WalkShape, first_beside, heads_together, parts_of_a_segment
-
-MOST = 64  # segments
 
 
 class Cut(NamedTuple):
@@ -131,7 +130,7 @@ def of_both(shape: Shape, cut: Cut) -> float:
 
 
 def _chosen(shape: Shape, backward: bool) -> Cut:
-    cuts = [Cut(2 * n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MOST) if n <= shape.tiles]
+    cuts = [Cut(2 * n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= shape.tiles]
     if not backward:  # for which a segment that is not as long would be one more
         cuts += [Cut(2 * n + 1) for n in (2, 3, 4, 6, 8, 12, 16) if 32 * n <= shape.tiles]
     cost: Callable[[Shape, Cut], float] = of_both if backward else of_forward
