@@ -430,8 +430,7 @@ TILEWISE = (
 )
 MAIN = (
     ":h;h normalised;h without the last state;h normalised without the last state;h of segments"
-    ";h of segments of half the rows;h of a first segment;h normalised of a first segment"
-    ";h for segments;h normalised for segments;h of segments for others;h normalised of segments for others"
+    ";h of a first segment;h normalised of a first segment;h of segments for others;h normalised of segments for others"
     ";dq;dq without row sums;dk;dv;C, n;dC"
 )
 
@@ -443,7 +442,9 @@ MAIN = (
         (
             "installed",
             [
-                "128/256" + MAIN + ";dk and dv;dk and dv without row sums",
+                "128/256"
+                + MAIN
+                + ";h of segments of half the rows;h for segments;dk and dv;dk and dv without row sums",
                 "256/512" + MAIN,
                 "64/64" + TOGETHER + TILEWISE,
             ],
