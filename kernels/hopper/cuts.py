@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tflabench.kernels.cover import cdiv
 from tflabench.kernels.tfla.config import multiprocessors
 from tflabench.kernels.types import Gate
 
@@ -33,11 +34,11 @@ class Cut(NamedTuple):
     halves: int
 
     def segment_tiles(self, tiles: int) -> int:
-        found = -(-2 * tiles // self.halves)
+        found = cdiv(2 * tiles, self.halves)
         return found if found < 32 else found + found % 2  # long ones so that a state pass can cut them in two
 
     def chunk_size(self, steps: int) -> int:
-        return TILE * self.segment_tiles(-(-steps // TILE))
+        return TILE * self.segment_tiles(cdiv(steps, TILE))
 
 
 class Shape(NamedTuple):
@@ -80,7 +81,7 @@ class TileTimes(NamedTuple):
 
     def on(self, chip: int) -> float:
         """Of a tile, every round's."""
-        return -(-self.programs // chip) * max(self.alone, self.shared * min(1.0, self.programs / chip))
+        return cdiv(self.programs, chip) * max(self.alone, self.shared * min(1.0, self.programs / chip))
 
 
 def of_walk(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
@@ -89,7 +90,7 @@ def of_walk(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
     if shape.together > 1:
         return TileTimes(rows // shape.together, 0.9, 1)
     w, z = (shape.d_hv, shape.d_qk) if sums else (shape.d_qk, shape.d_hv)
-    launches, w = -(-w // 256), min(w, 256)
+    launches, w = cdiv(w, 256), min(w, 256)
     norm = shape.norm and not sums
     filling = WalkShape.filling(w, z, rows, shape.chip, sums=sums, norm=norm)
     alone, shared = 1.0, 1.0
@@ -107,9 +108,8 @@ def of_forward(shape: Shape, cut: Cut) -> float:
     found = segments.segment_tiles * of_walk(shape, segments.count - bool(beside), sums=False).on(shape.chip)
     if segments.count == 1:
         return found
-    heads = StatePassShape.of(shape.d_qk, shape.d_hv, heads=shape.heads, z_sharing=shape.group).HEADS
-    programs = shape.rows // heads * -(-shape.d_qk // 128) * -(-shape.d_hv // 256)  # over one segment
-    programs *= segments.count - 1 - bool(beside)
+    of_pass = StatePassShape.of(shape.d_qk, shape.d_hv, heads=shape.heads, z_sharing=shape.group)
+    programs = of_pass.programs(shape.rows, shape.d_qk, shape.d_hv) * (segments.count - 1 - bool(beside))
     parts = parts_of_a_segment(segments, programs, shape.chip - beside)
     state_pass = segments.segment_tiles / parts * TileTimes(programs * parts, 0.3, 0.5).on(shape.chip)
     if beside:
@@ -137,30 +137,21 @@ def _chosen(shape: Shape, backward: bool) -> Cut:
     return min(cuts, key=lambda cut: cost(shape, cut))  # of as good ones the fewest
 
 
-def _chosen_beside_backward(shape: Shape) -> Cut:
-    both, alone = _chosen(shape, backward=True), _chosen(shape, backward=False)
-    kept = -(-shape.segments(both).count // shape.segments(alone).count)  # by a program, a tile time or less each
-    cost = of_forward(shape, both)
-    return alone if of_forward(shape, alone) + max(kept, cost / 16) < cost else both
-
-
 _remembered = lru_cache(1024)(_chosen)
-_remembered_beside_backward = lru_cache(1024)(_chosen_beside_backward)
 
 
 def chosen(shape: Shape, *, backward: bool) -> Cut:
     """The cut of forward and backward, or of forward where no backward is to come."""
-    return (_chosen if _is_symbolic(shape) else _remembered)(shape, backward)
+    rows: Any = shape.rows
+    return (_chosen if isinstance(rows, torch.SymInt) else _remembered)(shape, backward)  # a symbol has no hash
 
 
+@lru_cache(1024)
 def chosen_beside_backward(shape: Shape) -> Cut:
     """The cut of forward where backward's is `chosen`: the same one, unless another saves forward a sixteenth and more
-    than h takes to write down what segments of backward start from.
+    than h takes to write down what segments of backward start from. Of no symbols: nobody asks before it runs.
     """
-    return (_chosen_beside_backward if _is_symbolic(shape) else _remembered_beside_backward)(shape)
-
-
-def _is_symbolic(shape: Shape) -> bool:
-    """A symbol has no hash."""
-    rows: Any = shape.rows
-    return isinstance(rows, torch.SymInt)
+    both, alone = chosen(shape, backward=True), chosen(shape, backward=False)
+    kept = cdiv(shape.segments(both).count, shape.segments(alone).count)  # by a program, a tile time or less each
+    cost = of_forward(shape, both)
+    return alone if of_forward(shape, alone) + max(kept, cost / 16) < cost else both

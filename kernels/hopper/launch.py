@@ -157,6 +157,10 @@ class StatePassShape:
             ZB = 1 if d_qk == TILE and WB > 1 else 2
         return cls(WB, ZB, HEADS, STAGES=min(4, 24 // (WB + ZB)))
 
+    def programs(self, rows: int, d_qk: int, d_hv: int) -> int:
+        """Over one segment of so many rows of batch and heads."""
+        return rows // self.HEADS * cdiv(d_qk, 128) * cdiv(d_hv, 256)
+
 
 @dataclass(frozen=True)
 class Normaliser:
@@ -353,7 +357,7 @@ def launch_segments(
     z_sharing = H // z.shape[1]
     shape = StatePassShape.of(d_qk, d_hv, heads=H, z_sharing=z_sharing)
     z_pieces, w_pieces = cdiv(d_qk, 128), cdiv(d_hv, 256)
-    programs = B * H // shape.HEADS * z_pieces * w_pieces
+    programs = shape.programs(B * H, d_qk, d_hv)
     walked = cut.count - (not end) - (beside is not None)
     chip = multiprocessors(z.device) - (beside.programs if beside else 0)
     split = parts_of_a_segment(cut, programs * walked, chip)

@@ -126,9 +126,8 @@ def settle(deferred, g, at_once):
 
 
 @gluon.jit
-def is_kept(tile, keep):
+def is_kept(tile, tiles, every):
     """Whether the state before a tile goes to memory: of a sequence cut as by `span`, what segments start from."""
-    _kept_ptr, tiles, every, _count = keep
     return ((tiles - tile) % every == 0) | (tile == 0)
 
 
@@ -152,7 +151,7 @@ def span(segment, tiles, segment_tiles, segments):
 def is_due(tile, j, n, geometry, KEEP: gl.constexpr):
     """Whether the state after the j-th tile of n goes to memory."""
     if KEEP:
-        return (j == n - 1) | is_kept(tile + 1, geometry[6])
+        return (j == n - 1) | is_kept(tile + 1, geometry[1], geometry[6][1])
     else:
         return j == n - 1
 
@@ -816,10 +815,10 @@ def math(
         for j in range(n):
             tile = nth_tile(first, j, n, REVERSE)
             if KEEP:
-                kept_ptr, tiles_in_all, every, count = geometry[6]
-                if is_kept(tile, geometry[6]):
+                kept_ptr, every, count = geometry[6]
+                if is_kept(tile, tiles, every):
                     opaque = i >> 30
-                    place = row * count + count - (tiles_in_all - tile + every - 1) // every
+                    place = row * count + count - (tiles - tile + every - 1) // every
                     for zb in gl.static_range(ZB):
                         for wb in gl.static_range(WB):
                             at, rows = state_pointers(
@@ -943,9 +942,9 @@ def walk(
 
     So the loads of an item run while the one before it ends. Launched by launch.py.
     """
-    keep = (g_ptr, 0, 0, 0)
+    keep = ()
     if KEEP:
-        keep = (kept_ptr, tiles, keep_every, kept)
+        keep = (kept_ptr, keep_every, kept)
     geometry = (heads, tiles, segment_tiles, segments, lowest, walked, keep)
     PIECES: gl.constexpr = (Z_DIM + 128 * ZB - 1) // (128 * ZB)
     ROLES: gl.constexpr = 2 // GROUPS  # with math
