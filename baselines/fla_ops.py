@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from tflabench.adapter import Case, Implementation, SuffixSum, Unsupported, draw
-from tflabench.analysis import baselines as costs
-from tflabench.analysis.cost import Cost
 from tflabench.baselines.packages import EINOPS, import_inner, installed, refuse, require_capability
-from tflabench.machine import package_version
+from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, draw
+from tflabench.implementations.packages import package_version
 from tflabench.problem import Problem
+from tflabench.theory import baseline_costs as costs
+from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Implementation, draw
 from tflabench.baselines import sdpa
 from tflabench.baselines.packages import EINOPS, refuse, require_capability
+from tflabench.implementations.adapter import Case, Implementation, draw
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:

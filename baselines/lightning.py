@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Implementation, draw
-from tflabench.analysis import baselines as costs
 from tflabench.baselines.packages import EINOPS, refuse, require_capability
+from tflabench.implementations.adapter import Case, Implementation, draw
 from tflabench.problem import Problem
+from tflabench.theory import baseline_costs as costs
 
 if TYPE_CHECKING:
     import torch

@@ -12,11 +12,11 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Implementation, draw
-from tflabench.analysis import baselines as costs
-from tflabench.analysis.cost import Cost
 from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
+from tflabench.implementations.adapter import Case, Implementation, draw
 from tflabench.problem import Problem
+from tflabench.theory import baseline_costs as costs
+from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
     import torch

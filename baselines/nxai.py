@@ -12,11 +12,11 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Formulation, Implementation, SuffixSum
-from tflabench.analysis.calibrated import Modelled
 from tflabench.baselines.packages import EINOPS, refuse
-from tflabench.bundled import GATES, GateName, sequence_inputs, sequence_oracle
+from tflabench.implementations.adapter import Case, Formulation, Implementation, SuffixSum
+from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.problem import Problem
+from tflabench.theory.calibrated import Modelled
 
 if TYPE_CHECKING:
     import torch

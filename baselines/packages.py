@@ -11,7 +11,7 @@ from itertools import accumulate
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Unsupported
+from tflabench.implementations.adapter import Unsupported
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:

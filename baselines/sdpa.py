@@ -8,7 +8,7 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Implementation, Unsupported, draw
+from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:

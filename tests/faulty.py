@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tflabench.adapter import Case, Implementation, Unsupported, draw
+from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:

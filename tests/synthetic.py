@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tflabench.store import Row
+from tflabench.rows.schema import Row
 
 RUN = {
     "device": "NVIDIA H200",

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from tflabench import advise as advising
-from tflabench import bundled, registry
-from tflabench.analysis import advise, hardware
-from tflabench.analysis.advise import Choice, Demand, Kernel, Memory
-from tflabench.analysis.calibrated import Modelled
-from tflabench.analysis.roofline import TimeBounds
-from tflabench.cli import app
+from tflabench.cli.main import app
+from tflabench.conclusions import advise
+from tflabench.conclusions.advise import Choice, Demand, Kernel, Memory
+from tflabench.implementations import bundled, registry
 from tflabench.problem import InputError, Problem
+from tflabench.theory import hardware
+from tflabench.theory.calibrated import Modelled
+from tflabench.theory.roofline import TimeBounds
 
 GIB = 2**30
 
@@ -135,7 +135,7 @@ def test_a_measurement_replaces_time_and_peak_and_keeps_what_is_kept():
 
 
 def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_where_not():
-    given = advising.advice(Demand(FIG_4), H200, ["sig", "exp"], "cuda")
+    given = advise.advice(Demand(FIG_4), H200, ["sig", "exp"], "cuda")
     kernels = {choice.kernel.name for choice in given.ranked}
     assert {"tfla_sig_limit", "tfla_sig_xl", "tfla_exp_limit", "tfla_exp_xl"} <= kernels
     assert not any(name.startswith("reference") for name in kernels)
@@ -143,14 +143,14 @@ def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_wher
     assert limits == {64, 128}, "one level of tiles"
     odd = Demand(FIG_4.with_(d_qk=100))
     with pytest.raises(InputError, match=r"no kernel can run this.*takes a d_qk that is a multiple of 16"):
-        advising.advice(odd, H200, ["sig"], "cuda")
-    wide = advising.advice(Demand(FIG_4.with_(d_qk=512)), H200, ["sig"], "cuda")
+        advise.advice(odd, H200, ["sig"], "cuda")
+    wide = advise.advice(Demand(FIG_4.with_(d_qk=512)), H200, ["sig"], "cuda")
     assert "takes a d_qk of 64, 128, 192, 256, not 512" in wide.refused["hopper_sig"]
 
 
 def test_the_other_linear_rnns_are_advised_too():
     mamba_2 = Demand(Problem(16, 64, 4096, 64, 64, pass_="fwbw"))
-    given = advising.advice(mamba_2, MEASURED_H200, ["mamba2", "simple_gla"], "cuda")
+    given = advise.advice(mamba_2, MEASURED_H200, ["mamba2", "simple_gla"], "cuda")
     assert {choice.kernel.name for choice in given.ranked} == {
         "hopper_mamba2", "tfla_mamba2_xl", "hopper_simple_gla", "tfla_simple_gla_xl",
     }  # fmt: skip
@@ -168,16 +168,16 @@ def test_the_other_linear_rnns_are_advised_too():
 
 
 def test_a_chunk_may_hold_a_sequence_of_any_length():
-    given = advising.advice(Demand(FIG_4.with_(seq_len=3000)), H200, ["sig"], "cuda", "tfla_sig_xl")
+    given = advise.advice(Demand(FIG_4.with_(seq_len=3000)), H200, ["sig"], "cuda", "tfla_sig_xl")
     assert sorted(choice.problem.chunk_size or 0 for choice in given.ranked) == [64, 128, 256, 512, 1024, 2048, 3008]
 
 
 def test_fused_kernels_are_for_hopper(monkeypatch):
     fused = replace(registry.get("tfla_sig_xl"), name="fused_sig", modelled=Modelled("fused", "sig"))
     monkeypatch.setattr(bundled, "IMPLEMENTATIONS", (registry.get("tfla_sig_xl"), fused))
-    on_hopper = advising.advice(Demand(FIG_4), H200, ["sig"], "cuda")
+    on_hopper = advise.advice(Demand(FIG_4), H200, ["sig"], "cuda")
     assert on_hopper.ranked[0].kernel == replace(FUSED, name="fused_sig")
-    on_ampere = advising.advice(Demand(FIG_4), hardware.find("A100"), ["sig"], "cuda")
+    on_ampere = advise.advice(Demand(FIG_4), hardware.find("A100"), ["sig"], "cuda")
     assert {choice.kernel.name for choice in on_ampere.ranked} == {"tfla_sig_xl"}
     assert on_ampere.refused == {"fused_sig": "runs on H100, H200, GH200 only"}
 

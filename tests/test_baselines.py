@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid, softplus
 
-from tflabench import registry
-from tflabench.adapter import Unsupported, differentiate, suffix_sum
-from tflabench.analysis import baselines as costs
-from tflabench.analysis import cost
 from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai, packages
 from tflabench.baselines.recurrences import normalized, recurrence, selective_scan
-from tflabench.machine import package_version
+from tflabench.bench.verify import verify
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import Unsupported, differentiate, suffix_sum
+from tflabench.implementations.packages import package_version
 from tflabench.problem import Problem
-from tflabench.verify import verify
+from tflabench.theory import baseline_costs
+from tflabench.theory.call_cost import call_cost
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(batch=2, heads=3, seq_len=70, d_qk=16, d_hv=24, dtype="float32", pass_="fwbw")
@@ -124,7 +124,7 @@ def test_flash_attention_and_its_oracle_see_batch_time_heads():
 
 @pytest.mark.parametrize(("gate", "autograd"), [("exp", False), ("exp", True), ("sig", False)])
 def test_native_oracle_is_the_reference_where_rounding_does_not_matter(monkeypatch, gate, autograd):
-    from tflabench.bundled import GATES
+    from tflabench.implementations.mlstm import GATES
     from tflabench.kernels import reference
 
     monkeypatch.setattr(nxai, "NATIVE_ORACLE_BLOCK", 16)
@@ -468,8 +468,8 @@ SIZE = Problem(batch=2, heads=4, seq_len=1024, d_qk=64, d_hv=128)
 
 
 def test_simple_gla_counts_what_mlstm_sig_does_but_for_its_input_gate_and_pointwise_work():
-    problem = SIZE.with_(chunk_size=costs.FLA_CHUNK_SIZE)
-    ours, theirs = cost.model(problem, "chunkwise", "sig"), costs.linear_attention(problem, decays=1)
+    problem = SIZE.with_(chunk_size=baseline_costs.FLA_CHUNK_SIZE)
+    ours, theirs = call_cost(problem, "chunkwise", "sig"), baseline_costs.linear_attention(problem, decays=1)
     assert 0.9 * ours.flops < theirs.flops < ours.flops
     assert 0.9 * ours.bytes < theirs.bytes < ours.bytes
 
@@ -478,13 +478,13 @@ def test_forward_products_of_one_chunk():
     """L = T = 64, one head of 16 and 32: products by hand, 2 m n k each, the triangular ones half."""
     problem = Problem(batch=1, heads=1, seq_len=64, d_qk=16, d_hv=32)
     plain = 2 * 2 * 64 * 16 * 32 + 64 * 64 * (16 + 32)
-    assert costs.linear_attention(problem, decays=0).flops == plain
+    assert baseline_costs.linear_attention(problem, decays=0).flops == plain
     delta = 64 * 64 * 16 + 64**3 / 3 + 64 * 64 * (16 + 32) + 2 * 64 * 16 * 32
-    assert costs.linear_attention(problem, decays=0, delta=True).flops == pytest.approx(plain + delta)
-    trained = costs.linear_attention(problem.with_(pass_="fwbw"), decays=0).flops
+    assert baseline_costs.linear_attention(problem, decays=0, delta=True).flops == pytest.approx(plain + delta)
+    trained = baseline_costs.linear_attention(problem.with_(pass_="fwbw"), decays=0).flops
     assert trained == plain + 2 * 64 * 16 * 32 * 5 + 64 * 64 * (3 * 16 + 2 * 32)
     # q, k, v, k, v read, o written in 2 bytes; C written and read in 4
-    assert costs.linear_attention(problem, decays=0).bytes == 2 * 64 * (3 * 16 + 3 * 32) + 2 * 4 * 16 * 32
+    assert baseline_costs.linear_attention(problem, decays=0).bytes == 2 * 64 * (3 * 16 + 3 * 32) + 2 * 4 * 16 * 32
 
 
 def test_states_on_chip_move_no_state_but_parts_of_what_their_blocks_add_up_to():
@@ -501,7 +501,9 @@ def test_states_on_chip_move_no_state_but_parts_of_what_their_blocks_add_up_to()
 
 def test_a_group_shares_the_work_on_its_keys():
     problem = SIZE.with_(chunk_size=256, d_qk=64, d_hv=64)
-    alone, shared = (costs.linear_attention(problem, decays=1, chunk_size=256, group=group) for group in (1, 4))
+    alone, shared = (
+        baseline_costs.linear_attention(problem, decays=1, chunk_size=256, group=group) for group in (1, 4)
+    )
     saved = problem.batch * 3 * problem.seq_len * 256 * 64
     assert alone.flops - shared.flops == saved
     assert shared.bytes < alone.bytes
@@ -519,8 +521,8 @@ def test_counts_grow_with_the_problem(name):
 
 
 def test_rows_are_modelled_by_the_implementations_own_count():
-    from tflabench.analysis import hardware
-    from tflabench.bench import modelled
+    from tflabench.bench.theory_columns import modelled
+    from tflabench.theory import hardware
 
     ceilings = hardware.ceilings_for("NVIDIA H100 80GB HBM3", "bfloat16")
     assert ceilings

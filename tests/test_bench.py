@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from tflabench import bench
-from tflabench.analysis.hardware import Ceilings, store_ceilings
-from tflabench.bench import Bench, asks_no_less, pending
-from tflabench.machine import Machine
+from tflabench.bench import runner
+from tflabench.bench.machine import Machine
+from tflabench.bench.protocol import STANDARD
+from tflabench.bench.runner import Bench, asks_no_less, pending
+from tflabench.implementations.registry import get
 from tflabench.problem import Problem
-from tflabench.protocol import STANDARD
-from tflabench.registry import get
-from tflabench.store import Row, Store
-from tflabench.sweep import Point
+from tflabench.rows.journal import Store
+from tflabench.rows.schema import Row
+from tflabench.selection.points import Point
+from tflabench.theory.hardware import Ceilings, store_ceilings
 
 MACHINE = Machine("cpu", "some CPU", 2**34)
 TIMES = {"status": "ok", "ms_median": 1.0, "ms_min": 1.0, "ms_p20": 1.0, "ms_p80": 1.0, "samples": 30}
@@ -102,7 +103,7 @@ def test_a_verification_that_timed_out_is_not_tried_at_larger_sizes():
 
 def test_no_point_is_started_once_the_time_is_up(store, monkeypatch):
     clock = count()
-    monkeypatch.setattr(bench.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
     rows: list[Row] = []
     points = [point(seq_len=size) for size in (64, 128, 256, 512)]
     Bench(MACHINE, Scripted(), STANDARD, 60).sweep(points, store, rows.append, stop_at=2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tflabench import bundled
-from tflabench.adapter import Unsupported
-from tflabench.bundled import IMPLEMENTATIONS
+from tflabench.bench.verify import verify
+from tflabench.implementations import bundled
+from tflabench.implementations.adapter import Unsupported
+from tflabench.implementations.bundled import IMPLEMENTATIONS
 from tflabench.kernels.hopper import chunkwise
 from tflabench.problem import Problem
-from tflabench.verify import verify
 
 RECURRENCES = {op.name: op for op in bundled.RECURRENCES}
 BY_NAME = {impl.name: impl for impl in IMPLEMENTATIONS}

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tflabench import registry
-from tflabench.analysis import calibrated, tfla
-from tflabench.analysis.calibrated import Judged, Modelled, median_and_worst, predict, published, steps
-from tflabench.analysis.hardware import Ceilings, custom, find, from_device_name
-from tflabench.analysis.launches import RESOURCES, TERMS, Chip, Launch, total
+from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
+from tflabench.theory import calibrated, tfla
+from tflabench.theory.calibrated import Judged, Modelled, median_and_worst, predict, published, steps
+from tflabench.theory.hardware import Ceilings, custom, find, from_device_name
+from tflabench.theory.launches import RESOURCES, TERMS, Chip, Launch, total
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
@@ -138,7 +138,7 @@ def test_the_tiles_are_those_that_the_kernels_pick_on_hopper(problem, chunk_size
     for name, d_in, d_out in (("h", problem.d_qk, problem.d_hv), ("dq", problem.d_hv, problem.d_qk)):
         own, model = getattr(picked, name), tfla.Tiles.of(d_in, d_out, chunk_size, 2)
         assert (model.rows, model.cols, model.outer) == (own.rows, own.cols, own.outer), (
-            f"{name}: kernels/tfla/config.py picks other tiles than tflabench.analysis.tfla models: {own}"
+            f"{name}: kernels/tfla/config.py picks other tiles than tflabench.theory.tfla models: {own}"
         )
 
 

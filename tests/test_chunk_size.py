@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import sympy
 
-from tflabench.analysis.chunk_size import Tradeoff, check_chunk_size, check_tile, eq_111, eq_121
-from tflabench.analysis.hardware import custom, find
 from tflabench.problem import InputError, Problem
+from tflabench.theory.chunk_size import Tradeoff, check_chunk_size, check_tile, eq_111, eq_121
+from tflabench.theory.hardware import custom, find
 
 FIG_17 = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
 H100 = find("paper-H100").ceilings

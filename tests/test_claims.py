@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tflabench.analysis.campaigns import campaigns
-from tflabench.analysis.claims import CLAIMS, KERNELS, Outcome, check, check_all, needed
-from tflabench.cli import app
-from tflabench.registry import implementations
-from tflabench.store import Results, Row
+from tflabench.cli.main import app
+from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.claims import CLAIMS, KERNELS, Outcome, check, check_all, needed
+from tflabench.implementations.registry import implementations
+from tflabench.rows.load import Results
+from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import RUN, row, write

@@ -8,8 +8,8 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from tflabench.cli import app
-from tflabench.store import Row
+from tflabench.cli.main import app
+from tflabench.rows.schema import Row
 
 runner = CliRunner()
 ROW = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tflabench.store import read_rows
+from tflabench.rows.load import read_rows
 
 PLUGIN = str(Path(__file__).with_name("faulty.py"))
 SWEEP = ["sweep", "--device", "cpu", "--no-plots", "--plugin", PLUGIN, "--out", "out"]
@@ -24,8 +24,8 @@ TINY = ["-a", "seq_len=16", "-a", "head_dim=16", "-a", "heads=2"]
 @pytest.fixture(autouse=True)
 def _apart(tmp_path, monkeypatch):
     """Every test has its own working directory and cache, with ceilings in it, so that nothing is calibrated."""
-    from tflabench.analysis.hardware import Ceilings, store_ceilings
-    from tflabench.machine import detect
+    from tflabench.bench.machine import detect
+    from tflabench.theory.hardware import Ceilings, store_ceilings
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -50,8 +50,8 @@ def sweep(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def invoke(capsys, monkeypatch):
     """Run a command in this process, for what ends before a worker starts: (exit code, stdout, stderr)."""
-    from tflabench import registry
-    from tflabench.cli import app
+    from tflabench.cli.main import app
+    from tflabench.implementations import registry
 
     monkeypatch.setattr(registry, "_plugged", [])
 

@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from tflabench import machine
-from tflabench.analysis import hardware
-from tflabench.analysis.chunk_size import Tradeoff
-from tflabench.analysis.hardware import Ceilings
-from tflabench.cli import app
-from tflabench.machine import Machine
+from tflabench.bench import machine
+from tflabench.bench.machine import Machine
+from tflabench.cli.main import app
 from tflabench.problem import Problem
+from tflabench.theory import hardware
+from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.hardware import Ceilings
 
 PAPER = ["optimal-chunk", "--gpu", "H100", "--d-hv", "512", "--d-qk", "256"]
 

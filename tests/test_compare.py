@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tflabench.analysis import comparison
-from tflabench.analysis.campaigns import campaigns
-from tflabench.analysis.comparison import Rules, judge, match_implementations, match_points, questions
-from tflabench.cli import app
-from tflabench.plots.ratios import Side, figures
-from tflabench.store import find_results, read_results
+from tflabench.cli.main import app
+from tflabench.conclusions import compare as comparison
+from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.compare import Rules, judge, match_implementations, match_points, questions
+from tflabench.figures.ratios import Side, figures
+from tflabench.rows.load import find_results, read_results
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import RUN, row, write

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tflabench.analysis import cost
-from tflabench.analysis.cost import OpCosts, Polynomial
 from tflabench.problem import InputError, Problem
+from tflabench.theory import cost
+from tflabench.theory.call_cost import call_cost
+from tflabench.theory.cost import OpCosts, Polynomial
 
 GATES = ("exp", "sig")
 # Every operation has a price of its own, so that no factor can stand in the place of another.
@@ -220,7 +221,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tflabench.bundled import GATES as KERNEL_GATES
+    from tflabench.implementations.bundled import GATES as KERNEL_GATES
     from tflabench.kernels import reference
 
     T, L, d_qk, d_hv = 96, 32, 8, 24
@@ -287,40 +288,40 @@ class TestModel:
     problem = Problem(batch=3, heads=5, seq_len=256, d_qk=32, d_hv=64, chunk_size=64)
 
     def test_sums_over_batch_heads_and_chunks(self):
-        got = cost.model(self.problem, "chunkwise", "exp")
+        got = call_cost(self.problem, "chunkwise", "exp")
         assert got.flops == 15 * 4 * cost.flop_polynomial("chunkwise", "exp", 32, 64, counts="exact")(64)
         assert got.bytes == 15 * 4 * cost.byte_polynomial("chunkwise", "exp", 32, 64)(64)
         assert got.intensity == got.flops / got.bytes
 
     def test_gates_are_as_wide_as_the_inputs_unless_told(self):
-        wide = cost.model(self.problem.with_(dtype="float32"), "chunkwise", "sig")
-        mixed = cost.model(self.problem, "chunkwise", "sig", gate_bytes=4)
+        wide = call_cost(self.problem.with_(dtype="float32"), "chunkwise", "sig")
+        mixed = call_cost(self.problem, "chunkwise", "sig", gate_bytes=4)
         tokens = 15 * 256
         assert wide.bytes - mixed.bytes == tokens * 3 * (32 + 64) * 2
-        assert mixed.bytes - cost.model(self.problem, "chunkwise", "sig").bytes == tokens * 4 * 2
+        assert mixed.bytes - call_cost(self.problem, "chunkwise", "sig").bytes == tokens * 4 * 2
 
     def test_no_gate_counts_as_sig(self):
-        assert cost.model(self.problem, "chunkwise", None) == cost.model(self.problem, "chunkwise", "sig")
+        assert call_cost(self.problem, "chunkwise", None) == call_cost(self.problem, "chunkwise", "sig")
 
     def test_no_chunk_size_counts_the_default(self):
         free = self.problem.with_(chunk_size=None)
-        assert cost.model(free, "chunkwise", "sig") == cost.model(free.with_(chunk_size=128), "chunkwise", "sig")
+        assert call_cost(free, "chunkwise", "sig") == call_cost(free.with_(chunk_size=128), "chunkwise", "sig")
 
     def test_decode_is_one_recurrent_step(self):
         step = self.problem.with_(pass_="decode", seq_len=1)
-        assert cost.model(step, "chunkwise", "exp") == cost.model(step.with_(pass_="fw"), "recurrent", "exp")
+        assert call_cost(step, "chunkwise", "exp") == call_cost(step.with_(pass_="fw"), "recurrent", "exp")
 
     def test_attention_is_two_causal_products_and_its_backward_two_and_a_half_times_that(self):
-        forward = cost.model(self.problem, "attention", None)
+        forward = call_cost(self.problem, "attention", None)
         assert forward.flops == 15 * 0.5 * 2 * 256**2 * (32 + 64)
         assert forward.bytes == 15 * 256 * 2 * (32 + 64) * 2
-        both = cost.model(self.problem.with_(pass_="fwbw"), "attention", None)
+        both = call_cost(self.problem.with_(pass_="fwbw"), "attention", None)
         assert both.flops == 3.5 * forward.flops
 
     @pytest.mark.parametrize("formulation", ["chunkwise", "parallel", "recurrent", "attention"])
     def test_forward_and_backward_cost_more_than_twice_the_forward(self, formulation):
-        forward = cost.model(self.problem, formulation, "sig")
-        both = cost.model(self.problem.with_(pass_="fwbw"), formulation, "sig")
+        forward = call_cost(self.problem, formulation, "sig")
+        both = call_cost(self.problem.with_(pass_="fwbw"), formulation, "sig")
         assert both.flops > 2 * forward.flops
         assert both.bytes > 2 * forward.bytes
 
@@ -336,7 +337,7 @@ class TestModel:
     )
     def test_bad_input(self, arguments, options, said):
         with pytest.raises(InputError, match=said):
-            cost.model(self.problem, *arguments, **options)
+            call_cost(self.problem, *arguments, **options)
 
     def test_the_paper_publishes_nothing_for_attention(self):
         with pytest.raises(InputError, match="attention"):

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from tflabench import registry
-from tflabench.adapter import Case, Implementation
-from tflabench.executor import LocalExecutor
+from tflabench.bench.executor import LocalExecutor
+from tflabench.bench.protocol import SHORT
+from tflabench.bench.worker import Worker
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import Case, Implementation
 from tflabench.problem import InputError, Problem
-from tflabench.protocol import SHORT
-from tflabench.worker import Worker
 
 PLUGIN = str(Path(__file__).with_name("faulty.py"))
 
@@ -134,6 +134,6 @@ def test_a_worker_that_cannot_start_says_why():
 
 
 def test_without_torch_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("tflabench.executor.find_spec", lambda name: None)
+    monkeypatch.setattr("tflabench.bench.executor.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"torch, which is not installed: pip install 'tflabench\[gpu\]'"):
         LocalExecutor("cpu")

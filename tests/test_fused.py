@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tflabench.analysis import cost, fused
-from tflabench.analysis.hardware import Ceilings, custom, find
-from tflabench.analysis.launches import Chip, total
-from tflabench.analysis.roofline import percent_of_roofline
 from tflabench.problem import InputError, Problem
+from tflabench.theory import fused, fused_kernels
+from tflabench.theory.call_cost import call_cost
+from tflabench.theory.hardware import Ceilings, custom, find
+from tflabench.theory.launches import Chip, total
+from tflabench.theory.roofline import percent_of_roofline
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
@@ -25,18 +26,18 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tflabench.bundled import GATES
+    from tflabench.implementations.mlstm import GATES
     from tflabench.kernels import reference
 
-    p = Problem(batch=1, heads=2, seq_len=3 * fused.TILE, d_qk=8, d_hv=24, pass_="fwbw")
+    p = Problem(batch=1, heads=2, seq_len=3 * fused_kernels.TILE, d_qk=8, d_hv=24, pass_="fwbw")
     tokens = (p.batch, p.heads, p.seq_len)
     shapes = {"q": (*tokens, p.d_qk), "k": (*tokens, p.d_qk), "v": (*tokens, p.d_hv), "f": tokens, "i": tokens}
     inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
     with FlopCounterMode(display=False) as counter:
-        reference.chunkwise(**inputs, gate=GATES[gate], chunk_size=fused.TILE)[0].sum().backward()
+        reference.chunkwise(**inputs, gate=GATES[gate], chunk_size=fused_kernels.TILE)[0].sum().backward()
     steps = p.batch * p.heads * p.seq_len
     once = 0.0
-    for walk in fused.walks(p):
+    for walk in fused_kernels.walks(p):
         flops = walk.flops(causal_factor=1)
         once += flops["outputs"] + flops["through state"]
         once += 0 if walk.scores_again else flops["scores"]
@@ -55,13 +56,13 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
             compute()
         return counter.get_total_flops()
 
-    def modelled(walk: fused.Walk) -> float:
+    def modelled(walk: fused_kernels.Walk) -> float:
         """Of a tile of a program's heads, without the decay of the state, which is no product."""
-        step = sum(walk.flops(causal_factor=1).values()) - 2 * walk.rows * walk.columns / fused.TILE
-        return step * fused.TILE * walk.together
+        step = sum(walk.flops(causal_factor=1).values()) - 2 * walk.rows * walk.columns / fused_kernels.TILE
+        return step * fused_kernels.TILE * walk.together
 
     p = Problem(batch=1, heads=4, seq_len=64, d_qk=64, d_hv=64, pass_="fwbw")
-    (h,) = fused.walks(p, group=4)
+    (h,) = fused_kernels.walks(p, group=4)
     shared, own, states = torch.ones(64, 64), torch.ones(4, 64, 64), torch.ones(4, 64, 64)
 
     def of_four_heads():  # Q, K shared; V, out of every head
@@ -70,7 +71,7 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
 
     assert modelled(h) == flops(of_four_heads)
 
-    C, dC, gradients = fused.kernels(p)[1:]
+    C, dC, gradients = fused_kernels.kernels(p)[1:]
     of_one_head = torch.ones(64, 64)
 
     def dq_dk_and_dv():
@@ -78,12 +79,12 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
         S, D = K @ Q.T, V @ dH.T
         return S @ dH + K @ dC, D @ Q + V @ dC.T, D.T @ K + dH @ C.T
 
-    assert sum(gradients.flops(causal_factor=1).values()) * fused.TILE == flops(dq_dk_and_dv)
+    assert sum(gradients.flops(causal_factor=1).values()) * fused_kernels.TILE == flops(dq_dk_and_dv)
     for states_of_tiles in (C, dC):
-        product = sum(states_of_tiles.flops(causal_factor=1).values()) - 2 * 64 * 64 / fused.TILE
-        assert product * fused.TILE == flops(lambda: of_one_head.T @ of_one_head)
+        product = sum(states_of_tiles.flops(causal_factor=1).values()) - 2 * 64 * 64 / fused_kernels.TILE
+        assert product * fused_kernels.TILE == flops(lambda: of_one_head.T @ of_one_head)
 
-    *_, pair = fused.walks(p.with_(d_qk=128, d_hv=256), gate_gradients=False)
+    *_, pair = fused_kernels.walks(p.with_(d_qk=128, d_hv=256), gate_gradients=False)
     qk, hv, dC = torch.ones(64, 128), torch.ones(64, 256), torch.ones(128, 256)
 
     def dk_and_dv():
@@ -97,15 +98,15 @@ def test_bytes_a_step_are_those_of_the_kernels():
     """kernels/MEASURED.md, 128/256 at 16 bits: h 1536, dq 1792 with what row sums read, dk and dv 2304: K, which these
     read, is read for dv anyway.
     """
-    walks = fused.walks(FIG_4.with_(pass_="fwbw"))
+    walks = fused_kernels.walks(FIG_4.with_(pass_="fwbw"))
     assert {walk.name: walk.tensor_bytes(2) for walk in walks} == {"h": 1536, "dq": 1792, "dk, dv": 2304}
     # Two float32 exponents each; sums of q through the state, of q and k within a tile, and of k through the state.
     assert [walk.step_bytes(2) - walk.tensor_bytes(2) for walk in walks] == [8, 8 + 3 * 4, 8 + 4]
     # At 128/512 a program holds half of dC: two walks.
-    walks = fused.walks(FIG_4.with_(d_hv=512, pass_="fwbw"))
+    walks = fused_kernels.walks(FIG_4.with_(d_hv=512, pass_="fwbw"))
     assert {walk.name: walk.tensor_bytes(2) for walk in walks[2:]} == {"dk": 2 * (2 * 512 + 7 * 128), "dv": 2560}
     # At 256/512 dq is launched twice, and the second launch adds to the output of the first: k, q, dq again, read too.
-    (dq,) = (walk for walk in fused.walks(WIDE.with_(pass_="fwbw")) if walk.name == "dq")
+    (dq,) = (walk for walk in fused_kernels.walks(WIDE.with_(pass_="fwbw")) if walk.name == "dq")
     assert dq.tensor_bytes(2) == 2 * (2 * 512 + 3 * 256 + 4 * 256)
     assert dq.sum_bytes == 3 * 4 * 4, "a part for every 128 of d_qk and 256 of d_hv"
 
@@ -113,12 +114,14 @@ def test_bytes_a_step_are_those_of_the_kernels():
 def test_bytes_a_step_tile_by_tile():
     """kernels/MEASURED.md, version 17: 128 for x, dh, dv, and for each state; q and k of 64 heads are nothing."""
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
-    _, C, dC, gradients = fused.kernels(p, group=64)
+    _, C, dC, gradients = fused_kernels.kernels(p, group=64)
     q_or_k = 128 / 64
     assert [kernel.step_bytes(2) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
     assert gradients.step_bytes(2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 64 + 8 + gradients.sum_bytes
     assert gradients.sum_bytes == 4 * 4 + 4 / 64, "of q and k, within the tile and through a state; what passes it"
-    assert fused.kernels(p.with_(batch=1, seq_len=1024), group=64)[-1].together == 1, "few programs add nothing up"
+    assert fused_kernels.kernels(p.with_(batch=1, seq_len=1024), group=64)[-1].together == 1, (
+        "few programs add nothing up"
+    )
 
 
 # Head dimensions, heads that share q and k, whether gates have gradients, L.
@@ -267,11 +270,13 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     wanted = {"gate_gradients": gate_gradients, "group": group}
     if pass_ == "fwbw" and gate_gradients:
         parts = -(-d_qk // 128) * -(-d_hv // 256)
-        sums = 4 * 4 + 4 / 64 if fused.tilewise(p, **wanted) else 2 * 4 * 4 * parts  # read twice, or once by tiles
+        sums = (
+            4 * 4 + 4 / 64 if fused_kernels.tilewise(p, **wanted) else 2 * 4 * 4 * parts
+        )  # read twice, or once by tiles
         gates += sums + 4 * 2  # pre-activations and their gradients
     assert fused.cost(p, "sig", chunk_size, **wanted).bytes == sum(moved) + steps * gates
     launched = fused.launches(p, "sig", chunk_size, **wanted)
-    named = {kernel.name for kernel in fused.kernels(p, **wanted)}
+    named = {kernel.name for kernel in fused_kernels.kernels(p, **wanted)}
     assert [found.programs for found in launched if found.name in named] == programs
     assert [found.programs for found in launched if "of segments" in found.name] == of_states
     beside = (d_qk, d_hv, group, gate_gradients, chunk_size, batch) in BESIDE
@@ -293,13 +298,13 @@ def test_row_sums_are_for_gate_gradients():
 def test_the_cost_is_what_the_bench_asks_the_cost_model_for():
     for pass_ in ("fw", "fwbw"):
         problem = FIG_4.with_(pass_=pass_, chunk_size=1024)
-        assert cost.model(problem, "fused", "exp") == fused.cost(problem, "exp", 1024)
-        assert cost.model(problem.with_(chunk_size=None), "fused", None) == fused.cost(problem, "sig", 4096)
+        assert call_cost(problem, "fused", "exp") == fused.cost(problem, "exp", 1024)
+        assert call_cost(problem.with_(chunk_size=None), "fused", None) == fused.cost(problem, "sig", 4096)
 
 
 def test_forward_flops_are_those_of_chunks_of_one_tile_whatever_l_is():
     whole = fused.cost(FIG_4, "sig", 4096)
-    assert whole.flops == cost.model(FIG_4.with_(chunk_size=64), "chunkwise", "sig").flops
+    assert whole.flops == call_cost(FIG_4.with_(chunk_size=64), "chunkwise", "sig").flops
     assert fused.cost(FIG_4, "sig", 1 << 20) == whole
     state_pass = 2 * 128 * 256 * FIG_4.tokens * FIG_4.heads
     for L in (1024, 256):  # but for the last segment
@@ -320,7 +325,7 @@ def test_states_of_64_by_64_are_walked_backward_only_without_row_sums_and_by_sin
     by_tiles = ["h", "C of tiles", "dC of tiles", "dq, dk, dv"]
 
     def names(problem=p, **wanted):
-        return [kernel.name for kernel in fused.kernels(problem, **wanted)]
+        return [kernel.name for kernel in fused_kernels.kernels(problem, **wanted)]
 
     assert names() == names(group=4) == names(gate_gradients=False, group=64) == by_tiles
     assert names(gate_gradients=False) == names(gate_gradients=False, group=2) == ["h", "dq", "dk, dv"]
@@ -348,7 +353,7 @@ def test_segments_are_whole_tiles(steps, chunk_size, count):
 
 
 def test_the_state_on_chip_fits_the_registers_of_a_program():
-    (narrow,), (wide, *_) = fused.walks(FIG_4), fused.walks(WIDE)
+    (narrow,), (wide, *_) = fused_kernels.walks(FIG_4), fused_kernels.walks(WIDE)
     assert (narrow.pieces, narrow.on_chip_bytes) == (1, 128 * 256 * 4)
     assert (wide.pieces, wide.on_chip_bytes) == (4, 128 * 256 * 4)
 
@@ -510,7 +515,7 @@ def test_the_calibrated_model_of_heads_that_share_q_and_k_is_within_10_percent(p
 )
 def test_nothing_is_faster_than_its_bytes_and_products(name, problem, measured_ms):
     pytest.importorskip("torch")
-    from tflabench.bundled import IMPLEMENTATIONS
+    from tflabench.implementations.bundled import IMPLEMENTATIONS
 
     (impl,) = (impl for impl in IMPLEMENTATIONS if impl.name == f"hopper_{name}")
     assert impl.cost is not None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tflabench.analysis import hardware
-from tflabench.analysis.hardware import KNOWN, Ceilings
 from tflabench.problem import InputError
+from tflabench.theory import hardware
+from tflabench.theory.hardware import KNOWN, Ceilings
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tflabench import headline
-from tflabench.cli import app
-from tflabench.registry import bundled_kernels
-from tflabench.store import Row
+from tflabench.cli.main import app
+from tflabench.conclusions import headline
+from tflabench.implementations.registry import bundled_kernels
+from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import RUN, row, write

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 def said(**variables: str) -> str:
     """What `assembler` says of sm_80 in a process with these variables."""
-    code = "from tflabench.machine import assembler; print(assembler(80))"
+    code = "from tflabench.bench.machine import assembler; print(assembler(80))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True, check=True
     )
@@ -33,7 +33,7 @@ def test_the_assembler_is_named_with_its_version_and_origin(tmp_path: Path) -> N
 
 
 def test_a_copy_over_another_checkout_is_what_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tflabench import machine
+    from tflabench.bench import machine
 
     monkeypatch.delenv("TFLABENCH_COMMIT", raising=False)
     found = machine._commit()

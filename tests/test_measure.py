@@ -11,9 +11,9 @@ from statistics import quantiles
 import pytest
 import torch
 
-from tflabench import calibrate, measure
-from tflabench.measure import memory_of, relative_spread, time_calls
-from tflabench.protocol import PAPER, SHORT, STANDARD
+from tflabench.bench import calibrate, measure
+from tflabench.bench.measure import memory_of, relative_spread, time_calls
+from tflabench.bench.protocol import PAPER, SHORT, STANDARD
 
 CPU = torch.device("cpu")
 MiB = 1 << 20
@@ -90,7 +90,7 @@ def test_memory_of_one_call(mebibytes):
     """In a process of its own, as points are measured: here, what earlier tests left of the heap would decide."""
     code = f"""
 import torch
-from tflabench.measure import memory_of
+from tflabench.bench.measure import memory_of
 
 MiB = 1 << 20
 kept = torch.ones(64 * MiB, dtype=torch.uint8)  # what is there before does not count

@@ -11,13 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from typer.testing import CliRunner, Result
 
-from tflabench import model_error
-from tflabench.analysis.chunk_size import Tradeoff
-from tflabench.analysis.hardware import find
-from tflabench.cli import app
-from tflabench.plots import model, paper
+from tflabench.cli.main import app
+from tflabench.conclusions import model_error
+from tflabench.figures import model_errors as model
+from tflabench.figures import overlay, paper
 from tflabench.problem import InputError
-from tflabench.store import Row, find_results, read_results, read_rows
+from tflabench.rows.load import find_results, read_results, read_rows
+from tflabench.rows.schema import Row
+from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.hardware import find
 
 FIG_17 = {"batch": 8, "heads": 8, "seq_len": 8192, "d_qk": 256, "d_hv": 512}
 KINDS = {  # implementation -> formulation, package, gate, milliseconds forward by L
@@ -85,7 +87,7 @@ class TestPaper:
     def test_the_marked_optima_are_those_of_the_equations(self):
         text = words(paper.fig17("sig", "fw"))
         for gpu in ("paper-A100", "paper-H100", "H200", "paper-B200"):
-            best = Tradeoff(paper.PAPER, "sig", find(gpu).ceilings).runtime_optimal
+            best = Tradeoff(overlay.PAPER, "sig", find(gpu).ceilings).runtime_optimal
             assert f"L = {best:.0f}" in text
         assert "L = 634" in text
 

@@ -16,21 +16,34 @@ import tflabench
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tflabench"
 
-OUTER = [
-    f"tflabench.{name}" for name in "bench cli executor plots registry report store summary sweep verify worker".split()
-]
-BENCH = [*OUTER, *(f"tflabench.{name}" for name in "adapter bundled machine measure problem".split())]
+# Folders (and files) of tflabench/ from the top down: a module imports from its own and from those below, never above.
+LAYERS = (
+    "__main__",
+    "cli",
+    "report",
+    "figures",
+    "conclusions",
+    "bench",
+    "selection",
+    "rows",
+    "baselines",
+    "implementations",
+    "theory",
+    "problem",
+    "kernels",
+)
 HEAVY = ["torch", "triton"]
-# module prefix -> prefixes it must never import, at any depth of the file
+# module prefix -> libraries and packages it must never import, at any depth of the file
 FORBIDDEN = {
-    "tflabench.kernels": [*BENCH, "tflabench.baselines", "tflabench.analysis", "typer", "pandas", "matplotlib"],
-    "tflabench.baselines": OUTER,
-    "tflabench.analysis": [*HEAVY, "matplotlib", "tflabench.kernels", "tflabench.baselines", *OUTER],
-    "tflabench.store": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
-    "tflabench.plots": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli", "tflabench.report"],
-    "tflabench.report": [*HEAVY, "tflabench.kernels", "tflabench.baselines", "tflabench.cli"],
-    "tflabench.measure": ["tflabench.kernels", "tflabench.baselines", "tflabench.registry", "tflabench.cli"],
-    "tflabench.cli": HEAVY,
+    "tflabench.kernels": ["tflabench.problem", "typer", "pandas", "matplotlib"],
+    "tflabench.theory": [*HEAVY, "pandas", "matplotlib", "tflabench.kernels"],
+    "tflabench.rows": [*HEAVY, "matplotlib", "tflabench.kernels", "tflabench.implementations", "tflabench.theory"],
+    "tflabench.selection": [*HEAVY, "pandas", "matplotlib", "tflabench.kernels", "tflabench.rows"],
+    "tflabench.conclusions": [*HEAVY, "matplotlib", "tflabench.kernels", "tflabench.bench"],
+    "tflabench.figures": [*HEAVY, "tflabench.kernels"],
+    "tflabench.report": [*HEAVY, "tflabench.kernels", "tflabench.bench"],
+    "tflabench.bench.measure": ["tflabench.kernels", "tflabench.implementations"],
+    "tflabench.cli": [*HEAVY, "tflabench.kernels"],
 }
 
 
@@ -75,7 +88,46 @@ def within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def test_arrows_between_packages_point_one_way():
+def layer(name: str) -> int:
+    """Return how far down a module of tflabench lies."""
+    return LAYERS.index(name.split(".")[1])
+
+
+def test_every_module_belongs_to_a_layer():
+    assert {name.split(".")[1] for name, _ in modules() if name != "tflabench"} == set(LAYERS)
+
+
+def test_arrows_point_down():
+    wrong = [
+        f"{name} imports {target}"
+        for name, path in modules()
+        if name != "tflabench"
+        for target in imports(path, name)
+        if within(target, "tflabench") and target.count(".") and target.split(".")[1] in LAYERS
+        if layer(target) < layer(name)
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_no_circle_of_modules():
+    """Imports at any depth of a file count, so that no circle hides inside a function."""
+    paths = dict(modules())
+    arrows = {name: {t for t in imports(path, name) if t in paths and t != name} for name, path in paths.items()}
+    packages = {name for name in paths if paths[name].name == "__init__.py"}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join((*way[way.index(name) :], name))
+        if name not in done:
+            for target in arrows[name] - packages:
+                visit(target, (*way, name))
+            done.add(name)
+
+    for name in paths:
+        visit(name, ())
+
+
+def test_nothing_imports_what_is_forbidden_to_it():
     wrong = [
         f"{name} imports {target}"
         for name, path in modules()

@@ -12,15 +12,16 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
-from tflabench import plots
-from tflabench.analysis import hardware
-from tflabench.analysis.chunk_size import Tradeoff
-from tflabench.plots import roofline, sheet, slices, style, theory
-from tflabench.plots.rows import drawable
-from tflabench.plots.style import looks
-from tflabench.plots.words import compact, provenance
+from tflabench import figures
+from tflabench.figures import facets, layout, roofline, style, theory
+from tflabench.figures.captions import compact, provenance
+from tflabench.figures.quantities import drawable
+from tflabench.figures.style import looks
 from tflabench.problem import InputError, Problem
-from tflabench.store import Row, read_rows
+from tflabench.rows.load import read_rows
+from tflabench.rows.schema import Row
+from tflabench.theory import hardware
+from tflabench.theory.chunk_size import Tradeoff
 
 H200 = {"flops_per_s": 989e12, "bytes_per_s": 4.8e12}
 RUN = {
@@ -138,9 +139,9 @@ def framed(rows: list[Row]) -> pd.DataFrame:
     return drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in rows]))
 
 
-def drawn(rows: list[Row], what=plots.WHAT, runs=None) -> dict[str, tuple]:
+def drawn(rows: list[Row], what=figures.WHAT, runs=None) -> dict[str, tuple]:
     """stem -> (figure, rows shown)."""
-    found = plots.figures(framed(rows), {"run": RUN} if runs is None else runs, what)
+    found = figures.figures(framed(rows), {"run": RUN} if runs is None else runs, what)
     return {stem: (figure, shown) for stem, figure, shown in found}
 
 
@@ -167,7 +168,7 @@ def curves_of(ax, colour) -> list:
 def test_every_sweep_makes_figures_with_units_whose_words_stay_on_the_page(name):
     for stem, (figure, shown) in drawn(SWEEPS[name]).items():
         assert len(shown), stem
-        assert figure.get_size_inches()[0] in (sheet.COLUMN_WIDTH, sheet.PAGE_WIDTH)
+        assert figure.get_size_inches()[0] in (layout.COLUMN_WIDTH, layout.PAGE_WIDTH)
         labels = [label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label) if label.get_text()]
         assert all("[" in label.get_text() or label.get_text() == "data type" for label in labels), stem
         assert len(labels) >= len(figure.axes), stem
@@ -295,9 +296,9 @@ def test_a_single_point_is_ranked_with_its_values_and_statuses():
 
 def test_axes_that_follow_from_another_make_no_figures():
     frame = framed(SWEEPS["lengths"])
-    assert slices.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"
+    assert facets.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"
     frame = framed(SWEEPS["linear"])
-    assert slices.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
+    assert facets.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
 
 
 def test_a_star_of_sweeps_makes_a_figure_an_axis():
@@ -393,7 +394,7 @@ def test_counts_are_written_in_binary_thousands(value, text):
 
 def test_draw_all_writes_figures_and_the_rows_of_each(tmp_path):
     folder = write(tmp_path / "results", SWEEPS["chunks_one_pass"])
-    files = plots.draw_all(folder)
+    files = figures.draw_all(folder)
     assert all(file.parent == folder / "figures" and file.stat().st_size for file in files)
     stems = {"runtime-chunk_size", "memory-chunk_size", "chunk-tfla_sig_xl", "roofline-bfloat16"}
     assert {file.name for file in files} == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "csv")}
@@ -407,7 +408,7 @@ def test_draw_all_writes_figures_and_the_rows_of_each(tmp_path):
 def test_the_same_rows_give_the_same_svg(tmp_path):
     folder = write(tmp_path, SWEEPS["single"])
     first, second = (
-        plots.draw_all(folder, tmp_path / name, ["svg"], ["runtime"])[0].read_bytes() for name in ("one", "two")
+        figures.draw_all(folder, tmp_path / name, ["svg"], ["runtime"])[0].read_bytes() for name in ("one", "two")
     )
     assert first == second
 
@@ -428,14 +429,14 @@ def test_the_footer_names_a_version_once_with_all_its_commits():
 def test_rows_without_a_description_of_their_run_are_drawn(tmp_path):
     folder = write(tmp_path, SWEEPS["single"])
     (folder / "environment.json").unlink()
-    assert plots.draw_all(folder, formats=["svg"], what=["runtime"])
+    assert figures.draw_all(folder, formats=["svg"], what=["runtime"])
 
 
 def test_a_damaged_description_is_the_users_to_mend(tmp_path):
     folder = write(tmp_path, SWEEPS["single"])
     (folder / "environment.json").write_text("{")
     with pytest.raises(InputError, match=r"environment\.json"):
-        plots.draw_all(folder)
+        figures.draw_all(folder)
 
 
 def points(line) -> np.ndarray:

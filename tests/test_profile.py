@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tflabench import registry
-from tflabench.analysis import counters
-from tflabench.analysis.cost import Cost
-from tflabench.analysis.counters import KernelCounters
-from tflabench.analysis.hardware import Ceilings
-from tflabench.cli import app
+from tflabench.bench.machine import Machine
+from tflabench.bench.profile import counters
+from tflabench.bench.profile import point as profiles
+from tflabench.bench.profile.calls import merge
+from tflabench.bench.profile.counters import KernelCounters
 from tflabench.cli import profile as command
-from tflabench.machine import Machine
-from tflabench.plots.profile import MOST_BARS, draw, short, shortened
+from tflabench.cli.main import app
+from tflabench.figures.profile import MOST_BARS, draw, short, shortened
+from tflabench.implementations import registry
 from tflabench.problem import Problem
-from tflabench.profile import point as profiles
-from tflabench.profile.calls import merge
-from tflabench.sweep import Point
+from tflabench.selection.points import Point
+from tflabench.theory.cost import Cost
+from tflabench.theory.hardware import Ceilings
 
 COLUMNS = "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC".split(",")
 

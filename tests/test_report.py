@@ -17,10 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tflabench import report
-from tflabench.cli import app
-from tflabench.plots.style import looks
-from tflabench.report import charts, facts, headline, runs
-from tflabench.store import Row
+from tflabench.cli.main import app
+from tflabench.figures.style import looks
+from tflabench.report import charts, duels, formats
+from tflabench.report import folders as runs
+from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import row, write
@@ -211,9 +212,9 @@ def test_points_that_failed_are_crosses_with_their_reason(page):
 
 
 def test_the_best_chunk_size_of_theory_is_marked(page):
-    from tflabench.analysis.chunk_size import Tradeoff
-    from tflabench.analysis.hardware import Ceilings
     from tflabench.problem import Problem
+    from tflabench.theory.chunk_size import Tradeoff
+    from tflabench.theory.hardware import Ceilings
 
     ceilings = Ceilings(**RUN["ceilings"]["bfloat16"])
     best = Tradeoff(Problem(16, 16, 4096, 128, 256), "sig", ceilings, counts="exact").runtime_optimal
@@ -273,7 +274,7 @@ def test_figures_are_those_of_the_plots(folder):
 def test_every_fact_has_a_unit_a_source_and_a_note(page):
     shown = [fact for card in page.payload["cards"].values() for fact in card["facts"]]
     assert {source for _, _, source, _ in shown} == {"measured", "modelled", "modelled / measured"}
-    assert {note for *_, note in shown} <= set(range(1, len(facts.NOTES) + 1))
+    assert {note for *_, note in shown} <= set(range(1, len(formats.NOTES) + 1))
     unitless = {label for label, value, *_ in shown if not re.search(r"\d ?(?!e-)[A-Za-zµ%]", value)}
     assert unitless == {"error against float64"}
 
@@ -288,7 +289,7 @@ def test_every_figure_says_its_sources_and_notes(page):
     ("value", "words"), [(0.0004, "0.40 µs"), (3.244, "3.24 ms"), (718.4, "718 ms"), (71840.0, "71.8 s"), (None, "")]
 )
 def test_amounts_come_in_the_unit_that_fits(value, words):
-    assert facts.amount(value, (("µs", 1e-3), ("ms", 1.0), ("s", 1e3))).replace("0.400", "0.40") == words
+    assert formats.amount(value, (("µs", 1e-3), ("ms", 1.0), ("s", 1e3))).replace("0.400", "0.40") == words
 
 
 @pytest.mark.parametrize(
@@ -302,16 +303,16 @@ def test_amounts_come_in_the_unit_that_fits(value, words):
     ],
 )
 def test_ratios_are_as_exact_as_they_are(value, uncertainty, words):
-    assert facts.ratio(value, uncertainty) == words
+    assert formats.ratio(value, uncertainty) == words
 
 
 # --- headline
 
 
-def compare(tmp_path, *folders: list[Row]) -> headline.Headline:
+def compare(tmp_path, *folders: list[Row]) -> duels.Headline:
     for n, rows in enumerate(folders):
         write(tmp_path / str(n), rows, run=RUN)
-    return headline.compare(part.results for part in runs.find(tmp_path))
+    return duels.compare(part.results for part in runs.find(tmp_path))
 
 
 def test_our_fastest_chunk_size_meets_each_baseline(tmp_path):
@@ -335,7 +336,7 @@ def test_a_ratio_of_two_occasions_says_so(tmp_path):
     later = {"run_id": "later"}
     rows = [tfla(1.0), sdpa(2.0), tfla(1.0, 512), sdpa(2.0, 512).model_copy(update=later)]
     folder = write(tmp_path, rows, run=RUN, later=RUN | {"commit": "fedcba987654"})
-    (comparison,) = headline.compare(part.results for part in runs.find(folder)).verdicts[0].comparisons
+    (comparison,) = duels.compare(part.results for part in runs.find(folder)).verdicts[0].comparisons
     assert [(duel.ours.seq_len, duel.apart) for duel in comparison.duels] == [(512, True), (4096, False)]
     text = report.write(folder).read_text()
     assert text.count("×†") == 1, "in the words of one point"
@@ -524,6 +525,6 @@ def _quiet_threads(monkeypatch):
 
 
 def test_a_call_that_waits_for_the_host_says_so():
-    assert facts.host(0.2, 1.0) == "200 µs"
-    assert facts.host(1.25, 1.0) == "1.25 ms, longer than the call"
-    assert facts.host(float("nan"), 1.0) == ""
+    assert formats.host(0.2, 1.0) == "200 µs"
+    assert formats.host(1.25, 1.0) == "1.25 ms, longer than the call"
+    assert formats.host(float("nan"), 1.0) == ""

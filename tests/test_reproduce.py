@@ -8,12 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tflabench import reproduce
-from tflabench.cli import app
+from tflabench.cli.main import app
+from tflabench.figures import reproduce
+from tflabench.implementations.registry import get
 from tflabench.problem import InputError, Problem
-from tflabench.registry import get
-from tflabench.store import Row, Store
-from tflabench.sweep import Point, parse_overrides
+from tflabench.rows.journal import Store
+from tflabench.rows.schema import Row
+from tflabench.selection.axes import parse_overrides
+from tflabench.selection.points import Point
 
 H200 = "NVIDIA H200"
 FEW = ["tfla_sig_xl", "nxai_exp_xl", "sdpa_cudnn", "fla_gla", "lightning_attention_2"]
@@ -209,8 +211,8 @@ def test_a_part_of_a_figure_alone_is_drawn_of_what_is_stored(invoke, tmp_path):
 
 
 def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
-    from tflabench import machine
-    from tflabench.cli import measure
+    from tflabench.bench import machine
+    from tflabench.cli.common import measuring
 
     asked = []
 
@@ -221,7 +223,7 @@ def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
         return [], [], 0
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measure, "measure_points", measured)
+    monkeypatch.setattr(measuring, "measure_points", measured)
     part = ["-a", "seq_len=512,8192", "--impl", "tfla_sig_xl", "--timeout", "60"]
     assert invoke("fig12", *part, "--verify-seconds", "0.3", "--paper-protocol")[0] == 0
     assert invoke("fig12", *part)[0] == 0
@@ -229,8 +231,8 @@ def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
 
 
 def test_all_figures_are_measured_by_one_worker_before_any_is_drawn(invoke, monkeypatch):
-    from tflabench import machine
-    from tflabench.cli import measure
+    from tflabench.bench import machine
+    from tflabench.cli.common import measuring
 
     done, executors = [], set()
 
@@ -245,7 +247,7 @@ def test_all_figures_are_measured_by_one_worker_before_any_is_drawn(invoke, monk
         return []
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measure, "measure_points", measured)
+    monkeypatch.setattr(measuring, "measure_points", measured)
     monkeypatch.setattr(reproduce, "draw", drawn)
     assert invoke("fig12", "fig5", "--impl", "tfla_sig_xl")[0] == 0
     assert done == ["measured paper-fig12", "measured paper-fig5", "drew fig12", "drew fig5"]
@@ -254,8 +256,8 @@ def test_all_figures_are_measured_by_one_worker_before_any_is_drawn(invoke, monk
 
 def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
     """A GPU that no worker finds: its plan is printed, and the sweep asks for the preset's folder."""
-    from tflabench import machine
-    from tflabench.cli import measure
+    from tflabench.bench import machine
+    from tflabench.cli.common import measuring
 
     asked = []
 
@@ -265,7 +267,7 @@ def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
         return [], [], 0
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measure, "measure_points", measured)
+    monkeypatch.setattr(measuring, "measure_points", measured)
     code, out, _ = invoke("fig4", "--matched-heads", "--impl", "sdpa_cudnn")
     assert code == 0
     assert asked == [(Path("results/h200/paper-fig4-matched"), {"sdpa_cudnn"})]
@@ -274,13 +276,14 @@ def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
 
 def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
     """The second figure is not reached: its folder has no rows, and is passed over."""
-    from tflabench import bench, machine
+    from tflabench.bench import machine
+    from tflabench.bench import runner as bench
 
     def swept(self, points, rows, on_row, stop_at):
         for point in points[:3]:
             rows.append(row(point).model_copy(update={"percent_of_roofline": 40.0}))
             on_row(rows.rows[point.id])
-        monkeypatch.setattr("tflabench.cli.measure.time.monotonic", lambda: stop_at)
+        monkeypatch.setattr("tflabench.cli.common.measuring.time.monotonic", lambda: stop_at)
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
     monkeypatch.setattr(bench.Bench, "sweep", swept)
@@ -295,9 +298,9 @@ def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
 
 
 def test_figures_name_the_versions_of_their_baselines(tmp_path):
-    from tflabench.plots.rows import drawable
-    from tflabench.plots.words import provenance
-    from tflabench.store import frame
+    from tflabench.figures.captions import provenance
+    from tflabench.figures.quantities import drawable
+    from tflabench.rows.table import frame
 
     points = reproduce.points_of(reproduce.find("fig4"), False, ["fla_gla", "nxai_exp_xl"])
     rows = [
@@ -311,9 +314,9 @@ def test_figures_name_the_versions_of_their_baselines(tmp_path):
 
 
 def test_no_two_lines_of_a_figure_look_alike():
-    from tflabench.plots.rows import drawable
-    from tflabench.plots.style import looks
-    from tflabench.store import frame
+    from tflabench.figures.quantities import drawable
+    from tflabench.figures.style import looks
+    from tflabench.rows.table import frame
 
     points = reproduce.points_of(reproduce.find("fig4"), False)
     table = looks(drawable(frame([row(point) for point in points])))

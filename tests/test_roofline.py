@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tflabench.analysis import roofline
-from tflabench.analysis.chunk_size import Tradeoff
-from tflabench.analysis.cost import Cost
-from tflabench.analysis.hardware import Ceilings, find
 from tflabench.problem import Problem
+from tflabench.theory import roofline
+from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.cost import Cost
+from tflabench.theory.hardware import Ceilings, find
 
 CHIP = Ceilings(flops_per_s=100.0, bytes_per_s=10.0, provenance="given", source="")  # ridge at 10 FLOP/byte
 

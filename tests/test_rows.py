@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tflabench import bench, registry
-from tflabench.analysis.hardware import Ceilings
-from tflabench.cli import app
+from tflabench.bench import theory_columns
+from tflabench.cli.main import app
+from tflabench.implementations import registry
 from tflabench.problem import Problem
-from tflabench.store import Row, read_results
+from tflabench.rows.load import read_results
+from tflabench.rows.schema import Row
+from tflabench.theory.hardware import Ceilings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import RUN, row, write
@@ -111,7 +113,7 @@ CEILINGS = {"flops_per_s": 782e12, "bytes_per_s": 4.26e12, "provenance": "measur
 
 
 def counted(row: Row) -> Row:
-    return bench.recounted(row, Ceilings(**CEILINGS))  # type: ignore[arg-type]
+    return theory_columns.recounted(row, Ceilings(**CEILINGS))  # type: ignore[arg-type]
 
 
 def recount(folder: Path, code: int = 0) -> str:
@@ -130,7 +132,7 @@ def test_theory_is_counted_anew_and_times_stay(tmp_path):
     assert found[4096].ms_median == 3.0
     assert (
         found[4096].model_bytes
-        == bench.modelled(
+        == theory_columns.modelled(
             registry.get("tfla_sig_xl"),
             Problem(16, 16, 4096, 128, 256, 128),
             Ceilings(**CEILINGS),
@@ -155,6 +157,6 @@ def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its
     results = read_results(folder)
     for stored in results.rows:
         ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
-        found = bench.recounted(stored, Ceilings(**ceilings))
+        found = theory_columns.recounted(stored, Ceilings(**ceilings))
         assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
         assert (stored.percent_of_roofline or 0) <= 100, stored.point

@@ -8,10 +8,10 @@ from math import sqrt
 import pytest
 import torch
 
-from tflabench.adapter import Unsupported
 from tflabench.baselines import sdpa
+from tflabench.bench.verify import verify
+from tflabench.implementations.adapter import Unsupported
 from tflabench.problem import Problem
-from tflabench.verify import verify
 
 BY_NAME = {impl.name: impl for impl in sdpa.IMPLEMENTATIONS}
 

@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from tflabench.problem import InputError
-from tflabench.store import Row, Store, read_rows
+from tflabench.rows.journal import Store
+from tflabench.rows.load import read_rows
+from tflabench.rows.schema import Row
 
 DEVICE = "a CPU, 2 cores"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tflabench.summary import failures, line
+from tflabench.conclusions.summary import failures, line
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import row

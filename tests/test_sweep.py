@@ -6,9 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from tflabench import registry, sweep
+from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
-from tflabench.sweep import overlay, parse_overrides, parse_values, plan, resolve
+from tflabench.selection import presets
+from tflabench.selection.axes import overlay, parse_overrides, parse_values, resolve
+from tflabench.selection.points import plan
 
 
 @pytest.mark.parametrize(
@@ -87,23 +89,25 @@ def test_a_later_layer_replaces_what_it_contradicts():
         overlay(base, {"batch": (2,), "tokens": (4096,)})
 
 
-@pytest.mark.parametrize("name", sweep.preset_names())
+@pytest.mark.parametrize("name", presets.preset_names())
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_preset_plans_each_point_once(name, device):
-    points = plan(sweep.load_preset(name), {}, ["step_sig"] if name == "decode" else ["reference_sig", "sdpa"], device)
+    points = plan(
+        presets.load_preset(name), {}, ["step_sig"] if name == "decode" else ["reference_sig", "sdpa"], device
+    )
     assert len({point.id for point in points}) == len(points) > 0
     assert all(point.problem.chunk_size is None for point in points if not point.implementation.chunked)
 
 
-@pytest.mark.parametrize("name", sweep.preset_names())
+@pytest.mark.parametrize("name", presets.preset_names())
 def test_no_preset_asks_an_implementation_for_the_wrong_pass(name):
     """A point may be refused for its size or a missing package, but sequences and single steps do not mix."""
-    points = plan(sweep.load_preset(name), {}, None, "cuda")
+    points = plan(presets.load_preset(name), {}, None, "cuda")
     assert {point.implementation.name.startswith("step_") for point in points} == {name == "decode"}
 
 
 def test_paper_fig4_has_the_papers_settings():
-    points = plan(sweep.load_preset("paper-fig4"), {}, ["sdpa"], "cuda")
+    points = plan(presets.load_preset("paper-fig4"), {}, ["sdpa"], "cuda")
     problems = {point.problem for point in points}
     assert Problem(128, 32, 512, 128, 128, pass_="fw") in problems
     assert Problem(1, 32, 65536, 128, 128, pass_="fwbw") in problems
@@ -111,14 +115,14 @@ def test_paper_fig4_has_the_papers_settings():
 
 
 def test_points_of_one_size_stand_together():
-    points = plan(sweep.load_preset("quick"), {}, None, "cpu")
+    points = plan(presets.load_preset("quick"), {}, None, "cpu")
     sizes = [(point.problem.seq_len, point.problem.d_hv, point.problem.pass_) for point in points]
     assert len(set(sizes)) == 1 + sum(left != right for left, right in pairwise(sizes))
 
 
 def test_sizes_come_in_the_order_in_which_they_are_given():
     def order(preset: str, *options: str) -> list[Problem]:
-        points = plan(sweep.load_preset(preset), parse_overrides(options), ["reference_sig", "sdpa"], "cpu")
+        points = plan(presets.load_preset(preset), parse_overrides(options), ["reference_sig", "sdpa"], "cpu")
         names = [point.implementation.name for point in points]
         assert names == ["reference_sig", "sdpa"] * (len(names) // 2)  # those of one size stand together
         return [point.problem for point in points[::2]]
@@ -139,7 +143,7 @@ def test_sizes_come_in_the_order_in_which_they_are_given():
 
 def test_which_implementations_run():
     def names(*patterns: str) -> set[str]:
-        points = plan(sweep.load_preset("quick"), {}, patterns or None, "cpu")
+        points = plan(presets.load_preset("quick"), {}, patterns or None, "cpu")
         return {point.implementation.name for point in points}
 
     assert names() == {"reference_exp", "reference_sig", "sdpa"}
@@ -150,7 +154,7 @@ def test_which_implementations_run():
 
 def test_unknown_names_suggest_the_nearest():
     with pytest.raises(InputError, match="unknown preset 'paper-fig'; did you mean paper-fig"):
-        sweep.load_preset("paper-fig")
+        presets.load_preset("paper-fig")
     with pytest.raises(InputError, match="no implementation matches 'reference_sgi'; did you mean reference_sig"):
         registry.select("reference_sgi")
 
@@ -161,6 +165,6 @@ def test_a_plugin_that_cannot_be_used_is_the_users_to_mend(tmp_path):
     with pytest.raises(InputError, match="nowhere_to_be_found"):
         registry.plug_in(str(broken))
     taken = tmp_path / "taken.py"
-    taken.write_text("from tflabench.registry import get\nIMPLEMENTATIONS = (get('sdpa'),)")
+    taken.write_text("from tflabench.implementations.registry import get\nIMPLEMENTATIONS = (get('sdpa'),)")
     with pytest.raises(InputError, match="'sdpa', which exists already"):
         registry.plug_in(str(taken))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tflabench.analysis import transfer
-from tflabench.cli import app
+from tflabench.cli.main import app
 from tflabench.kernels import reference
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 from tflabench.problem import InputError
+from tflabench.theory import transfer
 
 GATES = {"exp": MLSTM_EXP, "sig": MLSTM_SIG}
 DEFAULTS = transfer.FIGURES["3"]

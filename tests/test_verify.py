@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench import verify as gate
-from tflabench.adapter import Case, SuffixSum, differentiate, suffix_sum
 from tflabench.baselines.nxai import forget_gate_as_kernels_do
-from tflabench.bundled import sequence_inputs, sequence_oracle
+from tflabench.bench import verify as gate
+from tflabench.bench.verify import verify
+from tflabench.implementations.adapter import Case, SuffixSum, differentiate, suffix_sum
+from tflabench.implementations.mlstm import sequence_inputs, sequence_oracle
 from tflabench.kernels.types import MLSTM_SIG
 from tflabench.problem import Problem
-from tflabench.verify import verify
 
 PROBLEM = Problem(2, 3, 96, 16, 16, dtype="float32", pass_="fwbw")
 

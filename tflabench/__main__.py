@@ -20,7 +20,7 @@ def leave_repository_root() -> None:
 
 def main() -> None:
     leave_repository_root()
-    from tflabench.cli import app
+    from tflabench.cli.main import app
 
     app()
 

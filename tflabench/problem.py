@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+DeviceKind = Literal["cuda", "cpu"]
 Pass = Literal["fw", "fwbw", "decode"]
 PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
 INPUTS = ("normal", "standard", "extreme")
@@ -25,7 +26,7 @@ class Problem:
         chunk_size: L, or None where the implementation chooses ("auto") or has none.
         dtype: of q, k, v and the output: a key of DTYPE_BYTES.
         pass_: "fw", "fwbw" (forward and backward), or "decode" (one step from a state; seq_len is then 1).
-        inputs: distribution of the inputs, by name (see `tflabench.adapter.draw`).
+        inputs: distribution of the inputs, by name (see `tflabench.implementations.adapter.draw`).
         seed: of the inputs.
     """
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from tflabench.adapter import Unsupported
+from tflabench.implementations.adapter import Unsupported
 from tflabench.kernels.compat import fla, mamba
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli import app
-from tflabench.cli.theory import _gpu
+from tflabench.cli.common.app import app
+from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.problem import InputError, Problem, parse_bytes
 
 if TYPE_CHECKING:
-    from tflabench.advise import Advice
-    from tflabench.analysis.advise import Choice
-    from tflabench.machine import Machine
+    from tflabench.bench.machine import Machine
+    from tflabench.conclusions.advise import Advice, Choice
 
 
 FUSED_CAVEAT = (
@@ -60,19 +59,19 @@ def advise(
     A smaller chunk size is often faster, and takes memory for more states; memory buys batch size. The table ranks the
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
-    from tflabench import advise as advising
-    from tflabench.analysis.advise import Demand
-    from tflabench.machine import detect
+    from tflabench.bench.machine import detect
+    from tflabench.conclusions import advise as advising
+    from tflabench.conclusions.advise import Demand
 
     if plot:
-        from tflabench.plots import theory
+        from tflabench.figures import theory
 
         theory.check_format(plot)
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
     gates = [word.strip() for word in gate.split(",")]
-    if wrong := [word for word in gates if word not in advising.GATES]:
-        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(advising.GATES)}, comma-separated")
+    if wrong := [word for word in gates if word not in advising.COMPUTES]:
+        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(advising.COMPUTES)}, comma-separated")
     problem = Problem(batch or 8, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     if batch is not None and batch < 1:
         problem = problem.with_(batch=batch)
@@ -83,7 +82,7 @@ def advise(
             raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
         advice = _measured(problem, layers, tokens, budget, gates, impl, here, top, timeout)
     else:
-        chip = _gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
+        chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
         demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
         advice = advising.advice(demand, chip, gates, "cuda", impl)
     if not advice.ranked[0].fits:
@@ -94,8 +93,8 @@ def advise(
         )
     footer = _footer(advice, here, measure)
     if plot:
-        from tflabench.plots import theory
-        from tflabench.plots.advise import draw
+        from tflabench.figures import theory
+        from tflabench.figures.memory_frontier import draw
 
         figure = draw(advice.ranked[0], advice.considered, advice.demand.memory_bytes, _title(advice), " ".join(footer))
         theory.save(figure, plot)
@@ -118,12 +117,13 @@ def _measured(
     timeout: float,
 ) -> Advice:
     """Advice for this machine's device, its `top` choices measured."""
-    from tflabench import advise as advising
-    from tflabench.analysis import hardware
-    from tflabench.analysis.advise import Demand
-    from tflabench.bench import Bench, ceilings_of
-    from tflabench.executor import LocalExecutor
-    from tflabench.protocol import SHORT
+    from tflabench.bench.ceilings import ceilings_of
+    from tflabench.bench.executor import LocalExecutor
+    from tflabench.bench.protocol import SHORT
+    from tflabench.bench.runner import Bench
+    from tflabench.conclusions import advise as advising
+    from tflabench.conclusions.advise import Demand
+    from tflabench.theory import hardware
 
     with LocalExecutor(here.kind) as executor:
         ceilings = ceilings_of(here, [problem.dtype], executor)[problem.dtype]
@@ -137,7 +137,8 @@ def _measured(
             words = f"{choice.kernel.name}, L = {p.chunk_size}, batch {p.batch}: {choice.call_s * 1e3:.4g} ms"
             print(words, file=sys.stderr)
 
-        return advising.measure(advice, Bench(here, executor, SHORT, timeout), top, tell)
+        bench = Bench(here, executor, SHORT, timeout)
+        return advising.measured(advice, lambda point: bench.measure(point, "advise", ceilings), top, tell)
 
 
 def _title(advice: Advice) -> str:
@@ -153,7 +154,7 @@ def _title(advice: Advice) -> str:
 
 def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
     """Where the numbers come from, in sentences."""
-    from tflabench.analysis import hardware
+    from tflabench.theory import hardware
 
     chip, sources = advice.gpu, sorted({choice.source for choice in advice.ranked})
     known = hardware.from_device_name(here.name)

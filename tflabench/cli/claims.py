@@ -1,23 +1,22 @@
-"""The commands that read all results below a folder: claims, headline."""
+"""The command that holds the paper's claims against measured rows: claims."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tflabench.cli import app
+from tflabench.cli.common.app import app
+from tflabench.cli.common.options import Results
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tflabench.analysis.claims import Outcome
+    from tflabench.conclusions.claims import Outcome
 
 STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
 WIDTH = 120  # of tables where nobody's terminal limits them
-Results = Annotated[Path, typer.Argument(metavar="DIR", help="A results folder, or one above several.")]
 
 
 @app.command()
@@ -28,9 +27,9 @@ def claims(
     """Hold the paper's claims against measured rows, for its own kernels (nxai_*) and ours (tfla_*)."""
     from rich.console import Console
 
-    from tflabench.analysis.campaigns import campaigns
-    from tflabench.analysis.claims import check_all, needed
-    from tflabench.store import find_results
+    from tflabench.conclusions.campaigns import campaigns
+    from tflabench.conclusions.claims import check_all, needed
+    from tflabench.rows.load import find_results
 
     outcomes = check_all(campaigns(find_results(directory)))
     if json_:
@@ -58,26 +57,12 @@ def claims(
     console.print(_table(outcomes))
 
 
-@app.command()
-def headline(
-    directory: Results,
-    out: Annotated[Path | None, typer.Option(help="Write the page into this file, e.g. results/README.md.")] = None,
-) -> None:
-    """Our best kernel against each baseline, as Markdown: time and memory ratios, roofline, what is missing and why."""
-    from tflabench import headline as page
-
-    if out is None:
-        print(page.markdown(directory, ["tflabench", "headline", str(directory)]), end="")
-    else:
-        print(page.write(directory, out))
-
-
 def _table(outcomes: list[Outcome]) -> Table:
     """A line a claim; where the kernels say different things, a second one below it."""
     from rich.table import Table
     from rich.text import Text
 
-    from tflabench.analysis.claims import needed
+    from tflabench.conclusions.claims import needed
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("claim", "needs", "kernels", "measured, or why not", "verdict"):

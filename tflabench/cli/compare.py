@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli import app
+from tflabench.cli.common.app import app
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from tflabench.analysis.comparison import Comparison, Match
-    from tflabench.store import Results, Row
+    from tflabench.conclusions.compare import Comparison, Match
+    from tflabench.rows.load import Results
+    from tflabench.rows.schema import Row
 
 WIDTH = 160  # of tables where nobody's terminal limits them
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
@@ -44,8 +45,8 @@ def compare(
     """
     from rich.console import Console
 
-    from tflabench.analysis import comparison
-    from tflabench.analysis.campaigns import conditions_of, differences
+    from tflabench.conclusions import compare as comparison
+    from tflabench.conclusions.campaigns import conditions_of, differences
 
     allowed = _fraction(threshold)
     if inside and impl != "*":
@@ -67,7 +68,7 @@ def compare(
     found = comparison.compare(matching, rules, allowed)
     files = []
     if plot:
-        from tflabench.plots import ratios
+        from tflabench.figures import ratios
 
         files = ratios.draw_all(found, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), out)
     if json_:
@@ -108,14 +109,14 @@ def _fraction(text: str) -> float:
 
 def _folders(a: Path, b: Path, pattern: str) -> list[Results]:
     """Two results folders, each with the rows whose implementation matches the pattern."""
-    from tflabench.store import read_results
+    from tflabench.rows.load import read_results
 
     return [_only(read_results(folder), pattern) for folder in (a, b)]
 
 
 def _implementations(folder: Path, a: str, b: str) -> list[Results]:
     """A results folder twice, each time with the rows of one implementation."""
-    from tflabench.store import read_results
+    from tflabench.rows.load import read_results
 
     if a == b:
         raise InputError(f"A and B are both {a!r}: they must be two implementations")
@@ -124,7 +125,7 @@ def _implementations(folder: Path, a: str, b: str) -> list[Results]:
 
 
 def _only(results: Results, pattern: str) -> Results:
-    from tflabench.registry import nearest
+    from tflabench.implementations.registry import nearest
 
     found = results.only([pattern])
     if not found.rows:
@@ -177,13 +178,13 @@ def _print(found: Comparison, title: str) -> None:
 
 def _what(match: Match) -> tuple[str, str, str]:
     """Size, dtype and implementation of a pair; heads and chunk sizes of both where they differ."""
-    from tflabench import summary
+    from tflabench.rows import labels as labels_
 
     a, b = match.a, match.b
-    size = summary.size(a)
-    if summary.heads(a) != summary.heads(b):
-        size += f" and {summary.heads(b)}"
-    labels = dict.fromkeys((summary.label(a), summary.label(b)))
+    size = labels_.size(a)
+    if labels_.heads(a) != labels_.heads(b):
+        size += f" and {labels_.heads(b)}"
+    labels = dict.fromkeys((labels_.label(a), labels_.label(b)))
     return size, a.dtype, " | ".join(labels)
 
 

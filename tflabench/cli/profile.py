@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli import app
+from tflabench.cli.common.app import app
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tflabench.profile.point import Profile
+    from tflabench.bench.profile.point import Profile
 
 # Of each kind of device, where options leave it open: the paper's Fig. 4 at T = 4096, and what a CPU does in a moment.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -56,13 +56,13 @@ def profile(
 ) -> None:
     """Where one call spends its time, by GPU kernel (CPU: by operator of torch), and, with Nsight Compute, the bytes
     and operations that the chip counted against those of the model."""
-    from tflabench import registry
-    from tflabench.machine import detect
-    from tflabench.profile import point as profiles
-    from tflabench.sweep import Point
+    from tflabench.bench.machine import detect
+    from tflabench.bench.profile import point as profiles
+    from tflabench.implementations import registry
+    from tflabench.selection.points import Point
 
     if out:
-        from tflabench.plots import theory
+        from tflabench.figures import theory
 
         theory.check_format(out)
     for name in plugin or ():
@@ -87,8 +87,8 @@ def profile(
     options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or (), "keep": keep}
     seen = profiles.profile(Point(implementation, problem), machine, **options)
     if out:
-        from tflabench.plots import theory
-        from tflabench.plots.profile import draw
+        from tflabench.figures import theory
+        from tflabench.figures.profile import draw
 
         theory.save(draw(seen, _title(seen), _footer(seen)), out)
         print(f"wrote {out}", file=sys.stderr)
@@ -119,7 +119,7 @@ def _footer(seen: Profile) -> str:
 def _print(seen: Profile) -> None:
     from rich.console import Console
 
-    from tflabench.plots.profile import PARTS, short
+    from tflabench.figures.profile import PARTS, short
 
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli import app
+from tflabench.cli.common.app import app
 
 
 @app.command()

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli import app
-from tflabench.cli.measure import Device, Impl, StopAfter, Timeout, VerifySeconds
+from tflabench.cli.common.app import app
+from tflabench.cli.common.options import Device, Impl, StopAfter, Timeout, VerifySeconds
 
 
 @app.command()
@@ -42,17 +42,18 @@ def reproduce(
 
     Without an NVIDIA GPU nothing is measured: the figures are drawn from the rows stored below --results.
     """
-    from tflabench import registry
-    from tflabench import reproduce as paper
-    from tflabench.bench import Bench
-    from tflabench.cli.figures import words
-    from tflabench.cli.measure import end_of, measure_points, print_plan, stderr
-    from tflabench.executor import LocalExecutor
-    from tflabench.machine import detect
-    from tflabench.plots.sheet import FORMATS
+    from tflabench.bench.executor import LocalExecutor
+    from tflabench.bench.machine import detect
+    from tflabench.bench.protocol import PAPER, STANDARD
+    from tflabench.bench.runner import Bench
+    from tflabench.cli.common.checks import words
+    from tflabench.cli.common.console import stderr
+    from tflabench.cli.common.measuring import end_of, measure_points, print_plan
+    from tflabench.figures import reproduce as paper
+    from tflabench.figures.layout import FORMATS
+    from tflabench.implementations import registry
     from tflabench.problem import InputError
-    from tflabench.protocol import PAPER, STANDARD
-    from tflabench.sweep import parse_overrides
+    from tflabench.selection.axes import parse_overrides
 
     stop_at = end_of(stop_after)
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli import app
+from tflabench.cli.common.app import app
+from tflabench.cli.common.checks import one_of, words
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tflabench.analysis.transfer import Experiment, Gains
+    from tflabench.theory.transfer import Experiment, Gains
 
 MOST_VALUES = 400  # of one gate's grid: more is a slip
 AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~ within [3, 6]
@@ -40,11 +41,11 @@ def transfer(
 ) -> None:
     """How gates, normaliser and norm layer scale the signal: heat maps of the gain max|h| / max|v| before and after
     the norm, for mLSTMexp and mLSTMsig (the paper's Figs. 3, 6 and 7). Computes on the CPU, in float64."""
-    from tflabench.analysis.transfer import DEFAULT_EPS, FIGURES, PAPER_EPS, Experiment, gains
+    from tflabench.theory.transfer import DEFAULT_EPS, FIGURES, PAPER_EPS, Experiment, gains
 
-    names = [_one_of("figure", name, tuple(FIGURES)) for name in _words(figure)]
-    formats = [_one_of("format", name, ("png", "svg", "pdf")) for name in _words(format_)]
-    given = None if eps is None else tuple(dict.fromkeys(_number("eps", word) for word in _words(eps)))
+    names = [one_of("figure", name, tuple(FIGURES)) for name in words(figure)]
+    formats = [one_of("format", name, ("png", "svg", "pdf")) for name in words(format_)]
+    given = None if eps is None else tuple(dict.fromkeys(_number("eps", word) for word in words(eps)))
     experiment = Experiment(
         input_gates=_grid("input_gate", input_gate, step),
         forget_gates=_grid("forget_gate", forget_gate, step),
@@ -82,9 +83,9 @@ def _write(name: str, experiment: Experiment, found: Sequence[Gains], out: Path,
     """The figure and its values, one CSV row a grid point."""
     import numpy as np
 
-    from tflabench.analysis.transfer import OUR_READING
-    from tflabench.plots.sheet import write
-    from tflabench.plots.transfer import heat_maps
+    from tflabench.figures.gain_maps import heat_maps
+    from tflabench.figures.layout import write
+    from tflabench.theory.transfer import OUR_READING
 
     e = experiment
     layer = {"rms": "RMS norm", "layer": "layer norm"}[e.norm]
@@ -117,7 +118,7 @@ def _write(name: str, experiment: Experiment, found: Sequence[Gains], out: Path,
 
 def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[dict[str, Any]]:
     """What the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
-    from tflabench.analysis.transfer import half_gain
+    from tflabench.theory.transfer import half_gain
 
     forget = min(experiment.forget_gates, key=lambda f: abs(f - AT_FORGET_GATE))
     column = experiment.forget_gates.index(forget)
@@ -185,13 +186,3 @@ def _number(name: str, text: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"{name} is {text.strip()!r}: it must be a number")
     return value
-
-
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise InputError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
-    return value
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]

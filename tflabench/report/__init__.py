@@ -20,9 +20,9 @@ def write(directory: Path | str, out: Path | str | None = None) -> Path:
     """
     directory = Path(directory)
     out = Path(out) if out else directory / "report.html"
-    from tflabench.report import runs
+    from tflabench.report import folders
 
-    parts = runs.find(directory)
+    parts = folders.find(directory)
     try:
         from tflabench.report import page
     except ModuleNotFoundError as error:

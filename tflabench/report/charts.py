@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tflabench.analysis.hardware import Ceilings
-from tflabench.plots import slices
-from tflabench.plots.roofline import roofs
-from tflabench.plots.rows import MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, plain
-from tflabench.plots.slices import Slice
-from tflabench.plots.style import Look
-from tflabench.plots.words import caption, legend_name, missing
-from tflabench.report import curves, planes
-from tflabench.report.axes import axis_name
-from tflabench.report.facts import FLOP_RATE, html, unit_of
-from tflabench.report.runs import Part
+from tflabench.figures import facets
+from tflabench.figures.captions import caption, legend_name, missing
+from tflabench.figures.facets import Slice
+from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, plain
+from tflabench.figures.roofline import roofs
+from tflabench.figures.style import Look
+from tflabench.report import curves, scatter_panels
+from tflabench.report.folders import Part
+from tflabench.report.formats import FLOP_RATE, html, unit_of
+from tflabench.report.plotly_axes import axis_name
+from tflabench.theory.hardware import Ceilings
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Figure:
 def figures(of: Part, prefix: str, looks: Mapping[str, Look]) -> Iterator[Figure]:
     """All figures of a results folder, those of `plots.figures`; `prefix` makes their ids unique on a page."""
     rows = of.rows
-    axes = slices.swept_axes(rows) or ["seq_len"]
+    axes = facets.swept_axes(rows) or ["seq_len"]
     for kind, quantity in (("runtime", RUNTIME), ("memory", MEMORY)):
         for axis in axes:
-            for part in slices.split(rows, axis):
+            for part in facets.split(rows, axis):
                 yield _curves(f"{prefix}-{kind}-{part.stem}", kind, part, quantity, looks, of)
     if "chunk_size" in axes:
-        for part in slices.split(rows, "chunk_size"):
+        for part in facets.split(rows, "chunk_size"):
             if part.rows["chunk_size"].nunique() > 1:
                 yield _trade_off(f"{prefix}-chunk-{part.stem}", part, looks)
     for dtype, own in rows.groupby("dtype"):
@@ -104,7 +104,8 @@ def _curves(id_: str, kind: str, part: Slice, quantity: Quantity, looks: Mapping
 def _trade_off(id_: str, part: Slice, looks: Mapping[str, Look]) -> Figure:
     (unit, ms), memory = RUNTIME.unit(part.rows), MEMORY.unit(part.rows)
     panels = [
-        Panel(PASSES[pass_], planes.trade_off(rows, ms, memory, looks)) for pass_, rows in by_pass(part.rows).items()
+        Panel(PASSES[pass_], scatter_panels.trade_off(rows, ms, memory, looks))
+        for pass_, rows in by_pass(part.rows).items()
     ]
     return Figure(
         id=id_,
@@ -120,12 +121,12 @@ def _trade_off(id_: str, part: Slice, looks: Mapping[str, Look]) -> Figure:
 
 
 def _roofline(id_: str, rows: Rows, ceilings: Sequence[Ceilings], looks: Mapping[str, Look]) -> Figure:
-    done = planes.rates(rows)
+    done = scatter_panels.rates(rows)
     unit, size = unit_of(max([*(one.flops_per_s for one in ceilings), *done["rate"], 1.0]), FLOP_RATE)
     intensities = [*done["intensity"], *(one.intensity for one in ceilings)] or [1.0]
     ends = min(intensities) / 2, max(intensities) * 2.5
     panels = [
-        Panel(PASSES[pass_], planes.roofline(done[done["pass"] == pass_], ceilings, size, ends, looks))
+        Panel(PASSES[pass_], scatter_panels.roofline(done[done["pass"] == pass_], ceilings, size, ends, looks))
         for pass_ in by_pass(rows)
     ]
     failed = rows.loc[rows["status"] != "ok", "status"].value_counts().sort_index()
@@ -144,8 +145,8 @@ def _roofline(id_: str, rows: Rows, ceilings: Sequence[Ceilings], looks: Mapping
         legend=_legend(rows, looks),
         missing=notes,
         roofs=[
-            (dash, planes.words(one))
-            for one, dash in zip(ceilings, planes.ROOF_DASHES * len(ceilings), strict=False)
+            (dash, scatter_panels.words(one))
+            for one, dash in zip(ceilings, scatter_panels.ROOF_DASHES * len(ceilings), strict=False)
         ],
     )  # fmt: skip
 

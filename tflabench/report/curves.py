@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import to_hex
 
-from tflabench.analysis.chunk_size import Tradeoff
-from tflabench.analysis.hardware import Ceilings
-from tflabench.plots.rows import Quantity, Rows, flagged
-from tflabench.plots.slices import Slice
-from tflabench.plots.style import Look, kind_colour
-from tflabench.plots.words import legend_name
+from tflabench.figures.captions import legend_name
+from tflabench.figures.facets import Slice
+from tflabench.figures.quantities import Quantity, Rows, flagged
+from tflabench.figures.style import Look, kind_colour
 from tflabench.problem import Problem
-from tflabench.report.axes import (
+from tflabench.report.formats import html, number
+from tflabench.report.plotly_axes import (
     MUTED,
     OVERLAY,
     Positions,
@@ -30,8 +29,9 @@ from tflabench.report.axes import (
     say_if_empty,
     swept_axis,
     value_axis,
-)  # fmt: skip
-from tflabench.report.facts import html, number
+)
+from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.hardware import Ceilings
 
 Looks = Mapping[str, Look]
 Unit = tuple[str, float]  # its name and its size

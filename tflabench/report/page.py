@@ -18,13 +18,13 @@ from matplotlib.colors import to_hex
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 import tflabench
-from tflabench.plots.rows import PASSES, RUNTIME, Rows
-from tflabench.plots.style import Look, looks
-from tflabench.plots.words import provenance
-from tflabench.report import charts, facts, headline, tables
-from tflabench.report.axes import LINES, SYMBOLS, dark_colours
-from tflabench.report.facts import NOTES, amount
-from tflabench.report.runs import Part
+from tflabench.figures.captions import provenance
+from tflabench.figures.quantities import PASSES, RUNTIME, Rows
+from tflabench.figures.style import Look, looks
+from tflabench.report import charts, duels, formats, tables
+from tflabench.report.folders import Part
+from tflabench.report.formats import NOTES, amount
+from tflabench.report.plotly_axes import LINES, SYMBOLS, dark_colours
 
 _OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
 _DRAWN_SYMBOLS = {  # in a box of 26 x 12, as Plotly draws them
@@ -47,12 +47,12 @@ def render(directory: Path, parts: Sequence[Part]) -> str:
     rows = pd.concat([part.rows for part in parts])
     table = looks(rows)
     figures = [list(charts.figures(part, f"r{n}", table)) for n, part in enumerate(parts)]
-    said = headline.compare(part.results for part in parts)
+    said = duels.compare(part.results for part in parts)
     plotly = _packed(get_plotlyjs())
     environment = Environment(loader=PackageLoader("tflabench.report", "."), autoescape=True, **_OPTIONS)
     environment.filters |= {
         "html": Markup,
-        "ratio": facts.ratio,
+        "ratio": formats.ratio,
         "swatch": lambda name: _swatch(list(table).index(name)),
     }
     return environment.get_template("page.html.j2").render(
@@ -119,9 +119,9 @@ def _card(row: Mapping[str, Any]) -> dict[str, Any]:
     notes = list(NOTES)
     card = {
         "title": row["title"],
-        "size": facts.size(row),
-        "facts": [[fact.label, fact.value, fact.source, notes.index(fact.note) + 1] for fact in facts.facts(row)],
-        "remarks": facts.flags(row),
+        "size": formats.size(row),
+        "facts": [[fact.label, fact.value, fact.source, notes.index(fact.note) + 1] for fact in formats.facts(row)],
+        "remarks": formats.flags(row),
     }
     if row["status"] != "ok":
         card["remarks"] = [f"{row['status'].replace('_', ' ')}: {row['reason'] or 'no reason was given'}"]
@@ -165,7 +165,7 @@ class Scale:
         return round(100 * (math.log(ratio) - self.low) / self.span, 2)
 
 
-def _words(duel: headline.Duel) -> str:
+def _words(duel: duels.Duel) -> str:
     sides = (f"{row.title} {amount(row.ms_median, RUNTIME.units)}" for row in (duel.ours, duel.baseline))
     size = f"T = {duel.ours.seq_len:,}, batch {duel.ours.batch}"
-    return f"{size}: {', '.join(sides)}, {facts.ratio(duel.ratio, duel.uncertainty)}×{'†' if duel.apart else ''}"
+    return f"{size}: {', '.join(sides)}, {formats.ratio(duel.ratio, duel.uncertainty)}×{'†' if duel.apart else ''}"

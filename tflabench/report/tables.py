@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 from markupsafe import Markup
 
-from tflabench.analysis.campaigns import campaigns
-from tflabench.analysis.hardware import from_device_name
-from tflabench.plots.roofline import roofs
-from tflabench.plots.rows import MEMORY, PASSES, RUNTIME, Rows
-from tflabench.report import facts
-from tflabench.report.facts import BYTE_RATE, FLOP_RATE, amount, number, span
-from tflabench.report.runs import Part
-from tflabench.store import Results
-from tflabench.summary import contests, faster
+from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.contests import contests, faster
+from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Rows
+from tflabench.figures.roofline import roofs
+from tflabench.report import formats
+from tflabench.report.folders import Part
+from tflabench.report.formats import BYTE_RATE, FLOP_RATE, amount, number, span
+from tflabench.rows.load import Results
+from tflabench.theory.hardware import from_device_name
 
 
 class Column(NamedTuple):
@@ -60,10 +60,10 @@ def records(rows: Rows) -> Iterator[dict[str, Any]]:
             "ms_median": amount(row["ms_median"], RUNTIME.units),
             "ms_p80": span(row["ms_p20"], row["ms_p80"], RUNTIME.units),
             "model_ms_lower": span(row["model_ms_lower"], row["model_ms_upper"], RUNTIME.units),
-            "percent_of_roofline": facts.percent(row["percent_of_roofline"]),
+            "percent_of_roofline": formats.percent(row["percent_of_roofline"]),
             "tflops": amount(row["tflops"] * 1e12, FLOP_RATE),
             "peak_bytes": amount(row["peak_bytes"], MEMORY.units),
-            "rel_error": facts.error(row["rel_error"]),
+            "rel_error": formats.error(row["rel_error"]),
         }
         cells = []
         for column in COLUMNS:
@@ -72,7 +72,7 @@ def records(rows: Rows) -> Iterator[dict[str, Any]]:
             plain = str(value) if column.words else f"{value:.6g}"
             cells.append(("", "") if absent else (written.get(column.key, plain), plain))
         ok = row["status"] == "ok"
-        remarks = ", ".join(facts.flags(row)) if ok else f"{row['status'].replace('_', ' ')}: {row['reason']}"
+        remarks = ", ".join(formats.flags(row)) if ok else f"{row['status'].replace('_', ' ')}: {row['reason']}"
         yield {"name": row["implementation"], "title": row["title"], "cells": cells, "remarks": remarks}
 
 
@@ -97,7 +97,13 @@ def missing(rows: Rows, order: Sequence[str]) -> Iterator[dict[str, Any]]:
     failed = rows[rows["status"] != "ok"].fillna({"reason": "no reason was given"})
     groups = failed.groupby(["status", "implementation", "reason"], sort=False)
     for (status, name, reason), own in sorted(groups, key=lambda item: (item[0][0], order.index(item[0][1]))):
-        yield {"status": status, "name": name, "reason": reason, "points": len(own), "where": Markup(facts.where(own))}
+        yield {
+            "status": status,
+            "name": name,
+            "reason": reason,
+            "points": len(own),
+            "where": Markup(formats.where(own)),
+        }
 
 
 def environments(parts: Sequence[Part]) -> list[tuple[list[str], list[tuple[str, str]]]]:

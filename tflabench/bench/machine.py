@@ -1,0 +1,158 @@
+"""What this machine is: device, memory, versions, commit. The parent process asks without torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tflabench
+from tflabench.implementations.packages import PACKAGES, package_version
+from tflabench.problem import DeviceKind, InputError
+from tflabench.theory.hardware import slug
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device that a sweep runs on.
+
+    Attributes:
+        kind: "cuda" or "cpu".
+        name: as the driver or the system reports it; for CPUs with the number of cores, which the results depend on.
+        memory_bytes: of the GPU; for CPUs what is available now.
+        driver: version of the GPU driver.
+    """
+
+    kind: DeviceKind
+    name: str
+    memory_bytes: int
+    driver: str | None = None
+
+    @property
+    def slug(self) -> str:
+        """The name as a folder name: "h200" of "NVIDIA H200"."""
+        return slug(self.name)
+
+
+def detect(device: str) -> Machine:
+    """This machine's first CUDA GPU or its CPU; "auto" takes the GPU where there is one.
+
+    Raises:
+        InputError: CUDA asked for where there is none.
+    """
+    if device not in ("auto", "cuda", "cpu"):
+        raise InputError(f"--device is {device!r}: it must be auto, cuda or cpu")
+    gpu = None if device == "cpu" else _first_gpu()
+    if gpu is None and device == "cuda":
+        raise InputError("--device is cuda, and this machine shows no NVIDIA GPU (nvidia-smi): use --device cpu")
+    return gpu or _cpu()
+
+
+def torch_facts(device: torch.device) -> dict[str, Any]:
+    """What torch says of the device that it runs on; for environment.json."""
+    import torch
+
+    if device.type == "cpu":
+        return {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        }
+    gpu = torch.cuda.get_device_properties(device)
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "name": gpu.name,
+        "capability": f"sm_{gpu.major}{gpu.minor}",
+        "multiprocessors": gpu.multi_processor_count,
+        "l2_bytes": gpu.L2_cache_size,
+        "memory_bytes": gpu.total_memory,
+        "ptxas": assembler(10 * gpu.major + gpu.minor),
+    }
+
+
+def assembler(capability: int) -> str | None:
+    """Version and origin of the ptxas that Triton uses for a compute capability (90: sm_90), None without Triton.
+
+    The origin is Triton itself, or the path that TRITON_PTXAS_PATH or one like it names.
+    """
+    try:
+        import triton
+        from triton.backends.nvidia.compiler import get_ptxas
+    except ImportError:
+        return None
+    ptxas = get_ptxas(capability)
+    own = Path(ptxas.path).is_relative_to(Path(triton.__file__).parent)
+    return f"{ptxas.version} of {'Triton' if own else ptxas.path}"
+
+
+def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything a reader needs to place a run's numbers: device, versions, commit, command."""
+    return {
+        "device": machine.name,
+        "driver": machine.driver,
+        "device_facts": facts,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "tflabench": tflabench.__version__,
+        "commit": _commit(),
+        "packages": {name: version for name in PACKAGES if (version := package_version(name))},
+        "arguments": sys.argv[1:],
+        "variables": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("TRITON_", "OMP_", "CUDA_VIS"))
+            and not name.endswith("_DIR")  # where caches lie is private
+        },
+    }
+
+
+def _first_gpu() -> Machine | None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not shutil.which("nvidia-smi") or visible in ("", "-1"):
+        return None
+    first = (visible or "0").split(",")[0]
+    query = ["nvidia-smi", "-i", first, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    fields = [field.strip() for field in done.stdout.strip().split(",")]
+    if done.returncode or len(fields) != 3:
+        return None
+    name, mebibytes, driver = fields
+    return Machine("cuda", name, int(mebibytes) << 20, driver)
+
+
+def _cpu() -> Machine:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    name = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).exists() and (model := re.search(r"model name\s*: (.*)", info.read_text())):
+        name = " ".join(re.sub(r"\((R|TM)\)", "", model[1]).split())
+    return Machine("cpu", f"{name}, {cores} core{'s' if cores > 1 else ''}", _available_bytes())
+
+
+def _available_bytes() -> int:
+    if (info := Path("/proc/meminfo")).exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())):
+        return int(found[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _commit() -> str | None:
+    """What TFLABENCH_COMMIT says, for files copied without their .git or over another checkout's; else the commit of
+    the checkout this package runs from, with "+" after it if files have changed since.
+    """
+    if said := os.environ.get("TFLABENCH_COMMIT"):
+        return said
+    root = Path(tflabench.__file__).resolve().parent.parent
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return None
+    show = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(show, capture_output=True, text=True, timeout=60).stdout.strip() or None

@@ -1,0 +1,291 @@
+"""Time and memory of a callable on CUDA or the CPU; knows no kernel. Nothing else falls into a timed window."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median, pstdev, quantiles
+from typing import Any
+
+import torch
+
+from tflabench.bench.protocol import Protocol
+
+SLOW_CALL = 2.0  # times the fastest: such a call compiled something, or allocated for the first time
+NOISY_SPREAD = 0.05  # relative interquartile range beyond which a row is flagged
+LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
+GPU_CYCLES_PER_S = 2e9  # upper estimate of an SM clock, to turn seconds into cycles of the lead
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: median, minimum, 20th and 80th percentile of `samples` after `warmup` calls.
+
+    `host_ms`: what the host needs to enqueue one call, the least of the warm-up; None where the host does the work. It
+    is hidden from the other times, as it is from a program that has enough enqueued.
+    """
+
+    ms_median: float
+    ms_min: float
+    ms_p20: float
+    ms_p80: float
+    samples: int
+    warmup: int
+    noisy: bool
+    timer: str
+    host_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: `peak_bytes` with the inputs, `extra_bytes` what one call needed on top of what was there before it."""
+
+    peak_bytes: int
+    extra_bytes: int
+
+
+def time_calls(
+    run: Callable[[], object], device: torch.device, protocol: Protocol, clocks: Clocks | None = None
+) -> Timing:
+    """Time a callable that has run before (nothing left to compile): warm up, then sample until the spread settles.
+
+    Before each sample the last-level cache is flushed; on CUDA a short spin kernel goes ahead, so that the host has
+    enqueued the whole call before the start event fires and its overhead stays out of the window.
+    """
+    sampler = _CudaSampler(run, device, clocks) if device.type == "cuda" else _HostSampler(run)
+    warmup = sampler.warm_up(protocol)
+    samples: list[float] = []
+    spreads: list[float] = []
+    deadline = time.perf_counter() + protocol.budget_s
+    while len(samples) < protocol.max_samples:
+        samples += sampler.sample(min(protocol.max_samples - len(samples), max(protocol.min_samples // 3, 1)))
+        if len(samples) >= protocol.min_samples:
+            spreads.append(relative_spread(samples))
+            if spreads[-1] < protocol.settled_spread or _stable(spreads) or time.perf_counter() > deadline:
+                break
+    fifths = quantiles(samples, n=5, method="inclusive")
+    return Timing(
+        ms_median=median(samples),
+        ms_min=min(samples),
+        ms_p20=fifths[0],
+        ms_p80=fifths[3],
+        samples=len(samples),
+        warmup=warmup,
+        noisy=relative_spread(samples) > NOISY_SPREAD,
+        timer=sampler.timer,
+        host_ms=sampler.host_ms,
+    )
+
+
+def relative_spread(samples: list[float]) -> float:
+    """Interquartile range over median."""
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / median(samples)
+
+
+def _stable(spreads: list[float], window: int = 5, tolerance: float = 0.05) -> bool:
+    """Whether the spread itself no longer changes: more samples would not make the median better known."""
+    last = spreads[-window:]
+    return len(last) == window and pstdev(last) <= tolerance * (sum(last) / window)
+
+
+def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) -> Memory:
+    """Peak memory of one call, in a pass of its own.
+
+    On CUDA the allocator's peak; on Linux CPUs the growth of the process's peak resident size, on top of `held_bytes`
+    (inputs and output gradient), so that both count the same things.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        return Memory(peak, peak - before)
+    _release_free_pages()
+    before = _reset_peak_resident()
+    run()
+    extra = max(0, _peak_resident() - before)
+    return Memory(held_bytes + extra, extra)
+
+
+class _HostSampler:
+    timer = "perf_counter"
+    host_ms = None
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.run = run
+        self.flush = torch.empty(_host_cache_bytes(), dtype=torch.uint8)
+
+    def warm_up(self, protocol: Protocol) -> int:
+        return _warm_up(self.run, lambda: None, protocol)[0]
+
+    def sample(self, count: int) -> list[float]:
+        milliseconds = []
+        for _ in range(count):
+            self.flush.zero_()
+            start = time.perf_counter_ns()
+            self.run()
+            milliseconds.append((time.perf_counter_ns() - start) / 1e6)
+        return milliseconds
+
+
+class _CudaSampler:
+    timer = "cuda_events"
+
+    def __init__(self, run: Callable[[], object], device: torch.device, clocks: Clocks | None) -> None:
+        self.run = run
+        self.device = device
+        self.clocks = clocks
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self.flush = torch.empty(2 * l2_bytes, dtype=torch.uint8, device=device)
+        self.lead_cycles = 0
+        self.host_ms = 0.0
+
+    def warm_up(self, protocol: Protocol) -> int:
+        calls, fastest_s, enqueue_s = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol)
+        self.host_ms = 1e3 * fastest_s
+        self.lead_cycles = int(min(2 * enqueue_s, LEAD_LIMIT_S) * GPU_CYCLES_PER_S)
+        return calls
+
+    def sample(self, count: int) -> list[float]:
+        starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        stops = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        for start, stop in zip(starts, stops, strict=True):
+            self.flush.zero_()
+            torch.cuda._sleep(self.lead_cycles)
+            start.record()
+            self.run()
+            stop.record()
+        if self.clocks:
+            self.clocks.read()  # while the queue keeps the GPU busy
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(stop) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _warm_up(
+    run: Callable[[], object], synchronize: Callable[[], None], protocol: Protocol
+) -> tuple[int, float, float]:
+    """Calls made; seconds the host spent in one before it waited for the device: the least, and those of the last.
+
+    As many calls as the protocol asks for, and on until one took less than SLOW_CALL times the fastest.
+    """
+    calls, fastest, least, begin = 0, float("inf"), float("inf"), time.perf_counter()
+    while True:
+        start = time.perf_counter()
+        run()
+        enqueued = time.perf_counter()
+        synchronize()
+        end = time.perf_counter()
+        calls += 1
+        fastest, least = min(fastest, end - start), min(least, enqueued - start)
+        enough = calls >= protocol.warmup_iterations and end - begin >= protocol.warmup_s
+        if enough and (end - start < SLOW_CALL * fastest or calls >= 5 * protocol.warmup_iterations):
+            return calls, least, enqueued - start
+
+
+@dataclass
+class Clocks:
+    """SM clock and throttle reasons of the current GPU, read while it works; empty without nvidia-ml-py.
+
+    Never sets a clock.
+    """
+
+    device: torch.device
+    sm_mhz: list[int] = field(default_factory=list)
+    reasons: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._nvml, self._handle = _nvml_of(self.device)
+
+    @property
+    def median_mhz(self) -> float | None:
+        return median(self.sm_mhz) if self.sm_mhz else None
+
+    @property
+    def throttled(self) -> bool | None:
+        return bool(self.reasons) if self._nvml else None
+
+    def read(self) -> None:
+        if self._nvml is None:
+            return
+        nvml = self._nvml
+        try:
+            self.sm_mhz.append(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM))
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+        except nvml.NVMLError:  # this GPU does not tell
+            self._nvml = None
+            return
+        self.reasons |= {name for name, bit in _throttle_bits(nvml).items() if bits & bit}
+
+
+@cache
+def _nvml_of(device: torch.device) -> tuple[Any, Any]:
+    """The library to ask and its handle of a GPU; None and None where there is nothing to ask."""
+    if device.type != "cuda" or not find_spec("pynvml"):
+        return None, None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:  # no right to ask: the columns stay empty
+        return None, None
+
+
+def _throttle_bits(nvml: object) -> dict[str, int]:
+    names = {
+        "power cap": "SwPowerCap",
+        "slowdown": "HwSlowdown",
+        "thermal (software)": "SwThermalSlowdown",
+        "thermal (hardware)": "HwThermalSlowdown",
+        "power brake": "HwPowerBrakeSlowdown",
+    }
+    return {title: getattr(nvml, f"nvmlClocksThrottleReason{name}") for title, name in names.items()}
+
+
+def _host_cache_bytes(limit: int = 64 << 20) -> int:
+    """Twice the last-level cache of this CPU, at most `limit`; 32 MiB where the system does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20}
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text))
+    return min(2 * max(sizes, default=16 << 20), limit)
+
+
+def _release_free_pages() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _reset_peak_resident() -> int:
+    """Set the peak resident size to the present one where the system can, and return the starting point in bytes."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return _peak_resident()
+    return _status_bytes("VmRSS")
+
+
+def _peak_resident() -> int:
+    if sys.platform == "linux":
+        return _status_bytes("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) << 10
+    raise OSError(f"/proc/self/status has no {name}")

@@ -1,0 +1,189 @@
+"""Profiles a point: time by kernel from a worker process, counters from another one that runs under Nsight Compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tflabench.bench.ceilings import ceilings_of
+from tflabench.bench.executor import LocalExecutor, worker_command
+from tflabench.bench.machine import Machine
+from tflabench.bench.profile import counters
+from tflabench.bench.profile.counters import KernelCounters
+from tflabench.bench.theory_columns import modelled
+from tflabench.implementations.adapter import Implementation
+from tflabench.problem import InputError, Problem
+from tflabench.selection.points import Point
+from tflabench.theory import calibrated, hardware, roofline
+from tflabench.theory.cost import Cost
+from tflabench.theory.hardware import Ceilings
+from tflabench.theory.launches import Chip
+from tflabench.theory.roofline import TimeBounds
+
+NCU = "TFLABENCH_NCU"  # environment variable: where ncu is, if not on the PATH
+USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the calibrated model says of a GPU kernel: milliseconds, bytes through memory, FLOPs of matrix products."""
+
+    name: str
+    ms: float
+    bytes: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one call of a point does.
+
+    Attributes:
+        problem: with the chunk size that the implementation chose.
+        ms: of a whole call, as `tflabench sweep` times it, without any profiler.
+        parts: GPU kernels (CPU: operators) as {"name", "launches", "ms"}.
+        counted: counters by GPU kernel; empty where there are none, and `why_not_counted` says why.
+        model: FLOPs and bytes of the algorithm; `bounds`: the time that they take on `ceilings`, in seconds.
+        expected: GPU kernels by the calibrated model, in order; empty where it does not know them.
+        wrong: how the result differs from float64, if it does.
+    """
+
+    point: Point
+    problem: Problem
+    machine: Machine
+    ms: float
+    parts: tuple[dict[str, Any], ...]
+    counted: tuple[KernelCounters, ...]
+    why_not_counted: str | None
+    model: Cost
+    expected: tuple[Expected, ...]
+    ceilings: Ceilings
+    wrong: str | None
+
+    @property
+    def bounds(self) -> TimeBounds:
+        return roofline.time_bounds(self.model, self.ceilings)
+
+    @property
+    def total(self) -> KernelCounters | None:
+        """The counters of the whole call."""
+        return counters.total(self.counted) if self.counted else None
+
+    @property
+    def pairs(self) -> list[tuple[KernelCounters, Expected]]:
+        """Kernels that multiply matrices, as counted and as expected: the first with the first, if they are as many."""
+        counted = [kernel for kernel in self.counted if kernel.tensor_flops]
+        expected = [kernel for kernel in self.expected if kernel.flops]
+        return list(zip(counted, expected, strict=True)) if len(counted) == len(expected) else []
+
+
+def profile(
+    point: Point,
+    machine: Machine,
+    *,
+    calls: int = 7,
+    count: bool = True,
+    timeout_s: float = 300.0,
+    plugins: Sequence[str] = (),
+    keep: Path | None = None,
+) -> Profile:
+    """Profile a point on this machine.
+
+    Args:
+        calls: profiled calls; the median of each kernel's time counts.
+        count: also read the hardware counters, where they can be read.
+        keep: where to keep what ncu wrote.
+
+    Raises:
+        InputError: the point cannot run here, with its reason.
+    """
+    impl, problem = point.implementation, point.problem
+    if reason := impl.refuses(problem, machine.kind):
+        raise InputError(f"{impl.name} cannot run here: it {reason}")
+    job = {"kind": "profile", "implementation": impl.name, "problem": asdict(problem), "calls": calls}
+    with LocalExecutor(machine.kind, plugins) as executor:
+        result = executor.run(job, timeout_s)
+        if result["status"] != "ok":
+            raise InputError(f"{impl.name} cannot be profiled here ({result['status']}): {result['reason']}")
+        ceilings = ceilings_of(machine, [problem.dtype], executor)[problem.dtype]
+    used = problem.with_(chunk_size=result["details"].get("chunk_size", problem.chunk_size))
+    counted: list[KernelCounters] = []
+    why_not: str | None = "not asked for"
+    if count:
+        text, why_not = run_ncu(worker_command(machine.kind, plugins), job | {"calls": 0}, machine, timeout_s)
+        if keep and text:
+            keep.write_text(text)
+        counted = counters.read_ncu(text)
+        why_not = None if counted else why_not or counters.why_not(text)
+    theory = modelled(impl, used, ceilings, None)
+    return Profile(
+        point=point,
+        problem=used,
+        machine=machine,
+        ms=result["ms_median"],
+        parts=tuple(result["parts"]),
+        counted=tuple(counted),
+        why_not_counted=why_not,
+        model=Cost(theory["model_flops"], theory["model_bytes"]),
+        expected=expected_kernels(impl, used, machine, ceilings),
+        ceilings=ceilings,
+        wrong=result["wrong"],
+    )
+
+
+def expected_kernels(
+    impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings
+) -> tuple[Expected, ...]:
+    """The GPU kernels of a call by the calibrated model, in order; none where it does not know them."""
+    gpu = hardware.from_device_name(machine.name)
+    if impl.modelled is None or gpu is None:
+        return ()
+    try:
+        chip = Chip.of(gpu, ceilings)
+        launches = calibrated.launches(problem, impl.modelled)
+    except InputError:  # a size, a dtype or a GPU that this model knows too little of
+        return ()
+    return tuple(
+        Expected(
+            launch.name,
+            ms=1e3 * sum(launch.times(chip).values()),
+            bytes=sum(launch.moved.values()),
+            flops=sum(launch.flops.values()),
+        )
+        for launch in launches
+    )
+
+
+def run_ncu(worker: Sequence[str], job: dict[str, Any], machine: Machine, timeout_s: float) -> tuple[str, str | None]:
+    """What ncu wrote of a worker that does `job`, and why it could not run if so."""
+    if machine.kind != "cuda":
+        return "", "counters are those of NVIDIA GPUs, and this is a CPU"
+    ncu = find_ncu()
+    if ncu is None:
+        return "", f"ncu (Nsight Compute) is not installed: put it on the PATH, or set {NCU} to it"
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "ncu.csv"
+        command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(counters.METRICS)]
+        command += ["--profile-from-start", "off", "--clock-control", "none", "--log-file", str(log), *worker]
+        try:
+            done = subprocess.run(
+                command, input=json.dumps(job) + "\n", capture_output=True, text=True, timeout=timeout_s
+            )
+        except subprocess.TimeoutExpired:
+            return "", f"ncu took more than {timeout_s:g} s: give a longer --timeout, or a smaller problem"
+        return (log.read_text() if log.exists() else "") + done.stderr, None
+
+
+def find_ncu() -> str | None:
+    """Where Nsight Compute's command is: TFLABENCH_NCU, the PATH, or where it is usually installed."""
+    if given := os.environ.get(NCU):
+        return shutil.which(given)
+    usual = [str(path) for place in USUAL_PLACES for path in sorted(Path("/").glob(place.lstrip("/")))]
+    return shutil.which("ncu") or (usual[-1] if usual else None)

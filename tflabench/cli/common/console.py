@@ -1,0 +1,62 @@
+"""What all commands print with: consoles, plain tables, a progress bar, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+PASS_NAMES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}  # in titles
+
+
+def stdout() -> Console:
+    """Return a console for results; tables keep their width where no terminal limits it."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def stderr() -> Console:
+    """Return a console for notes and progress."""
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def open_table(*columns: str, title: str | None = None) -> Table:
+    """Return an empty table without lines."""
+    from rich.table import Table
+
+    return Table(*columns, title=title, box=None, header_style="bold", pad_edge=False)
+
+
+def filled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of text with a line under its head, the first column flush left and the others right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def progress_bar(note: Console) -> Progress:
+    """Return a progress bar that shows the time left and disappears at the end."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("time left"), TimeRemainingColumn())
+    return Progress(*columns, console=note, transient=True)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,57 @@
+"""The GPU that a command of theory is about."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tflabench.problem import InputError
+
+if TYPE_CHECKING:
+    from tflabench.theory.hardware import Gpu
+
+
+def chosen_gpu(
+    name: str | None, dtype: str, peak_tflops: float | None = None, bandwidth_tbs: float | None = None
+) -> Gpu:
+    """Return the GPU asked for: by name, by its ceilings, or by name with a ceiling replaced.
+
+    With none of these, return this machine's GPU, or an H100 where there is none.
+
+    Raises:
+        InputError: an unknown name, or one ceiling without the other.
+    """
+    from tflabench.theory import hardware
+
+    if name is None and (peak_tflops is None) != (bandwidth_tbs is None):
+        given, lacking = (
+            ("--peak-tflops", "--bandwidth-tbs") if bandwidth_tbs is None else ("--bandwidth-tbs", "--peak-tflops")
+        )
+        raise InputError(f"{given} is given without {lacking}: give both, or a --gpu that has the other")
+    if name is None and peak_tflops is not None and bandwidth_tbs is not None:
+        return hardware.custom(peak_tflops, bandwidth_tbs)
+    chip = hardware.find(name) if name else own_gpu(dtype) or hardware.find("H100")
+    if peak_tflops is None and chip.ceilings.provenance != "measured" and dtype not in hardware.DATASHEET_DTYPES:
+        print(f"note: the rate of {chip.name} is that of bfloat16; give --peak-tflops for {dtype}", file=sys.stderr)
+    if peak_tflops is None and bandwidth_tbs is None:
+        return chip
+    own = chip.ceilings
+    ceilings = hardware.custom(
+        own.flops_per_s / 1e12 if peak_tflops is None else peak_tflops,
+        own.bytes_per_s / 1e12 if bandwidth_tbs is None else bandwidth_tbs,
+    ).ceilings
+    return replace(chip, ceilings=ceilings)
+
+
+def own_gpu(dtype: str) -> Gpu | None:
+    """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None without such a GPU."""
+    from tflabench.bench import machine
+    from tflabench.theory import hardware
+
+    here = machine.detect("auto")
+    ceilings = hardware.ceilings_for(here.name, dtype) if here.kind == "cuda" else None
+    if ceilings is None:
+        return None
+    gpu = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings, here.memory_bytes)
+    return replace(gpu, ceilings=ceilings)

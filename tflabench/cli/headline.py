@@ -1,0 +1,25 @@
+"""The command that compares our best kernel with every baseline: headline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tflabench.cli.common.app import app
+from tflabench.cli.common.options import Results
+
+
+@app.command()
+def headline(
+    directory: Results,
+    out: Annotated[Path | None, typer.Option(help="Write the page into this file, e.g. results/README.md.")] = None,
+) -> None:
+    """Our best kernel against each baseline, as Markdown: time and memory ratios, roofline, what is missing and why."""
+    from tflabench.conclusions import headline as page
+
+    if out is None:
+        print(page.markdown(directory, ["tflabench", "headline", str(directory)]), end="")
+    else:
+        print(page.write(directory, out))

@@ -1,0 +1,48 @@
+"""The command that adds rows of other sweeps to a results folder: merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tflabench.cli.common.app import app
+from tflabench.implementations.registry import split
+from tflabench.problem import InputError
+
+
+@app.command()
+def merge(
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Results folders, or folders of them.")],
+    into: Annotated[
+        Path, typer.Option(help="The results folder to add to; for folders of them, the one that holds those.")
+    ],
+    impl: Annotated[str, typer.Option(metavar="PATTERN", help="Only these implementations: 'sdpa*,fla_gla'.")] = "*",
+    pass_: Annotated[str, typer.Option("--pass", help="Only this pass: fw, fwbw or both.")] = "both",
+) -> None:
+    """Add the rows of other sweeps to a results folder: another part of a plan, measured at another time or GPU.
+
+    Of a point that both have, the row that was measured last counts, but a measurement before any failure. The
+    environment of every run comes along. Folders below a SOURCE go to those of the same name below --into.
+    """
+    from tflabench.rows import load
+    from tflabench.rows import merge as merge_
+    from tflabench.selection import axes
+
+    passes = axes.parse_values("pass", pass_)
+    pairs = [
+        (results.only(split(impl), passes), into if results.folder == source else into / results.folder.name)
+        for source in sources
+        for results in load.find_results(source)
+    ]
+    pairs = [(results, target) for results, target in pairs if results.rows]
+    if not pairs:
+        raise InputError(f"--impl {impl!r} and --pass {pass_} name no implementation that has rows here")
+    for results, target in pairs:
+        if results.folder.resolve() == target.resolve():
+            raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
+    for results, target in pairs:
+        found = merge_.merge(results, target)
+        left = f", {found.kept} left out for what was there" if found.kept else ""
+        print(f"{target}: {found.new} new points, {found.replaced} measured again{left}, from {results.folder}")

@@ -1,0 +1,42 @@
+"""The command that fills in the theory of stored rows anew: recount."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tflabench.cli.common.app import app
+
+
+@app.command()
+def recount(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder, or one that holds some.")],
+) -> None:
+    """Fill in the theory of stored rows anew (FLOPs, bytes, bounds, percentages), by the counts of this version.
+
+    Times stay as they were measured, and ceilings those of the run that a row is from. Rows whose run has recorded
+    none, or whose implementation is gone, are left as they are.
+    """
+    from tflabench.bench import theory_columns
+    from tflabench.implementations import registry
+    from tflabench.rows import journal as store
+    from tflabench.rows import load
+    from tflabench.theory.hardware import Ceilings
+
+    known = {impl.name for impl in registry.implementations()}
+    for results in load.find_results(directory):
+        changed = left = 0
+        opened = store.Store(results.folder, results.rows[0].device)
+        for row in results.rows:
+            ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
+            if ceilings is None or row.implementation not in known:
+                left += 1
+            elif (found := theory_columns.recounted(row, Ceilings(**ceilings))) != row:
+                opened.append(found)
+                changed += 1
+        if changed:
+            opened.export()
+        told = f", {left} left as they are" if left else ""
+        print(f"{results.folder}: {changed} of {len(results.rows)} rows changed{told}")

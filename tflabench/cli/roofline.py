@@ -1,0 +1,146 @@
+"""The command that draws rooflines: roofline."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tflabench.cli.common.app import app
+from tflabench.cli.common.checks import dtype_bytes, one_of
+from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
+from tflabench.cli.common.gpu import chosen_gpu
+from tflabench.cli.common.options import (
+    BandwidthTbs,
+    CausalFactor,
+    CountsOption,
+    Dhv,
+    Dqk,
+    Dtype,
+    Gate,
+    JsonObject,
+    PeakTflops,
+    StateDtype,
+)
+from tflabench.problem import InputError, Problem
+
+if TYPE_CHECKING:
+    from tflabench.figures.theory import Measured
+
+
+@app.command()
+def roofline(
+    gpu: Annotated[str | None, typer.Option(help="Names, comma-separated. Default: V100,A100,H100.")] = None,
+    d_hv: Dhv = 512,
+    d_qk: Dqk = 256,
+    gate: Gate = "sig",
+    chunk_size: Annotated[str, typer.Option(help="The L to mark: 64,128 or 16:4096:x4.")] = "16:4096:x4",
+    causal_factor: CausalFactor = 0.5,
+    state_dtype: StateDtype = "float32",
+    dtype: Dtype = "bfloat16",
+    pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fw",
+    counts: CountsOption = "published",
+    peak_tflops: PeakTflops = None,
+    bandwidth_tbs: BandwidthTbs = None,
+    overlay: Annotated[Path | None, typer.Option(help="Folder of a sweep: draw its measured rows.")] = None,
+    out: Annotated[Path, typer.Option(help="File to draw: .png, .svg or .pdf.")] = Path("roofline.png"),
+    as_json: JsonObject = False,
+) -> None:
+    """Arithmetic intensity of chunk sizes against the rooflines of GPUs, with measured points laid over."""
+    from tflabench.figures import theory
+    from tflabench.selection.axes import parse_values
+    from tflabench.theory.chunk_size import Tradeoff
+    from tflabench.theory.roofline import attainable, compute_bound
+
+    measured, devices = _measured_points(overlay) if overlay else ([], [])
+    if gpu or peak_tflops or bandwidth_tbs:
+        chips = [chosen_gpu(name.strip() or None, dtype, peak_tflops, bandwidth_tbs) for name in (gpu or "").split(",")]
+    else:
+        chips = [chosen_gpu(name, dtype) for name in devices or ("V100", "A100", "H100")]
+    sizes = [size for size in parse_values("chunk_size", chunk_size) if isinstance(size, int)]
+    if not sizes:
+        raise InputError(f"chunk_size is {chunk_size!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")
+    problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
+    tradeoff = Tradeoff(
+        problem,
+        one_of("gate", gate, ("exp", "sig")),  # type: ignore[arg-type]
+        chips[0].ceilings,
+        causal_factor,
+        dtype_bytes("state_dtype", state_dtype),
+        one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
+    )
+    costs = {size: tradeoff.cost(size) for size in sizes}
+    title = (
+        f"mLSTM{gate} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
+        f"F_causal {causal_factor:g}"
+    )
+    theory.save(theory.roofline(chips, costs, title, measured), out)
+    points = [
+        {
+            "gpu": chip.name,
+            "chunk_size": size,
+            "intensity": float(cost.intensity),
+            "attainable_tflops": float(attainable(chip.ceilings, cost.intensity)) / 1e12,
+            "bound": "compute" if compute_bound(cost, chip.ceilings) else "memory",
+        }
+        for chip in chips
+        for size, cost in costs.items()
+    ]
+    if as_json:
+        print_json(
+            {
+                "file": str(out),
+                "gpus": [asdict(chip) for chip in chips],
+                "points": points,
+                "measured": [point._asdict() for point in measured],
+            }
+        )
+        return
+
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(title, style="bold")
+    header = ("L", "FLOP/B", *(f"{chip.name}\nI_acc {chip.ceilings.intensity:.0f}" for chip in chips))
+    rows = [
+        (
+            str(size),
+            f"{cost.intensity:.0f}",
+            *(f"{p['attainable_tflops']:.0f} {p['bound']}" for p in points if p["chunk_size"] == size),
+        )
+        for size, cost in costs.items()
+    ]
+    console.print(filled_table(header, rows))
+    console.print("TFLOP/s that the roof allows at that intensity, and what bounds it.")
+    print(f"wrote {out}", file=sys.stderr)
+
+
+def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:
+    """Rows of a sweep that have a time and a cost, and the names of the GPUs they ran on."""
+    file = folder / "rows.parquet"
+    if not file.is_file():
+        raise InputError(f"--overlay is {folder}: it must be the folder of a sweep, and has no rows.parquet")
+    import pandas as pd
+
+    from tflabench.figures.theory import Measured
+    from tflabench.theory import hardware
+
+    needed = ["implementation", "device", "status", "ms_median", "model_flops", "model_bytes"]
+    try:
+        rows = pd.read_parquet(file)
+    except Exception as error:  # pyarrow's, of many kinds
+        raise InputError(f"cannot read {file}: {error}") from None
+    if lacking := [column for column in needed if column not in rows]:
+        raise InputError(f"{file} lacks the columns {', '.join(lacking)}: it was written by another version")
+    rows = rows[(rows["status"] == "ok") & rows[needed].notna().all(axis="columns")]
+    points = [
+        Measured(str(name), float(flops) / float(moved), float(flops) / (float(ms) * 1e-3))
+        for name, flops, moved, ms in zip(
+            rows["implementation"], rows["model_flops"], rows["model_bytes"], rows["ms_median"], strict=True
+        )
+    ]
+    known = [hardware.from_device_name(str(device)) for device in dict.fromkeys(rows["device"])]
+    return points, [gpu.name for gpu in known if gpu]

@@ -1,0 +1,68 @@
+"""The command that compares implementations with float64: verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tflabench.cli.common.app import app
+from tflabench.cli.common.console import progress_bar, stderr, stdout
+from tflabench.cli.common.measuring import host_memory_limit
+from tflabench.cli.common.options import Axes, Device, Impl, Json, MemoryLimit, Plugin, Timeout
+
+
+@app.command()
+def verify(
+    preset: Annotated[str, typer.Option(help="Which sizes: a name from tflabench/selection/presets.")] = "quick",
+    axis: Axes = None,
+    impl: Impl = None,
+    device: Device = "auto",
+    budget: Annotated[float, typer.Option(min=0, help="Seconds that the oracle of one point may take.")] = 30.0,
+    timeout: Timeout = 600.0,
+    memory_limit: MemoryLimit = None,
+    plugin: Plugin = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write errors.csv here.")] = None,
+    json_: Json = False,
+) -> None:
+    """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
+    from dataclasses import replace
+
+    from tflabench.bench import runner
+    from tflabench.bench.executor import LocalExecutor
+    from tflabench.bench.machine import detect, environment
+    from tflabench.bench.protocol import STANDARD
+    from tflabench.conclusions import summary
+    from tflabench.implementations import registry
+    from tflabench.rows import errors
+    from tflabench.selection import axes, presets
+    from tflabench.selection import points as sweeps
+
+    for name in plugin or ():
+        registry.plug_in(name)
+    machine = detect(device)
+    patterns = registry.split(",".join(impl)) if impl else None
+    overrides = {"pass": ("fwbw",)} | axes.parse_overrides(axis or ())
+    points = sweeps.plan(presets.load_preset(preset), overrides, patterns, machine.kind)
+    runner.require_runnable(points, machine.kind)
+    note = stderr()
+    results = []
+    with LocalExecutor(machine.kind, plugin or (), host_memory_limit(memory_limit, machine)) as executor:
+        checks = runner.Bench(machine, executor, replace(STANDARD, verify_s=budget), timeout)
+        with progress_bar(note) as bar:
+            results = [checks.verify(point) for point in bar.track(points)]
+        facts = executor.facts()
+    if out:
+        note.print(f"Wrote {errors.write_errors(out, results, environment(machine, facts))}")
+    failed = [result for result in results if result["status"] not in ("ok", "unsupported")]
+    if json_:
+        print(json.dumps(results, indent=2))
+    else:
+        stdout().print(summary.error_table(results))
+    if facts.get("ptxas"):
+        note.print(f"Triton's kernels were assembled by ptxas {facts['ptxas']}.")
+    note.print(f"{len(results) - len(failed)} of {len(results)} points agree with float64 or were refused.")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""What follows from rows and theory: comparisons, claims, advice, the headline."""

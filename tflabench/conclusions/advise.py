@@ -1,0 +1,340 @@
+"""Which kernel at which chunk size and batch: predicted time and memory of every choice, and those worth making.
+
+Time is the calibrated model's (`tflabench.theory.calibrated`) where it knows kernel and GPU, else the paper's upper
+bound (nothing overlaps, eq. 116). Memory counts tensors: inputs, output, states, what a forward keeps for its backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Literal
+
+from tflabench.implementations import bundled, registry
+from tflabench.implementations.adapter import Implementation
+from tflabench.implementations.mlstm import GATES
+from tflabench.problem import DeviceKind, InputError, Problem
+from tflabench.rows.schema import Row
+from tflabench.selection.points import Point
+from tflabench.theory import calibrated, cost, fused, fused_kernels
+from tflabench.theory.calibrated import Algorithm, Modelled
+from tflabench.theory.cost import Cost
+from tflabench.theory.hardware import Gpu
+from tflabench.theory.launches import Chip
+from tflabench.theory.roofline import TimeBounds, time_bounds
+
+Source = Literal["calibrated model", "published bound", "measured"]
+
+COMPUTES = (*GATES, *(op.name for op in bundled.RECURRENCES))  # of the mLSTM, and the other linear RNNs
+SMALLEST_CHUNK = 64
+WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
+FUSED_ON = ("H100", "H200", "GH200")  # compute capability 9.0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A chunkwise kernel as advice names it.
+
+    Attributes:
+        name: of the implementation.
+        gate: "exp" or "sig" of the mLSTM, or which other linear RNN it computes.
+        modelled: what it is to the calibrated model; None for what that does not know.
+        count: FLOPs and bytes of a call.
+    """
+
+    name: str
+    gate: str
+    modelled: Modelled | None
+    count: Callable[[Problem], Cost] = field(compare=False)
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        return self.modelled.algorithm if self.modelled else None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the user has and wants.
+
+    Attributes:
+        problem: of one call; its chunk size is ignored.
+        layers: of the model that run this kernel, one after the other.
+        tokens: of a training step, over all its calls; None: the one call of `problem`.
+        memory_bytes: that these layers may take; None: no limit.
+    """
+
+    problem: Problem
+    layers: int = 1
+    tokens: int | None = None
+    memory_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        p = self.problem
+        if p.pass_ == "decode":
+            raise InputError("pass is 'decode': one step has no chunks to choose; it must be fw or fwbw")
+        if self.layers < 1:
+            raise InputError(f"layers is {self.layers}: it must be at least 1")
+        if self.tokens is not None and (self.tokens < p.seq_len or self.tokens % p.seq_len):
+            raise InputError(f"tokens is {self.tokens}: it must be a multiple of seq_len, which is {p.seq_len}")
+
+    @property
+    def sequences(self) -> int:
+        """Of a step."""
+        return self.problem.batch if self.tokens is None else self.tokens // self.problem.seq_len
+
+    @property
+    def batches(self) -> list[int]:
+        """Batch sizes to consider: the one asked for, or those that make a step of few calls."""
+        if self.tokens is None:
+            return [self.problem.batch]
+        return sorted({math.ceil(self.sequences / calls) for calls in range(1, self.sequences + 1)})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one call: `peak` while it runs, `kept` from its forward to its backward."""
+
+    peak: float
+    kept: float
+
+    def of_layers(self, layers: int) -> float:
+        """Peak of layers one after the other: each keeps what its backward needs, one works at a time."""
+        return layers * self.kept + self.peak - self.kept
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel, a chunk size and a batch, and what they cost.
+
+    Attributes:
+        problem: with chunk size and batch.
+        call_s: of one call, by `source`; `bounds`: of the published model.
+        calls: of a step, in one layer.
+        step_s: of all calls of a step, in all layers.
+        memory_bytes: of all layers.
+        largest_batch: that fits the memory allowed; None without a limit.
+    """
+
+    kernel: Kernel
+    problem: Problem
+    call_s: float
+    source: Source
+    bounds: TimeBounds
+    calls: int
+    step_s: float
+    memory_bytes: float
+    largest_batch: int | None
+
+    @property
+    def fits(self) -> bool:
+        return self.largest_batch is None or self.problem.batch <= self.largest_batch
+
+    def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Choice:
+        """The same choice with a measured time and peak of one call; what is kept between calls stays modelled."""
+        kept = memory(self.kernel, self.problem).kept
+        needed = Memory(peak_bytes, min(kept, peak_bytes))
+        return replace(
+            self,
+            call_s=call_s,
+            source="measured",
+            step_s=demand.layers * self.calls * call_s,
+            memory_bytes=needed.of_layers(demand.layers),
+            largest_batch=_largest_batch(demand, needed, self.problem.batch),
+        )
+
+
+def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int], gpu: Gpu) -> list[Choice]:
+    """Every batch at every chunk size of a kernel, fitting or not."""
+    found = []
+    for size in chunk_sizes:
+        for batch in demand.batches:
+            problem = demand.problem.with_(chunk_size=size, batch=batch)
+            call_s, source = predict(kernel, problem, gpu)
+            needed = memory(kernel, problem)
+            calls = math.ceil(demand.sequences / batch)
+            found.append(
+                Choice(
+                    kernel=kernel,
+                    problem=problem,
+                    call_s=call_s,
+                    source=source,
+                    bounds=_bounds(kernel, problem, gpu),
+                    calls=calls,
+                    step_s=demand.layers * calls * call_s,
+                    memory_bytes=needed.of_layers(demand.layers),
+                    largest_batch=_largest_batch(demand, needed, batch),
+                )
+            )
+    return found
+
+
+def rank(found: Iterable[Choice]) -> list[Choice]:
+    """The best fitting batch of every kernel and chunk size, least step time first; then what fits at no batch."""
+    best: dict[tuple[Kernel, int | None], Choice] = {}
+    for choice in found:
+        key = (choice.kernel, choice.problem.chunk_size)
+        if key not in best or _order(choice) < _order(best[key]):
+            best[key] = choice
+    return sorted(best.values(), key=_order)
+
+
+def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
+    """The choices that no other beats in both memory and step time, least memory first; each is more than the part
+    `gain` faster than the one before it."""
+    kept: list[Choice] = []
+    for choice in sorted(found, key=lambda c: (c.memory_bytes, c.step_s)):
+        if not kept or choice.step_s < (1 - gain) * kept[-1].step_s:
+            kept.append(choice)
+    return kept
+
+
+def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> tuple[float, Source]:
+    """Seconds of one call, and which model says so."""
+    known = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
+    if kernel.modelled and known and problem.element_bytes == 2:
+        terms = calibrated.predict(problem, kernel.modelled, Chip.of(gpu))
+        return sum(terms.values()), "calibrated model"
+    return float(_bounds(kernel, problem, gpu).upper), "published bound"
+
+
+def _bounds(kernel: Kernel, problem: Problem, gpu: Gpu) -> TimeBounds:
+    return time_bounds(kernel.count(problem), gpu.ceilings)
+
+
+def memory(kernel: Kernel, problem: Problem) -> Memory:
+    """Of one call: tensors that it is given, makes and keeps."""
+    p = problem
+    heads = p.batch * p.heads
+    steps = heads * p.seq_len
+    is_exp = kernel.gate == "exp"
+    group = kernel.modelled.group(p) if kernel.modelled else 1
+    given = steps * (2 * p.d_qk / group + p.d_hv + 2) * p.element_bytes  # q, k, v; i, f
+    made = steps * p.d_hv * p.element_bytes
+    size = min(p.chunk_size or p.seq_len, p.seq_len)
+    if kernel.modelled and kernel.algorithm == "fused":
+        cut = fused.segments(p, size)
+        state = p.d_qk * p.d_hv * fused_kernels.STATE_BYTES
+        states = heads * cut * state if cut > 1 else 0
+        sums = steps * sum(found.sum_bytes for found in fused_kernels.kernels(p, kernel.modelled.gate_gradients, group))
+        if tilewise := fused_kernels.tilewise(p, kernel.modelled.gate_gradients, group):
+            sums += steps * tilewise[0].state_bytes(p.element_bytes)  # C of tiles; dC lies where dv goes
+        saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
+    else:
+        elements = cost.state_elements("exp" if is_exp else "sig", p.d_qk, p.d_hv)
+        width = 4 if kernel.algorithm == "unpipelined" else p.element_bytes
+        states = heads * math.ceil(p.seq_len / size) * elements * width
+        sums = 0
+        saved = steps * 4 if is_exp else 0  # 1 / denominator, float32
+    if p.pass_ == "fw":
+        return Memory(given + made + states + saved, 0.0)
+    return Memory(2 * (given + made) + 2 * states + sums + saved, given + made + saved)
+
+
+def _largest_batch(demand: Demand, needed: Memory, batch: int) -> int | None:
+    """All of it grows with the batch."""
+    if demand.memory_bytes is None:
+        return None
+    return math.floor(demand.memory_bytes * batch / needed.of_layers(demand.layers))
+
+
+def _order(choice: Choice) -> tuple[bool, float, float]:
+    return (not choice.fits, choice.step_s, choice.memory_bytes)
+
+
+# --- Choices from the registry
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Choices in the order of their ranks, all that were considered, and why other kernels were not."""
+
+    demand: Demand
+    gpu: Gpu
+    ranked: list[Choice]
+    considered: list[Choice]
+    refused: dict[str, str]
+
+    @property
+    def frontier(self) -> list[Choice]:
+        """Of the memory needed against the time of a step, over all choices that fit, where memory buys time."""
+        return frontier([choice for choice in self.considered if choice.fits], WORTH_MEMORY)
+
+
+def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pattern: str | None = None) -> Advice:
+    """Rank what theory says of every kernel that computes one of `gates`.
+
+    Args:
+        gates: of COMPUTES.
+        kind: of device that it is for: "cuda", or "cpu" for this machine's CPU, which has the plain PyTorch form.
+        pattern: shell pattern of implementations, of libraries too; default: the bundled kernels for that kind.
+
+    Raises:
+        InputError: no kernel can run, with the first reason.
+    """
+    found: list[Choice] = []
+    refused: dict[str, str] = {}
+    for impl in registry.select(pattern) if pattern else bundled.IMPLEMENTATIONS:
+        plain = impl.package == "torch"
+        computes = impl.gate or impl.operation
+        if not impl.chunked or computes is None or computes not in gates:
+            continue
+        if pattern is None and plain != (kind == "cpu"):
+            continue
+        kernel = Kernel(impl.name, computes, impl.modelled, impl.count)
+        sizes, reason = _chunk_sizes(impl, kernel, demand, gpu, kind)
+        if not sizes:
+            refused[impl.name] = reason
+        found += choices(demand, kernel, sizes, gpu)
+    if not found:
+        why = "; ".join(f"{name} {reason}" for name, reason in list(refused.items())[:1])
+        raise InputError(f"no kernel can run this{f': {why}' if why else ''}: change the sizes, --gate or --impl")
+    return Advice(demand, gpu, rank(found), found, refused)
+
+
+def measured(
+    given: Advice,
+    measure: Callable[[Point], Row],
+    top: int,
+    on_choice: Callable[[Choice], None] = lambda choice: None,
+) -> Advice:
+    """Measure the `top` choices that fit, and rank these by what was measured; failures join those refused.
+
+    Args:
+        measure: returns the row of a point, whatever happens to it.
+        on_choice: called with every choice that has been measured.
+
+    Raises:
+        InputError: none could be measured, with the first reason.
+    """
+    done: list[Choice] = []
+    failed: dict[str, str] = {}
+    for choice in [choice for choice in given.ranked if choice.fits][:top]:
+        point = Point(registry.get(choice.kernel.name), choice.problem)
+        row = measure(point)
+        if row.status == "ok" and row.ms_median is not None and row.peak_bytes is not None:
+            done.append(choice.measured(given.demand, row.ms_median / 1e3, row.peak_bytes))
+            on_choice(done[-1])
+        else:
+            failed[f"{choice.kernel.name} at L = {choice.problem.chunk_size}"] = f"{row.status}: {row.reason}"
+    if not done:
+        why = "; ".join(f"{name} {reason}" for name, reason in list(failed.items())[:1])
+        raise InputError(f"nothing could be measured{f': {why}' if why else ': no choice fits the memory'}")
+    return replace(given, ranked=rank(done), considered=done, refused=given.refused | failed)
+
+
+def _chunk_sizes(
+    impl: Implementation, kernel: Kernel, demand: Demand, gpu: Gpu, kind: DeviceKind
+) -> tuple[list[int], str]:
+    """Powers of two up to the sequence length, and all of it, that the implementation takes, or why it takes none."""
+    if kernel.algorithm == "fused" and not any(name in gpu.name for name in FUSED_ON):
+        return [], f"runs on {', '.join(FUSED_ON)} only"
+    last = demand.problem.seq_len
+    sizes = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]
+    if last > SMALLEST_CHUNK and last not in sizes:
+        sizes.append(-(-last // SMALLEST_CHUNK) * SMALLEST_CHUNK)
+    if kind == "cuda" and find_spec(impl.package) is None:
+        return sizes, ""  # theory needs no package; what it would refuse is not known without it
+    reasons = {size: impl.refuses(demand.problem.with_(chunk_size=size), kind) for size in sizes}
+    return [size for size in sizes if reasons[size] is None], str(reasons[sizes[-1]])

@@ -1,0 +1,75 @@
+"""Under which conditions rows were measured, and which of them may therefore be divided by each other. No torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tflabench.rows.load import Results
+    from tflabench.rows.schema import Row
+
+# What decides how fast a kernel runs besides itself. Packages of baselines are not among them: a row names its own.
+DECISIVE = ("device", "driver", "cuda", "cudnn", "threads", "torch", "triton")
+
+
+def conditions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Device, driver and versions of one run of environment.json, by name; what it does not say is left out."""
+    facts = environment.get("device_facts", {})
+    found = {name: environment.get(name) for name in ("device", "driver", "python", "tflabench", "commit")}
+    found |= {name: facts.get(name) for name in ("cuda", "cudnn", "threads")}
+    found |= environment.get("packages", {}) | environment.get("variables", {})
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def conditions_of(rows: Iterable[Row], runs: Mapping[str, Any]) -> dict[str, list[str]]:
+    """All values that each condition had in the runs behind the rows, the device and protocol as the rows have them."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        described = conditions(runs.get(row.run_id, {}))
+        for name, value in {**described, "device": row.device, "protocol": row.protocol}.items():
+            found[name].add(value)
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def differences(a: Mapping[str, Sequence[str]], b: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, str]]:
+    """The conditions in which two sides differ, by name, in words; the decisive ones first."""
+    names = [name for name in (*DECISIVE, "protocol") if name in a or name in b]
+    names += sorted((a.keys() | b.keys()) - set(names))
+
+    def words(side: Mapping[str, Sequence[str]], name: str) -> str:
+        return " and ".join(side.get(name, ())) or "not recorded"
+
+    return {name: (words(a, name), words(b, name)) for name in names if a.get(name) != b.get(name)}
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Rows of one results folder that ran under the same decisive conditions: a ratio of two of them counts."""
+
+    folder: str
+    rows: tuple[Row, ...]
+    runs: Mapping[str, Any]
+
+    def apart(self, a: Row, b: Row) -> bool:
+        """Whether two rows are of different commits of this project, and so of different occasions, or of different
+        GPUs of one machine, as far as CUDA_VISIBLE_DEVICES told them apart.
+        """
+        one, other = (conditions(self.runs.get(row.run_id, {})) for row in (a, b))
+        return any(one.get(name) != other.get(name) for name in ("commit", "CUDA_VISIBLE_DEVICES"))
+
+
+def campaigns(results: Iterable[Results]) -> list[Campaign]:
+    """The rows of results folders, apart where device, driver or the versions that decide a time differ."""
+    found = []
+    for folder in results:
+        apart: dict[tuple, list[Row]] = defaultdict(list)
+        for row in folder.rows:
+            run = conditions(folder.runs.get(row.run_id, {})) | {"device": row.device}
+            apart[tuple(run.get(name) for name in DECISIVE)].append(row)
+        for rows in apart.values():
+            runs = {run: folder.runs[run] for run in dict.fromkeys(row.run_id for row in rows) if run in folder.runs}
+            found.append(Campaign(str(folder.folder), tuple(rows), runs))
+    return found

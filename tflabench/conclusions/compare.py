@@ -1,0 +1,201 @@
+"""Which rows answer the same question, and what two times of the same point say: same, faster, slower or ambiguous."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from tflabench.rows.schema import Row
+
+Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
+VERDICTS: tuple[Verdict, ...] = ("faster", "same", "slower", "ambiguous", "broken", "missing")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When two times count as different.
+
+    Attributes:
+        least_difference: medians nearer to each other than this are the same.
+        min_samples: with fewer on either side nothing is said.
+        allow_throttled: whether rows count that were measured while the GPU held its clock back.
+    """
+
+    least_difference: float = 0.01
+    min_samples: int = 30
+    allow_throttled: bool = False
+
+
+@dataclass(frozen=True)
+class Match:
+    """The same point measured twice: `b` as held against `a`."""
+
+    a: Row
+    b: Row
+    verdict: Verdict
+    reason: str | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Time of b over time of a: above 1 where b is slower; None where one was not measured."""
+        return ratio(self.b.ms_median, self.a.ms_median)
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Peak memory of b over that of a."""
+        return ratio(self.b.peak_bytes, self.a.peak_bytes)
+
+    def regressed(self, threshold: float) -> bool:
+        """Whether b is slower by more than `threshold` (0.05: 5%), or failed where a ran."""
+        return self.verdict == "broken" or (self.verdict == "slower" and (self.ratio or 0) > 1 + threshold)
+
+
+class Matching(NamedTuple):
+    """Pairs of rows of the same point, and the rows that found no partner."""
+
+    pairs: list[tuple[Row, Row]]
+    only_a: list[Row]
+    only_b: list[Row]
+
+
+def ratio(over: float | None, under: float | None) -> float | None:
+    return None if over is None or not under else over / under
+
+
+def questions(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows that answer the same question, small problems first.
+
+    That is the same batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with 16 of
+    256), unless an implementation ran with heads cut in several ways: then those are questions of their own.
+    """
+    by_embedding = defaultdict(list)
+    for row in rows:
+        by_embedding[row.seq_len, row.batch, row.heads * row.d_hv, row.dtype, row.inputs, row.pass_].append(row)
+    found: list[list[Row]] = []
+    for _, group in sorted(by_embedding.items()):
+        cuts = defaultdict(set)
+        by_heads = defaultdict(list)
+        for row in group:
+            cuts[row.implementation].add((row.heads, row.d_qk, row.d_hv))
+            by_heads[row.heads, row.d_qk, row.d_hv].append(row)
+        found += [group] if max(map(len, cuts.values())) == 1 else by_heads.values()
+    return found
+
+
+def fastest(rows: Sequence[Row]) -> Row:
+    """Of one row or more the measured one of least median time; where none was measured, the first."""
+    return min(rows, key=lambda row: inf if row.ms_median is None else row.ms_median)
+
+
+def match_points(a: Iterable[Row], b: Iterable[Row]) -> Matching:
+    """Rows of two results folders by the identity of their points, in the order of `a`."""
+    left, right = ({row.point: row for row in side} for side in (a, b))
+    pairs = [(row, right[point]) for point, row in left.items() if point in right]
+    return Matching(
+        pairs,
+        only_a=[row for point, row in left.items() if point not in right],
+        only_b=[row for point, row in right.items() if point not in left],
+    )
+
+
+def match_implementations(a: Sequence[Row], b: Sequence[Row]) -> Matching:
+    """Rows of two implementations that answer the same question.
+
+    At the same chunk sizes where they share some, else each at its fastest one.
+    """
+    found = Matching([], [], [])
+    names = {row.implementation for row in a}
+    for group in questions([*a, *b]):
+        left = [row for row in group if row.implementation in names]
+        right = [row for row in group if row.implementation not in names]
+        if not (left and right):
+            found.only_a.extend(left)
+            found.only_b.extend(right)
+            continue
+        in_a, in_b = ({row.chunk_size: row for row in side if row.chunk_size} for side in (left, right))
+        shared = [(in_a[size], in_b[size]) for size in in_a if size in in_b]
+        found.pairs.extend(shared or [(fastest(left), fastest(right))])
+    return found
+
+
+def judge(a: Row, b: Row, rules: Rules = Rules()) -> Match:
+    """What two rows of the same point say of `b`, and why where that is not clear.
+
+    - missing: not measured on one side; broken: ran in `a` and failed in `b`;
+    - ambiguous: too few samples or a throttled clock on either side, or medians that differ by `least_difference` or
+      more while the intervals [min, 80th percentile] overlap;
+    - same: medians nearer than that;  faster, slower: apart, and the intervals do too.
+    """
+    if a.status != "ok" or b.status != "ok":
+        broken = a.status == "ok" and b.status != "unsupported"
+        failed = [f"{row.status} in {side}: {row.reason}" for side, row in (("A", a), ("B", b)) if row.status != "ok"]
+        return Match(a, b, "broken" if broken else "missing", "; ".join(failed))
+    before, after, doubts = _span(a), _span(b), _doubts(a, b, rules)
+    if not before or not after or doubts:
+        return Match(a, b, "ambiguous", "; ".join(doubts) or "no spread was recorded")
+    if abs(log(after.median / before.median)) < log(1 + rules.least_difference):
+        return Match(a, b, "same", None)
+    if before.low <= after.high and after.low <= before.high:
+        spans = (f"{span.low:.4g} to {span.high:.4g}" for span in (before, after))
+        return Match(a, b, "ambiguous", f"[min, p80] overlap: {' and '.join(spans)} ms")
+    return Match(a, b, "faster" if after.median < before.median else "slower", None)
+
+
+class _Span(NamedTuple):
+    low: float
+    median: float
+    high: float
+
+
+def _span(row: Row) -> _Span | None:
+    if row.ms_min is None or row.ms_median is None or row.ms_p80 is None:
+        return None
+    return _Span(row.ms_min, row.ms_median, row.ms_p80)
+
+
+def _doubts(a: Row, b: Row, rules: Rules) -> list[str]:
+    """Why the times of two measured rows must not be compared."""
+    found = []
+    samples = min(row.samples or 0 for row in (a, b))
+    if samples < rules.min_samples:
+        found.append(f"{samples} samples, {rules.min_samples} needed")
+    throttled = [side for side, row in (("A", a), ("B", b)) if row.throttled]
+    if throttled and not rules.allow_throttled:
+        found.append(f"throttled in {' and '.join(throttled)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All points of two sides; `threshold`: how much slower b may be without a regression (0.05: 5%)."""
+
+    matches: tuple[Match, ...]
+    only_a: Sequence[Row]
+    only_b: Sequence[Row]
+    threshold: float
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """How many points have each verdict."""
+        found = Counter(match.verdict for match in self.matches)
+        return {verdict: found[verdict] for verdict in VERDICTS}
+
+    @property
+    def geometric_mean(self) -> float | None:
+        """Of the time ratios of all points measured on both sides."""
+        ratios = [match.ratio for match in self.matches if match.ratio]
+        return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
+
+    @property
+    def regressions(self) -> list[Match]:
+        return [match for match in self.matches if match.regressed(self.threshold)]
+
+
+def compare(matching: Matching, rules: Rules, threshold: float) -> Comparison:
+    """Judge every pair of a matching."""
+    matches = tuple(judge(*pair, rules) for pair in matching.pairs)
+    return Comparison(matches, matching.only_a, matching.only_b, threshold)

@@ -1,0 +1,346 @@
+"""The generated results/README.md: our best kernel against each baseline, from stored rows only. No torch.
+
+A table belongs to one campaign (a folder, a machine, a set of versions) and one pass; a ratio is the baseline's time or
+memory over that of our fastest kernel at the same point, so above 1 ours is better.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tflabench.conclusions.campaigns import DECISIVE, Campaign, campaigns, conditions_of, differences
+from tflabench.conclusions.compare import fastest, questions, ratio
+from tflabench.implementations.registry import bundled_kernels, operation
+from tflabench.problem import InputError
+from tflabench.rows.labels import PASS_TITLES, heads, label
+from tflabench.rows.load import find_results
+from tflabench.rows.schema import Row
+
+PASSES = ("fw", "fwbw")
+TIE = 0.01  # nearer to each other than this, nobody wins
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a table compares: a column of a row, how it is written, and the verb of its winner."""
+
+    name: str
+    column: str
+    write: Callable[[float], str]
+    wins: str
+
+
+TIME = Quantity("time", "ms_median", lambda ms: f"{ms:.3g} ms", "faster")
+MEMORY = Quantity("peak memory", "peak_bytes", lambda size: f"{size / 2**30:.2f} GiB", "smaller")
+
+
+def answers(ours: Sequence[Row], rival: Row | None) -> list[Row]:
+    """Those of our rows that a baseline is compared with: of the same operation where there is a kernel of ours for it,
+    measured here or not; else mLSTM, what this project is about, or all of ours where no mLSTM was measured.
+    """
+    wanted = operation(rival.implementation, rival.gate) if rival else None
+    if rival and wanted and (rival.family == "mlstm" or wanted in {operation(name) for name in bundled_kernels()}):
+        return [row for row in ours if operation(row.implementation, row.gate) == wanted]
+    return [row for row in ours if row.family == "mlstm"] or list(ours)
+
+
+@dataclass(frozen=True)
+class Column:
+    """The rows of one question of a campaign: those of our kernels and those of baselines, by implementation."""
+
+    label: str
+    kernels: Mapping[str, list[Row]]
+    baselines: Mapping[str, list[Row]]
+    campaign: Campaign
+
+    def ours(self, rival: Row | None = None) -> Row | None:
+        """Our fastest kernel of those that answer a baseline, or of mLSTM (see `answers`)."""
+        rows = answers([row for own in self.kernels.values() for row in own if row.status == "ok"], rival)
+        return fastest(rows) if rows else None
+
+    def rival(self, name: str) -> Row | None:
+        """The fastest row of a baseline, one that failed where none was measured, None where it was not asked for."""
+        return fastest(self.baselines[name]) if name in self.baselines else None
+
+    def ratio(self, name: str, quantity: Quantity) -> float | None:
+        """The baseline's value over ours."""
+        rival = self.rival(name)
+        ours = self.ours(rival) if rival else None
+        return ratio(getattr(rival, quantity.column), getattr(ours, quantity.column)) if rival and ours else None
+
+    def apart(self, name: str) -> bool:
+        """Whether the two sides of a ratio were measured on different occasions or GPUs."""
+        rival = self.rival(name)
+        ours = self.ours(rival) if rival else None
+        return bool(rival and ours and self.campaign.apart(rival, ours))
+
+
+@dataclass(frozen=True)
+class Table:
+    """One pass at one number of tokens, embedding and dtype, over the sequence length or the head dimension."""
+
+    title: str
+    axis: str
+    columns: tuple[Column, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        sides = (side for column in self.columns for side in (column.kernels, column.baselines))
+        return [row for side in sides for rows in side.values() for row in rows]
+
+    @property
+    def baselines(self) -> dict[str, Row]:
+        """A row of every baseline, by name; one with a version where there is one."""
+        found: dict[str, Row] = {}
+        for column in self.columns:
+            for name, rows in column.baselines.items():
+                for row in rows:
+                    known = found.setdefault(name, row)
+                    found[name] = known if known.package_version else row
+        return found
+
+
+def write(root: Path, out: Path, command: Sequence[str] | None = None) -> Path:
+    """Write the page about all results at and below `root`; `command`: what it says made it, if not `headline`.
+
+    Raises:
+        InputError: no results, results that cannot be read, or a file that cannot be written.
+    """
+    text = markdown(root, command or ["tflabench", "headline", str(root), "--out", str(out)], out.parent)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}): give another file with --out") from None
+    return out
+
+
+def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
+    """The page about all results at and below `root`, its links relative to the folder `beside`."""
+    kernels = bundled_kernels()
+    sections, shorts = [], []
+    every = campaigns(find_results(root))
+    ours = [campaign for campaign in every if any(row.implementation in kernels for row in campaign.rows)]
+    folders = {campaign.folder for campaign in ours}
+    shown = [campaign for campaign in every if campaign in ours or campaign.folder not in folders]
+    for campaign in shown:
+        found = tables(campaign, kernels)
+        if found:
+            name = _heading(campaign, shown, root)
+            beyond = [other for other in every if other.folder == campaign.folder and other not in shown]
+            sections += ["", f"## {name}", "", *_origin(campaign, beside), *(_beyond(campaign, x) for x in beyond)]
+            for table in found:
+                sections += ["", f"### {table.title}", "", *_rendered(table)]
+                shorts += [f"- [{name}](#{_anchor(name)}), {table.title}: {_short(table)}"]
+    head = [
+        "# Results",
+        "",
+        f"Generated by `{shlex.join(command)}` from the rows in these folders; do not edit.",
+        "",
+        "A ratio is the baseline's value over that of our fastest kernel at the same point: above 1, ours is better;",
+        "**bold** where the baseline is; † where the two were measured with different commits of this project, so on",
+        "different occasions, or on different GPUs of the same kind. Against Simple GLA, Retention, Lightning",
+        "attention, Mamba 2 or an mLSTM of a library, ours is the fastest that computes the same (an mLSTM: with the",
+        "same gate); against all others the fastest mLSTM. In brackets: percentage of the roofline, the lower bound",
+        "that each implementation's own FLOPs and bytes allow. Each runs at its fastest of the chunk sizes measured.",
+        "",
+        "## In short",
+        "",
+        *(shorts or ["No kernel was measured."]),
+    ]
+    return "\n".join([*head, *sections]) + "\n"
+
+
+def _beyond(campaign: Campaign, other: Campaign) -> str:
+    """That a folder also has rows of baselines from other conditions, with which nothing of ours can be divided."""
+    differing = differences(*(conditions_of(each.rows, each.runs) for each in (other, campaign)))
+    told = ", ".join(f"{name} {differing[name][0]}" for name in DECISIVE if name in differing)
+    names = ", ".join(dict.fromkeys(f"{row.title} ({PASS_TITLES[row.pass_]})" for row in other.rows))
+    return f"- also in this folder and its figures, from {told} with no kernel of ours to divide by: {names}"
+
+
+def tables(campaign: Campaign, kernels: Container[str]) -> list[Table]:
+    """The tables of a campaign, forward first: by tokens, embedding, dtype and, where several ran, by head dimension.
+
+    The plain PyTorch forms of our kernels are left out: neither kernels nor baselines.
+    """
+    groups = defaultdict(list)
+    compared = (row for row in campaign.rows if row.pass_ in PASSES and not row.implementation.startswith("reference_"))
+    for rows in questions(compared):
+        row = rows[0]
+        size = (row.batch * row.seq_len, row.heads * row.d_hv)
+        groups[PASSES.index(row.pass_), *size, row.dtype, row.inputs].append(rows)
+    return [table for _, group in sorted(groups.items()) for table in _split(group, kernels, campaign)]
+
+
+def _heading(campaign: Campaign, every: Sequence[Campaign], root: Path) -> str:
+    """The folder below `root`, with the conditions that tell its campaigns apart where it has several."""
+    folder = Path(campaign.folder)
+    name = root.resolve().name if folder == root else folder.relative_to(root).as_posix()
+    own = conditions_of(campaign.rows, campaign.runs)
+    siblings = [conditions_of(other.rows, other.runs) for other in every if other.folder == campaign.folder]
+    telling = [key for key in DECISIVE if any(other.get(key) != own.get(key) for other in siblings)]
+    return ", ".join([name, *(f"{key} {' '.join(own.get(key, ['not recorded']))}" for key in telling)])
+
+
+def _split(group: Sequence[list[Row]], kernels: Container[str], campaign: Campaign) -> list[Table]:
+    """One table over T; of several questions at one T, one table a head dimension, or one over these at a single T."""
+    row = group[0][0]
+    words = [f"{row.batch * row.seq_len:,} tokens", f"embedding {row.heads * row.d_hv}", row.dtype]
+    words += [] if row.inputs == "normal" else [f"{row.inputs} inputs"]
+
+    def table(axis: str, columns: Mapping[str, list[Row]], *more: str) -> Table:
+        found = tuple(_column(label, rows, kernels, campaign) for label, rows in columns.items())
+        return Table(", ".join([PASS_TITLES[row.pass_], *more, *words]), axis, found)
+
+    by_length = defaultdict(list)
+    for rows in group:
+        by_length[rows[0].seq_len].append(rows)
+    if len(by_length) == 1 and len(group) > 1:
+        in_order = sorted(group, key=lambda rows: (rows[0].d_hv, rows[0].d_qk))
+        return [table("heads", {heads(rows[0]): rows for rows in in_order}, f"T = {row.seq_len}")]
+    found = []
+    if alone := {str(T): several[0] for T, several in by_length.items() if len(several) == 1}:
+        found.append(table("T", alone))
+    by_heads = defaultdict(dict)
+    for T, several in by_length.items():
+        for rows in several if len(several) > 1 else ():
+            by_heads[heads(rows[0])][str(T)] = rows
+    return [*found, *(table("T", columns, f"heads {cut}") for cut, columns in by_heads.items())]
+
+
+def _column(label: str, rows: Iterable[Row], kernels: Container[str], campaign: Campaign) -> Column:
+    column = Column(label, defaultdict(list), defaultdict(list), campaign)
+    for row in rows:
+        side = column.kernels if row.implementation in kernels else column.baselines
+        side[row.implementation].append(row)
+    return column
+
+
+def _rendered(table: Table) -> list[str]:
+    """Time, then memory, each followed by where baselines win; then what was not measured."""
+    lines = []
+    best = [column.ours() for column in table.columns]
+    for quantity in (TIME, MEMORY):
+        lines += [_line([f"{quantity.name}, {table.axis} =", *(column.label for column in table.columns)])]
+        lines += ["|---|" + "---:|" * len(table.columns)]
+        lines += [_line(["our fastest kernel", *(label(row) if row else "-" for row in best)])] * (quantity is TIME)
+        lines += [_line(["ours", *(_own(row, quantity) if row else "-" for row in best)])]
+        for name, example in table.baselines.items():
+            lines.append(_line([_title(example), *(_cell(column, name, quantity) for column in table.columns)]))
+        lines += ["", _winners(table, quantity), ""]
+    return lines + _caveats(table)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _title(row: Row) -> str:
+    return f"{row.title} ({row.package} {row.package_version})" if row.package_version else row.title
+
+
+def _own(row: Row, quantity: Quantity) -> str:
+    value = getattr(row, quantity.column)
+    return "" if value is None else quantity.write(value) + (_roofline(row) if quantity is TIME else "")
+
+
+def _roofline(row: Row) -> str:
+    return "" if row.percent_of_roofline is None else f" ({row.percent_of_roofline:.0f}%)"
+
+
+def _cell(column: Column, name: str, quantity: Quantity) -> str:
+    """A ratio, bold where the baseline wins, † if `apart`; the plain value where ours has none; a status."""
+    rival, found = column.rival(name), column.ratio(name, quantity)
+    if rival is None:
+        return ""
+    if rival.status != "ok":
+        return f"*{rival.status}*"
+    if found is None:
+        return _own(rival, quantity)
+    mark = "**" if found < 1 - TIE else ""
+    return f"{mark}{found:.2f}x{mark}{'†' if column.apart(name) else ''}{_roofline(rival) if quantity is TIME else ''}"
+
+
+def _winners(table: Table, quantity: Quantity) -> str:
+    """Which baselines beat our fastest kernel, where, and by how much at most."""
+    if not any(column.ours() for column in table.columns):
+        return "No kernel of ours was measured here: the table has the baselines' own values."
+    found = []
+    for name, example in table.baselines.items():
+        ratios = {column.label: column.ratio(name, quantity) for column in table.columns}
+        lost = {label: value for label, value in ratios.items() if value is not None and value < 1 - TIE}
+        if lost:
+            most = 1 / min(lost.values())
+            found.append(f"{example.title} {_where(lost, table)} (ours takes up to {most:.2f} times as much)")
+    return f"Baselines that are {quantity.wins}: {'; '.join(found) or 'none'}."
+
+
+def _where(labels: Collection[str], table: Table) -> str:
+    """Columns of a table in words."""
+    return "everywhere" if len(labels) == len(table.columns) else f"at {table.axis} = {', '.join(labels)}"
+
+
+def _caveats(table: Table) -> list[str]:
+    """What was not measured and why, a line a reason; and how many rows were measured in bad conditions."""
+    missing = defaultdict(list)
+    for column in table.columns:
+        for rows in (*column.kernels.values(), *column.baselines.values()):
+            row = fastest(rows)
+            if row.status != "ok":
+                missing[row.title, row.status, row.reason].append(column.label)
+    lines = [
+        f"- not measured: {title} {_where(labels, table)}: {status}: {reason}"
+        for (title, status, reason), labels in missing.items()
+    ]
+    shown = [row for row in table.rows if row.status == "ok"]
+    for flag, meaning in (("throttled", "the GPU held its clock back"), ("noisy", "spread over 5%")):
+        if count := sum(bool(getattr(row, flag)) for row in shown):
+            lines.append(f"- {count} of {len(shown)} rows are flagged {flag} ({meaning})")
+    return lines
+
+
+def _short(table: Table) -> str:
+    """How often ours is the fastest, and its ratio to the strongest baseline in the first and the last column."""
+    duels = {}
+    for column in table.columns:
+        ratios = {name: column.ratio(name, TIME) for name in table.baselines}
+        if measured := {name: value for name, value in ratios.items() if value is not None}:
+            strongest = min(measured, key=lambda name: measured[name])
+            mark = "†" if column.apart(strongest) else ""
+            duels[column.label] = measured[strongest], f"x{mark}", table.baselines[strongest].title
+    if not duels:
+        return "no kernel of ours and a baseline side by side yet"
+    won = sum(value > 1 + TIE for value, _, _ in duels.values())
+    ends = {label: duels[label] for label in (next(iter(duels)), list(duels)[-1])}
+    words = [f"{value:.2f}{x} at {table.axis} = {label} (against {title})" for label, (value, x, title) in ends.items()]
+    return f"faster than every baseline at {won} of {len(duels)}; against the strongest one {', '.join(words)}"
+
+
+def _origin(campaign: Campaign, beside: Path) -> list[str]:
+    """Commands, machine and versions behind a campaign's tables."""
+    rows = Path(os.path.relpath(campaign.folder, beside)) / "rows.csv"
+    commands = dict.fromkeys(
+        shlex.join(["tflabench", *run["arguments"]]) for run in campaign.runs.values() if "arguments" in run
+    )
+    found = conditions_of(campaign.rows, campaign.runs)
+    versions = [
+        f"{name} {', '.join(found[name])}" for name in (*DECISIVE[1:], "python", "tflabench", "commit") if name in found
+    ]
+    days = sorted({row.started_at[:10] for row in campaign.rows})
+    return [
+        f"- command: {'; '.join(f'`{command}`' for command in commands) or 'not recorded'}",
+        f"- machine: {', '.join(found['device'])}; {', '.join(versions) or 'versions not recorded'}",
+        f"- measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, protocol {', '.join(found['protocol'])}; "
+        f"[rows]({rows.as_posix()})",
+    ]
+
+
+def _anchor(heading: str) -> str:
+    """How GitHub names a heading in a link."""
+    return "".join(letter for letter in heading.lower().replace(" ", "-") if letter.isalnum() or letter in "-_")

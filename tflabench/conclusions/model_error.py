@@ -1,0 +1,119 @@
+"""Measured rows held against the published and the calibrated model: which of them either describes, and how well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tflabench.implementations import registry
+from tflabench.problem import InputError, Problem
+from tflabench.rows.load import Results
+from tflabench.rows.schema import Row
+from tflabench.theory import calibrated
+from tflabench.theory.calibrated import Judged, Modelled
+from tflabench.theory.hardware import Ceilings, described
+from tflabench.theory.launches import Chip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the models say of the rows of some results folders.
+
+    Attributes:
+        judged: every measured row that the calibrated model describes.
+        others: how many measured rows it does not describe, by what they are.
+        titles: implementation -> title.
+        days: on which the rows were measured, sorted.
+    """
+
+    judged: tuple[Judged, ...]
+    others: dict[str, int]
+    titles: dict[str, str]
+    days: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.device for row in self.judged))
+
+    @property
+    def roofs(self) -> dict[str, list[Ceilings]]:
+        """By model, the ceilings it used; several where rows come from several devices or calibrations."""
+        return {
+            "published": list(dict.fromkeys(row.gpu.ceilings for row in self.judged)),
+            "calibrated": list(dict.fromkeys(row.chip.ceilings for row in self.judged)),
+        }
+
+    def told_roofs(self) -> dict[str, list[str]]:
+        """By model, its ceilings in words, those of several calibrations together as a range."""
+        told = {}
+        for model, used in self.roofs.items():
+            alike: dict[str, list[Ceilings]] = {}
+            for roofs in used:
+                alike.setdefault(roofs.provenance, []).append(roofs)
+            told[model] = [
+                f"{_range([c.flops_per_s / 1e12 for c in several], 4)} TFLOP/s and "
+                f"{_range([c.bytes_per_s / 1e12 for c in several], 3)} TB/s ({provenance}: {several[0].source})"
+                for provenance, several in alike.items()
+            ]
+        return told
+
+
+def _range(values: list[float], digits: int) -> str:
+    """ "784.8 to 803.5"; one number where they are the same."""
+    return " to ".join(dict.fromkeys(f"{value:.{digits}g}" for value in (min(values), max(values))))
+
+
+def judge(found: Iterable[Results]) -> Verdict:
+    """Hold every measured row against both models.
+
+    Raises:
+        InputError: no row is described, or too little is known of the GPU that it ran on.
+    """
+    judged: list[Judged] = []
+    others: dict[str, int] = {}
+    rows: list[Row] = []
+    folders = []
+    for results in found:
+        folders.append(str(results.folder))
+        for row in results.rows:
+            if row.status != "ok" or row.ms_median is None:
+                continue
+            kernel = registry.modelled(row.implementation)
+            if kernel is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
+                kind = f"{row.implementation} {row.dtype}" if kernel else row.implementation
+                others[kind] = others.get(kind, 0) + 1
+                continue
+            rows.append(row)
+            judged.append(_judge(row, kernel, _measured_ceilings(results, row)))
+    if not judged:
+        kinds = "bundled kernels (tfla_*, hopper_*) and mlstm_kernels (nxai_*), 16-bit, fw and fwbw"
+        raise InputError(f"{', '.join(folders)} holds no measured row that the calibrated model describes: {kinds}")
+    return Verdict(
+        judged=tuple(judged),
+        others=others,
+        titles={row.implementation: row.title for row in rows},
+        days=tuple(sorted({row.started_at[:10] for row in rows})),
+    )
+
+
+def _judge(row: Row, kernel: Modelled, measured: Ceilings | None) -> Judged:
+    gpu = described(row.device, row.dtype)
+    chip = Chip.of(gpu, measured)
+    sizes = (row.batch, row.heads, row.seq_len, row.d_qk, row.d_hv, row.chunk_size)
+    problem = Problem(*sizes, dtype=row.dtype, pass_=row.pass_)  # type: ignore[arg-type]
+    return Judged(
+        device=row.device,
+        gpu=gpu,
+        chip=chip,
+        implementation=row.implementation,
+        kernel=kernel,
+        problem=problem,
+        measured=(row.ms_median or 0.0) / 1e3,
+        published=calibrated.published(problem, kernel, gpu),
+        terms=calibrated.predict(problem, kernel, chip),
+    )
+
+
+def _measured_ceilings(results: Results, row: Row) -> Ceilings | None:
+    stored = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
+    return Ceilings(**stored) if stored else None

@@ -1,0 +1,138 @@
+"""The ending of a sweep: the best implementation a point, how much faster it ran, and what failed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tflabench.conclusions.contests import contests, faster
+from tflabench.rows.labels import PASS_TITLES, label, milliseconds, size, waits_for_host
+from tflabench.rows.schema import Row
+
+
+def line(row: Row) -> str:
+    """One finished point in one line, for people who watch."""
+    what = f"{label(row)}  {row.pass_}  {size(row)}  {row.dtype}"
+    if row.status != "ok":
+        return f"{what}  {row.status}: {row.reason}"
+    flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
+    host = f"  host {row.host_ms:.3g} ms" if waits_for_host(row) else ""
+    return f"{what}  {milliseconds(row)}{host}  {row.percent_of_roofline:.0f}% of roofline{flags}"
+
+
+def best_table(rows: Iterable[Row]) -> Table:
+    """The best implementation a point, and what it beat."""
+    table = Table(
+        "pass", "size", "dtype", "best", "time", "memory", "roofline", "next best", box=None, header_style="bold"
+    )
+    for column in (4, 5, 6):
+        table.columns[column].justify = "right"
+    for group in contests(rows):
+        best = group[0]
+        rivals = [row for row in group if row.implementation != best.implementation]
+        table.add_row(
+            best.pass_,
+            size(best),
+            best.dtype,
+            Text(label(best), "bold"),
+            milliseconds(best),
+            f"{best.peak_bytes / 2**20:.0f} MiB",  # type: ignore[operator]
+            f"{best.percent_of_roofline:.0f}%",
+            f"{faster(best, rivals[0])[0]:.2f}x {label(rivals[0])}" if rivals else "",
+        )
+    return table
+
+
+def verdicts(rows: Iterable[Row]) -> list[str]:
+    """For the largest problem of every pass: how much faster its best implementation ran than each other one."""
+    largest = {group[0].pass_: group for group in contests(rows)}
+    lines = []
+    for group in largest.values():
+        best_of = {}
+        for row in group:
+            best_of.setdefault(row.implementation, row)
+        best, *others = best_of.values()
+        if others:
+            lines.append(f"{PASS_TITLES[best.pass_]}, {size(best)}: {label(best)} ran")
+            for other in others:
+                ratio, uncertainty = faster(best, other)
+                lines.append(f"  {ratio:.2f} ± {uncertainty:.2f} times faster than {label(other)}")
+    return lines
+
+
+def error_table(results: Iterable[dict[str, Any]]) -> Table:
+    """Errors against float64 of verified points, a line a tensor, as `tflabench.bench.runner.verify` gives them."""
+    table = Table("point", "tensor", "error", "allowed", "worst step", "allowed", "", box=None, header_style="bold")
+    for result in results:
+        name = result["point"]
+        if not result["errors"]:
+            table.add_row(name, "", "", "", "", "", f"{result['status']}: {result['reason']}")
+        for error in result["errors"]:
+            numbers = (f"{error[key]:.2e}" for key in ("error", "allowed", "step_error", "step_allowed"))
+            table.add_row(
+                name, error["name"], *numbers, "WRONG" if error["wrong"] else "", style="red" if error["wrong"] else ""
+            )
+            name = ""
+    return table
+
+
+def failures(rows: Iterable[Row]) -> list[str]:
+    """What was not measured, and what was measured in bad conditions, counted."""
+    rows = list(rows)
+    kinds = Counter((row.status, row.implementation, row.reason) for row in rows if row.status != "ok")
+    lines = [f"{status} ({count}x)  {name}: {reason}" for (status, name, reason), count in kinds.most_common()]
+    for flag, meaning in (("noisy", "spread over 5%"), ("throttled", "the GPU held its clock back")):
+        if count := sum(bool(getattr(row, flag)) for row in rows):
+            lines.append(f"{flag} ({count}x): {meaning}")
+    if waiting := [row.host_ms / row.ms_median for row in rows if waits_for_host(row)]:  # type: ignore[operator]
+        lines.append(
+            f"enqueued slower than run ({len(waiting)}x, up to {max(waiting):.1f} times): eager PyTorch waits for the "
+            "host, a CUDA graph does not"
+        )
+    if above := [percent for row in rows if (percent := row.percent_of_roofline or 0.0) > 100]:
+        lines.append(
+            f"above the roofline ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured while the "
+            "machine was busy, or data stayed in a cache; `tflabench calibrate` measures them again"
+        )
+    return lines
+
+
+def grouped(files: Iterable[Path]) -> list[str]:
+    """Paths with those that differ in their ending only on one line: figures/memory-seq_len.{png,svg}."""
+    endings = defaultdict(list)
+    for path in files:
+        endings[path.with_suffix("")].append(path.suffix)
+    return [
+        f"{stem}{found[0]}" if len(found) == 1 else f"{stem}.{{{','.join(end.removeprefix('.') for end in found)}}}"
+        for stem, found in endings.items()
+    ]
+
+
+def ending(rows: Iterable[Row], files: Iterable[Path], redraw: str, left: int = 0) -> RenderableType:
+    """Everything a sweep says at its end.
+
+    Args:
+        redraw: the command that draws its figures again.
+        left: points that it had no time for.
+    """
+    rows = list(rows)
+    ok = sum(row.status == "ok" for row in rows)
+    parts: list[RenderableType] = [best_table(rows), ""] if ok else []
+    rest = f", {left} left: the same command measures them" if left else ""
+    for title, lines in (
+        ("", verdicts(rows)),
+        (f"{ok} of {len(rows)} points measured{rest}", failures(rows)),
+        ("written", grouped(files)),
+        ("draw again with", [redraw]),
+    ):
+        if title:
+            parts.append(Text(title, "bold"))
+        if lines:
+            parts.append(Text("\n".join(f"  {line}" if title else line for line in lines) + ("" if title else "\n")))
+    return Group(*parts)

@@ -1,0 +1,152 @@
+"""What figures say: captions, names in legends, what is missing and where, and where the rows come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import pandas as pd
+
+from tflabench.figures.quantities import Rows, plain
+from tflabench.figures.style import Look
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
+
+
+def caption(rows: Rows, axis: str | None = None) -> str:
+    """What all rows of a figure have in common, units included: "batch 8 · 16 heads of 256 · ..."."""
+    words = []
+
+    def common(column: pd.Series) -> Any:
+        return column.dropna().iloc[0] if column.nunique() == 1 else None
+
+    if axis != "seq_len" and (seq_len := common(rows["seq_len"])):
+        words.append(f"T = {plain(seq_len)}")
+    if axis != "batch" and (batch := common(rows["batch"])):
+        words.append(f"batch {plain(batch)}")
+    elif tokens := common(rows["batch"] * rows["seq_len"]):
+        words.append(f"{int(tokens):,} tokens")
+    heads, d_hv, d_qk = (common(rows[column]) for column in ("heads", "d_hv", "d_qk"))
+    if heads and axis != "heads":
+        words.append(f"{plain(heads)} head{'s' if heads != 1 else ''}")
+    elif embedding := common(rows["heads"] * rows["d_hv"]):
+        words.append(f"embedding {plain(embedding)}")
+    if d_hv and axis != "d_hv":
+        words.append(f"$d_{{hv}}$ = {plain(d_hv)}")
+    if d_qk and axis != "d_qk":
+        words.append(f"$d_{{qk}}$ = {plain(d_qk)}")
+    elif not d_qk and not d_hv and (ratio := common(rows["d_qk"] / rows["d_hv"])) and ratio != 1:
+        words.append(f"$d_{{qk}}$ = {ratio:g} $d_{{hv}}$")
+    if axis != "chunk_size" and (chunk_size := common(rows["chunk_size"])):
+        words.append(f"L = {plain(chunk_size)}")
+    if axis != "dtype" and (dtype := common(rows["dtype"])):
+        words.append(str(dtype))
+    return ", ".join(words)
+
+
+def legend_name(look: Look, name: str, rows: Rows) -> str:
+    """The title, with heads, dimensions or chunk size where implementations differ in them and this has just one."""
+    extra = []
+    own = rows[rows["implementation"] == name]
+    sizes = {
+        column: own[column].nunique() == 1 and rows[column].nunique() > 1 for column in ("heads", "d_hv", "chunk_size")
+    }
+    if sizes["heads"] and sizes["d_hv"]:
+        extra.append(f"{plain(own['heads'].iloc[0])}×{plain(own['d_hv'].iloc[0])}")
+    if sizes["chunk_size"]:
+        extra.append(f"L {plain(own['chunk_size'].dropna().iloc[0])}")
+    return f"{look.title} ({', '.join(extra)})" if extra else look.title
+
+
+def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
+    """One line a status and reason other than ok: which implementations have it, and where on the axis.
+
+    Of results that are wrong the first is said, in one line however far off each is.
+    """
+    failed = rows[rows["status"] != "ok"]
+    wrong = failed["status"] == "wrong"
+    whys = failed["reason"].fillna("").where(~wrong, failed["reason"].str.split(";").str[0]).map(_gist)
+    kinds = whys.where(~wrong, whys.str.replace(NUMBER, "#", regex=True))
+    lines = []
+    for (status, _), having in failed.assign(why=whys, kind=kinds).groupby(["status", "kind"]):
+        why = _with_ranges(list(having["why"]))
+        titles: dict[str, list[str]] = {}
+        for name, look in looks.items():
+            for where in _where(rows[rows["implementation"] == name], having[having["implementation"] == name], axis):
+                titles.setdefault(where, []).append(look.title)
+        places = "; ".join(f"{', '.join(group)} {where}" for where, group in titles.items())
+        lines.append(f"× {status}: {places}" + (f" ({why})" if why else ""))
+    return lines
+
+
+def _with_ranges(texts: list[str]) -> str:
+    """Texts that differ in numbers only as one, with the least and the greatest of each."""
+    columns = iter(zip(*(NUMBER.findall(text) for text in texts), strict=True))
+
+    def span(_: re.Match[str]) -> str:
+        numbers = next(columns)
+        least, greatest = min(numbers, key=float), max(numbers, key=float)
+        return least if least == greatest else f"{least} to {greatest}"
+
+    return NUMBER.sub(span, texts[0])
+
+
+def _gist(reason: Any, longest: int = 110) -> str:
+    """A reason in short, without the size at hand (", not 512"): points that share it share a line."""
+    text = " ".join(reason.split(", not ")[0].split()) if isinstance(reason, str) else ""
+    text = text.replace("$", r"\$")  # else matplotlib reads formulas
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+
+
+def _where(asked: Rows, failed: Rows, axis: str) -> Iterator[str]:
+    """Where on the axis an implementation failed; passes that agree are said once, and no pass where all do."""
+    passes: dict[str, list[str]] = {}
+    for pass_, part in failed.groupby("pass", sort=False):
+        values = sorted(asked.loc[asked["pass"] == pass_, axis].dropna().unique())
+        passes.setdefault(_ranges(sorted(part[axis].dropna().unique()), values), []).append(str(pass_))
+    for where, agreeing in passes.items():
+        yield where if set(agreeing) == set(asked["pass"]) else f"{where} ({', '.join(agreeing)})"
+
+
+def _ranges(values: list[Any], asked: list[Any]) -> str:
+    """ "at 512, 4Ki-64Ki": runs of neighbours in `asked` are written as ranges; "everywhere" if all of them."""
+    if values == asked:
+        return "everywhere"
+    write = compact if not isinstance(values[0], str) else str
+    runs: list[list[Any]] = []
+    for value in values:
+        if runs and asked.index(value) == asked.index(runs[-1][-1]) + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return "at " + ", ".join(
+        f"{write(run[0])}–{write(run[-1])}" if len(run) > 2 else ", ".join(map(write, run)) for run in runs
+    )
+
+
+def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
+    """Device, days, and the versions behind the rows, in one line."""
+    days = sorted({str(started)[:10] for started in rows["started_at"]})
+    words = [*sorted(set(rows["device"])), " to ".join(dict.fromkeys((days[0], days[-1])))]
+    described = [runs[run] for run in dict.fromkeys(rows["run_id"]) if run in runs]
+    for package in ("torch", "triton"):
+        if versions := sorted({run["packages"][package] for run in described if package in run.get("packages", {})}):
+            words.append(f"{package} {', '.join(versions)}")
+    measured = rows[(rows["status"] == "ok") & ~rows["package"].isin(["torch", "triton"])]
+    for package, own in measured.dropna(subset="package_version").groupby("package"):
+        words.append(f"{package} {', '.join(sorted(set(own['package_version'])))}")
+    # A commit's first digits: the whole of them is beside the rows, in environment.json.
+    commits = sorted({(run["tflabench"], run["commit"][:12]) for run in described if run.get("commit")})
+    ours = [f"{version} ({', '.join(commit for _, commit in own)})" for version, own in groupby(commits, itemgetter(0))]
+    if ours:
+        words.append(f"tflabench {', '.join(ours)}")
+    return " · ".join(words)
+
+
+def compact(value: float) -> str:
+    """A count as ticks and notes write it: 65536 is 64Ki, 512 is 512."""
+    value = int(value)
+    return f"{value // 1024}Ki" if value >= 1024 and value % 1024 == 0 else str(value)

@@ -1,0 +1,160 @@
+"""The interface between the bench and what it measures: an Implementation says what it can run and builds Cases.
+
+An adapter module (one a library, in `baselines/` or `bundled.py` here) defines `IMPLEMENTATIONS`, a tuple of
+Implementation, and imports torch and its library inside functions only, so that listing and planning need neither.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tflabench.problem import INPUTS, InputError, Problem
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tflabench.theory.calibrated import Modelled
+    from tflabench.theory.cost import Cost
+
+Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
+Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
+
+
+class Unsupported(Exception):
+    """Raised by `Implementation.build` for a reason that only device or library can tell; it becomes the row's."""
+
+
+@dataclass(frozen=True)
+class SuffixSum:
+    """scale_t sum_{s >= t} terms_s, both of the shape of the gradient that it is."""
+
+    terms: Tensor
+    scale: Tensor | float = 1.0
+
+
+def suffix_sum(terms: Tensor, dim: int) -> Tensor:
+    """sum_{s >= t} terms_s along a dimension, for every t."""
+    return terms.flip(dim).cumsum(dim).flip(dim)
+
+
+@dataclass
+class Case:
+    """One problem made ready to run on one device, built outside every timed window.
+
+    Attributes:
+        inputs: leaf tensors by name ("q", "k", "v", "i", "f", ...), `requires_grad` set when the pass is "fwbw".
+        forward: runs the implementation on `inputs` and returns its output; nothing else happens in it.
+        oracle: the same function of the same inputs in plain, differentiable PyTorch, in the dtype it is given
+            (float64 for the truth; the working dtype to learn what error that precision costs).
+        layout: where batch, heads and time lie in every input and in the output: "bhtd" or "bthd"; gates likewise.
+            The correctness gate compares single (batch, head) slices, so that the oracle stays cheap. An input with
+            fewer heads than the others shares each of its heads among a group of consecutive ones (the slice is then a
+            whole group). Every function is causal: the gate may compare only the first steps of a long sequence.
+        as_kernels_do: (inputs, results) -> those gradients that kernels of this kind sum up from rounded results, by
+            name ("d" + the input's), as sums of `results` ("forward", "d" + name by input). What is allowed is then the
+            error to be expected of such a sum. It is asked twice: in float64, and in the working dtype.
+        details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
+    """
+
+    inputs: dict[str, Tensor]
+    forward: Callable[[], Tensor]
+    oracle: Callable[[Mapping[str, Tensor]], Tensor]
+    layout: Literal["bhtd", "bthd"] = "bhtd"
+    as_kernels_do: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, SuffixSum]] | None = None
+    details: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Something that can be measured.
+
+    Attributes:
+        name: how the command line calls it, matched by --impl patterns: "tfla_sig_xl", "sdpa_flash", ...
+        family: which recurrence or primitive it computes.
+        title: as legends and tables write it.
+        build: makes the Case for a problem on a device ("cuda" or "cpu").
+        refuses: (problem, device) -> None if it can run, else the precise reason in one line. Imports no torch: finds
+            packages by importlib and leaves to `build` what only the device can tell.
+        gate: "exp", "sig" or None, for mLSTM rows.
+        formulation: which cost model of `tflabench.theory.cost` describes it.
+        chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
+        cost: FLOPs and bytes of one call, where these are not what `formulation` says, which None stands for.
+        package: distribution whose version goes into the row.
+        modelled: what it is to the calibrated model, None where that does not describe it.
+        operation: what it computes, by a name, where implementations of other packages compute the same and it is no
+            mLSTM: "simple_gla", "mamba2", ...
+    """
+
+    name: str
+    family: Family
+    title: str
+    build: Callable[[Problem, torch.device], Case]
+    refuses: Callable[[Problem, str], str | None]
+    gate: Literal["exp", "sig"] | None = None
+    formulation: Formulation = "chunkwise"
+    chunked: bool = False
+    cost: Callable[[Problem], Cost] | None = None
+    package: str = "torch"
+    modelled: Modelled | None = None
+    operation: str | None = None
+
+    def count(self, problem: Problem) -> Cost:
+        """FLOPs and bytes of one call."""
+        from tflabench.theory.call_cost import call_cost
+
+        return self.cost(problem) if self.cost else call_cost(problem, self.formulation, self.gate)
+
+
+def draw(
+    problem: Problem,
+    device: torch.device,
+    shapes: Mapping[str, Sequence[int]],
+    shift: Mapping[str, float] | None = None,
+) -> dict[str, Tensor]:
+    """Leaf tensors of `problem.dtype`, by name; `requires_grad` when the pass is "fwbw".
+
+    A name draws the same numbers in every implementation and dtype (up to rounding): its own seed is made of
+    `problem.seed` and the name. The distributions, `problem.inputs`:
+
+    - "normal": every value from N(shift, 1), shift being 0 where none is given;
+    - "standard": every value from N(0, 1), as the error table of the answers to the paper's reviews has them;
+    - "extreme": the same, but two in three of the gates "i" and "f" are shut, -30, or wide open, 30.
+
+    Raises:
+        InputError: `problem.inputs` is none of them.
+    """
+    import torch
+
+    if problem.inputs not in INPUTS:
+        raise InputError(f"inputs is {problem.inputs!r}: it must be one of {', '.join(INPUTS)}")
+    if shift is None or problem.inputs == "standard":
+        shift = {}
+    leaves = {}
+    for name, shape in shapes.items():
+        generator = torch.Generator(device).manual_seed(problem.seed * 2**32 + zlib.crc32(name.encode()))
+        values = torch.randn(tuple(shape), generator=generator, device=device) + shift.get(name, 0.0)
+        if problem.inputs == "extreme" and name in ("i", "f"):
+            kinds = torch.randint(-1, 2, tuple(shape), generator=generator, device=device)
+            values = torch.where(kinds == 0, values, 30.0 * kinds)
+        leaves[name] = values.to(getattr(torch, problem.dtype)).requires_grad_(problem.pass_ == "fwbw")
+    return leaves
+
+
+def differentiate(
+    forward: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], output_grad: Tensor | None
+) -> dict[str, Tensor]:
+    """The output under "forward" and, with an output gradient, "d" + name for every input that has a gradient."""
+    import torch
+
+    if output_grad is None:
+        with torch.no_grad():
+            return {"forward": forward(inputs)}
+    with torch.enable_grad():
+        output = forward(inputs)
+        leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+        grads = torch.autograd.grad(output, list(leaves.values()), output_grad)
+    return {"forward": output.detach()} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}

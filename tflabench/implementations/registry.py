@@ -1,0 +1,130 @@
+"""Every implementation the bench knows, in the order tables and legends use. One line an adapter module."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from tflabench.implementations.adapter import Implementation
+from tflabench.problem import InputError
+
+if TYPE_CHECKING:
+    from tflabench.theory.calibrated import Modelled
+
+# Modules of tflabench/baselines, in the order of tables and legends. They are named, not imported: adapters import
+# this package.
+ADAPTERS = ("nxai", "sdpa", "flash_attention", "fla_ops", "lightning", "mamba")
+
+_plugged: list[Implementation] = []
+
+
+@cache
+def _bundled() -> tuple[Implementation, ...]:
+    from tflabench.implementations import bundled
+
+    adapters = (importlib.import_module(f"tflabench.baselines.{name}") for name in ADAPTERS)
+    return (*bundled.IMPLEMENTATIONS, *(impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS))
+
+
+def implementations() -> tuple[Implementation, ...]:
+    """All registered implementations; importing the adapters imports no torch."""
+    return (*_bundled(), *_plugged)
+
+
+def bundled_kernels() -> frozenset[str]:
+    """Names of this project's own kernels: what is bundled, without the plain PyTorch forms (`reference_*`)."""
+    from tflabench.implementations import bundled
+
+    return frozenset(impl.name for impl in bundled.IMPLEMENTATIONS if not matches(impl, "reference_*"))
+
+
+def operation(name: str, gate: str | None = None) -> str | None:
+    """What an implementation of this name, or an mLSTM of this gate, computes as others may too; None where unknown."""
+    if gate:
+        return f"mlstm_{gate}"
+    return impl.operation if (impl := _find(name)) else None
+
+
+def modelled(name: str) -> Modelled | None:
+    """What an implementation of this name is to the calibrated model; None where that, or the name, does not say."""
+    return impl.modelled if (impl := _find(name)) else None
+
+
+def plugged() -> tuple[Implementation, ...]:
+    """The implementations that came from outside, by `plug_in`."""
+    return tuple(_plugged)
+
+
+def get(name: str) -> Implementation:
+    """The implementation of exactly this name; KeyError if there is none."""
+    return {impl.name: impl for impl in implementations()}[name]
+
+
+def matches(impl: Implementation, patterns: str) -> bool:
+    """Whether the name matches any of the comma-separated shell patterns."""
+    return any(fnmatchcase(impl.name, pattern) for pattern in split(patterns))
+
+
+def select(pattern: str) -> tuple[Implementation, ...]:
+    """The implementations whose names match a shell pattern, in registry order.
+
+    Raises:
+        InputError: none does, with the nearest names.
+    """
+    known = implementations()
+    found = tuple(impl for impl in known if fnmatchcase(impl.name, pattern))
+    if not found:
+        raise InputError(f"no implementation matches {pattern!r}; {nearest(pattern, [impl.name for impl in known])}")
+    return found
+
+
+def plug_in(plugin: str) -> None:
+    """Register the IMPLEMENTATIONS of a module from outside: its import name, or the path of a .py file.
+
+    Raises:
+        InputError: it cannot be imported, defines no IMPLEMENTATIONS, or takes a name that is taken.
+    """
+    try:
+        module = _load_file(Path(plugin)) if plugin.endswith(".py") else importlib.import_module(plugin)
+        added = tuple(module.IMPLEMENTATIONS)
+    except Exception as error:  # whatever the foreign module raises while it is imported is the user's to mend
+        raise InputError(f"plugin {plugin!r} cannot be used: {type(error).__name__}: {error}") from error
+    taken = {impl.name for impl in implementations()}
+    for impl in added:
+        if impl.name in taken:
+            raise InputError(f"plugin {plugin!r} defines {impl.name!r}, which exists already: choose another name")
+    _plugged.extend(added)
+
+
+def nearest(wanted: str, known: Iterable[str]) -> str:
+    """The hint that ends an error message about a name that does not exist."""
+    known = list(known)
+    near = difflib.get_close_matches(wanted, known, n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+def split(patterns: str) -> list[str]:
+    """The parts of a comma-separated list."""
+    return [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+
+
+def _find(name: str) -> Implementation | None:
+    return next((impl for impl in implementations() if impl.name == name), None)
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tflabench_plugin_{path.stem}", path.resolve())
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,4 +1,0 @@
-"""One point in detail: its time by GPU kernel, and what the chip's counters say it moved and computed.
-
-`calls` runs inside the worker process, `point` outside it; `tflabench.analysis.counters` reads Nsight Compute's output.
-"""

@@ -1,0 +1,144 @@
+"""Axes of a sweep: their values as written on the command line, and the problem that one value of each describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tflabench.implementations import registry
+from tflabench.problem import DTYPE_BYTES, INPUTS, PASSES, InputError, Problem
+
+if TYPE_CHECKING:
+    pass
+
+
+Values = tuple[int | str | None, ...]
+
+INTEGER_AXES = ("seq_len", "d_hv", "d_qk", "head_dim", "heads", "batch", "tokens", "embedding", "chunk_size")
+MAX_VALUES = 1000  # of one range: more is a slip
+WORDS = {"dtype": DTYPE_BYTES, "inputs": INPUTS}  # of the axes that take them
+AXES = (*INTEGER_AXES, *WORDS, "pass")
+# Of a plan, the slowest first; an axis that sets another stands before it.
+ORDER = ("seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", *WORDS, "pass", "chunk_size")
+# An axis that a later layer sets (preset < group < command line) takes the place of those that would contradict it.
+RIVALS = {
+    "batch": {"tokens"},
+    "tokens": {"batch"},
+    "heads": {"embedding"},
+    "embedding": {"heads"},
+    "head_dim": {"d_qk", "d_hv"},
+}
+
+
+def parse_values(axis: str, text: str) -> Values:
+    """The values of an axis: `512,1024`, `512:65536:x2` (geometric), `64:512:+64` (linear), both ends included.
+
+    `chunk_size` may also be `auto` (None: the implementation chooses), `pass` also `both`.
+
+    Raises:
+        InputError: unknown axis, malformed or empty values, or values below 1.
+    """
+    if axis not in AXES:
+        raise InputError(f"unknown axis {axis!r}; {registry.nearest(axis, AXES)}")
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise InputError(f"axis {axis} is {text!r}: it must be values such as 512,1024 or a range such as 512:65536:x2")
+    if axis == "pass":
+        values = [name for word in words for name in (("fw", "fwbw") if word == "both" else (word,))]
+        _require_known(axis, values, PASSES)
+    elif axis in WORDS:
+        values = words
+        _require_known(axis, values, WORDS[axis])
+    elif axis == "chunk_size":
+        values = [value for word in words for value in ([None] if word == "auto" else _integers(axis, word))]
+    else:
+        values = [value for word in words for value in _integers(axis, word)]
+    return tuple(dict.fromkeys(values))
+
+
+def parse_overrides(options: Iterable[str]) -> dict[str, Values]:
+    """The axes of repeated `-a AXIS=VALUES` options; the last one wins.
+
+    Raises:
+        InputError: an option without `=`, or what `parse_values` refuses.
+    """
+    axes: dict[str, Values] = {}
+    for option in options:
+        axis, equals, text = option.partition("=")
+        if not equals:
+            raise InputError(f"-a is {option!r}: it must be AXIS=VALUES, for example -a seq_len=512:4096:x2")
+        axes[axis.strip()] = parse_values(axis.strip(), text)
+    return axes
+
+
+def overlay(axes: Mapping[str, Values], changes: Mapping[str, Values]) -> dict[str, Values]:
+    """`axes` with `changes` on top; a changed axis removes those it contradicts.
+
+    Raises:
+        InputError: two of the changes contradict each other.
+    """
+    for axis in changes:
+        if axis != "head_dim" and (rival := RIVALS.get(axis, set()) & changes.keys()):
+            raise InputError(f"axes {axis} and {rival.pop()} are both set: each follows from the other, give one")
+    replaced = {rival for axis in changes for rival in RIVALS.get(axis, ())}
+    return {axis: values for axis, values in axes.items() if axis not in replaced} | dict(changes)
+
+
+def resolve(values: Mapping[str, Any]) -> Problem:
+    """The problem that one value of each axis describes; `tokens`, `embedding` and `head_dim` set what they imply.
+
+    Raises:
+        InputError: a size is missing or below 1, or tokens or embedding are no multiple of seq_len or d_hv.
+    """
+    sizes = {axis: values[axis] for axis in ("seq_len", "chunk_size", "dtype", "inputs") if axis in values}
+    for axis in ("d_qk", "d_hv"):
+        sizes[axis] = values.get(axis, values.get("head_dim"))
+    for axis in ("seq_len", "d_qk", "d_hv"):
+        if sizes.get(axis) is None:
+            raise InputError(f"{axis} is not set: give it with -a {axis}=...")
+    sizes["batch"] = _divided("tokens", "seq_len", values, sizes) if "tokens" in values else values.get("batch", 1)
+    sizes["heads"] = _divided("embedding", "d_hv", values, sizes) if "embedding" in values else values.get("heads", 1)
+    return Problem(**sizes, pass_=values.get("pass", "fw"))
+
+
+def _divided(total: str, by: str, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> int:
+    quotient, rest = divmod(values[total], sizes[by])
+    if rest or not quotient:
+        raise InputError(f"{total} is {values[total]}: it must be a multiple of {by}, which is {sizes[by]}")
+    return quotient
+
+
+def parse_axes(table: Mapping[str, Any]) -> dict[str, Values]:
+    return {axis: parse_values(axis, str(value)) for axis, value in table.items()}
+
+
+def _integers(axis: str, word: str) -> list[int]:
+    """The integers of one value or range, all at least 1."""
+    malformed = InputError(f"axis {axis} has {word!r}: it must be an integer, START:STOP:xFACTOR or START:STOP:+STEP")
+    first, *rest = word.split(":")
+    try:
+        if not rest:
+            values = [int(first)]
+        else:
+            start, stop, operator, by = int(first), int(rest[0]), rest[1][:1], int(rest[1][1:])
+            if len(rest) != 2 or operator not in "x+" or by < (2 if operator == "x" else 1) or start < 1:
+                raise malformed
+            values, value = list[int](), start
+            while value <= stop and len(values) <= MAX_VALUES:
+                values.append(value)
+                value = value * by if operator == "x" else value + by
+    except (ValueError, IndexError) as error:
+        raise malformed from error
+    if len(values) > MAX_VALUES:
+        raise InputError(f"axis {axis} has {word!r}: it must have at most {MAX_VALUES} values")
+    if not values:
+        raise InputError(f"axis {axis} has the empty range {word!r}: its start must not lie above its stop")
+    if values[0] < 1:
+        raise InputError(f"{axis} is {values[0]}: it must be at least 1")
+    return values
+
+
+def _require_known(axis: str, values: Sequence[str], known: Iterable[str]) -> None:
+    for value in values:
+        if value not in known:
+            raise InputError(f"{axis} is {value!r}: it must be one of {', '.join(known)}")

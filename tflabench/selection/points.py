@@ -1,0 +1,95 @@
+"""Points: what is to be measured, an implementation at a problem size each. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import Implementation
+from tflabench.problem import PASSES, InputError, Problem
+from tflabench.selection.axes import ORDER, Values, overlay, resolve
+from tflabench.selection.presets import Group, Preset
+
+
+@dataclass(frozen=True)
+class Point:
+    implementation: Implementation
+    problem: Problem
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", point_id(self.implementation, self.problem))
+
+
+def plan(preset: Preset, overrides: Mapping[str, Values], patterns: Sequence[str] | None, device: str) -> list[Point]:
+    """The points to measure, each once. Those of one problem size stand together, so that drift hits all alike.
+
+    Args:
+        overrides: axes that replace those of every group; sizes are measured in the order of their values, those of
+            other axes from small to large.
+        patterns: which implementations: those of the preset that match, or, where it names none of them, all that
+            match, over the axes of its first group for their family; None for the preset's own and those plugged in.
+        device: "cuda" or "cpu": groups meant for the other are left out.
+
+    Raises:
+        InputError: nothing to run, a pattern that matches nothing, or axes that no problem satisfies.
+    """
+    groups = [group for group in preset.groups if group.device in (None, device)]
+    if not groups:
+        raise InputError(f"preset {preset.name} has nothing to run on {device}: choose another --preset")
+    points: dict[str, Point] = {}
+    for impl, claims in _chosen(groups, patterns).items():
+        for group in claims:
+            axes = overlay(group.axes, overrides)
+            for values in product(*axes.values()):
+                problem = resolve(dict(zip(axes, values, strict=True)))
+                point = Point(impl, problem if impl.chunked else problem.with_(chunk_size=None))
+                points.setdefault(point.id, point)
+    if not points:
+        raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
+    rank = {impl.name: index for index, impl in enumerate(registry.implementations())}
+    return sorted(
+        points.values(), key=lambda point: (_place(point.problem, overrides), rank[point.implementation.name])
+    )
+
+
+def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Implementation, list[Group]]:
+    """Every implementation to run, with the groups whose axes it runs over."""
+    claims = {impl: [group for group in groups if group.fits(impl)] for impl in registry.implementations()}
+
+    def adopted(impl: Implementation) -> list[Group]:
+        return [next((group for group in groups if impl.family in group.family), groups[0])]
+
+    if patterns is None:
+        claims |= {impl: adopted(impl) for impl in registry.plugged() if not claims[impl]}
+        return {impl: claim for impl, claim in claims.items() if claim}
+    chosen: dict[Implementation, list[Group]] = {}
+    for pattern in patterns:
+        matching = registry.select(pattern)
+        named = {impl: claims[impl] for impl in matching if claims[impl]}
+        chosen |= named or {impl: adopted(impl) for impl in matching}
+    return chosen
+
+
+def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
+    """Where a problem stands in a plan: axis by axis, the values given in their order, others from small to large."""
+    p = problem
+    asked = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
+    small_to_large = {**p.columns(), "pass": PASSES.index(p.pass_), "chunk_size": p.chunk_size or 0}
+
+    def place(axis: str) -> Any:
+        if axis not in given:
+            return small_to_large.get(axis)  # None, alike for all: what sets other axes has no order of its own
+        return given[axis].index(asked[axis]) if asked[axis] in given[axis] else -1  # -1: it has no chunks
+
+    return tuple(place(axis) for axis in ORDER)
+
+
+def point_id(impl: Implementation, problem: Problem) -> str:
+    """Identity of a point inside a results folder: the implementation and everything of the problem that was asked."""
+    p = problem
+    size = f"B{p.batch}/H{p.heads}/T{p.seq_len}/qk{p.d_qk}/hv{p.d_hv}/L{p.chunk_size or 'auto'}"
+    return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}"

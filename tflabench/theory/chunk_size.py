@@ -1,0 +1,181 @@
+"""The chunk size L: the optima of the paper (eqs. 111 and 121), generalised, and the trade-off against memory.
+
+Per chunk, FLOPs are a2 L^2 + a1 L + a0 and bytes are c1 L + c0 (`cost.Polynomial`); a sequence has T/L chunks, so its
+FLOPs are T (a2 L + a1 + a0/L), least at sqrt(a0/a2), and its time without overlap is least at
+sqrt((a0 + I_acc c0)/a2). Both hold for either gate, count, state precision and pass; with the published count of sig's
+forward they are eqs. (111) and (121).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tflabench.problem import InputError, Problem
+from tflabench.theory import cost
+from tflabench.theory.cost import Cost, Counts, Gate, Polynomial
+from tflabench.theory.hardware import Ceilings
+from tflabench.theory.roofline import TimeBounds, time_bounds
+
+Number = Any  # int, float or numpy array
+
+
+def eq_111(d_hv: Number, p_qk: Number, causal_factor: float = 0.5) -> Number:
+    """L_opt,FLOP of the sig forward as printed; p_qk = d_qk / d_hv."""
+    return np.sqrt((2 * d_hv**2 * p_qk + 5) / (2 * causal_factor * (d_hv * (1 + p_qk) + 3) + 1))
+
+
+def eq_121(
+    d_hv: Number, p_qk: Number, intensity: Number, causal_factor: float = 0.5, state_bytes: Number = 4
+) -> Number:
+    """L_opt,runtime of the sig forward as printed, on an accelerator of intensity I_acc = alpha/beta in FLOP/byte."""
+    state = 2 * d_hv**2 * p_qk
+    return np.sqrt((state + 5 + intensity * state * state_bytes) / (2 * causal_factor * (d_hv * (1 + p_qk) + 3) + 1))
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """How the cost of a chunkwise mLSTM depends on L, with all else fixed.
+
+    Attributes:
+        problem: its chunk_size is ignored, its pass_ is "fw" or "fwbw".
+        gate: "exp" or "sig".
+        ceilings: of the chip.
+        causal_factor, state_bytes, counts: as in `cost.model`; gate pre-activations are as wide as q, k and v.
+    """
+
+    problem: Problem
+    gate: Gate
+    ceilings: Ceilings
+    causal_factor: float = 0.5
+    state_bytes: float = 4
+    counts: Counts = "published"
+
+    def __post_init__(self) -> None:
+        if self.problem.pass_ == "decode":
+            raise InputError("pass is 'decode': one step has no chunks; it must be fw or fwbw")
+
+    @cached_property
+    def flops_per_chunk(self) -> Polynomial:
+        p = self.problem
+        return cost.flop_polynomial(
+            "chunkwise",
+            self.gate,
+            p.d_qk,
+            p.d_hv,
+            causal_factor=self.causal_factor,
+            pass_=p.pass_,
+            counts=self.counts,
+        )
+
+    @cached_property
+    def bytes_per_chunk(self) -> Polynomial:
+        p = self.problem
+        return cost.byte_polynomial(
+            "chunkwise",
+            self.gate,
+            p.d_qk,
+            p.d_hv,
+            element_bytes=p.element_bytes,
+            gate_bytes=p.element_bytes,
+            state_bytes=self.state_bytes,
+            pass_=p.pass_,
+        )
+
+    def cost(self, chunk_size: Number) -> Cost:
+        """FLOPs and bytes over batch, heads and T/L chunks, T/L taken as a real number as in the paper."""
+        p = self.problem
+        chunks = p.batch * p.heads * p.seq_len / np.asarray(chunk_size, dtype=float)
+        return Cost(chunks * self.flops_per_chunk(chunk_size), chunks * self.bytes_per_chunk(chunk_size))
+
+    def time(self, chunk_size: Number) -> TimeBounds:
+        """Theoretical runtime in seconds."""
+        return time_bounds(self.cost(chunk_size), self.ceilings)
+
+    @property
+    def flop_optimal(self) -> float:
+        """L with the fewest FLOPs, ignoring T."""
+        return math.sqrt(self.flops_per_chunk.constant / self.flops_per_chunk.square)
+
+    @property
+    def runtime_optimal(self) -> float:
+        """L of the least upper time, in which nothing overlaps (the paper's assumption), ignoring T."""
+        constant = self.flops_per_chunk.constant + self.ceilings.intensity * self.bytes_per_chunk.constant
+        return math.sqrt(constant / self.flops_per_chunk.square)
+
+    @property
+    def overlapped_optimal(self) -> float:
+        """L of the least lower time, in which all overlaps: where I_algo reaches I_acc, or else the FLOP optimum."""
+        flops, moved, intensity = self.flops_per_chunk, self.bytes_per_chunk, self.ceilings.intensity
+        a, b = flops.square, flops.linear - intensity * moved.linear
+        c = flops.constant - intensity * moved.constant
+        # FLOPs - I_acc bytes = a L^2 + b L + c; without a positive root the FLOPs rule at every L.
+        discriminant = b * b - 4 * a * c
+        crossing = (-b + math.sqrt(discriminant)) / (2 * a) if discriminant >= 0 else 0.0
+        return max(crossing, self.flop_optimal)
+
+    def within(self, tolerance: float = 0.05) -> tuple[int, int]:
+        """The L of [1, T] whose upper time is within `tolerance` of the least: a closed interval of ints."""
+        seq_len, flops, moved = self.problem.seq_len, self.flops_per_chunk, self.bytes_per_chunk
+        # Time per step, times alpha: a L + b + c/L.
+        a = flops.square
+        b = flops.linear + self.ceilings.intensity * moved.linear
+        c = flops.constant + self.ceilings.intensity * moved.constant
+        best = min(max(self.runtime_optimal, 1.0), float(seq_len))
+        excess = b - (1 + tolerance) * (a * best + b + c / best)
+        root = math.sqrt(excess * excess - 4 * a * c)
+        low, high = (-excess - root) / (2 * a), (-excess + root) / (2 * a)
+        return max(1, math.ceil(low)), min(seq_len, math.floor(high))
+
+    def sizes(self, count: int) -> np.ndarray:
+        """`count` real L from 16, the smallest that kernels take, to T, evenly spaced on a log scale."""
+        last = float(self.problem.seq_len)
+        return np.geomspace(min(16.0, last), last, count)
+
+    def memory(self, chunk_size: Number) -> Number:
+        """Peak bytes of a call: inputs, output, a state a chunk, and with "fwbw" the gradients of all of these."""
+        p = self.problem
+        per_step = 2 * (p.d_qk + p.d_hv) * p.element_bytes + 2 * p.element_bytes  # q, k, v, h; i, f
+        states = -(-p.seq_len // chunk_size) * cost.state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
+        passes = 2 if p.pass_ == "fwbw" else 1
+        normalizer = 2 * p.seq_len * self.state_bytes if self.gate == "exp" else 0
+        return p.batch * p.heads * (passes * (per_step * p.seq_len + states) + normalizer)
+
+    def recommend(self, tile: int, memory_budget: float = math.inf) -> int:
+        """The L of least upper time among the powers of two from `tile` to T that fit the budget.
+
+        Args:
+            tile: of the kernel, which L must be a multiple of; a power of two, at most T.
+            memory_budget: in bytes, against `memory`.
+
+        Raises:
+            InputError: a tile or a budget that leaves nothing to choose from.
+        """
+        check_tile(tile, self.problem.seq_len)
+        sizes = [2**n for n in range(tile.bit_length() - 1, self.problem.seq_len.bit_length())]
+        fitting = [size for size in sizes if self.memory(size) <= memory_budget]
+        if not fitting:
+            least = math.ceil(self.memory(sizes[-1]) / 2**20)
+            raise InputError(
+                f"memory_budget is {memory_budget / 2**20:.0f} MiB: it must be at least {least} MiB, "
+                f"what chunk size {sizes[-1]} needs"
+            )
+        return min(fitting, key=lambda size: self.time(size).upper)
+
+
+def check_tile(tile: int, seq_len: int) -> None:
+    """Raises InputError unless `tile` is a power of two of at most `seq_len`."""
+    if tile < 1 or tile & (tile - 1):
+        raise InputError(f"tile is {tile}: it must be a power of two")
+    if tile > seq_len:
+        raise InputError(f"tile is {tile}: it must be at most seq_len, which is {seq_len}")
+
+
+def check_chunk_size(chunk_size: int, tile: int) -> None:
+    """Raises InputError unless `chunk_size` is a positive multiple of `tile`."""
+    if chunk_size < 1 or chunk_size % tile:
+        raise InputError(f"chunk_size is {chunk_size}: it must be a positive multiple of the tile, which is {tile}")

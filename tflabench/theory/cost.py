@@ -1,0 +1,368 @@
+"""FLOPs and bytes of mLSTM and of softmax attention: Tables 8-17 of the TFLA paper as pure functions.
+
+A count is a polynomial in the length of the unit a formulation works on (`Polynomial`), per head:
+
+    formulation   unit                                   FLOPs           bytes      published FLOPs
+    chunkwise     one chunk of L = chunk_size steps      Tables 8, 14    Table 9    Table 17
+    parallel      the whole sequence of T = seq_len      Tables 10, 15   Table 11   Table 17
+    recurrent     n steps, state in memory each step     Tables 12, 16   Table 13   Table 17
+    attention     the whole sequence, causal softmax     matrix products only; q, k, v, h moved once
+    fused         no unit: see `tflabench.theory.fused`, which `model` asks
+
+so the same functions take ints, floats and numpy arrays, and the optimum over L follows from three coefficients
+(`tflabench.theory.chunk_size`). A multiply-add counts 2; recomputation inside a kernel counts 0, as in the paper.
+
+Two counts, told apart by name wherever a number comes out:
+    "exact"      the sums of Tables 8, 10, 12, with a cost for each pointwise operation (`OpCosts`);
+    "published"  the closed forms of Table 17 and eqs. (111)-(121) as printed, every operation costing 1.
+They differ in lower-order terms of the chunkwise form only, because the paper disagrees with itself: for sig, Table 8
+sums to 12 L + 1 a chunk and Table 17 prints 11 L + 5 (exp's gate cost, 6.5 L + 5, in the place of sig's 7.5 L + 1); for
+exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
+
+The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
+gradients, with the states recomputed from k and v; pointwise work, about a hundredth of it, is left out. Chunkwise,
+they are those of the paper's kernels (Table 1): dQ and dK both compute dS, dV computes S again. The kernels that carry
+the state on chip have counts of their own (`tflabench.theory.fused`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tflabench.problem import InputError, Pass
+
+Gate = Literal["exp", "sig"]
+Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
+Counts = Literal["exact", "published"]
+Number = Any  # int, float or numpy array
+
+DEFAULT_CHUNK_SIZE = 128  # where an implementation does not say: what the paper found fastest (Fig. 4, xl_chunk)
+ATTENTION_BACKWARD = 2.5  # five matrix products in the backward (one recomputed), two in the forward
+
+
+@dataclass(frozen=True)
+class OpCosts:
+    """FLOPs that one pointwise operation costs: F_exp, F_log, F_sig, F_max, F_abs, F_mask of the paper (Table 7)."""
+
+    exp: float = 1
+    log: float = 1
+    sig: float = 1
+    max: float = 1
+    abs: float = 1
+    mask: float = 1
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """constant + linear * n + square * n**2, a count over n steps."""
+
+    constant: Number = 0
+    linear: Number = 0
+    square: Number = 0
+
+    def __call__(self, n: Number) -> Number:
+        return self.constant + self.linear * n + self.square * n * n
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        return Polynomial(self.constant + other.constant, self.linear + other.linear, self.square + other.square)
+
+    def __mul__(self, factor: float) -> Polynomial:
+        return Polynomial(self.constant * factor, self.linear * factor, self.square * factor)
+
+
+Terms = dict[str, Polynomial]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call computes and moves, over batch and heads."""
+
+    flops: Number
+    bytes: Number
+
+    @property
+    def intensity(self) -> Number:
+        """I_algo = FLOPs / bytes (eq. 117)."""
+        return self.flops / self.bytes
+
+
+def unit_length(formulation: Formulation, seq_len: Number, chunk_size: Number) -> Number:
+    """Steps that one evaluation of a formulation's polynomials covers: L for chunkwise, else T."""
+    return chunk_size if formulation == "chunkwise" else seq_len
+
+
+def over_sequence(per_unit: Polynomial, seq_len: Number, unit: Number) -> Number:
+    """Sum of a count over a sequence cut into units, the last one shorter where they do not divide it."""
+    rest = seq_len % unit
+    return (seq_len // unit) * per_unit(unit) + (rest > 0) * per_unit(rest)
+
+
+def flop_polynomial(
+    formulation: Formulation,
+    gate: Gate,
+    d_qk: Number,
+    d_hv: Number,
+    *,
+    causal_factor: float = 0.5,
+    pass_: Pass = "fw",
+    counts: Counts = "published",
+    ops: OpCosts = OpCosts(),
+) -> Polynomial:
+    """FLOPs per head and unit. `ops` acts on the exact counts only: the published ones have every cost set to 1."""
+    if counts not in get_args(Counts):
+        raise InputError(f"counts is {counts!r}: it must be one of {', '.join(get_args(Counts))}")
+    if counts == "published" and formulation != "attention":
+        total = published_flops(formulation, gate, d_qk, d_hv, causal_factor)
+    else:
+        total = _sum(flop_terms(formulation, gate, d_qk, d_hv, causal_factor, ops))
+    if pass_ == "fwbw":
+        total += _sum(backward_flop_terms(formulation, gate, d_qk, d_hv, causal_factor))
+    return total
+
+
+def byte_polynomial(
+    formulation: Formulation,
+    gate: Gate,
+    d_qk: Number,
+    d_hv: Number,
+    *,
+    element_bytes: Number = 2,
+    gate_bytes: Number = 2,
+    state_bytes: Number = 4,
+    pass_: Pass = "fw",
+) -> Polynomial:
+    """Bytes read and written per head and unit; element_bytes, gate_bytes, state_bytes are b_qkv, b_if, b_C."""
+    dims = (formulation, gate, d_qk, d_hv, element_bytes, gate_bytes, state_bytes)
+    total = _sum(byte_terms(*dims))
+    if pass_ == "fwbw":
+        total += _sum(backward_byte_terms(*dims))
+    return total
+
+
+def flop_terms(
+    formulation: Formulation,
+    gate: Gate,
+    d_qk: Number,
+    d_hv: Number,
+    causal_factor: float = 0.5,
+    ops: OpCosts = OpCosts(),
+) -> Terms:
+    """The rows of Table 8 (chunkwise), 10 (parallel) or 12 (recurrent), by name, per head and unit."""
+    _check(formulation, gate, causal_factor)
+    F, exp = causal_factor, gate == "exp"
+    log_sig = ops.log + ops.sig
+    if formulation == "attention":
+        return {"logits": Polynomial(square=2 * F * d_qk), "outputs": Polynomial(square=2 * F * d_hv)}
+    if formulation == "parallel":
+        terms = {
+            "cumulative forget gates": Polynomial(linear=0.5 + (1 if exp else 2) * log_sig, square=0.5),
+            # The table prints a maximum for sig as well.
+            "gate matrix": Polynomial(square=3 + ops.exp + ops.max + ops.mask),
+            "logits": Polynomial(square=F * (2 * d_qk + 2)),
+            "outputs": Polynomial(square=F * 2 * d_hv),
+        }
+        if exp:
+            terms["normalization"] = Polynomial(linear=F * (ops.exp + ops.max), square=F * (3 + ops.abs))
+        return terms
+    if formulation == "recurrent":
+        terms = {
+            "gates": Polynomial(linear=4 + 2 * ops.exp + log_sig + ops.max if exp else 2 * ops.sig),
+            "memory cell": Polynomial(linear=4 * d_qk * d_hv),
+            "outputs": Polynomial(linear=2 * d_qk * d_hv + d_qk),
+        }
+        if exp:
+            terms["denominator and scale"] = Polynomial(linear=6 * d_qk + d_hv + 1 + ops.abs + ops.max)
+        return terms
+
+    numerator = Polynomial(constant=2 * d_qk * d_hv, linear=2 * d_qk * d_hv + d_qk)
+    intra = Polynomial(square=F * (2 * (d_qk + d_hv) + 3))
+    if exp:
+        return {
+            "recurrent gates": Polynomial(3 + ops.max + ops.exp, 3.5 + ops.exp + log_sig, 0.5),
+            "recurrent numerator": numerator,
+            "recurrent denominator": Polynomial(constant=2 * d_qk, linear=2 * d_qk),
+            "cumulative forget gates": Polynomial(linear=0.5 + log_sig, square=0.5),
+            "gate matrix": Polynomial(linear=F * (1 + ops.max), square=F * (3 + ops.exp + ops.max)),
+            "intra outputs": intra,
+            "inter outputs": Polynomial(linear=2 * d_qk * d_hv + 3 * d_qk),
+            "combination": Polynomial(linear=2 * d_hv + 1 + ops.max + ops.abs + ops.exp),
+        }
+    return {
+        "recurrent gates": Polynomial(ops.exp, 2.5 + ops.exp + 2 * log_sig, 0.5),
+        "recurrent numerator": numerator,
+        "cumulative forget gates": Polynomial(linear=0.5 + 2 * log_sig, square=0.5),
+        "gate matrix": Polynomial(square=F * (2 + ops.exp)),
+        "intra outputs": intra,
+        "inter outputs": Polynomial(linear=2 * d_qk * d_hv + d_qk),
+        "combination": Polynomial(linear=d_hv),
+    }
+
+
+def published_flops(
+    formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, causal_factor: float = 0.5
+) -> Polynomial:
+    """Table 17 as printed, per head and unit (the table's T/L and T factors are the number of units)."""
+    _check(formulation, gate, causal_factor)
+    F, dd = causal_factor, d_qk * d_hv
+    rows = {
+        ("chunkwise", "exp"): Polynomial(
+            constant=2 * dd + 2 * d_qk + 5,
+            linear=2 * F + 4 * dd + 6 * d_qk + 4 * d_hv + 13,
+            square=F * (2 * (d_qk + d_hv) + 8) + 1,
+        ),
+        ("chunkwise", "sig"): Polynomial(
+            constant=2 * dd + 5,
+            linear=4 * dd + 2 * d_qk + d_hv + 11,
+            square=F * (2 * (d_qk + d_hv) + 6) + 1,
+        ),
+        ("parallel", "exp"): Polynomial(linear=2 * F + 2.5, square=F * (2 * (d_qk + d_hv) + 6) + 6.5),
+        ("parallel", "sig"): Polynomial(linear=4.5, square=F * (2 * (d_qk + d_hv) + 2) + 6.5),
+        ("recurrent", "exp"): Polynomial(linear=6 * dd + 7 * d_qk + d_hv + 12),
+        ("recurrent", "sig"): Polynomial(linear=6 * dd + d_qk + 2),
+    }
+    if formulation == "attention":
+        raise InputError("formulation is 'attention': the paper publishes no count for it")
+    return rows[formulation, gate]
+
+
+def backward_flop_terms(
+    formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, causal_factor: float = 0.5
+) -> Terms:
+    """Matrix products of the backward pass (paper, section B.3; attention: 2.5 times its forward), per head and unit.
+
+    Chunkwise: by kernel, as Table 1 divides the work. A name that ends in "again" is a product that an earlier kernel
+    computed as well; the sum of the others is what the gradients take at least.
+    """
+    _check(formulation, gate, causal_factor)
+    F, dd = causal_factor, d_qk * d_hv
+    if formulation == "attention":
+        forward = flop_terms(formulation, gate, d_qk, d_hv, causal_factor)
+        return {name: term * ATTENTION_BACKWARD for name, term in forward.items()}
+    if formulation == "recurrent":
+        return {
+            "states, again": Polynomial(linear=4 * dd),
+            "state gradients": Polynomial(linear=4 * dd),
+            "dQ, dK, dV": Polynomial(linear=6 * dd),
+        }
+    over_qk, over_hv = Polynomial(square=2 * F * d_qk), Polynomial(square=2 * F * d_hv)
+    if formulation == "parallel":
+        return {
+            "S = Q K^T, again": over_qk,
+            "dS = dH V^T": over_hv,
+            "dQ = dS K": over_qk,
+            "dK = dS^T Q": over_qk,
+            "dV = S^T dH": over_hv,
+        }
+    state, through_state = Polynomial(constant=2 * dd, linear=2 * dd), Polynomial(linear=2 * dd)
+    return {
+        "C kernel: K^T V, again": state,
+        "dC kernel: Q^T dH": state,
+        "dQ kernel: dS = dH V^T": over_hv,
+        "dQ kernel: dS K": over_qk,
+        "dQ kernel: dH C^T": through_state,
+        "dK kernel: dS^T = V dH^T, again": over_hv,
+        "dK kernel: dS^T Q": over_qk,
+        "dK kernel: V dC^T": through_state,
+        "dV kernel: S^T = K Q^T, again": over_qk,
+        "dV kernel: S^T dH": over_hv,
+        "dV kernel: K dC": through_state,
+    }
+
+
+def byte_terms(
+    formulation: Formulation,
+    gate: Gate,
+    d_qk: Number,
+    d_hv: Number,
+    element_bytes: Number = 2,
+    gate_bytes: Number = 2,
+    state_bytes: Number = 4,
+) -> Terms:
+    """The rows of Table 9 (chunkwise), 11 (parallel) or 13 (recurrent), by name, per head and unit.
+
+    Table 13 prints the totals of exp and sig in each other's column; these are the sums of its rows.
+    """
+    _check(formulation, gate)
+    qkv = Polynomial(linear=(2 * d_qk + d_hv) * element_bytes)
+    h = Polynomial(linear=d_hv * element_bytes)
+    if formulation == "attention":
+        return {"load": qkv, "store": h}
+    gates = Polynomial(linear=2 * gate_bytes)
+    # n_t and m_t of every step are stored for the backward.
+    normalizer = Polynomial(linear=2 * state_bytes if gate == "exp" else 0)
+    if formulation == "parallel":
+        return {"load": qkv + gates, "store": h + normalizer}
+    state = state_elements(gate, d_qk, d_hv) * state_bytes
+    if formulation == "recurrent":
+        state = Polynomial(linear=state)
+        return {"load": qkv + gates + state, "store": h + state}
+    state = Polynomial(constant=state)
+    kv = Polynomial(linear=(d_qk + d_hv) * element_bytes)
+    return {
+        "recurrent kernel, load": kv + gates,
+        "recurrent kernel, store": state,
+        "parallel kernel, load": qkv + gates + state,
+        "parallel kernel, store": h + normalizer,
+    }
+
+
+def backward_byte_terms(
+    formulation: Formulation,
+    gate: Gate,
+    d_qk: Number,
+    d_hv: Number,
+    element_bytes: Number = 2,
+    gate_bytes: Number = 2,
+    state_bytes: Number = 4,
+) -> Terms:
+    """Bytes of the backward pass, counted as Table 9 counts the forward: every kernel reads its inputs once.
+
+    Chunkwise: one kernel computes the states again, one walks their gradients, and dQ, dK, dV have one each, which also
+    sum q.dq and k.dk for the gates' gradients; so dQ reads q, and dK reads k.
+    """
+    _check(formulation, gate)
+    qk, hv = Polynomial(linear=d_qk * element_bytes), Polynomial(linear=d_hv * element_bytes)
+    gates = Polynomial(linear=2 * gate_bytes)
+    inputs, gradients = qk * 2 + hv * 2, qk * 2 + hv  # q, k, v, dh; dq, dk, dv
+    if formulation == "attention":
+        return {"load": inputs + hv, "store": gradients}
+    normalizer = Polynomial(linear=2 * state_bytes if gate == "exp" else 0)
+    if formulation == "parallel":
+        return {"load": inputs + gates + normalizer, "store": gradients + gates}
+    state = state_elements(gate, d_qk, d_hv) * state_bytes
+    if formulation == "recurrent":
+        state = Polynomial(linear=4 * state)  # C and dC, read and written every step
+        return {"load and store": inputs + gates * 2 + normalizer + gradients + state}
+    state = Polynomial(constant=state)
+    return {
+        "C kernel, load": qk + hv + gates,
+        "C kernel, store": state,
+        "dC kernel, load": qk + hv + gates + normalizer,
+        "dC kernel, store": state,
+        "dQ kernel, load": inputs + gates + normalizer + state,
+        "dQ kernel, store": qk + gates,
+        "dK kernel, load": inputs + gates + normalizer + state,
+        "dK kernel, store": qk + gates,
+        "dV kernel, load": qk * 2 + hv + gates + normalizer + state,
+        "dV kernel, store": hv,
+    }
+
+
+def state_elements(gate: Gate, d_qk: Number, d_hv: Number) -> Number:
+    """Elements of one recurrent state: C, and for exp n and m."""
+    return d_qk * d_hv + (d_qk + 1 if gate == "exp" else 0)
+
+
+def _sum(terms: Terms) -> Polynomial:
+    return sum(terms.values(), Polynomial())
+
+
+def _check(formulation: Formulation, gate: Gate, causal_factor: float = 0.5) -> None:
+    known = [name for name in get_args(Formulation) if name != "fused"]
+    if formulation not in known:
+        raise InputError(f"formulation is {formulation!r}: it must be one of {', '.join(known)}")
+    if gate not in get_args(Gate):
+        raise InputError(f"gate is {gate!r}: it must be one of {', '.join(get_args(Gate))}")
+    if not 0.5 <= causal_factor <= 1:
+        raise InputError(f"causal_factor is {causal_factor}: it must lie in [0.5, 1]")

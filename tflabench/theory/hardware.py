@@ -1,0 +1,289 @@
+"""What GPUs can do: dense matrix rate and memory bandwidth, from datasheets and as `tflabench calibrate` measured.
+
+Rates are dense (datasheets print twice as much "with sparsity") and with float32 accumulation, which halves the rate of
+GeForce cards and is what these kernels use. Bytes are SI, as in datasheets; caches are binary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from tflabench.problem import InputError
+
+Provenance = Literal["datasheet", "paper", "given", "measured"]
+MiB = 1024**2
+DATASHEET_DTYPES = ("bfloat16", "float16")  # that the datasheet rates below hold for
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The two roofs of a roofline.
+
+    Attributes:
+        flops_per_s: alpha, dense matrix rate in FLOP/s.
+        bytes_per_s: beta, memory bandwidth in byte/s.
+        provenance: "datasheet"; "paper" (TFLA Table 18); "given" (by the user); "measured" (by `tflabench calibrate`).
+        source: document, or how it was measured.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    provenance: Provenance
+    source: str
+
+    def __post_init__(self) -> None:
+        _require_positive(flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s)
+
+    @property
+    def intensity(self) -> float:
+        """I_acc = alpha / beta in FLOP/byte (eq. 117)."""
+        return self.flops_per_s / self.bytes_per_s
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise InputError(f"{name} is {value}: it must be a positive number")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU.
+
+    Attributes:
+        name, aliases: what `find` accepts; a name is exact, an alias ("A100") picks the usual form factor.
+        device: pattern of the name its driver reports.
+        ceilings: of bfloat16 (V100: float16) matrix products.
+        memory_bytes: of device memory; None where not known.
+        multiprocessors: SMs, or compute units on AMD.
+        l2_bytes: on-chip cache shared by all multiprocessors, as far as documented.
+        float32_flops_per_s: of the vector lanes, a multiply-add counted as two; from the document of the ceilings.
+        clock_hz: that the rates above stand for.
+        source: of multiprocessors and L2.
+        note: what a reader might argue about.
+    """
+
+    name: str
+    ceilings: Ceilings
+    memory_bytes: float | None = None
+    multiprocessors: int | None = None
+    l2_bytes: int | None = None
+    float32_flops_per_s: float | None = None
+    clock_hz: float | None = None
+    aliases: tuple[str, ...] = ()
+    device: str | None = None
+    source: str = ""
+    note: str = ""
+
+
+def _datasheet(tflops: float, tbs: float, source: str) -> Ceilings:
+    return Ceilings(tflops * 1e12, tbs * 1e12, "datasheet", source)
+
+
+_A100_PAPER = "NVIDIA A100 architecture white paper"
+_H100_PAPER = "NVIDIA H100 architecture white paper"
+_H100_SHEET = "NVIDIA H100 datasheet (1,979 TFLOP/s sparse, 3.35 TB/s)"
+_BLACKWELL_SHEET = "NVIDIA Blackwell datasheet"
+_BLACKWELL_DRIVER = "NVIDIA Blackwell tuning guide (L2); multiprocessors as reported by the driver"
+
+KNOWN: tuple[Gpu, ...] = (
+    Gpu(
+        "V100 SXM2 32GB", _datasheet(125, 0.9, "NVIDIA V100 datasheet"), 32e9, 80, 6 * MiB, 15.7e12, 1.53e9,
+        aliases=("V100", "V100 SXM2"), device=r"V100-SXM2", source="NVIDIA Volta architecture white paper",
+        note="float16: Volta has no bfloat16. The paper's Table 18 has 120 TFLOP/s, NVIDIA's figure at launch.",
+    ),
+    Gpu(
+        "A100 SXM 40GB", _datasheet(312, 1.555, "NVIDIA A100 datasheet"), 40e9, 108, 40 * MiB, 19.5e12, 1.41e9,
+        aliases=("A100 40GB",), device=r"A100-SXM4-40GB", source=_A100_PAPER,
+    ),
+    Gpu(
+        "A100 SXM 80GB", _datasheet(312, 2.039, "NVIDIA A100 80GB datasheet"), 80e9, 108, 40 * MiB, 19.5e12, 1.41e9,
+        aliases=("A100", "A100 SXM", "A100 80GB"), device=r"A100-SXM4-80GB", source=_A100_PAPER,
+        note="The paper's Table 18 calls its row A100 SXM but has 1.935 TB/s, the bandwidth of the PCIe 80GB card.",
+    ),
+    Gpu(
+        "A100 PCIe 40GB", _datasheet(312, 1.555, "NVIDIA A100 datasheet"), 40e9, 108, 40 * MiB, 19.5e12, 1.41e9,
+        device=r"A100-PCIE-40GB", source=_A100_PAPER,
+    ),
+    Gpu(
+        "A100 PCIe 80GB", _datasheet(312, 1.935, "NVIDIA A100 80GB datasheet"), 80e9, 108, 40 * MiB, 19.5e12, 1.41e9,
+        aliases=("A100 PCIe",), device=r"A100 80GB PCIe", source=_A100_PAPER,
+    ),
+    Gpu(
+        "H100 SXM", _datasheet(989, 3.35, _H100_SHEET), 80e9, 132, 50 * MiB, 67e12, 1.83e9,
+        aliases=("H100", "H100 SXM 80GB"), device=r"H100 80GB HBM3", source=_H100_PAPER,
+        note="989.4 TFLOP/s in the white paper; rounded as in the paper's Table 18.",
+    ),
+    Gpu(
+        "H100 PCIe", _datasheet(756, 2.0, "NVIDIA H100 datasheet (1,513 TFLOP/s sparse, 2 TB/s)"),
+        80e9, 114, 50 * MiB, 51e12, 1.62e9,
+        device=r"H100 PCIe", source=_H100_PAPER,
+    ),
+    Gpu(
+        "H100 NVL", _datasheet(835, 3.9, "NVIDIA H100 datasheet (1,671 TFLOP/s sparse, 3.9 TB/s)"),
+        94e9, 132, None, 60e12, 1.54e9,
+        device=r"H100 NVL", source="NVIDIA H100 NVL product brief",
+        note="One card; older datasheets print the sum of a bridged pair.",
+    ),
+    Gpu(
+        "H200 SXM", _datasheet(989, 4.8, "NVIDIA H200 datasheet (1,979 TFLOP/s sparse, 4.8 TB/s)"),
+        141e9, 132, 60 * MiB, 67e12, 1.83e9,
+        aliases=("H200",), device=r"H200(?! NVL)", source="as reported by the driver",
+    ),
+    Gpu(
+        "B200", _datasheet(2250, 7.7, _BLACKWELL_SHEET + ", HGX B200 (4.5 PFLOP/s sparse, 7.7 TB/s)"),
+        180e9, 148, 126 * MiB, 75e12, 1.86e9,
+        aliases=("B200 SXM", "HGX B200"), device=r"(?<!G)B200", source=_BLACKWELL_DRIVER,
+        note="1,000 W HGX part, as in the paper's Table 18; others quote 192 GB and 8 TB/s.",
+    ),
+    Gpu(
+        "GB200", _datasheet(2500, 8.0, _BLACKWELL_SHEET + ", GB200 NVL72 (5 PFLOP/s sparse, 8 TB/s)"),
+        186e9, 152, 126 * MiB, 80e12, 2.01e9,
+        device=r"GB200", source=_BLACKWELL_DRIVER, note="One of the superchip's two GPUs.",
+    ),
+    Gpu(
+        "L40S", _datasheet(362.05, 0.864, "NVIDIA L40S datasheet"), 48e9, 142, 96 * MiB, 91.6e12, 2.49e9,
+        device=r"L40S", source="NVIDIA Ada architecture white paper",
+    ),
+    Gpu(
+        "RTX 4090", _datasheet(165.2, 1.008, "NVIDIA Ada architecture white paper, appendix A"),
+        24e9, 128, 72 * MiB, 82.6e12, 2.52e9,
+        aliases=("GeForce RTX 4090", "4090"), device=r"RTX 4090(?! D| Laptop)",
+        source="NVIDIA Ada architecture white paper", note="float32 accumulation; 330.3 with float16 accumulation.",
+    ),
+    Gpu(
+        "RTX 5090", _datasheet(209.5, 1.792, "NVIDIA RTX Blackwell architecture white paper, appendix A"),
+        32e9, 170, 96 * MiB, 104.8e12, 2.41e9, aliases=("GeForce RTX 5090", "5090"), device=r"RTX 5090(?! D| Laptop)",
+        source="NVIDIA RTX Blackwell architecture white paper",
+        note="float32 accumulation; 419 with float16 accumulation (float16 inputs) or with sparsity.",
+    ),
+    Gpu(
+        "MI300X", _datasheet(1307.4, 5.3, "AMD Instinct MI300X datasheet"), 192e9, 304, 32 * MiB,
+        aliases=("Instinct MI300X",), device=r"MI300X", source="AMD CDNA 3 white paper",
+        note="Eight dies of 4 MiB L2; the 256 MB Infinity Cache is behind them.",
+    ),
+)  # fmt: skip
+
+
+def _table_18(gpu: str, tflops: float, tbs: float) -> Gpu:
+    """A row of the paper's Table 18, to reproduce its figures: `--gpu paper-A100`."""
+    known = find(gpu)
+    ceilings = Ceilings(tflops * 1e12, tbs * 1e12, "paper", "TFLA paper, Table 18")
+    return replace(known, name=f"paper-{gpu}", ceilings=ceilings, aliases=(), device=None, note="")
+
+
+@cache
+def table_18() -> tuple[Gpu, ...]:
+    """The paper's Table 18: V100 SXM2, A100 SXM, H100 SXM, B200 HGX."""
+    rows = (("V100", 120, 0.9), ("A100", 312, 1.935), ("H100", 989, 3.35), ("B200", 2250, 7.7))
+    return tuple(_table_18(*row) for row in rows)
+
+
+def find(name: str) -> Gpu:
+    """The GPU of that name or alias, whatever its case and punctuation; "paper-H100" is a row of the paper's Table 18.
+
+    Raises:
+        InputError: no such GPU, with the nearest names.
+    """
+    gpus = {_plain(n): gpu for gpu in KNOWN for n in (gpu.name, *gpu.aliases)}
+    if _plain(name).startswith("paper"):
+        gpus = {_plain(gpu.name): gpu for gpu in table_18()}
+    if gpu := gpus.get(_plain(name)):
+        return gpu
+    near = dict.fromkeys(gpus[key].name for key in difflib.get_close_matches(_plain(name), gpus, n=3, cutoff=0.5))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(gpu.name for gpu in KNOWN)}"
+    raise InputError(f"no GPU is called {name!r}; {hint} (any other: give its peak rate and bandwidth)")
+
+
+def from_device_name(device: str) -> Gpu | None:
+    """The GPU whose driver reports that name ("NVIDIA H100 80GB HBM3"), None where it is not known."""
+    return next((gpu for gpu in KNOWN if gpu.device and re.search(gpu.device, device)), None)
+
+
+def described(device: str, dtype: str = "bfloat16") -> Gpu:
+    """The GPU that rows of a device (by its driver's name) ran on, or what `tflabench calibrate` measured of another.
+
+    Raises:
+        InputError: nothing is known of it.
+    """
+    if gpu := from_device_name(device):
+        return gpu
+    if ceilings := measured_ceilings(device, dtype):
+        return Gpu(device, ceilings)
+    raise InputError(
+        f"the rows ran on {device!r}, whose peak rate and bandwidth are not known: run `tflabench calibrate` on it"
+    )
+
+
+def custom(peak_tflops: float, bandwidth_tbs: float, name: str = "custom") -> Gpu:
+    """A GPU known by its two ceilings only, in TFLOP/s and TB/s."""
+    _require_positive(peak_tflops=peak_tflops, bandwidth_tbs=bandwidth_tbs)
+    return Gpu(name, Ceilings(peak_tflops * 1e12, bandwidth_tbs * 1e12, "given", "given by the user"))
+
+
+def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
+    """Keep measured ceilings of a device (by its driver's name, or the CPU's) for a dtype; returns the file written.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    path = _ceilings_file()
+    stored = _stored()
+    stored.setdefault(device, {})[dtype] = asdict(ceilings)
+    half = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half.write_text(json.dumps(stored, indent=1) + "\n")
+        half.replace(path)  # at once, so that no reader finds half a file
+    except OSError as error:
+        raise InputError(f"cannot write {path} ({error.strerror}): set XDG_CACHE_HOME to a writable folder") from None
+    return path
+
+
+def measured_ceilings(device: str, dtype: str = "bfloat16") -> Ceilings | None:
+    """Ceilings that `tflabench calibrate` stored for a device on this machine, None where it has not run."""
+    found = _stored().get(device, {}).get(dtype)
+    return Ceilings(**found) if found else None
+
+
+def ceilings_for(device: str, dtype: str = "bfloat16") -> Ceilings | None:
+    """What to hold a measurement against: the measured ceilings of a device where stored, else its datasheet's.
+
+    Datasheet rates hold for bfloat16 and float16; for other dtypes, and for devices not known, None.
+    """
+    if measured := measured_ceilings(device, dtype):
+        return measured
+    gpu = from_device_name(device)
+    return gpu.ceilings if gpu and dtype in DATASHEET_DTYPES else None
+
+
+def _ceilings_file() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "tflabench" / "ceilings.json"
+
+
+def _stored() -> dict[str, dict[str, dict]]:
+    path = _ceilings_file()
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError:
+        raise InputError(f"{path} is not valid JSON: delete it and run `tflabench calibrate`") from None
+
+
+def slug(device: str) -> str:
+    """Return the name of a device as a folder name: "h200" of "NVIDIA H200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia ")).strip("-")
+
+
+def _plain(name: str) -> str:
+    """A name without case, punctuation and the vendor."""
+    return re.sub(r"[^a-z0-9]|nvidia|amd", "", name.lower())

@@ -1,0 +1,222 @@
+"""The GPU kernels of the paper's two-level algorithm (TFLA, Table 1) as launches: chunk states in sequence, then tiles.
+
+    forward     gates | C: states of chunks | H
+    backward    C again | dC | dQ | dK | dV | gate gradients
+
+H, dQ, dK and dV are one kernel in four roles (kernels/tfla/outputs.py): a program makes a tile of `rows` steps and
+`outer` columns of its output, out = sum_c W (x . y_c) z_c + x S, over the tiles of `cols` steps of its chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tflabench.problem import Problem
+from tflabench.theory.cost import Gate, state_elements
+from tflabench.theory.launches import EXP_LANES, Launch
+
+SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA programming guide)
+STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
+NARROW = 64  # rows of the state in one of the products with it, each waited for
+WIDTH_OF_PRODUCTS = 64  # columns from which on tensor cores have more to do than to read 64 rows
+TILE_GATES = 6 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
+SUMMING_WAVES = 8  # times as many programs as that are kept where they add up heads (kernels/tfla/outputs.py)
+STATE_PROGRAMS = 264  # the state walk cuts sequences until it has about this many (kernels/tfla/config.py)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiling of the parallel kernel.
+
+    Attributes:
+        rows, cols, outer: steps of a program, steps of its loop, columns of its output.
+        inner: block of the dimension summed in x . y.
+        resident: programs on a multiprocessor at once, as shared memory allows.
+        pipelined: tiles of the loop are fetched ahead; else every fetch is waited for.
+    """
+
+    rows: int
+    cols: int
+    inner: int
+    outer: int
+    resident: int
+    pipelined: bool = True
+
+    @classmethod
+    def of(cls, d_in: int, d_out: int, chunk_size: int, element_bytes: int) -> Tiles:
+        """What kernels/tfla/config.py picks on Hopper for 16-bit elements: the first tiling that fits."""
+        tile = min(chunk_size & -chunk_size, 128)
+        whole, outer = _power_of_two(d_in), min(_power_of_two(d_out), 256)
+        short = ((64, 32, whole, 2, 2), (64, 64, min(whole, 128), 2, 2))
+        options = (  # rows, cols, inner, stages, resident
+            (64, 64, whole, 2, 2),
+            (64, 32, whole, 3, 2),
+            *(short if chunk_size < 1024 else ()),
+            (128, 64, whole, 2, 1),
+            (128, 32, whole, 2, 1),
+            (128, 64, min(whole, 128), 3, 1),
+            (64, 32, min(whole, 64), 2, 1),
+        )
+        for rows, cols, inner, stages, resident in options:
+            rows = min(rows, tile)
+            cols = min(cols, rows)
+            room = SHARED_MEMORY // resident - 1024 * (resident - 1)
+            if element_bytes * (rows * inner + stages * cols * (inner + outer)) <= room:
+                break
+        return cls(rows, cols, inner, outer, resident)
+
+
+# mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1); blocks of 64 steps
+# and of 64 and 128 columns are assumed.
+UNPIPELINED = Tiles(rows=64, cols=64, inner=64, outer=128, resident=2, pipelined=False)
+
+
+def launches(
+    problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None,
+    gate_gradients: bool = True, group: int = 1,
+) -> list[Launch]:  # fmt: skip
+    """The kernels of one call, in order.
+
+    Args:
+        problem: pass_ "fw" or "fwbw".
+        state_bytes: of an element of the chunk states in memory.
+        tiles: of all four roles; None for those that fit each.
+        gate_gradients: backward; without them their kernel is not launched, the others are the same.
+        group: heads that share one of q and k, which then come from memory once.
+    """
+    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles, group)
+    qk, hv = p.d_qk * p.element_bytes, p.d_hv * p.element_bytes
+    q_or_k = qk / group
+    d_of_head = qk / call.members(p.d_hv, p.d_qk)
+    exp = 4 if gate == "exp" else 0  # one float32 a step: m, then 1 / denominator
+    gates = [call.small("gates", 2 * p.element_bytes + 8 + exp), *[call.small("sums of gates", 8 + TILE_GATES)] * 2]
+    forward = [*gates, *call.walk("C"), call.parallel("H", p.d_qk, p.d_hv, 2 * q_or_k + 2 * hv + exp)]
+    if p.pass_ == "fw":
+        return forward
+    return [
+        *forward,
+        *gates,
+        *call.walk("C, again", again=True),
+        *call.walk("dC", reads_states=True),
+        call.parallel("dQ", p.d_hv, p.d_qk, 2 * hv + 2 * q_or_k + d_of_head + 4),
+        call.parallel("dK", p.d_hv, p.d_qk, 2 * hv + 2 * q_or_k + d_of_head + 4, again=True),
+        call.parallel("dV", p.d_qk, p.d_hv, 2 * q_or_k + 2 * hv, again=True),
+        *[call.small(f"{name} of heads, added up", d_of_head + q_or_k) for name in ("dQ", "dK") if d_of_head > q_or_k],
+        *[call.small("gate gradients", 24 + 4 * p.element_bytes)] * gate_gradients,
+    ]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the launches of one call share; see `launches`."""
+
+    problem: Problem
+    gate: Gate
+    chunk_size: int
+    state_bytes: float
+    tiles: Tiles | None
+    group: int
+
+    @property
+    def heads(self) -> int:
+        return self.problem.batch * self.problem.heads
+
+    @property
+    def steps(self) -> int:
+        return self.heads * self.problem.seq_len
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.problem.seq_len / self.chunk_size)
+
+    @property
+    def states(self) -> float:
+        """Bytes of all chunk states."""
+        p = self.problem
+        return self.heads * self.chunks * state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
+
+    def members(self, d_in: int, d_out: int) -> int:
+        """Heads whose dQ or dK a program adds up: a divisor of those that share one, while programs are enough."""
+        tiles = self._tiles(d_in, d_out)
+        programs = self.steps / tiles.rows * math.ceil(d_out / tiles.outer)
+        sizes = (n for n in range(1, self.group + 1) if self.group % n == 0)
+        return max((n for n in sizes if programs // n >= SUMMING_WAVES * STATE_PROGRAMS), default=1)
+
+    def small(self, name: str, step_bytes: float) -> Launch:
+        """A kernel over the gates alone: bytes and a launch."""
+        return Launch(name, self.steps / 1024, 8, {}, {"inputs and outputs": self.steps * step_bytes}, trips=2)
+
+    def walk(self, name: str, *, again: bool = False, reads_states: bool = False) -> list[Launch]:
+        """The state walk; twice where sequences are cut into segments: what each adds, and then the states."""
+        p = self.problem
+        rows, u, v = STATE_TILE
+        u, v = min(u, p.d_qk), min(v, p.d_hv)
+        blocks = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v)
+        segments = max(1, min(self.chunks, STATE_PROGRAMS // (self.heads * blocks)))
+        ends = 3 * self.heads * segments * p.d_qk * p.d_hv * 4  # float32: written, read and written when joined
+
+        def launch(name: str, reason: str, states: float) -> Launch:
+            return Launch(
+                name,
+                programs=self.heads * blocks * segments,
+                resident=max(1, SHARED_MEMORY // (3 * rows * (u + v) * p.element_bytes)),
+                flops={reason: self.steps * 2 * p.d_qk * p.d_hv},
+                moved={
+                    "inputs and outputs": self.steps * ((p.d_qk / self.group + p.d_hv) * p.element_bytes + 8),
+                    "states": states,
+                },
+                through_l2=self.steps * blocks * (u + v) * p.element_bytes,
+                vector_ops=self.steps * blocks * (u * 2 + u * v / rows),  # weights of u; the state's decay a tile
+                trips=2,
+            )
+
+        found = [launch(name, "recomputation" if again else "between chunks", self.states * (1 + reads_states))]
+        return found if segments == 1 else [*found, launch(f"{name}, segments", "recomputation", ends)]
+
+    def parallel(self, name: str, d_in: int, d_out: int, step_bytes: float, *, again: bool = False) -> Launch:
+        """The parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
+        p, steps = self.problem, self.steps
+        L = min(self.chunk_size, p.seq_len)
+        own = self._tiles(d_in, d_out)
+        rows, cols, outer = min(own.rows, L), min(own.cols, L), min(own.outer, d_out)
+        blocks = math.ceil(d_out / outer)
+        needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
+        scores, first = 2 * d_in, 0 if again else 1
+        narrow = max(1, WIDTH_OF_PRODUCTS / cols) - 1 if own.pipelined else 0
+        loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
+        waits = loads  # of a tile, for fetches
+        if own.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
+            waits = 0 if own.inner >= d_in else 1
+        x_again = computed / cols * d_in if own.inner < d_in else 0  # a part of x lies in shared memory at a time
+        # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
+        per_score = 4 + (self.gate == "exp") + EXP_LANES * rows / computed
+        return Launch(
+            name,
+            programs=steps / rows * blocks,
+            resident=own.resident,
+            flops={
+                "between chunks": steps * 2 * d_in * d_out,
+                "within chunks": steps * needed * (scores * first + 2 * d_out),
+                "causal waste": steps * (computed - needed) * (scores * first + 2 * d_out),
+                "recomputation": steps * computed * scores * (blocks - first),
+            },
+            narrow_flops=steps * computed * scores * blocks * narrow,
+            moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
+            through_l2=steps
+            * blocks
+            * (computed / rows * (d_in + outer) + x_again + 2 * d_in + outer)
+            * p.element_bytes
+            + steps / rows * d_in * d_out * self.state_bytes,
+            vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
+            trips=2 + math.ceil(d_in / NARROW) + computed / cols * waits,
+            pipelined=own.pipelined,
+        )
+
+    def _tiles(self, d_in: int, d_out: int) -> Tiles:
+        p = self.problem
+        return self.tiles or Tiles.of(d_in, d_out, min(self.chunk_size, _power_of_two(p.seq_len)), p.element_bytes)
+
+
+def _power_of_two(d: int) -> int:
+    return max(16, 2 ** math.ceil(math.log2(d)))
