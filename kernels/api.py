@@ -40,7 +40,8 @@ from .checks import (
 from .epilogue import skip_and_gate, skip_gradients
 from .operators import FIRST_ORDER, HAS_TRITON, Gradients, define
 from .prologue import add_bias
-from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
+from .state import State
+from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate
 
 Layout = Literal["bhtd", "bthd"]
 AUTO, AUTO_FORWARD = 0, -1  # as chunk sizes, inside the operators: with a backward to come, and without

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .types import Gate, State
+from .state import State
+from .types import Gate
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, axes: str) -> None:
     """q, k alike, v with their heads or a multiple, gates that fit; `axes` names the sizes but the last: "BHT", ..."""
     if not isinstance(gate, Gate):
-        raise TypeError(f"gate is {kind(gate)}: it must be a kernels.types.Gate")
+        raise TypeError(f"gate is {kind(gate)}: it must be a tflabench.ops.Gate")
     sizes = f"({', '.join(axes)}, d)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x, q)
@@ -86,7 +87,7 @@ def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_state(argument: str, state: State, gate: Gate, q: Tensor, v: Tensor) -> None:
     """State of q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
     if not isinstance(state, State):
-        raise TypeError(f"{argument} is {kind(state)}: it must be a kernels.types.State")
+        raise TypeError(f"{argument} is {kind(state)}: it must be a tflabench.ops.State")
     B, H, d_qk, d_hv = *v.shape[:2], q.shape[-1], v.shape[-1]
     for name, x, needed, shape in (
         ("C", state.C, True, (B, H, d_qk, d_hv)),

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, softplus, threshold
 
-from .types import Gate, State, zero_state
+from .state import State, zero_state
+from .types import Gate
 
 M_FLOOR = -1e30  # m where nothing was ever written (I_t = F_t = 0): finite, so that differences of m are never NaN
 

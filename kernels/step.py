@@ -14,7 +14,8 @@ from .api import KERNEL_DTYPES, autocast, retnet_log_decays
 from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_skip, check_state
 from .epilogue import skip_and_gate
 from .operators import HAS_TRITON, define, without_gradients
-from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, State
+from .state import State
+from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate
 
 
 def mlstm_exp_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Any) -> Tensor:

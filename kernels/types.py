@@ -1,22 +1,22 @@
-"""Values shared by every kernel: the gates of a linear RNN and its recurrent state. Imports no kernel."""
+"""What a caller chooses: the gates of a linear RNN, layout, chunk size, implementation. Needs no torch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, TypeAlias, get_args
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-ForgetGate = Literal["sigmoid", "log_decay", "fixed", "rate"]
-InputGate = Literal["exp", "sigmoid", "step", "softplus", "none"]
+Layout: TypeAlias = Literal["bhtd", "bthd"]  # (B, H, T, d) or (B, T, H, d) for q, k, v, h; gates without d
+ChunkSize: TypeAlias = int | Literal["auto"]  # steps between two states in memory
+Implementation: TypeAlias = Literal["auto", "reference", "hopper", "tfla", "tfla_xl", "tfla_limit"]
+StepImplementation: TypeAlias = Literal["auto", "reference", "triton"]
+ForgetGate: TypeAlias = Literal["sigmoid", "log_decay", "fixed", "rate"]
+InputGate: TypeAlias = Literal["exp", "sigmoid", "step", "softplus", "none"]
 
 
 @dataclass(frozen=True)
 class Gate:
-    """How the two scalar gates of a head enter `C_t = F_t C_{t-1} + I_t k_t v_t^T` (formulas: TFLA paper, eqs. 1-9).
+    """The two scalar gates of a head in `C_t = F_t C_{t-1} + I_t k_t v_t^T` (TFLA paper, eqs. 1-9).
 
     Attributes:
         forget: "sigmoid": F = sigmoid(f)^(1 / temperature), f (B, H, T); "log_decay": F = exp(f), f <= 0 (B, H, T);
@@ -27,6 +27,9 @@ class Gate:
         normalize: divide by max(|n_t . q_t|, exp(-m_t)), with n_t = F_t n_{t-1} + I_t k_t and the running maximum m_t
             that keeps an exponential input gate finite (m_t = 0 for the other input gates).
         temperature: of a sigmoid forget gate, > 0: the larger, the slower it forgets (Gated Retention's tau).
+
+    Raises:
+        ValueError: a gate of another name, or two that do not go together.
     """
 
     forget: ForgetGate = "sigmoid"
@@ -65,37 +68,3 @@ MLSTM_SIG = Gate(forget="sigmoid", input="sigmoid", normalize=False)
 RETENTION = Gate(forget="fixed", input="none")  # Lightning attention too
 SIMPLE_GLA = Gate(forget="log_decay", input="none")
 MAMBA2 = Gate(forget="rate", input="step")
-
-
-class State(NamedTuple):
-    """The recurrent state after a step, float32 (or float64 in the reference).
-
-    Attributes:
-        C: memory matrix (B, H, d_qk, d_hv); for a stabilised gate it is relative to m: the true matrix is exp(m) C.
-        n: normaliser (B, H, d_qk), relative to m; None without a normaliser.
-        m: stabiliser (B, H), -inf before anything was written; None where the gate is not stabilised.
-    """
-
-    C: Tensor
-    n: Tensor | None = None
-    m: Tensor | None = None
-
-
-def zero_state(
-    gate: Gate,
-    batch: int,
-    heads: int,
-    d_qk: int,
-    d_hv: int,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> State:
-    """The state before the first step: C = n = 0, and m = -inf, the maximum of nothing. Float32 by default."""
-    import torch  # here, so that listing implementations by gate needs no torch
-
-    def full(*shape: int, value: float = 0.0) -> Tensor:
-        return torch.full((batch, heads, *shape), value, device=device, dtype=dtype or torch.float32)
-
-    C, n, m = full(d_qk, d_hv), full(d_qk), full(value=-math.inf)
-    return State(C, n if gate.normalize else None, m if gate.stabilized else None)

@@ -24,8 +24,9 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tflabench.kernels.hopper.exponents import exponents
+from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise, config, epilogue, prologue
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assembled import assembled

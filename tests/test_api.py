@@ -24,10 +24,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tflabench.kernels import api, epilogue, prologue, reference
 from tflabench.kernels.hopper import chunkwise as hopper
+from tflabench.kernels.state import State, zero_state
 from tflabench.kernels.step import step
 from tflabench.kernels.tfla import chunkwise as tfla
 from tflabench.kernels.tfla import step as decode
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State, zero_state
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 B, H, T, D_QK, D_HV = 2, 2, 40, 16, 32
 GATES = {"exp": MLSTM_EXP, "sig": MLSTM_SIG, "retention": Gate("fixed", "none"), "mamba2": Gate("log_decay", "step")}
@@ -565,7 +566,7 @@ BAD_INPUTS = {
     "no_i": ({"i": None}, TypeError, "i is None: it must be a tensor"),
     "i_not_wanted": ({"gate": Gate("sigmoid", "none")}, ValueError, "i is a Tensor: it must be None"),
     "f_of_a_fixed_gate": ({"gate": Gate("fixed")}, ValueError, "f has the shape (2, 2, 40): it must be (2,)"),
-    "gate_a_name": ({"gate": "exp"}, TypeError, "gate is a str: it must be a kernels.types.Gate"),
+    "gate_a_name": ({"gate": "exp"}, TypeError, "gate is a str: it must be a tflabench.ops.Gate"),
     "dtypes_differ": ({"v": torch.ones(B, H, T, D_HV).half()}, TypeError, "they must be of one dtype"),
     "devices_differ": ({"f": torch.ones(B, H, T, device="meta")}, ValueError, "f is on meta: it must be where q is"),
     "skip_shape": ({"gate": MLSTM_SIG, "skip": torch.ones(3)}, ValueError, "skip has the shape (3,): it must be (2,)"),
@@ -602,7 +603,7 @@ BAD_INPUTS = {
     "state_a_tensor": (
         {"initial_state": STATE.C},
         TypeError,
-        "initial_state is a Tensor: it must be a kernels.types.St",
+        "initial_state is a Tensor: it must be a tflabench.ops.St",
     ),
     "state_shape": (
         {"initial_state": STATE._replace(C=torch.zeros(B, H, D_HV, D_QK))},

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import reference
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State
+from tflabench.kernels.state import State
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported

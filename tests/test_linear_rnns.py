@@ -17,7 +17,7 @@ from torch.nn.functional import silu, softplus
 
 from tflabench.kernels import api, epilogue, operators
 from tflabench.kernels import step as steps
-from tflabench.kernels.types import State
+from tflabench.kernels.state import State
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []

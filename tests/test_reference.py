@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import reference
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State, zero_state
+from tflabench.kernels.state import State, zero_state
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 B, H, T, D_QK, D_HV = 2, 2, 21, 4, 6
 RETENTION = Gate(forget="fixed", input="none")

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import api, reference
+from tflabench.kernels.state import State, zero_state
 from tflabench.kernels.step import mlstm_exp_step, mlstm_sig_step, step
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate, State, zero_state
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -226,7 +227,7 @@ STATE = zero_state(MLSTM_EXP, B, H, D_QK, D_HV, device=DEVICE)
 BAD_INPUTS = {
     "q_with_time": ({"q": STATE.C}, ValueError, "q has the shape (2, 2, 24, 40): it must be (B, H, d)"),
     "f_shape": ({"f": STATE.n}, ValueError, "f has the shape (2, 2, 24): it must be (2, 2)"),
-    "state_missing": ({"state": None}, TypeError, "state is None: it must be a kernels.types.State"),
+    "state_missing": ({"state": None}, TypeError, "state is None: it must be a tflabench.ops.State"),
     "state_shape": (
         {"state": STATE._replace(n=STATE.m)},
         ValueError,

@@ -13,9 +13,10 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tflabench.kernels.gates import RowSums, gate_gradients, log_gates, tile_gates
+from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise, config, outputs
 from tflabench.kernels.tfla.config import TileConfig
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, State
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tfla_cases import DEVICE, GATES, SLACK, Case, computed, draw, errors, expected, failures

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tflabench.kernels.api import chunkwise, lightning_slopes, retnet_log_decays
 from tflabench.kernels.checks import check_gate, check_not_positive, heads_of
-from tflabench.kernels.types import RETENTION, SIMPLE_GLA, State
+from tflabench.kernels.state import State
+from tflabench.kernels.types import RETENTION, SIMPLE_GLA
 
 
 def chunk_simple_gla(

@@ -19,7 +19,8 @@ from torch.nn.functional import pad, softplus
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.checks import check_mamba2
 from tflabench.kernels.epilogue import skip_and_gate
-from tflabench.kernels.types import Gate, State
+from tflabench.kernels.state import State
+from tflabench.kernels.types import Gate
 
 NO_LIMIT = (0.0, float("inf"))
 

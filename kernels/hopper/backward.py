@@ -16,8 +16,9 @@ from torch import Tensor
 from tflabench.kernels import gates
 from tflabench.kernels.gates import Exponents, LogGates, RowSums
 from tflabench.kernels.reference import shared, sum_shared
+from tflabench.kernels.state import State
 from tflabench.kernels.tfla.tiles import aligned, made_like
-from tflabench.kernels.types import Gate, State
+from tflabench.kernels.types import Gate
 
 from .crossings import through_tiles
 from .exponents import TILE

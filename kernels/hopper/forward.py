@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.gates import Exponents
+from tflabench.kernels.state import State
 from tflabench.kernels.tfla.config import multiprocessors
 from tflabench.kernels.tfla.tiles import aligned
-from tflabench.kernels.types import Gate, State
+from tflabench.kernels.types import Gate
 
 from .cuts import Shape, chosen_beside_backward
 from .exponents import TILE, exponents

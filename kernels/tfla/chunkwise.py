@@ -19,7 +19,8 @@ from triton import knobs
 from tflabench.kernels import gates
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.reference import sum_shared
-from tflabench.kernels.types import Gate, State
+from tflabench.kernels.state import State
+from tflabench.kernels.types import Gate
 
 from . import config as configs
 from .config import TileConfig

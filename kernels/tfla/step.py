@@ -16,7 +16,8 @@ from torch import Tensor
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import load_log_gates
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.types import Gate, State
+from tflabench.kernels.state import State
+from tflabench.kernels.types import Gate
 
 M_FLOOR = tl.constexpr(-1e30)  # as in `reference`: m stays finite where nothing was ever written
 

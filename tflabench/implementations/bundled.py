@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tflabench.implementations.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
-from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gate, State
+from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
 from tflabench.theory.calibrated import Algorithm, Modelled
@@ -24,6 +24,8 @@ from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from tflabench.kernels.state import State
 
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
@@ -97,6 +99,8 @@ def step_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def _state_before(inputs: Mapping[str, Tensor]) -> State:
+    from tflabench.kernels.state import State
+
     C, n, m = (inputs[name][:, :, 0] if name in inputs else None for name in "Cnm")
     assert C is not None
     return State(C, n, m)
@@ -106,8 +110,8 @@ def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
     """The state after the step goes to a second buffer, so that all calls do the same; in place, bytes are as many."""
     import torch
 
+    from tflabench.kernels.state import zero_state
     from tflabench.kernels.step import step
-    from tflabench.kernels.types import zero_state
 
     inputs = step_inputs(gate, problem, device)
     q, k, v, f, i = (inputs[name][:, :, 0] for name in "qkvfi")
@@ -257,6 +261,7 @@ def build_recurrence_step(op: Recurrence, problem: Problem, device: torch.device
     import torch
 
     from tflabench.kernels import step
+    from tflabench.kernels.state import State
 
     inputs = op.inputs(problem, device)
     shapes = {"state": (problem.batch, 1, problem.heads, problem.d_qk, problem.d_hv)}

@@ -1,0 +1,51 @@
+"""The recurrent state of a linear RNN."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .types import Gate
+
+
+class State(NamedTuple):
+    """The recurrent state after a step, float32 (or float64 in the reference).
+
+    Attributes:
+        C: memory matrix (B, H, d_qk, d_hv); for a stabilised gate it is relative to m: the true matrix is exp(m) C.
+        n: normaliser (B, H, d_qk), relative to m; None without a normaliser.
+        m: stabiliser (B, H), -inf before anything was written; None where the gate is not stabilised.
+    """
+
+    C: Tensor
+    n: Tensor | None = None
+    m: Tensor | None = None
+
+
+def zero_state(
+    gate: Gate,
+    batch: int,
+    heads: int,
+    d_qk: int,
+    d_hv: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> State:
+    """Return the state before the first step: C = n = 0, and m = -inf, the maximum of nothing.
+
+    Args:
+        gate: which of n and m there are.
+        batch, heads, d_qk, d_hv: sizes B, H, d_qk and d_hv: C is (B, H, d_qk, d_hv), n (B, H, d_qk), m (B, H).
+        device: where; None is torch's default.
+        dtype: of all three; None is float32.
+    """
+
+    def full(*shape: int, value: float = 0.0) -> Tensor:
+        return torch.full((batch, heads, *shape), value, device=device, dtype=dtype or torch.float32)
+
+    C, n, m = full(d_qk, d_hv), full(d_qk), full(value=-math.inf)
+    return State(C, n if gate.normalize else None, m if gate.stabilized else None)
