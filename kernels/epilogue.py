@@ -1,8 +1,8 @@
-"""What Mamba 2 does to the output of its recurrence: a skip connection and an output gate, in one pass over memory.
+"""Mamba 2's skip connection and output gate, behind its recurrence and in one pass over memory.
 
     y = (h + D x) * silu(z)
 
-In Triton where it runs, as a torch operator of its own; else in PyTorch.
+They run in Triton where that runs, as a torch operator of their own; else in PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .operators import FIRST_ORDER, Gradients, define
 def skip_and_gate(
     h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, *, head_axis: int, plain: bool = False
 ) -> Tensor:
-    """(h + D x) * silu(z), computed in float32 or wider, in the dtype of h; h itself without D and z.
+    """Return (h + D x) * silu(z), computed in float32 or wider, in the dtype of h; h itself without D and z.
 
     Args:
         h, x, z: of one shape (B, H, T, d), or (B, T, H, d) with `head_axis` 2; z may be None.
@@ -33,7 +33,7 @@ def skip_and_gate(
     if not plain and operators.run_on(h):
         h, x = h.transpose(1, head_axis), x.to(h.dtype).transpose(1, head_axis)
         z = None if z is None else z.transpose(1, head_axis)
-        return torch.ops.tflabench.skip_and_gate(h, x, D, z).transpose(1, head_axis)
+        return _operator(h, x, D, z).transpose(1, head_axis)
     y = h.to(torch.promote_types(h.dtype, torch.float32))
     if D is not None:
         weight = D if D.dim() == 2 else D[:, None]
@@ -44,9 +44,9 @@ def skip_and_gate(
 
 
 def skip_gradients(dh: Tensor, x: Tensor, D: Tensor) -> list[Tensor]:
-    """What D x of `skip_and_gate` adds to dx, D dh, and dD, for operators, which autograd does not look into."""
+    """Return D dh, what the skip connection adds to dx, and dD. For operators, which autograd does not look into."""
     if operators.run_on(x):
-        return torch.ops.tflabench.skip_and_gate_backward(dh, None, x, D, None)
+        return _backward_operator(dh, None, x, D, None)
     work = torch.promote_types(x.dtype, torch.float32)
     weight = D if D.dim() == 2 else D[:, None]
     dots = (dh.to(work) * x).sum((0, 2) if D.dim() == 2 else (0, 2, 3))
@@ -61,16 +61,16 @@ def _forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor
     return _kernels().forward(h, x, D, z)
 
 
-def _fake_forward(h, x, D, z):
+def _fake_forward(h: Tensor, *others: Tensor | None) -> Tensor:
     return torch.empty_like(h)
 
 
 def _backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
-    """dx and dD with D, then dh and dz with z (h is None and dh is dy without)."""
+    """Return dx and dD with D, then dh and dz with z; without z h is None and dh is dy."""
     return [g for g in _kernels().backward(dy, h, x, D, z) if g is not None]
 
 
-def _fake_backward(dy, h, x, D, z):
+def _fake_backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
     return [torch.empty_like(y) for y in (*((x, D) if D is not None else ()), h, z) if y is not None]
 
 
@@ -81,11 +81,11 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     h, x, D, z = ctx.saved_tensors
-    found = iter(torch.ops.tflabench.skip_and_gate_backward(dy, h, x, D, z))
+    found = iter(_backward_operator(dy, h, x, D, z))
     dx, dD = (next(found), next(found)) if D is not None else (None, None)
     dh, dz = (next(found), next(found)) if z is not None else (dy, None)
     return dh, dx, dD, dz
 
 
-define("skip_and_gate", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-define("skip_and_gate_backward", _backward, _fake_backward, FIRST_ORDER)
+_operator = define("skip_and_gate", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
+_backward_operator = define("skip_and_gate_backward", _backward, _fake_backward, FIRST_ORDER)

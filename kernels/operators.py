@@ -1,7 +1,7 @@
 """Torch operators from plain functions: a schema by their annotations, a fake for compilers, gradients by autograd.
 
-What `torch.library.custom_op` does, at a third of its time on the host (110 us less for a forward and backward, 140 us
-for a decode step): operators are called with positional arguments only and return a tensor or a list.
+This is what `torch.library.custom_op` does, at a third of its time on the host (110 us less for a forward and backward,
+140 us for a decode step): operators are called with positional arguments only and return a tensor or a list.
 """
 
 from __future__ import annotations
@@ -9,21 +9,37 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_library = torch.library.Library("tflabench", "FRAGMENT")
+P = ParamSpec("P")
+Outputs = TypeVar("Outputs")
+
 HAS_TRITON = find_spec("triton") is not None
+# Parts of torch without types of their own.
+_library: Any = torch.library.Library("tflabench", "FRAGMENT")
+_torch_library: Any = torch.library
+_compiler: Any = torch.compiler
+_forward_mode: Any = forward_ad
+_below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd  # pyright: ignore[reportPrivateUsage]
+
+
+def constant_to_compilers(function: Callable[P, Outputs]) -> Callable[P, Outputs]:
+    """Return `function`, marked so that torch.compile takes its result for a constant."""
+    return _compiler.assume_constant_result(function)
 
 
 class Gradients(NamedTuple):
-    """Attributes:
-    save: (ctx, inputs, output) -> None, what `backward` needs.
-    backward: (ctx, gradients of the output) -> those of the inputs, None where there is none.
+    """The derivative of an operator.
+
+    Attributes:
+        save: (ctx, inputs, output) -> None, keeps what `backward` needs.
+        backward: (ctx, gradients of the output) -> gradients of the inputs, None where there is none.
     """
 
     save: Callable[..., None]
@@ -31,12 +47,15 @@ class Gradients(NamedTuple):
 
 
 def without_gradients(why: str) -> Gradients:
-    """Of an operator that autograd would otherwise warn of and take for a constant."""
+    """Return gradients that raise RuntimeError(why); autograd would warn, or take the operator for a constant."""
+
+    def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
 
     def refuse(ctx: Any, *grads: Any) -> None:
         raise RuntimeError(why)
 
-    return Gradients(lambda ctx, inputs, output: None, refuse)
+    return Gradients(save_nothing, refuse)
 
 
 FIRST_ORDER = without_gradients(
@@ -45,24 +64,26 @@ FIRST_ORDER = without_gradients(
 
 
 def _refuse_tangents(inputs: tuple[Any, ...]) -> None:
-    """What autograd would otherwise leave out without a word."""
+    """Raise RuntimeError for inputs of forward-mode autograd, which would otherwise lose their tangents silently."""
     for x in inputs:
-        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+        if isinstance(x, Tensor) and _forward_mode.unpack_dual(x).tangent is not None:
             raise RuntimeError(
                 "the kernels have no forward-mode derivatives: take them with implementation='reference'"
             )
 
 
 def run_on(*tensors: Tensor) -> bool:
-    """Whether operators that are kernels in Triton, whatever the GPU, run on these tensors; there is PyTorch too."""
+    """Return whether operators that are written in Triton for any GPU run on these tensors; elsewhere PyTorch does."""
     return HAS_TRITON and all(x.is_cuda and x.dtype != torch.float64 for x in tensors)
 
 
-def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the device of its first argument, a tensor, as the current one: where Triton launches."""
+def on_its_device(
+    function: Callable[Concatenate[Tensor, P], Outputs],
+) -> Callable[Concatenate[Tensor, P], Outputs]:
+    """Return `function` with the device of its first argument, a tensor, as the current one: Triton launches there."""
 
     @functools.wraps(function)
-    def launching(x: Tensor, *others: Any, **named: Any) -> Any:
+    def launching(x: Tensor, *others: P.args, **named: P.kwargs) -> Outputs:
         with torch.cuda.device_of(x):
             return function(x, *others, **named)
 
@@ -71,34 +92,35 @@ def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def define(
     name: str,
-    function: Callable[..., Any],
-    fake: Callable[..., Any],
+    function: Callable[Concatenate[Tensor, P], Outputs],
+    fake: Callable[..., Outputs],
     gradients: Gradients,
     mutates: tuple[str, ...] = (),
-) -> None:
-    """torch.ops.tflabench.<name>, on every device.
+) -> Callable[Concatenate[Tensor, P], Outputs]:
+    """Define torch.ops.tflabench.<name> on every device, and return it.
 
     Args:
-        function: of a tensor and more of them and numbers, annotated; runs on the device of the first; returns Tensor
-            or list[Tensor], none of them one of its inputs.
+        function: of a tensor, more of them, and numbers, annotated; runs on the device of the first; returns Tensor or
+            list[Tensor], none of them one of its inputs.
         fake: the same for tensors without data.
         gradients: FIRST_ORDER for the operator of a backward pass.
         mutates: names of the tensors that it writes to.
     """
-    schema = torch.library.infer_schema(function, mutates_args=mutates)
+    schema = _torch_library.infer_schema(function, mutates_args=mutates)
     _library.define(name + schema)
     _library.impl(name, on_its_device(function), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"tflabench::{name}", fake, lib=_library)
+    _torch_library.register_fake(f"tflabench::{name}", fake, lib=_library)
     places = [place for place, argument in enumerate(inspect.signature(function).parameters) if argument in mutates]
-    operator = getattr(torch.ops.tflabench, name).default
+    operator: Any = getattr(torch.ops.tflabench, name).default
     _library.impl(name, _differentiable(operator, gradients, places), "Autograd")
+    return cast("Callable[Concatenate[Tensor, P], Outputs]", operator)
 
 
 def _differentiable(operator: Callable[..., Any], gradients: Gradients, mutated: list[int]) -> Callable[..., Any]:
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
+            with _below_autograd():
                 output = operator(*inputs)
             gradients.save(ctx, inputs, output)
             return output if isinstance(output, Tensor) else tuple(output)
@@ -107,16 +129,18 @@ def _differentiable(operator: Callable[..., Any], gradients: Gradients, mutated:
         def backward(ctx: Any, *grads: Any) -> Any:
             return gradients.backward(ctx, *grads)
 
+    differentiable: Any = Differentiable
+
     def call(*inputs: Any) -> Any:
         for place in mutated:
             if inputs[place] is not None:
                 torch.autograd.graph.increment_version(inputs[place])
-        if forward_ad._current_level >= 0:
+        if _forward_mode._current_level >= 0:
             _refuse_tangents(inputs)
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
-            output: Any = Differentiable.apply(*inputs)
+            output: Any = differentiable.apply(*inputs)
             return output if isinstance(output, Tensor) else list(output)
-        with torch._C._AutoDispatchBelowAutograd():
+        with _below_autograd():
             return operator(*inputs)
 
     return call

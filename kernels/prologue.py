@@ -1,6 +1,6 @@
-"""What Mamba 2 does to its step sizes before the recurrence: a bias, in one pass over memory.
+"""The bias of Mamba 2's step sizes, before its recurrence and in one pass over memory.
 
-In Triton where it runs, as a torch operator of its own; else in PyTorch.
+It is added in Triton where that runs, as a torch operator of its own; else in PyTorch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from .operators import FIRST_ORDER, Gradients, define
 
 
 def add_bias(x: Tensor, bias: Tensor, *, head_axis: int, plain: bool = False) -> Tensor:
-    """x + bias in float32 or wider.
+    """Return x + bias in float32 or wider.
 
     Args:
-        x: (B, H, T), or (B, T, H) with `head_axis` 2; bias: (H,).
+        x: (B, H, T), or (B, T, H) with `head_axis` 2.
+        bias: (H,).
         plain: in PyTorch, which has derivatives of every kind.
     """
     if not plain and operators.run_on(x, bias):
-        return torch.ops.tflabench.add_bias(x.transpose(1, head_axis), bias).transpose(1, head_axis)
+        return _operator(x.transpose(1, head_axis), bias).transpose(1, head_axis)
     bias = bias.to(torch.promote_types(x.dtype, torch.float32))  # wide, it makes x wide too
     return x + (bias if head_axis == 2 else bias[:, None])
 
@@ -36,7 +37,7 @@ def _forward(x: Tensor, bias: Tensor) -> Tensor:
     return _kernels().forward(x, bias)
 
 
-def _fake_forward(x, bias):
+def _fake_forward(x: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32)
 
 
@@ -44,7 +45,7 @@ def _backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
     return list(_kernels().backward(dy, x, bias))
 
 
-def _fake_backward(dy, x, bias):
+def _fake_backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
     return [torch.empty_like(x), torch.empty_like(bias)]
 
 
@@ -53,8 +54,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.ops.tflabench.add_bias_backward(dy, *ctx.saved_tensors))
+    return tuple(_backward_operator(dy, *ctx.saved_tensors))
 
 
-define("add_bias", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-define("add_bias_backward", _backward, _fake_backward, FIRST_ORDER)
+_operator = define("add_bias", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
+_backward_operator = define("add_bias_backward", _backward, _fake_backward, FIRST_ORDER)
