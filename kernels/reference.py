@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ _STEP_SIZE: dict[str, Callable[[Tensor], Tensor]] = {"step": lambda i: i, "softp
 
 
 def log_gates(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Log F_t and log I_t, both (B, H, T), from what the gates are given as; computed in float32 or the wider of v.
+    """Return log F_t and log I_t, both (B, H, T), computed in float32 or the wider dtype of v.
 
     Args:
         gate: which activations.
@@ -57,15 +57,20 @@ def log_gates(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tenso
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """q or k (B, G, ...) with one head for each of `heads`, consecutive ones sharing one of the G; x if it has all."""
+    """Return q or k (B, G, ...) with a copy for each of the `heads` / G heads that share one; x itself if none do."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
+def unflatten(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """Return x.unflatten(dim, sizes), to which torch gives no types."""
+    return cast("Any", x).unflatten(dim, sizes)
+
+
 def sum_shared(gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient of q or k (B, G, ...) from that of `shared(q)` (B, H, ...); made as torch.empty_like makes it."""
+    """Return the gradient of q or k (B, G, ...) from that of `shared(q)` (B, H, ...), as torch.empty_like makes it."""
     if gradient.shape == like.shape:
         return gradient
-    return torch.sum(gradient.unflatten(1, (like.shape[1], -1)), 2, out=torch.empty_like(like))
+    return torch.sum(unflatten(gradient, 1, (like.shape[1], -1)), 2, out=torch.empty_like(like))
 
 
 def recurrent(
@@ -80,7 +85,7 @@ def recurrent(
     scale: float | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:
-    """The recurrence step by step (TFLA paper, eqs. 1-9).
+    """Compute the recurrence step by step (TFLA paper, eqs. 1-9).
 
     Args:
         q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
@@ -97,7 +102,7 @@ def recurrent(
     work = torch.promote_types(q.dtype, torch.float32)
     log_f, log_i = log_gates(gate, f, i, v)
     state = _start(q, v, gate, initial)
-    h = []
+    h: list[Tensor] = []
     for t in range(q.shape[2]):
         q_t, k_t, v_t = (x[:, :, t].to(work) for x in (q, k, v))
         h_t, state = step(
@@ -122,15 +127,20 @@ def step(
     scale: float | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:
-    """h_t (B, H, d_hv) and the state after the step of q, k (B, H or G, d_qk), v (B, H, d_hv), log gates (B, H)."""
+    """Compute h_t (B, H, d_hv) and the state after the step.
+
+    Args:
+        q, k: (B, H, d_qk), or (B, G, d_qk); v: (B, H, d_hv).
+        log_f, log_i: (B, H).
+    """
     q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
-    C, n, m_before = state
+    C_before, n, m_before = state
     if m_before is None:
         m = m_before = torch.zeros_like(log_f)
     else:
         m = torch.maximum(log_f + m_before, log_i).clamp(min=M_FLOOR).detach()
     keep, write = torch.exp(log_f + m_before - m)[..., None], torch.exp(log_i - m)[..., None]
-    C = keep[..., None] * C + (write * k)[..., :, None] * v[..., None, :]
+    C = keep[..., None] * C_before + (write * k)[..., :, None] * v[..., None, :]
     q = q * _scale(scale, q)
     h = (q[..., None, :] @ C).squeeze(-2)
     if n is not None:
@@ -148,7 +158,7 @@ def parallel(
     initial: State | None = None,
     **options: Any,
 ) -> tuple[Tensor, State]:
-    """All steps at once, H = ((Q K^T * D) / n) V with D (T, T), one chunk; arguments and results of `recurrent`."""
+    """Compute all steps at once, H = ((Q K^T * D) / n) V with D (T, T): one chunk. Arguments as for `recurrent`."""
     return chunkwise(q, k, v, f, i, initial, chunk_size=q.shape[2], **options)
 
 
@@ -166,7 +176,7 @@ def chunkwise(
     state_dtype: torch.dtype | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:
-    """The recurrence between chunks of L steps, the parallel form within them (TFLA paper, section 3).
+    """Compute the recurrence between chunks of L steps, the parallel form within them (TFLA paper, section 3).
 
     Arguments and results as in `recurrent`, and:
         chunk_size: L, any value >= 1; the last chunk may be shorter.
@@ -177,13 +187,13 @@ def chunkwise(
     work = torch.promote_types(dtype, torch.float32)
     log_f, log_i = log_gates(gate, f, i, v)
     q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
-    C, n, m = _start(q, v, gate, initial)
+    start, n, m = _start(q, v, gate, initial)
 
     # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state: F = 1, I = 0.
     missing = -T % L
-    q, k, v = (pad(x, (0, 0, 0, missing)).unflatten(2, (-1, L)).to(work) for x in (q, k, v))
-    log_f = pad(log_f, (0, missing)).unflatten(2, (-1, L))
-    log_i = pad(log_i, (0, missing), value=-math.inf).unflatten(2, (-1, L))
+    q, k, v = (unflatten(pad(x, (0, 0, 0, missing)), 2, (-1, L)).to(work) for x in (q, k, v))
+    log_f = unflatten(pad(log_f, (0, missing)), 2, (-1, L))
+    log_i = unflatten(pad(log_i, (0, missing), value=-math.inf), 2, (-1, L))
 
     D = _log_weights(log_f, log_i)
     b = log_f.cumsum(-1)
@@ -194,7 +204,7 @@ def chunkwise(
     m_before, m_after = m[..., :-1], m[..., 1:]
     keep = torch.exp(g + m_before - m_after)
     k_weighted = _weight(a - m_after[..., None])[..., None] * k
-    C_before, C = _scan(C, keep[..., None, None], _round(k_weighted, dtype).transpose(-1, -2) @ v)
+    C_before, C = _scan(start, keep[..., None, None], _round(k_weighted, dtype).transpose(-1, -2) @ v)
     n_before = None
     if n is not None:
         n_before, n = _scan(n, keep[..., None], k_weighted.sum(-2))
@@ -217,7 +227,7 @@ def chunkwise(
 
 
 def _start(q: Tensor, v: Tensor, gate: Gate, initial: State | None) -> State:
-    """The state before the first step in the dtype it is computed in, m finite and a constant."""
+    """Return the state before the first step in the dtype it is computed in, m finite and a constant."""
     work = torch.promote_types(q.dtype, torch.float32)
     if initial is None:
         B, H, _, d_hv = v.shape
@@ -235,18 +245,20 @@ def _scale(scale: float | None, q: Tensor) -> float:
 
 
 def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values of x rounded to dtype, in the dtype of x."""
+    """Return the values of x rounded to dtype, in the dtype of x."""
     return x.to(dtype).to(x.dtype)
 
 
 def _weight(log_weight: Tensor) -> Tensor:
-    """exp, and 0 where it is next to subnormal: CPUs multiply subnormal numbers many times slower."""
+    """Return exp, and 0 where it is next to subnormal: CPUs multiply subnormal numbers many times slower."""
     smallest = math.log(2.0**20 * torch.finfo(log_weight.dtype).tiny)
     return torch.exp(threshold(log_weight, smallest, -math.inf))
 
 
 def _log_weights(log_f: Tensor, log_i: Tensor) -> Tensor:
-    """D~_ij (..., L, L), the log weight of token j at step i: sum_{l=j+1..i} log F_l + log I_j, and -inf for j > i.
+    """Return D~_ij (..., L, L), the log weight of token j at step i.
+
+    It is sum_{l=j+1..i} log F_l + log I_j, and -inf for j > i.
 
     Every sum is its own: a difference b_i - b_j would cancel digits, and be NaN behind a forget gate of -inf.
     """
@@ -257,7 +269,10 @@ def _log_weights(log_f: Tensor, log_i: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None) -> Tensor:
-    """m before the first and after every chunk, (B, H, N + 1): m_k = max(g_k + m_{k-1}, max_j a_j); zeros without m."""
+    """Return m before the first and after every chunk, (B, H, N + 1); zeros without m.
+
+    m_k = max(g_k + m_{k-1}, max_j a_j)
+    """
     if m is None:
         return g.new_zeros(*g.shape[:-1], g.shape[-1] + 1)
     steps = [m]
@@ -267,8 +282,8 @@ def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None) -> Tensor:
 
 
 def _scan(x: Tensor, keep: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """x_k = keep_k x_{k-1} + new_k over dimension 2: every x before its step, stacked there, and the last x."""
-    before = []
+    """Compute x_k = keep_k x_{k-1} + new_k over dimension 2: every x before its step, stacked there, and the last x."""
+    before: list[Tensor] = []
     for keep_k, new_k in zip(keep.unbind(2), new.unbind(2), strict=True):
         before.append(x)
         x = keep_k * x + new_k
@@ -276,5 +291,5 @@ def _scan(x: Tensor, keep: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _denominator(n_dot_q: Tensor, m: Tensor, with_gradient: bool) -> Tensor:
-    """max(|n^T q|, exp(-m)): at least 1 in the scale of the true n."""
+    """Return max(|n^T q|, exp(-m)): at least 1 in the scale of the true n."""
     return torch.maximum((n_dot_q if with_gradient else n_dot_q.detach()).abs(), torch.exp(-m))

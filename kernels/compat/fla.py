@@ -9,6 +9,7 @@ refused and not passed over, and a `chunk_size` is only needed to override what 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def chunk_simple_gla(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """h_t = scale S_t^T q_t of S_t = exp(g_t) S_{t-1} + k_t v_t^T.
+    """Compute Simple GLA: h_t = scale S_t^T q_t, S_t = exp(g_t) S_{t-1} + k_t v_t^T.
 
     Args:
         q, k: (B, T, H, d_qk); v: (B, T, H, d_hv).
@@ -78,8 +79,9 @@ def chunk_simple_gla(
     _check_packed(q, cu_seqlens, initial_state)
     if initial_state is None and not output_final_state:
         return run(q, k, v, _cut(g, cu_seqlens, q.shape[1]), None)[0], None
-    bounds = (cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
-    outputs, states = [], []
+    bounds: list[int] = cast("Any", cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+    outputs: list[Tensor] = []
+    states: list[Tensor] = []
     for n, (start, end) in enumerate(pairwise(bounds)):
         steps = slice(start, end)
         g_n = g if g.dim() == 1 else g[:, steps]
@@ -101,7 +103,7 @@ def chunk_retention(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`chunk_simple_gla` with RetNet's decays, 1 - 2^(-5 - h) for head h."""
+    """Compute `chunk_simple_gla` with RetNet's decays, 1 - 2^(-5 - h) for head h."""
     return chunk_simple_gla(
         *(q, k, v),
         g_gamma=retnet_log_decays(q.shape[2], device=q.device),
@@ -126,7 +128,7 @@ def chunk_lightning_attn(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`chunk_simple_gla` with Lightning attention's decays, exp(-8 h / H (1 - layer_idx / num_layers)) for head h."""
+    """Compute `chunk_simple_gla` with Lightning attention's decays, exp(-8 h / H (1 - layer_idx / num_layers))."""
     return chunk_simple_gla(
         *(q, k, v),
         g_gamma=-lightning_slopes(q.shape[2], layer_idx, num_layers, device=q.device),
@@ -139,7 +141,7 @@ def chunk_lightning_attn(
 
 
 def _cut(g: Tensor, cu_seqlens: Tensor, T: int) -> Tensor:
-    """Log decays (1, T, H) of -inf where a sequence begins: nothing of what was before is left."""
+    """Return log decays (1, T, H), -inf where a sequence begins: nothing of what was before is left."""
     begins = torch.zeros(T + 1, dtype=torch.bool, device=g.device).index_fill(0, cu_seqlens[1:-1].long(), True)[:T]
     return torch.where(begins[:, None], float("-inf"), g).view(1, T, -1)
 

@@ -11,6 +11,7 @@ that flows through the decay alone.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def mamba_chunk_scan_combined(
     return_final_states: bool = False,
     return_varlen_states: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """y = (scan + D x) * silu(z); see `api.mamba2_ssd` for the recurrence.
+    """Compute y = (scan + D x) * silu(z); see `api.mamba2_ssd` for the recurrence.
 
     Args:
         x: (batch, seqlen, heads, headdim); dt: (batch, seqlen, heads); A: (heads,), <= 0.
@@ -96,7 +97,8 @@ def mamba_chunk_scan_combined(
         if cu_seqlens is None:
             raise ValueError("cu_seqlens is None: it must have the bounds of the sequences for return_varlen_states")
         step = _step_size(dt, dt_bias, dt_softplus, dt_limit).detach()
-        states.append(_states_after(x, step, A, B, C, cu_seqlens.tolist()))
+        bounds: list[int] = cast("Any", cu_seqlens).tolist()
+        states.append(_states_after(x, step, A, B, C, bounds))
     return (y, *states) if states else y
 
 
@@ -111,8 +113,8 @@ def _step_size(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, dt_limit: 
 
 @torch.no_grad()
 def _states_after(x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, bounds: list[int]) -> Tensor:
-    """The state after each sequence of a batch of one, (N, heads, headdim, dstate)."""
-    states = []
+    """Return the state after each sequence of a batch of one, (N, heads, headdim, dstate)."""
+    states: list[Tensor] = []
     for start, end in pairwise(bounds):
         x_n, step_n, B_n, C_n = (y[:, start:end] for y in (x, step, B, C))
         states.append(mamba2_ssd(x_n, step_n, A, B_n, C_n, layout="bthd", return_last_state=True)[1].C.mT)

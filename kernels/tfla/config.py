@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -68,7 +69,13 @@ class TileConfig:
 
     @staticmethod
     def for_shape(d_qk: int, d_hv: int, dtype: torch.dtype, chunk_size: int, architecture: int) -> TileConfig:
-        """What measured best, or nearest; chunk_size: a multiple of 16; architecture: 90 is compute capability 9.0."""
+        """Return what measured best, or nearest.
+
+        Args:
+            d_qk, d_hv, dtype: head dimensions, and the type of q.
+            chunk_size: L, a multiple of 16.
+            architecture: 90 is compute capability 9.0.
+        """
         return _for_shape(d_qk, d_hv, dtype.itemsize, chunk_size, architecture)
 
 
@@ -82,7 +89,7 @@ def _for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: i
 
 @cache
 def architecture(device: torch.device) -> int:
-    """Compute capability as in sm_90; Triton's interpreter (no GPU) is taken for Hopper."""
+    """Return the compute capability as in sm_90; Triton's interpreter (no GPU) is taken for Hopper."""
     if device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(device)
@@ -91,12 +98,15 @@ def architecture(device: torch.device) -> int:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Of this device; 132, Hopper's, where there is none."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    """Return how many this device has; 132, Hopper's, where there is none."""
+    if device.type != "cuda":
+        return 132
+    cuda: Any = torch.cuda
+    return cuda.get_device_properties(device).multi_processor_count
 
 
 def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architecture: int) -> Tiles:
-    """The first of the tilings below, the best first (MEASURED.md), that fits the chunk and the shared memory."""
+    """Return the first tiling below that fits the chunk and the shared memory; the best stand first (MEASURED.md)."""
     tile = largest_tile(chunk_size, 128)
     whole = max(16, next_power_of_2(d_in))
     limit = SHARED_MEMORY.get(architecture, SMALLEST_SHARED_MEMORY)
@@ -145,12 +155,12 @@ def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture:
 
 
 def largest_tile(chunk_size: int, limit: int) -> int:
-    """The largest power of two up to `limit` that divides the chunk size."""
+    """Return the largest power of two up to `limit` that divides the chunk size."""
     return min(chunk_size & -chunk_size, limit)
 
 
 def _block(d: int, limit: int) -> int:
-    """Block for a dimension d: all of it, padded, up to `limit`; else the largest that pads d by at most a third."""
+    """Return the block for a dimension d: all of it up to `limit`, else the largest that pads d by at most a third."""
     whole = max(16, next_power_of_2(d))
     if whole <= limit:
         return whole

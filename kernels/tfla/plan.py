@@ -1,4 +1,4 @@
-"""What all kernels of one call share: gates, chunks, precision."""
+"""A plan: what all kernels of one call share, gates, chunks and precision."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Plan:
     tma: bool
     precision: str
     programs: int
-    _tile_gates: dict[int, TileGates] = field(default_factory=dict)
+    _tile_gates: dict[int, TileGates] = field(default_factory=dict[int, TileGates])
 
     @property
     def chunks(self) -> int:
         return cdiv(self.gates.log_f.shape[-1], self.chunk_size)
 
     def tile_gates(self, tile: int) -> TileGates:
-        """`gates.tile_gates`, computed once for each tile size."""
+        """Return `gates.tile_gates`, computed once for each tile size."""
         if tile not in self._tile_gates:
             self._tile_gates[tile] = tile_gates(self.gates, tile)
         return self._tile_gates[tile]
 
     def segments(self, programs: int) -> int:
-        """In how many segments to cut the sequence, if without any there are so many programs."""
+        """Return how many segments to cut the sequence into, if without any there are so many programs."""
         return max(1, min(self.chunks, self.programs // programs))
 
 
 def float32_precision(dtype: torch.dtype) -> str:
-    """ "ieee", or "tf32" for float32 where the user allowed it (`torch.set_float32_matmul_precision`)."""
+    """Return "ieee", or "tf32" for float32 where the user allowed it (`torch.set_float32_matmul_precision`)."""
     return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"

@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -100,7 +101,7 @@ def candidates(shape: Shape) -> Iterator[Candidate]:
 
 def bench(shape: Shape, chunk_size: int) -> Launcher:
     """Inputs and states of a shape; returns what makes a launch of one kernel."""
-    torch.manual_seed(0)
+    cast("Any", torch).manual_seed(0)
     B, H, T = shape.batch, shape.heads, shape.T
     q, k, v, dh = (
         torch.randn(B, H, T, d, device="cuda", dtype=torch.bfloat16)
@@ -135,7 +136,7 @@ def milliseconds(run: Callable[[], object], samples: int = 20) -> float:
     for _ in range(3):
         run()
     flush = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
-    times = []
+    times: list[float] = []
     for _ in range(samples):
         flush.zero_()  # the L2; and while it runs, what follows is launched
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -179,10 +180,15 @@ def main() -> None:
                     if time.monotonic() > end:
                         break
                     tiling = (*astuple(tiles), programs)
-                    row = {"shape": astuple(shape), "chunk_size": chunk_size, "kernel": kernel, "tiles": tiling}
+                    row: dict[str, object] = {
+                        "shape": astuple(shape),
+                        "chunk_size": chunk_size,
+                        "kernel": kernel,
+                        "tiles": tiling,
+                    }
                     try:
-                        row["ms"] = milliseconds(launch(kernel, tiles, programs))
-                        best.setdefault((shape, chunk_size, kernel), []).append((row["ms"], tiling))
+                        row["ms"] = ms = milliseconds(launch(kernel, tiles, programs))
+                        best.setdefault((shape, chunk_size, kernel), []).append((ms, tiling))
                     except Exception as error:
                         row["error"] = str(error)[:200]
                     rows.write(json.dumps(row) + "\n")
