@@ -1,12 +1,14 @@
-"""What the user may get wrong: one line that names the argument, says what it is and what it must be.
+"""Checks of what callers may get wrong. An error is one line: which argument, what it is, what it must be.
 
-On a GPU only shapes, dtypes and devices are looked at, never values: that would wait for it, and break CUDA graphs.
+All raise TypeError or ValueError. On a GPU only shapes, dtypes and devices are looked at, never values: that would wait
+for the GPU, and break CUDA graphs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -17,9 +19,12 @@ from .types import Gate
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, axes: str) -> None:
-    """q, k alike, v with their heads or a multiple, gates that fit; `axes` names the sizes but the last: "BHT", ..."""
-    if not isinstance(gate, Gate):
-        raise TypeError(f"gate is {kind(gate)}: it must be a tflabench.ops.Gate")
+    """Check that q and k are alike, v has their heads or a multiple, and gates fit.
+
+    Args:
+        axes: names of all sizes but the last: "BHT", "BTH" or "BH".
+    """
+    check_is_gate(gate)
     sizes = f"({', '.join(axes)}, d)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x, q)
@@ -44,6 +49,11 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, g
         check_not_positive("f", f)
 
 
+def check_is_gate(gate: object) -> None:
+    if not isinstance(gate, Gate):
+        raise TypeError(f"gate is {kind(gate)}: it must be a tflabench.ops.Gate")
+
+
 def check_mamba2(
     x: Tensor,
     dt: Tensor,
@@ -55,7 +65,7 @@ def check_mamba2(
     dt_bias: Tensor | None,
     axes: str,
 ) -> None:
-    """The arguments of `api.mamba2_ssd` by their names there; `axes` as in `check_inputs`."""
+    """Check the arguments of `api.mamba2_ssd` by their names there; `axes` as in `check_inputs`."""
     if check_tensor("x", x, x).dim() != len(axes) + 1 or 0 in x.shape:
         sizes = ", ".join(axes)
         raise ValueError(f"x has the shape {tuple(x.shape)}: it must be ({sizes}, d), every size at least 1")
@@ -84,8 +94,8 @@ def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
 
 
-def check_state(argument: str, state: State, gate: Gate, q: Tensor, v: Tensor) -> None:
-    """State of q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
+def check_state(argument: str, state: object, gate: Gate, q: Tensor, v: Tensor) -> None:
+    """Check a State for q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
     if not isinstance(state, State):
         raise TypeError(f"{argument} is {kind(state)}: it must be a tflabench.ops.State")
     B, H, d_qk, d_hv = *v.shape[:2], q.shape[-1], v.shape[-1]
@@ -101,7 +111,7 @@ def check_state(argument: str, state: State, gate: Gate, q: Tensor, v: Tensor) -
 
 
 def check_skip(skip: Tensor, gate: Gate, v: Tensor) -> None:
-    """A weight for each head of v (B, H, ...), which a normaliser does not divide."""
+    """Check for a weight a head of v (B, H, ...), and a gate without normaliser, which would divide it."""
     check_shape("skip", check_tensor("skip", skip, v, "v"), v.shape[1:2])
     if gate.normalize:
         raise ValueError(f"skip is {kind(skip)}: it must be None for {gate}, which divides by its normaliser")
@@ -125,13 +135,21 @@ def check_chunk_size(chunk_size: Any) -> None:
         raise ValueError(f"chunk_size is {chunk_size}: it must be at least 1")
 
 
+def check_no_others(others: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for the first keyword that an operation does not know."""
+    for name in others:
+        close = get_close_matches(name, known, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise TypeError(f"{name} is no option{hint}: it must be one of {', '.join(known)}")
+
+
 def check_name(argument: str, value: Any, known: Sequence[Any]) -> None:
     if value not in known:
         raise ValueError(f"{argument} is {value!r}: it must be one of {', '.join(map(str, known))}")
 
 
 def check_tensor(argument: str, x: Any, like: Tensor, like_name: str = "q") -> Tensor:
-    """A tensor of a floating dtype that arithmetic is done in, on the device of `like`."""
+    """Return x if it is a tensor of a floating dtype that arithmetic is done in, on the device of `like`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{argument} is {kind(x)}: it must be a tensor")
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
@@ -142,35 +160,41 @@ def check_tensor(argument: str, x: Any, like: Tensor, like_name: str = "q") -> T
 
 
 def check_gate(argument: str, gate: Tensor, v: Tensor, layout: str, *, per_head: bool) -> None:
-    """A gate by the name it has in an operation of its own: (H,), or one number a step and head."""
+    """Check a gate by the name it has in an operation of its own: (H,), or one number a step and head."""
     check_name("layout", layout, ("bhtd", "bthd"))
     heads = heads_of(v, layout)
     check_shape(argument, check_tensor(argument, gate, v, "v"), (heads,) if per_head else v.shape[:3])
 
 
 def heads_of(v: Tensor, layout: str) -> int:
-    if not isinstance(v, Tensor):
-        raise TypeError(f"v is {kind(v)}: it must be a tensor")
-    if v.dim() != 4:
-        sizes = "(B, H, T, d)" if layout == "bhtd" else "(B, T, H, d)"
-        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be {sizes}, every size at least 1")
+    """Return H of v (B, H, T, d), or (B, T, H, d) for the layout "bthd"."""
+    check_sequence("v", v, layout)
     return v.shape[1 if layout == "bhtd" else 2]
 
 
+def check_sequence(argument: str, x: object, layout: str) -> None:
+    """Check for a tensor of four sizes."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{argument} is {kind(x)}: it must be a tensor")
+    if x.dim() != 4:
+        sizes = "(B, H, T, d)" if layout == "bhtd" else "(B, T, H, d)"
+        raise ValueError(f"{argument} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
+
+
 def check_not_negative(argument: str, slopes: Tensor) -> None:
-    """The same of -log decays."""
+    """Check slopes, -log decays, on the CPU."""
     if _is_looked_at(slopes) and (smallest := slopes.detach().min().item()) < 0:
         raise ValueError(f"{argument} is down to {smallest:g}: it must be at least 0, -log of a decay")
 
 
 def check_not_positive(argument: str, log_decay: Tensor) -> None:
-    """A log decay is at most 0."""
+    """Check log decays on the CPU."""
     if _is_looked_at(log_decay) and (largest := log_decay.detach().max().item()) > 0:
         raise ValueError(f"{argument} is up to {largest:g}: it must be at most 0, the logarithm of a decay")
 
 
 def _is_looked_at(x: Tensor) -> bool:
-    """Whether values are: where that costs no waiting, on the CPU, outside of torch.compile."""
+    """Return whether values are: where that costs no waiting, on the CPU, outside of torch.compile."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
 
 

@@ -1,56 +1,182 @@
-"""One decode step: the state is updated in place, and h_t read out of it (TFLA paper, eqs. 1-9; bytes: Table 13)."""
+"""The decode steps: one step of each operation of `api`, with its state replaced in place.
+
+They follow the recurrence itself (TFLA paper, eqs. 1-9; bytes moved: Table 13), in Triton on a GPU, else in PyTorch.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from . import reference
-from .api import KERNEL_DTYPES, autocast, retnet_log_decays
-from .checks import check_inputs, check_mamba2, check_name, check_one_dtype, check_scale, check_skip, check_state
+from .api import retnet_log_decays
+from .backends import KERNEL_DTYPES, autocast_dtype
+from .checks import (
+    check_inputs,
+    check_mamba2,
+    check_name,
+    check_no_others,
+    check_one_dtype,
+    check_scale,
+    check_skip,
+    check_state,
+)
 from .epilogue import skip_and_gate
-from .operators import HAS_TRITON, define, without_gradients
+from .operators import HAS_TRITON, constant_to_compilers, define, without_gradients
 from .state import State
-from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate
+from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, StepImplementation
 
 
-def mlstm_exp_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Any) -> Tensor:
-    """One step of mLSTMexp; see `step`."""
+class StepOptions(TypedDict, total=False):
+    """Keywords of every decode step.
+
+    Attributes:
+        scale: of q; None, the default, is 1/sqrt(d_qk) (for `mamba2_ssd_step` 1).
+        out: where to put the state after the step, `state` staying as it is; None, the default, replaces `state`.
+        implementation: "triton" (any CUDA device, any d_qk and d_hv), "reference", or "auto", the default: Triton
+            where it runs.
+    """
+
+    scale: float | None
+    out: State | None
+    implementation: StepImplementation
+
+
+def mlstm_exp_step(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Unpack[StepOptions]
+) -> Tensor:
+    """Compute one step of `api.mlstm_exp` (TFLA paper, eqs. 1-9).
+
+    Args:
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, d_hv), like q.
+        i, f: pre-activations of the input and the forget gate (B, H), any floating dtype.
+        state: before the step; it is replaced by the one after it.
+        options: see `StepOptions`.
+
+    Returns:
+        h_t (B, H, d_hv), in the dtype of q.
+
+    Raises:
+        TypeError, ValueError: see `step`.
+    """
     return step(q, k, v, f, i, state, gate=MLSTM_EXP, **options)
 
 
-def mlstm_sig_step(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Any) -> Tensor:
-    """One step of mLSTMsig; see `step`."""
+def mlstm_sig_step(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: State, **options: Unpack[StepOptions]
+) -> Tensor:
+    """Compute one step of `api.mlstm_sig` (TFLA paper, section 4.1).
+
+    Args:
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, d_hv), like q.
+        i, f: pre-activations of the input and the forget gate (B, H), any floating dtype.
+        state: before the step; it is replaced by the one after it.
+        options: see `StepOptions`.
+
+    Returns:
+        h_t (B, H, d_hv), in the dtype of q.
+
+    Raises:
+        TypeError, ValueError: see `step`.
+    """
     return step(q, k, v, f, i, state, gate=MLSTM_SIG, **options)
 
 
 def retention_step(
-    q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None = None, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    log_decay: Tensor | None = None,
+    **options: Unpack[StepOptions],
 ) -> Tensor:
-    """One step of `api.retention`; see `step`. log_decay: (H,), None is `api.retnet_log_decays`."""
+    """Compute one step of `api.retention` (Sun et al. 2023, "Retentive network", eq. 5).
+
+    Args:
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, d_hv), like q.
+        state: before the step; it is replaced by the one after it.
+        log_decay: (H,), <= 0, any floating dtype; None is `api.retnet_log_decays`.
+        options: see `StepOptions`.
+
+    Returns:
+        h_t (B, H, d_hv), in the dtype of q.
+
+    Raises:
+        TypeError, ValueError: see `step`.
+    """
     if log_decay is None:
         log_decay = retnet_log_decays(v.shape[1], device=q.device)
     return step(q, k, v, log_decay, None, state, gate=RETENTION, **options)
 
 
 def gated_retention_step(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, state: State, *, temperature: float = 16.0, **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    state: State,
+    *,
+    temperature: float = 16.0,
+    **options: Unpack[StepOptions],
 ) -> Tensor:
-    """One step of `api.gated_retention`, f (B, H); see `step`."""
+    """Compute one step of `api.gated_retention` (Sun et al. 2024, "You only cache once").
+
+    Args:
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, d_hv), like q.
+        f: pre-activations of the forget gate (B, H), any floating dtype.
+        state: before the step; it is replaced by the one after it.
+        temperature: > 0; the larger, the slower it forgets.
+        options: see `StepOptions`.
+
+    Returns:
+        h_t (B, H, d_hv), in the dtype of q.
+
+    Raises:
+        TypeError, ValueError: see `step`.
+    """
     return step(q, k, v, f, None, state, gate=Gate("sigmoid", "none", temperature=temperature), **options)
 
 
-def simple_gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State, **options: Any) -> Tensor:
-    """One step of `api.simple_gla`, g (B, H); see `step`."""
+def simple_gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State, **options: Unpack[StepOptions]) -> Tensor:
+    """Compute one step of `api.simple_gla` (Yang et al. 2024, "Gated linear attention").
+
+    Args:
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, d_hv), like q.
+        g: log decays (B, H), <= 0, any floating dtype.
+        state: before the step; it is replaced by the one after it.
+        options: see `StepOptions`.
+
+    Returns:
+        h_t (B, H, d_hv), in the dtype of q.
+
+    Raises:
+        TypeError, ValueError: see `step`.
+    """
     return step(q, k, v, g, None, state, gate=SIMPLE_GLA, **options)
 
 
-def lightning_attention_step(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: State, **options: Any) -> Tensor:
-    """One step of `api.lightning_attention`, slopes (H,); see `step`."""
+def lightning_attention_step(
+    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, state: State, **options: Unpack[StepOptions]
+) -> Tensor:
+    """Compute one step of `api.lightning_attention` (Qin et al. 2024, "Lightning attention-2").
+
+    Args:
+        q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, d_hv), like q.
+        slopes: (H,), >= 0, any floating dtype.
+        state: before the step; it is replaced by the one after it.
+        options: see `StepOptions`.
+
+    Returns:
+        h_t (B, H, d_hv), in the dtype of q.
+
+    Raises:
+        TypeError, ValueError: see `step`.
+    """
     return step(q, k, v, -slopes, None, state, gate=RETENTION, **options)
 
 
@@ -66,19 +192,34 @@ def mamba2_ssd_step(
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
-    **options: Any,
+    **options: Unpack[StepOptions],
 ) -> Tensor:
-    """One step of `api.mamba2_ssd`: its arguments without their time axis, the state and the options of `step`.
+    """Compute one step of `api.mamba2_ssd` (Dao and Gu 2024): its arguments without their time axis, and the state.
 
     Args:
-        x, z: (B, H, d_hv); dt: (B, H); B, C: (B, G, d_qk); state: its C is (B, H, d_qk, d_hv).
+        x, z: (B, H, d_hv); z may be None.
+        dt: (B, H), any floating dtype.
+        A: (H,), <= 0, the decay rate.
+        B, C: (B, G, d_qk), dtype of x.
+        state: before the step; its C is (B, H, d_qk, d_hv). It is replaced by the one after the step.
+        D: (H,) or (H, d_hv), weight of the skip connection; None is 0.
+        dt_bias: (H,), added to dt before softplus; None is 0.
+        dt_softplus: whether the step size is softplus of what is given.
+        options: see `StepOptions`; `scale` is 1 if not given.
+
+    Returns:
+        y_t (B, H, d_hv), in the dtype of x.
+
+    Raises:
+        TypeError, ValueError: see `step`.
     """
     check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BH")
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
     gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
-    y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **{"scale": 1.0, **options})
+    options.setdefault("scale", 1.0)
+    y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **options)
     z = None if z is None else z[:, :, None]
     plain = options.get("implementation") == "reference"
     with torch.no_grad():
@@ -94,39 +235,41 @@ def step(
     state: State,
     *,
     gate: Gate,
-    scale: float | None = None,
     skip: Tensor | None = None,
-    out: State | None = None,
-    implementation: str = "auto",
+    **options: Unpack[StepOptions],
 ) -> Tensor:
-    """h_t of one step, equal to that of the sequence form; replaces the state by the one after the step.
+    """Compute one step of `api.chunkwise`, with any gate, and replace the state by the one after it.
 
-    It has no gradients: call it under `torch.no_grad()`.
+    The result is that of the sequence form at this step. It has no gradients: call it under `torch.no_grad()`.
 
     Args:
         q, k: (B, H, d_qk), bfloat16, float16 or float32 (float64 too: reference); with fewer heads than v, a divisor of
             H, each serves consecutive heads.
         v: (B, H, d_hv), dtype and device of q. Under autocast q, k, v are cast.
         f, i: gate pre-activations (B, H) of any floating dtype, or what `gate` says instead.
-        state: contiguous; C float32 or bfloat16, n and m float32 (for float64 q: all float64).
+        state: before the step, contiguous; C float32 or bfloat16, n and m float32 (for float64 q: all float64).
         gate: which gates, with a normaliser or without.
-        scale: of q; None is 1/sqrt(d_qk).
         skip: (H,), skip v_t is added to h_t, of a gate without normaliser; None is 0.
-        out: where to put the state after the step, `state` staying as it is; None replaces `state`.
-        implementation: "reference", "triton" (any CUDA device, any d_qk and d_hv), or "auto".
+        options: see `StepOptions`.
 
     Returns:
-        h_t (B, H, d_hv) in the dtype of q.
+        h_t (B, H, d_hv), in the dtype of q.
 
     Raises:
-        TypeError, ValueError: an argument of the wrong type, dtype, device, shape or value, or an implementation that
-            cannot run here; the message names the argument, what it is and what it must be.
+        TypeError, ValueError: an argument of the wrong type, dtype, device, shape or value, one that requires a
+            gradient, or an implementation that cannot run here; the message names the argument, what it is and what it
+            must be.
     """
+    scale, out = options.pop("scale", None), options.pop("out", None)
+    implementation = options.pop("implementation", "auto")
+    if options:
+        check_no_others(options, StepOptions.__annotations__)
     check_inputs(q, k, v, f, i, gate, "BH")
-    after = state if out is None else out
-    for name, one in (("state", state), ("out", after)):
-        check_state(name, one, gate, q, v)
-        _check_in_place(name, one, q)
+    check_state("state", state, gate, q, v)
+    _check_in_place("state", state, q)
+    if out is not None:
+        check_state("out", out, gate, q, v)
+        _check_in_place("out", out, q)
     if skip is not None:
         check_skip(skip, gate, v)
     check_scale(scale)
@@ -135,17 +278,19 @@ def step(
         for name, x in (("q", q), ("k", k), ("v", v), ("f", f), ("i", i), ("state.C", state.C), ("state.n", state.n)):
             if x is not None and x.requires_grad:
                 raise ValueError(f"{name} requires a gradient: it must not, or step be called under torch.no_grad()")
-    q, k, v = autocast(q, k, v)
+    low = autocast_dtype(q)
+    if low is not None:
+        q, k, v = (x.to(low) for x in (q, k, v))
     check_one_dtype(q, k, v)
     if implementation == "triton" or (implementation == "auto" and _triton_takes(q)):
         _check_for_triton(q)
-        before = (None, None, None) if out is None else state
+        before, after = ((None, None, None), state) if out is None else (state, out)
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        return torch.ops.tflabench.step(
+        return _operator(
             *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature, skip
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        h = _step_in_torch(q, k, v, f, i, state, after, gate, scale)
+        h = _step_in_torch(q, k, v, f, i, state, state if out is None else out, gate, scale)
         return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1, plain=True)[:, :, 0]
 
 
@@ -160,7 +305,8 @@ def _step_in_torch(
     gate: Gate,
     scale: float | None,
 ) -> Tensor:
-    log_f, log_i = reference.log_gates(gate, _with_time(f), _with_time(i), v[:, :, None])
+    i = None if i is None else _with_time(i)
+    log_f, log_i = reference.log_gates(gate, _with_time(f), i, v[:, :, None])
     q_t, k_t, v_t = (x.to(log_f.dtype) for x in (q, k, v))
     h, new = reference.step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], before, gate=gate, scale=scale)
     for old, value in zip(after, new, strict=True):
@@ -169,9 +315,9 @@ def _step_in_torch(
     return h.to(q.dtype)
 
 
-def _with_time(gate: Any) -> Any:
-    """(B, H) as (B, H, 1); the gate of a head (H,), or none, as it is."""
-    return gate if gate is None or gate.dim() == 1 else gate[..., None]
+def _with_time(gate: Tensor) -> Tensor:
+    """Return a gate (B, H) as (B, H, 1), and the gate of a head (H,) as it is."""
+    return gate if gate.dim() == 1 else gate[..., None]
 
 
 def _check_in_place(argument: str, state: State, q: Tensor) -> None:
@@ -198,9 +344,9 @@ def _check_for_triton(q: Tensor) -> None:
         raise TypeError(f"q is {q.dtype}: it must be bfloat16, float16 or float32 for implementation 'triton'")
 
 
-@torch.compiler.assume_constant_result
+@constant_to_compilers
 def _interpreted() -> bool:
-    from triton import knobs
+    from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
     return knobs.runtime.interpret
 
@@ -232,7 +378,7 @@ def _step_in_triton(
     temperature: float = 1.0,
     skip: Tensor | None = None,
 ) -> Tensor:
-    """h_t; C, n, m become the state after the step. The state before it: *_before, or C, n, m where those are None."""
+    """Return h_t. C, n, m become the state after the step; before it that is *_before, or C, n, m if they are None."""
     after = State(C, n, m)
     before = after if C_before is None else State(C_before, n_before, m_before)
     q, k, v = (x.contiguous() for x in (q, k, v))
@@ -243,9 +389,9 @@ def _step_in_triton(
     return _kernels().step(q, k, v, f, i, before, after, gate=gate, scale=scale, skip=skip)
 
 
-def _fake_step(q, k, v, *others):
+def _fake_step(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     return v.new_empty(v.shape)
 
 
 _NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")
-define("step", _step_in_triton, _fake_step, _NO_GRADIENTS, mutates=("C", "n", "m"))
+_operator: Callable[..., Tensor] = define("step", _step_in_triton, _fake_step, _NO_GRADIENTS, mutates=("C", "n", "m"))

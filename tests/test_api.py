@@ -22,7 +22,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from tflabench.kernels import api, epilogue, prologue, reference
+from tflabench.kernels import api, backends, epilogue, prologue, reference
+from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.hopper import chunkwise as hopper
 from tflabench.kernels.state import State, zero_state
 from tflabench.kernels.step import step
@@ -42,7 +43,7 @@ def map_state(change: Callable[[Tensor], Tensor], state: State) -> State:
 
 
 class Probe:
-    """Kernels that keep to the contract of api.Kernels by way of the reference, and remember how they were called."""
+    """Keeps to the contract of backends.Kernels by way of the reference, and remembers how it was called."""
 
     def __init__(self) -> None:
         self.calls: list[dict] = []
@@ -75,8 +76,8 @@ class Probe:
         grads = [x if x is None else torch.empty_like(x).copy_(next(found)) for x in leaves]
         return tuple(grads if gate_gradients else [*grads[:3], None, None, *grads[5:]])
 
-    def kernels(self) -> api.Kernels:
-        return api.Kernels(
+    def kernels(self) -> backends.Kernels:
+        return backends.Kernels(
             forward=self.forward,
             backward=self.backward,
             empty_saved=lambda q, v, **options: (v.new_ones(3),),
@@ -88,10 +89,10 @@ class Probe:
 @pytest.fixture
 def probe(monkeypatch):
     probe = Probe()
-    monkeypatch.setitem(api._KERNELS, "probe", probe.kernels)
-    api._kernels.cache_clear()
+    monkeypatch.setitem(backends.KERNELS, "probe", probe.kernels)
+    backends.kernels_of.cache_clear()
     yield probe
-    api._kernels.cache_clear()
+    backends.kernels_of.cache_clear()
     torch._dynamo.reset()
 
 
@@ -211,14 +212,14 @@ def test_nan_is_passed_through(probe, implementation):
 @pytest.mark.parametrize("gate", [MLSTM_EXP, MLSTM_SIG], ids=["exp", "sig"])
 def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
-    key = api._setup_key("probe", astuple(gate)[:3], torch.float32, None)
+    key = setup_key("probe", astuple(gate)[:3], torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
-    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, key, None, True))
+    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, False, key, None, True))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
-    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 1.0, 0, key, None, False))
+    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 1.0, None, True, key, None, False))
     dh, saved = torch.randn_like(transposed[2]), [torch.ones(3)]
     for gates in (True, False):
-        arguments = (dh, None, None, *transposed, None, None, None, saved, 0.25, 1.0, 0, key, None, gates)
+        arguments = (dh, None, None, *transposed, None, None, None, saved, 0.25, 1.0, None, True, key, None, gates)
         torch.library.opcheck(backward, arguments)
 
 
@@ -304,7 +305,7 @@ def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, 
 
     sizes = {True: 32, False: 64}
     made = probe.kernels()._replace(forward=forward, default_chunk_size=lambda q, v, *, gate, backward: sizes[backward])
-    monkeypatch.setitem(api._KERNELS, "probe", lambda: made)
+    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
     call = torch.compile(api.mlstm_sig, fullgraph=True, backend="aot_eager") if compiled else api.mlstm_sig
     x = inputs(MLSTM_SIG)
     without = {name: t.detach() for name, t in x.items()}
@@ -329,7 +330,7 @@ def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ran
         return torch.full_like(v, chunk_size), None, (v.new_ones(3),)
 
     made = probe.kernels()._replace(forward=forward, default_chunk_size=kernels.default_chunk_size)
-    monkeypatch.setitem(api._KERNELS, "probe", lambda: made._replace(refuses=lambda *args, **options: None))
+    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made._replace(refuses=lambda *args, **options: None))
     count, graphs = CompileCounterWithBackend("eager"), set()
     compiled = torch.compile(api.mlstm_sig, fullgraph=True, backend=count, dynamic=True)
     for T in range(1050, 8000, 333):
@@ -346,8 +347,8 @@ def test_triton_kernels_are_opaque_to_torch(implementation):
     gate = MLSTM_EXP if implementation == "tfla_xl" else MLSTM_SIG
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
-    key = api._setup_key(implementation, astuple(gate)[:3], torch.float32, None)
-    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, key, None, True)
+    key = setup_key(implementation, astuple(gate)[:3], torch.float32, None)
+    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, False, key, None, True)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, arguments)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     options = {"gate": gate, "chunk_size": 16}
@@ -428,7 +429,7 @@ def test_kernels_run_with_their_device_as_the_current_one(probe, monkeypatch):
     current = Current(monkeypatch)
     kernels = probe.kernels()
     guarded = kernels._replace(forward=current.kept_by(kernels.forward), backward=current.kept_by(kernels.backward))
-    monkeypatch.setitem(api._KERNELS, "probe", lambda: guarded)
+    monkeypatch.setitem(backends.KERNELS, "probe", lambda: guarded)
     assert results(api.chunkwise, inputs(), None, gate=MLSTM_EXP, implementation="probe")["dq"].isfinite().all()
 
     y, D = torch.randn(B, H, T, D_HV), torch.ones(H)
@@ -547,7 +548,7 @@ def test_options_reach_the_kernels(probe):
 
 def test_auto_is_the_reference_where_no_kernel_runs():
     x = inputs()
-    assert api.choose(x["q"], x["v"], gate=MLSTM_EXP) == ("reference", T)
+    assert backends.choose(x["q"], x["v"], gate=MLSTM_EXP)[:2] == ("reference", T)
     assert api.chunkwise(**x, gate=MLSTM_EXP).equal(api.chunkwise(**x, gate=MLSTM_EXP, implementation="reference"))
     assert api.mlstm_exp(*(double(x[n]) for n in ("q", "k", "v", "i", "f"))).dtype == torch.float64
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from tflabench.kernels import api, epilogue, operators
+from tflabench.kernels import api, epilogue, operators, prologue
 from tflabench.kernels import step as steps
 from tflabench.kernels.state import State
 
@@ -312,7 +312,7 @@ def test_the_prologue_in_triton_is_that_in_pytorch(head_axis, heads):
     shape = (2, 45, 2 * heads) if head_axis == 2 else (2, 2 * heads, 45)
     whole, bias = random(*shape).double().requires_grad_(), random(heads).double().requires_grad_()
     dt = whole.narrow(head_axis, heads, heads)
-    wanted = api.add_bias(dt, bias, head_axis=head_axis).transpose(1, head_axis)
+    wanted = prologue.add_bias(dt, bias, head_axis=head_axis).transpose(1, head_axis)
     on_device = dt.float().to(DEVICE).transpose(1, head_axis)
     found = torch.ops.tflabench.add_bias(on_device, bias.float().to(DEVICE))
     assert found.is_contiguous()
@@ -339,7 +339,7 @@ def test_the_epilogue_in_triton_is_that_in_pytorch(names, wide):
     D = (random(HEADS, 24) if wide else random(HEADS)).double().requires_grad_()
     given = {"h": h, "x": x, "D": D if "D" in names else None, "z": z if "z" in names else None}
     leaves = [y for n, y in given.items() if y is not None and (n != "x" or "D" in names)]
-    wanted = api.skip_and_gate(*given.values(), head_axis=1)
+    wanted = epilogue.skip_and_gate(*given.values(), head_axis=1)
     found = torch.ops.tflabench.skip_and_gate(*(None if y is None else y.float().to(DEVICE) for y in given.values()))
     weight = random(*h.shape)
     torch.testing.assert_close(found.double().cpu(), wanted, rtol=1e-5, atol=1e-5)

@@ -1,26 +1,20 @@
-"""The fused kernels as `kernels.api` calls them: what they take, and how often they materialise a state."""
+"""The fused kernels as `backends` names them: what they take, and how often they materialise a state."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from tflabench.kernels.backends import Kernels
 from tflabench.kernels.tfla.config import architecture
 from tflabench.kernels.types import Gate
-
-if TYPE_CHECKING:
-    from tflabench.kernels.api import Kernels
 
 D_QK = (64, 128, 192, 256)
 D_HV = (64, 128, 256, 512)
 
 
 def kernels() -> Kernels:
-    """Imported only where it can run: Gluon is part of Triton from 3.6 on."""
-    from tflabench.kernels.api import Kernels
-
+    """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
     from .backward import backward
     from .forward import empty_saved, forward
 
@@ -36,8 +30,8 @@ def kernels() -> Kernels:
     )
 
 
-def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = None) -> str | None:
-    """Why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
+def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None) -> str | None:
+    """Return why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
     if q.device.type != "cuda" or architecture(q.device) != 90:
         return f"needs a GPU of compute capability 9.0 (H100, H200), not {_name(q.device)}"
@@ -54,7 +48,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: Any = 
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True) -> int:
-    """L that fills the chip (see `cuts.py`).
+    """Return the L that fills the chip (see `cuts.py`).
 
     Args:
         backward: whether there will be one; h alone may have more programs.

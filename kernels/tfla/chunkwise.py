@@ -10,15 +10,15 @@ The denominator and m are constants in backward (paper, B.3). Chunk states are s
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from triton import knobs
+from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
 from tflabench.kernels import gates
+from tflabench.kernels.backends import Kernels
 from tflabench.kernels.cover import cdiv, next_power_of_2
-from tflabench.kernels.reference import sum_shared
+from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
@@ -30,16 +30,11 @@ from .plan import Plan, float32_precision
 from .states import walk
 from .tiles import aligned, made_like
 
-if TYPE_CHECKING:
-    from tflabench.kernels.api import Kernels
-
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def kernels(levels: int) -> Kernels:
-    """The kernels as `kernels.api` calls them: xl_chunk (two levels) or limit_chunk (the chunk is a tile)."""
-    from tflabench.kernels.api import Kernels
-
+    """Return the kernels as `backends` names them: xl_chunk (two levels) or limit_chunk (the chunk is a tile)."""
     return Kernels(
         forward=forward,
         backward=backward,
@@ -51,10 +46,8 @@ def kernels(levels: int) -> Kernels:
     )
 
 
-def refuses(
-    q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: TileConfig | None = None, levels: int = 2
-) -> str | None:
-    """Why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), in one line, or None if they can."""
+def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None, levels: int = 2) -> str | None:
+    """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
     if q.device.type == "cuda":
         architecture = configs.architecture(q.device)
@@ -79,21 +72,24 @@ def refuses(
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True, levels: int = 2) -> int:
-    """The chunk size that measured best (MEASURED.md): states cost bytes, long chunks cost FLOPs."""
+    """Return the chunk size that measured best (MEASURED.md): states cost bytes, long chunks cost FLOPs."""
     del gate, backward
     if levels == 1:
         return 64
     best = 128 if q.shape[-1] * v.shape[-1] <= 128 * 128 else 256
-    L = 16
-    while best > L and q.shape[2] > L:  # comparisons: then torch.compile does so once for all long sequences
-        L *= 2
-    return L
+    size = 16
+    while best > size and q.shape[2] > size:  # comparisons: torch.compile then does so once for all long sequences
+        size *= 2
+    return size
 
 
 def empty_saved(
     q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype, config: TileConfig | None
 ) -> tuple[Tensor, ...]:
-    """What `forward` saves, uninitialised: 1 / denominator of a normalised gate, then chunk states if they are kept."""
+    """Return tensors as `forward` saves them, uninitialised.
+
+    These are 1 / denominator of a normalised gate, then chunk states if they are kept.
+    """
     batch, heads, T, d_hv = v.shape
     d_qk = q.shape[-1]
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -123,7 +119,7 @@ def forward(
     skip: Tensor | None = None,
     return_last_state: bool = True,
 ) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
-    """H, the last state or None, and what `backward` needs besides the inputs.
+    """Return H, the last state or None, and what `backward` needs besides the inputs.
 
     Args:
         q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); any strides of batch,
@@ -170,7 +166,9 @@ def backward(
     skip: Tensor | None = None,
     gate_gradients: bool = True,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients (dq, dk, dv, df, di, dC_0, dn_0), those of an absent gate or initial state None; dskip if there is one.
+    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), and dskip if there is a skip.
+
+    Those of an absent gate or initial state are None.
 
     Args:
         dh: gradient of H; d_last: of the last state's C and n (m is a constant), itself or its fields None without one.
@@ -259,7 +257,7 @@ def _prepare(
 
 
 def _fitting(chunk_size: int, T: int) -> int:
-    """A chunk longer than the sequence is as good as the next power of two, and may have larger tiles."""
+    """Return the chunk size, of a chunk longer than the sequence the next power of two: its tiles may be larger."""
     return min(chunk_size, max(16, next_power_of_2(T))) if chunk_size > T else chunk_size
 
 
@@ -268,7 +266,7 @@ def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:
 
 
 def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
-    """C and n as the kernels take them."""
+    """Return C and n as the kernels take them."""
     if state is None:
         return None, None
     C, n = (None if x is None else x.float().contiguous() for x in (state.C, state.n))
@@ -276,17 +274,16 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first, (B, H, d_qk):
-    the last one, forgotten backward.
+    """Return what reaches every chunk of the gradient dn of the last n, which is forgotten backward.
+
+    Returns:
+        Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk).
     """
     tile = configs.largest_tile(plan.chunk_size, 64)
     per_chunk = plan.chunk_size // tile
     g = plan.tile_gates(tile).g
-    g = (
-        torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
-        .unflatten(-1, (plan.chunks, per_chunk))
-        .sum(-1)
-    )
+    g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
+    g = unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)
     reach = g.flip(-1).cumsum(-1).flip(-1)  # from before each chunk to the end
     after = torch.nn.functional.pad(reach[..., 1:], (0, 1))
     return g, after.exp()[..., None] * dn[:, :, None], reach[..., :1].exp() * dn

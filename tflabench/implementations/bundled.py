@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tflabench.implementations.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
-from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gate
+from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
 from tflabench.theory.calibrated import Algorithm, Modelled
@@ -69,15 +69,18 @@ def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> 
     Raises:
         Unsupported: it cannot run here, with its reason.
     """
-    from tflabench.kernels import api
+    from tflabench.kernels.backends import choose
 
-    chunk_size = problem.chunk_size or (api.AUTO if problem.pass_ == "fwbw" else api.AUTO_FORWARD)
+    chunk_size: ChunkSize = problem.chunk_size or "auto"
+    options: dict[str, Any] = {"implementation": kernels, "chunk_size": chunk_size}
     try:
-        choice = api.choose(q, v, gate=gate, implementation=kernels, chunk_size=chunk_size)
+        choice = choose(q, v, gate=gate, backward=problem.pass_ == "fwbw", **options)
     except ValueError as error:
         raise Unsupported(str(error)) from None
-    options = {"implementation": choice.implementation, "chunk_size": problem.chunk_size or "auto"}
-    return options, {"kernel": choice.implementation, "chunk_size": choice.chunk_size}
+    return options | {"implementation": choice.implementation}, {
+        "kernel": choice.implementation,
+        "chunk_size": choice.chunk_size,
+    }
 
 
 def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:

@@ -1,0 +1,290 @@
+"""Chunkwise kernels as one torch operator and its backward.
+
+torch.compile, autocast, opcheck and CUDA graphs see one opaque call, whichever kernels run behind it. Which they are is
+decided in the call, of sizes that are symbols where torch.compile traces it: compare these, never hash them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .backends import Kernels, kernels_of, resolve
+from .epilogue import skip_and_gate, skip_gradients
+from .operators import FIRST_ORDER, Gradients, constant_to_compilers, define
+from .reference import shared, sum_shared
+from .state import State
+from .tfla.config import TileConfig
+from .types import ForgetGate, Gate, InputGate
+
+GateFields = tuple[ForgetGate, InputGate, bool]  # forget, input, normalize
+
+
+class _Setup(NamedTuple):
+    """What a call fixes beyond tensors and numbers. Operators take strings: its text stands for it.
+
+    The gate is without its temperature: to torch.compile a float may be one that changes from call to call.
+    """
+
+    implementation: str
+    gate: Gate
+    state_dtype: torch.dtype
+    config: TileConfig | None
+
+
+_setups: dict[str, _Setup] = {}
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    initial: State | None,
+    *,
+    gate: Gate,
+    scale: float,
+    chunk_size: int | None,
+    state_dtype: torch.dtype,
+    skip: Tensor | None,
+    implementation: str,
+    config: TileConfig | None,
+    return_last_state: bool,
+) -> tuple[Tensor, State | None]:
+    """Return h and, if asked for, the last state of `api.chunkwise`, whose arguments these are, checked.
+
+    Args:
+        q, k, v, f, i: (B, H, T, ...), with any strides.
+        chunk_size: None lets the kernels choose.
+    """
+    backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
+    C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
+    key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
+    h, *states = _operator(
+        *(q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip, return_last_state)
+    )
+    return h, _split(states, gate)[0] if return_last_state else None
+
+
+def _wants_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+@constant_to_compilers
+def setup_key(implementation: str, gate_fields: GateFields, state_dtype: torch.dtype, config: TileConfig | None) -> str:
+    """Return the text that stands for these in the operators.
+
+    The gate comes as its fields: torch.compile before 2.13 takes no frozen dataclass for a constant.
+    """
+    register = _registered if config is None else _register  # what is no config need not have a hash
+    return register(implementation, gate_fields, state_dtype, config)
+
+
+def _register(implementation: str, gate_fields: GateFields, state_dtype: torch.dtype, config: TileConfig | None) -> str:
+    setup = _Setup(implementation, Gate(*gate_fields), state_dtype, config)
+    _setups[repr(setup)] = setup
+    return repr(setup)
+
+
+_registered = functools.lru_cache(1024)(_register)
+
+
+@functools.lru_cache(64)
+def _with_temperature(gate: Gate, temperature: float) -> Gate:
+    return replace(gate, temperature=temperature)
+
+
+def _kernels_and_options(
+    q: Tensor, v: Tensor, temperature: float, chunk_size: int | None, backward: bool, setup: str
+) -> tuple[Kernels, dict[str, Any]]:
+    """Return the kernels that run and the keywords that all of theirs take."""
+    implementation, gate, state_dtype, config = _setups[setup]
+    if temperature != 1:
+        gate = _with_temperature(gate, temperature)
+    given = None if chunk_size is None else int(chunk_size)
+    name, L, _ = resolve(
+        q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
+    )
+    return kernels_of(name), {"gate": gate, "chunk_size": L, "state_dtype": state_dtype, "config": config}
+
+
+# --- The operators
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    scale: float,
+    temperature: float,
+    chunk_size: int | None,
+    backward: bool,
+    setup: str,
+    skip: Tensor | None,
+    return_last_state: bool,
+) -> list[Tensor]:
+    """Return [h, if asked for the last C, n and m as far as the gate has them, *saved].
+
+    Args:
+        C, n, m: the state before the first step, float32.
+        chunk_size: None lets the kernels choose.
+        backward: whether there will be one, read if they choose.
+        setup: `setup_key` of all else.
+        skip: (H,), skip v_t is added to h_t.
+    """
+    kernels, options = _kernels_and_options(q, v, temperature, chunk_size, backward, setup)
+    initial = None if C is None else State(C, n, m)
+    if not kernels.shares_heads:
+        q, k = (shared(x, v.shape[1]) for x in (q, k))
+    if kernels.adds_skip:
+        options["skip"] = skip
+    options["return_last_state"] = return_last_state
+    if kernels.cuts_freely:
+        options["cut_freely"] = chunk_size is None and backward
+    h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
+    if not kernels.adds_skip:
+        h = skip_and_gate(h, v, skip, None, head_axis=1)
+    return [h, *(x for x in last or () if x is not None), *saved]
+
+
+def _fake_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    scale: float,
+    temperature: float,
+    chunk_size: int | None,
+    backward: bool,
+    setup: str,
+    skip: Tensor | None,
+    return_last_state: bool,
+) -> list[Tensor]:
+    kernels, options = _kernels_and_options(q, v, 1.0, chunk_size, backward, setup)
+    if not kernels.shares_heads:
+        q = shared(q, v.shape[1])
+    gate: Gate = options["gate"]
+    (B, H, _, d_hv), d_qk = v.shape, q.shape[-1]
+    shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
+    last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes] if return_last_state else []
+    return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
+
+
+def _backward(
+    dh: Tensor,
+    dC_last: Tensor | None,
+    dn_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    saved: Sequence[Tensor],
+    scale: float,
+    temperature: float,
+    chunk_size: int | None,
+    backward: bool,
+    setup: str,
+    skip: Tensor | None,
+    gate_gradients: bool,
+) -> list[Tensor]:
+    """Return gradients of q, k, v, f, i, C, n, skip, in this order, without those that are None; f and i if asked for.
+
+    Args:
+        dh, dC_last, dn_last: gradients of h and of the last state; None for a state that nothing depends on.
+        saved: what forward returned behind the last state; the other arguments are those of forward.
+        gate_gradients: whether those of f and i are asked for.
+    """
+    kernels, options = _kernels_and_options(q, v, temperature, chunk_size, backward, setup)
+    if dC_last is None and dn_last is not None:
+        dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
+    d_last = None if dC_last is None else State(dC_last, dn_last)
+    initial = None if C is None else State(C, n, m)
+    keys = (q, k) if kernels.shares_heads else tuple(shared(x, v.shape[1]) for x in (q, k))
+    if kernels.adds_skip:
+        options["skip"] = skip
+    options["gate_gradients"] = gate_gradients
+    grads = kernels.backward(dh, d_last, *keys, v, f, i, initial, tuple(saved), scale=scale, **options)
+    dq, dk, *others = grads
+    assert dq is not None
+    assert dk is not None
+    if skip is not None and not kernels.adds_skip:
+        through_skip, dskip = skip_gradients(dh, v, skip)
+        assert others[0] is not None
+        others[0] += through_skip
+        others.append(dskip)
+    return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in others if g is not None)]
+
+
+def _fake_backward(
+    dh: Tensor,
+    dC_last: Tensor | None,
+    dn_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    saved: Sequence[Tensor],
+    *others: Any,
+) -> list[Tensor]:
+    *_, skip, gate_gradients = others
+    gates = (f, i) if gate_gradients else ()
+    return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]
+
+
+def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
+    """Return the State and what follows it, of tensors or gradients that the operator gives after h."""
+    rest = list(states)  # not `C, *rest = states`: torch.compile before 2.13 makes a tuple of it
+    C = rest.pop(0)
+    n = rest.pop(0) if gate.normalize else None
+    m = rest.pop(0) if gate.stabilized else None
+    return State(C, n, m), rest
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
+    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last = inputs
+    ctx.numbers = (scale, temperature, chunk_size, backward, setup)
+    ctx.gate = _setups[setup].gate
+    saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
+    ctx.save_for_backward(*tensors, skip, *saved)
+
+
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    dh, *d_states = grads
+    dC, dn, _ = _split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
+    kept = ctx.saved_tensors  # once: activation checkpointing computes them anew for whoever asks
+    tensors, skip, saved = kept[:8], kept[8], kept[9:]
+    if dh is None:
+        dh = torch.zeros_like(tensors[2])
+    gates = any(ctx.needs_input_grad[3:5])
+    found = iter(_backward_operator(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
+    given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
+    q_to_n = [next(found) if x is not None else None for x in given]
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(found) if skip is not None else None, None)
+
+
+_operator = define("chunkwise", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
+_backward_operator: Callable[..., list[Tensor]] = define("chunkwise_backward", _backward, _fake_backward, FIRST_ORDER)
