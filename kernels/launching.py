@@ -1,8 +1,8 @@
-"""How every kernel here is compiled and launched.
+"""How every kernel here is compiled and launched: a launch like an earlier one skips what Triton would do again.
 
 At each launch Triton binds, inspects and hashes every argument to find what it compiled for such ones, and what it has
 to know of a descriptor it takes from the text of a layout: half of the host's time for a kernel of many arguments. Here
-a launch like an earlier one goes to what was compiled for that.
+a launch like an earlier one goes straight to what was compiled for that.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime.driver import driver  # pyright: ignore[reportMissingTypeStubs]
+from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingTypeStubs]
 
 # a * b + c is rounded once. Triton 3.10 will do so only if asked, and 3.9 says so wherever nobody asks.
 COMPILED = {"enable_fp_fusion": True}
 MOST = 4096  # kinds of launches that are remembered: shapes that never come again are not to pile up
 
+_Compiled: type[Any] = JITFunction  # it says little of its own types
 _PLAIN = frozenset((int, bool, float, str, type(None)))
 _remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
 def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-    """kernel[(programs,)](*args, **options), compiled as COMPILED says.
+    """Launch kernel[(programs,)](*args, **options), compiled as COMPILED says.
 
     Args:
         kernel: of Triton or Gluon; it must live as long as the process.
@@ -30,7 +31,7 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
             descriptors, of a class of its own for each layout.
         options: the other parameters, all of them constexpr, and Triton's own options.
     """
-    if not isinstance(kernel, JITFunction):  # Triton's interpreter
+    if not isinstance(kernel, _Compiled):  # Triton's interpreter
         kernel[(programs,)](*args, **options, **COMPILED)
         return
     active: Any = driver.active
@@ -51,7 +52,7 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
 
 
 def _kind(x: Any) -> tuple[Any, ...]:
-    """What of a tensor or a descriptor it depends on what Triton compiles; of numbers that is at most their value."""
+    """Return the properties of a tensor or a descriptor that Triton specialises on; of numbers it is their value."""
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
     return x.__class__, x.base.dtype, *x.block_shape

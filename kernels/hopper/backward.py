@@ -21,10 +21,8 @@ from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
 from .crossings import through_tiles
-from .exponents import TILE
 from .forward import initial_matrices, restored, weights
 from .launch import (
-    Segments,
     empty_row_sums,
     heads_added_up,
     launch_gradients,
@@ -35,6 +33,7 @@ from .launch import (
     takes_pair,
     takes_tilewise,
 )
+from .shapes import TILE, Segments
 
 
 def backward(
@@ -53,7 +52,7 @@ def backward(
     del state_dtype, config
     given = (q, k, v, f, i)
     cut = Segments.of(q.shape[2], chunk_size)
-    log_f, e, C = restored(gate, saved)
+    log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     H, T = v.shape[1:3]
     C_0, n_0 = initial_matrices(initial)
@@ -65,7 +64,7 @@ def backward(
             q, dh, e, cut, reverse=True, start=(dC, None), norm=False, end=C_0 is not None
         )
     elif C_0 is not None:
-        C = C_0
+        C_starts = C_0
         dC_0 = torch.empty_like(C_0)
 
     D = weights(skip)  # before the walks: those for dk and dv wait for nothing that is launched after dq
@@ -73,11 +72,11 @@ def backward(
     tilewise = dn is None and takes_tilewise(q, v, sums=gate_gradients)
     if tilewise:
         dq, dk, dv, qdq, kdk, through, skip_dots = _side_by_side(
-            q, k, v, dh, e, cut, (C, first), last, skip=D, gate_gradients=gate_gradients
+            q, k, v, dh, e, cut, (C_starts, first), last, skip=D, gate_gradients=gate_gradients
         )
     else:
         dq, dk, dv, qdq, kdk, skip_dots = _in_walks(
-            q, k, v, dh, e, cut, (C, first), last, skip=D, gate_gradients=gate_gradients
+            q, k, v, dh, e, cut, (C_starts, first), last, skip=D, gate_gradients=gate_gradients
         )
         through = None
     dn_0 = dots = None

@@ -22,8 +22,8 @@ from tflabench.kernels.cover import cdiv
 from tflabench.kernels.tfla.config import multiprocessors
 from tflabench.kernels.types import Gate
 
-from .exponents import TILE
-from .launch import Segments, StatePassShape, WalkShape, first_beside, heads_together, parts_of_a_segment
+from .launch import first_beside, heads_together, parts_of_a_segment
+from .shapes import TILE, Segments, StatePassShape, WalkShape
 
 
 class Cut(NamedTuple):

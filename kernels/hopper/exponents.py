@@ -21,7 +21,7 @@ from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.types import Gate
 
-TILE = 64
+from .shapes import TILE
 
 
 def exponents(

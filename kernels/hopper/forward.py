@@ -16,17 +16,17 @@ from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate
 
 from .cuts import Shape, chosen_beside_backward
-from .exponents import TILE, exponents
+from .exponents import exponents
 from .launch import (
     Beside,
     Normaliser,
-    Segments,
     after_first,
     first_beside,
     heads_together,
     launch_segments,
     launch_walk,
 )
+from .shapes import TILE, Segments
 
 Matrices = tuple[Tensor | None, Tensor | None]  # C and n of a state, or where they go
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon import language as gl  # pyright: ignore[reportMissingTypeStubs]
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # pyright: ignore[reportMissingTypeStubs]
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import Exponents, RowSums
@@ -21,145 +20,22 @@ from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
 from . import packed, pair, segments, tilewise, walk
 from .compat import ASSEMBLY
-from .exponents import TILE
+from .shapes import PACK, TILE, PairShape, Segments, StatePassShape, WalkShape
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-SHARED_MEMORY = 227 * 1024  # of one program on sm_90
-SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
-PACK = 4  # heads of a program where they share q and k
 PACKED = {"HEADS": PACK, "STAGES": 2, "MATH_REGISTERS": 176, "SCORE_REGISTERS": 80, "SCORE_GROUPS": 2}  # `walk_heads`
 MOST_ADDED_UP = 64  # heads of which a program of `tilewise.gradients` adds up dq and dk
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
-# What the decorators return has no types that a Python checker knows.
-_walk: Any = walk.walk
-_pair: Any = pair.pair
-_walk_heads: Any = packed.walk_heads
-_accumulate: Any = segments.accumulate
-_carry: Any = segments.carry
-_gradients: Any = tilewise.gradients
-
-
-class Segments(NamedTuple):
-    """How a sequence of so many tiles is cut for programs that run side by side; what is left over is the first."""
-
-    tiles: int
-    segment_tiles: int
-    count: int
-
-    @classmethod
-    def of(cls, steps: int, chunk_size: int) -> Segments:
-        tiles = cdiv(steps, TILE)
-        return cls.of_tiles(tiles, min(tiles, chunk_size // TILE))
-
-    @classmethod
-    def of_tiles(cls, tiles: int, segment_tiles: int) -> Segments:
-        return cls(tiles, segment_tiles, cdiv(tiles, segment_tiles))
-
-    @property
-    def first_tiles(self) -> int:
-        return self.tiles - (self.count - 1) * self.segment_tiles
-
-
-@dataclass(frozen=True)
-class WalkShape:
-    """Compile-time shape of a walk: blocks of U and W (WB), of Z for 64 rows of state (ZB), what shared memory then
-    holds, registers of a math thread, and warp groups of a math role: two roles of one, or one of two (GROUPS).
-    """
-
-    WB: int
-    ZB: int
-    STAGES: int
-    SLOTS: int
-    OUTS: int
-    MATH_REGISTERS: int
-    GROUPS: int
-
-    @classmethod
-    @cache
-    def of(cls, w: int, z: int, *, sums: bool, norm: bool, halved: bool = False) -> WalkShape:
-        """For a state of z rows and w <= 256 columns; what measured best on the H200. halved: half as many rows in a
-        program (see `filling`).
-
-        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
-        ahead of the math roles, where shared memory has room (with a normaliser, up to 128 columns, a third stage
-        comes first). What registers the math roles do not need are its.
-        """
-        WB = w // 64
-        ZB = 1 if sums else max(1, min(4 // WB, z // 128) // (2 if halved else 1))
-        slots = 1 if sums or (norm and WB < 3) else 2
-        stage = 2 * WB + 2 * ZB * (1 + sums)
-        blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
-        stages = min(4, (blocks - 3 * slots) // stage)
-        registers = 168 if WB * ZB <= 2 else 208
-        return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers, GROUPS=2 if sums else 1)
-
-    @classmethod
-    def filling(cls, w: int, z: int, heads: int, chip: int, *, sums: bool, norm: bool) -> WalkShape:
-        """For the states of so many heads and segments side by side: with half as many rows a program where less than
-        half of the chip would be taken, but not with a normaliser, which every program of a state carries.
-        """
-        whole = cls.of(w, z, sums=sums, norm=norm)
-        if norm or whole.ZB == 1 or 2 * heads * whole.pieces(z) > chip:
-            return whole
-        return cls.of(w, z, sums=sums, norm=norm, halved=True)
-
-    def pieces(self, z: int) -> int:
-        """Programs that share a state of z rows."""
-        return cdiv(z, 128 * self.ZB)
-
-
-@dataclass(frozen=True)
-class PairShape:
-    """Compile-time shape of the walk for dk and dv: blocks of V and dH (WB), tiles of Q, K, dH, blocks of V and copies
-    of 64 columns of dC that shared memory then holds.
-    """
-
-    WB: int
-    STAGES: int
-    SLOTS: int
-    COPIES: int
-    STATE_REGISTERS: int
-
-    @classmethod
-    @cache
-    def of(cls, d_hv: int) -> PairShape:
-        """For d_hv <= 256, where 27 blocks are taken of the 28 that there is room for beside little else: also 4 of
-        copies, and P and dP.
-        """
-        WB = d_hv // 64
-        return cls(WB, STAGES=2, SLOTS=min(5, 2 * WB), COPIES=2, STATE_REGISTERS=208)
-
-
-@dataclass(frozen=True)
-class StatePassShape:
-    """Compile-time shape of `segments.accumulate`: blocks of W and of Z in a tile, heads a program, tiles that shared
-    memory then holds. A state of 64 rows has half of its columns in either math role; of 64 by 64 states, which would
-    be half padding, a program takes several heads'.
-    """
-
-    WB: int
-    ZB: int
-    HEADS: int
-    STAGES: int
-
-    @classmethod
-    @cache
-    def of(cls, d_qk: int, d_hv: int, *, heads: int, z_sharing: int) -> StatePassShape:
-        """For so many heads, of which z_sharing consecutive ones share Z."""
-        HEADS = gcd(PACK, heads) if d_qk == d_hv == TILE else 1
-        if HEADS > 1:
-            WB, ZB = HEADS, 1 if z_sharing % HEADS == 0 else HEADS
-        else:
-            WB = min(d_hv, 256) // 64
-            ZB = 1 if d_qk == TILE and WB > 1 else 2
-        return cls(WB, ZB, HEADS, STAGES=min(4, 24 // (WB + ZB)))
-
-    def programs(self, rows: int, d_qk: int, d_hv: int) -> int:
-        """Over one segment of so many rows of batch and heads."""
-        return rows // self.HEADS * cdiv(d_qk, 128) * cdiv(d_hv, 256)
+# What Gluon's decorators return has no types that a Python checker knows.
+_walk: Any = cast("Any", walk).walk
+_pair: Any = cast("Any", pair).pair
+_walk_heads: Any = cast("Any", packed).walk_heads
+_accumulate: Any = cast("Any", segments).accumulate
+_carry: Any = cast("Any", segments).carry
+_gradients: Any = cast("Any", tilewise).gradients
 
 
 @dataclass(frozen=True)
@@ -387,7 +263,7 @@ def launch_segments(
     )  # fmt: skip
     if beside:
         beside.walk(*states)
-    ends = []
+    ends: list[Tensor | None] = []
     for adds, state, begin in zip(added, states, start, strict=True):
         if adds is None:
             ends.append(None)

@@ -1,0 +1,170 @@
+"""How work is divided on Hopper: sequences into segments, shared memory and registers between a program's roles.
+
+These are plain numbers, known before anything is launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import gcd
+from typing import NamedTuple
+
+from tflabench.kernels.cover import cdiv
+
+TILE = 64  # steps in shared memory at a time
+SHARED_MEMORY = 227 * 1024  # of one program on sm_90
+SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
+PACK = 4  # heads of a program where they share q and k
+
+
+class Segments(NamedTuple):
+    """The segments of a sequence, which programs walk over side by side.
+
+    Attributes:
+        tiles: of the sequence.
+        segment_tiles: of every segment but the first, which has what is left over.
+        count: of segments.
+    """
+
+    tiles: int
+    segment_tiles: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  (tuple.count, which nobody calls)
+
+    @classmethod
+    def of(cls, steps: int, chunk_size: int) -> Segments:
+        """Return the segments of a sequence of so many steps, `chunk_size` each."""
+        tiles = cdiv(steps, TILE)
+        return cls.of_tiles(tiles, min(tiles, chunk_size // TILE))
+
+    @classmethod
+    def of_tiles(cls, tiles: int, segment_tiles: int) -> Segments:
+        """Return the segments of a sequence of so many tiles."""
+        return cls(tiles, segment_tiles, cdiv(tiles, segment_tiles))
+
+    @property
+    def first_tiles(self) -> int:
+        """Tiles of the first segment."""
+        return self.tiles - (self.count - 1) * self.segment_tiles
+
+
+@dataclass(frozen=True)
+class WalkShape:
+    """Compile-time shape of a walk.
+
+    Attributes:
+        WB, ZB: blocks of U and W, and blocks of Z for 64 rows of state.
+        STAGES, SLOTS, OUTS: tiles, scores and outputs that shared memory holds at a time.
+        MATH_REGISTERS: registers of a math thread.
+        GROUPS: warp groups of a math role: two roles of one, or one of two.
+    """
+
+    WB: int
+    ZB: int
+    STAGES: int
+    SLOTS: int
+    OUTS: int
+    MATH_REGISTERS: int
+    GROUPS: int
+
+    @classmethod
+    @cache
+    def of(cls, w: int, z: int, *, sums: bool, norm: bool, halved: bool = False) -> WalkShape:
+        """Return the shape for a state of z rows and w <= 256 columns that measured best on the H200.
+
+        Args:
+            sums: with row sums.
+            norm: with a normaliser.
+            halved: half as many rows in a program (see `filling`).
+
+        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
+        ahead of the math roles, where shared memory has room (with a normaliser, up to 128 columns, a third stage
+        comes first). It gets the registers that the math roles do not need.
+        """
+        WB = w // 64
+        ZB = 1 if sums else max(1, min(4 // WB, z // 128) // (2 if halved else 1))
+        slots = 1 if sums or (norm and WB < 3) else 2
+        stage = 2 * WB + 2 * ZB * (1 + sums)
+        blocks = (SHARED_MEMORY - SMALL_BUFFERS) // (TILE * TILE * 2)
+        stages = min(4, (blocks - 3 * slots) // stage)
+        registers = 168 if WB * ZB <= 2 else 208
+        return cls(WB, ZB, stages, SLOTS=slots, OUTS=slots, MATH_REGISTERS=registers, GROUPS=2 if sums else 1)
+
+    @classmethod
+    def filling(cls, w: int, z: int, heads: int, chip: int, *, sums: bool, norm: bool) -> WalkShape:
+        """Return the shape for the states of so many heads and segments side by side, on a chip of so many processors.
+
+        A program has half as many rows where less than half of the chip would be taken, but not with a normaliser,
+        which every program of a state carries.
+        """
+        whole = cls.of(w, z, sums=sums, norm=norm)
+        if norm or whole.ZB == 1 or 2 * heads * whole.pieces(z) > chip:
+            return whole
+        return cls.of(w, z, sums=sums, norm=norm, halved=True)
+
+    def pieces(self, z: int) -> int:
+        """Return how many programs share a state of z rows."""
+        return cdiv(z, 128 * self.ZB)
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """Compile-time shape of the walk for dk and dv.
+
+    Attributes:
+        WB: blocks of V and dH.
+        STAGES, SLOTS, COPIES: tiles of Q, K and dH, blocks of V, and copies of 64 columns of dC that shared memory
+            holds at a time.
+        STATE_REGISTERS: registers of a thread that holds dC.
+    """
+
+    WB: int
+    STAGES: int
+    SLOTS: int
+    COPIES: int
+    STATE_REGISTERS: int
+
+    @classmethod
+    @cache
+    def of(cls, d_hv: int) -> PairShape:
+        """Return the shape for d_hv <= 256.
+
+        At 256 it takes 27 blocks, with 4 of copies, P and dP, of the 28 that there is room for beside little else.
+        """
+        WB = d_hv // 64
+        return cls(WB, STAGES=2, SLOTS=min(5, 2 * WB), COPIES=2, STATE_REGISTERS=208)
+
+
+@dataclass(frozen=True)
+class StatePassShape:
+    """Compile-time shape of `segments.accumulate`.
+
+    A state of 64 rows has half of its columns in either math role. States of 64 by 64 would be half padding: a program
+    takes those of several heads.
+
+    Attributes:
+        WB, ZB: blocks of W and of Z in a tile.
+        HEADS: heads of a program.
+        STAGES: tiles that shared memory holds at a time.
+    """
+
+    WB: int
+    ZB: int
+    HEADS: int
+    STAGES: int
+
+    @classmethod
+    @cache
+    def of(cls, d_qk: int, d_hv: int, *, heads: int, z_sharing: int) -> StatePassShape:
+        """Return the shape for so many heads, of which z_sharing consecutive ones share Z."""
+        HEADS = gcd(PACK, heads) if d_qk == d_hv == TILE else 1
+        if HEADS > 1:
+            w, z = HEADS, 1 if z_sharing % HEADS == 0 else HEADS
+        else:
+            w = min(d_hv, 256) // 64
+            z = 1 if d_qk == TILE and w > 1 else 2
+        return cls(WB=w, ZB=z, HEADS=HEADS, STAGES=min(4, 24 // (w + z)))
+
+    def programs(self, rows: int, d_qk: int, d_hv: int) -> int:
+        """Return how many go over one segment of so many rows of batch and heads."""
+        return rows // self.HEADS * cdiv(d_qk, 128) * cdiv(d_hv, 256)
