@@ -33,6 +33,7 @@ from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 B, H, T, D_QK, D_HV = 2, 2, 40, 16, 32
 GATES = {"exp": MLSTM_EXP, "sig": MLSTM_SIG, "retention": Gate("fixed", "none"), "mamba2": Gate("log_decay", "step")}
+PROBE: Any = "probe"  # no Implementation that types know of
 every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 every_implementation = pytest.mark.parametrize("implementation", ["reference", "probe"])
 
@@ -157,12 +158,12 @@ def test_named_gates_are_the_papers():
 def test_layout_bthd_makes_no_copies(probe, gate):
     x = inputs(gate)
     swapped = {n: t if t.dim() == 1 else t.detach().transpose(1, 2).contiguous().requires_grad_() for n, t in x.items()}
-    h = api.chunkwise(**swapped, gate=gate, layout="bthd", implementation="probe")
+    h = api.chunkwise(**swapped, gate=gate, layout="bthd", implementation=PROBE)
     seen = probe.calls[-1]
     assert seen["q"].data_ptr() == swapped["q"].data_ptr()
     assert seen["f"].data_ptr() == swapped["f"].data_ptr()
     assert h.is_contiguous()
-    wanted = api.chunkwise(**x, gate=gate, implementation="probe")
+    wanted = api.chunkwise(**x, gate=gate, implementation=PROBE)
     assert h.transpose(1, 2).equal(wanted)
     h.sum().backward()
     wanted.sum().backward()
@@ -184,6 +185,7 @@ def test_any_strides(probe, implementation):
 def test_gradient_of_the_last_state_alone(probe, implementation):
     x = inputs()
     _, last = api.chunkwise(**x, gate=MLSTM_EXP, return_last_state=True, implementation=implementation)
+    assert last.n is not None
     dk, dv = torch.autograd.grad(last.n.sum(), [x["k"], x["v"]], materialize_grads=True)
     assert (dv == 0).all()
     assert dk.abs().sum() > 0
@@ -226,10 +228,10 @@ def test_opcheck(probe, gate):
 def test_kernels_are_asked_only_for_what_is_used(probe):
     """The last state where it is returned, gate gradients where a gate has one."""
     x = inputs(MLSTM_SIG)
-    api.chunkwise(**x, gate=MLSTM_SIG, implementation="probe", return_last_state=True)
+    api.chunkwise(**x, gate=MLSTM_SIG, implementation=PROBE, return_last_state=True)
     assert probe.calls[-1]["last"]
     x = {name: y.detach().requires_grad_(name in "qkv") for name, y in x.items()}
-    h = api.chunkwise(**x, gate=MLSTM_SIG, implementation="probe")
+    h = api.chunkwise(**x, gate=MLSTM_SIG, implementation=PROBE)
     assert not probe.calls[-1]["last"]
     found = torch.autograd.grad(h.sum(), [x[name] for name in "qkv"])
     assert probe.gate_gradients == [False]
@@ -237,7 +239,7 @@ def test_kernels_are_asked_only_for_what_is_used(probe):
     for y, y_wanted in zip(found, torch.autograd.grad(wanted, [x[name] for name in "qkv"]), strict=True):
         torch.testing.assert_close(y, y_wanted)
     x["i"].requires_grad_()
-    torch.autograd.grad(api.chunkwise(**x, gate=MLSTM_SIG, implementation="probe").sum(), [x["i"]])
+    torch.autograd.grad(api.chunkwise(**x, gate=MLSTM_SIG, implementation=PROBE).sum(), [x["i"]])
     assert probe.gate_gradients == [False, True]
 
 
@@ -285,7 +287,7 @@ def test_compiles_for_sizes_that_change(probe, operation):
         f = torch.randn(B, H, T)
         for y in (*x, f):
             y.requires_grad_()
-        found = compiled(*x, f, implementation="probe")
+        found = compiled(*x, f, implementation=PROBE)
         wanted = operation(*x, f, implementation="reference")
         assert_close({"h": found}, {"h": wanted})
         for a, b in zip(
@@ -316,9 +318,9 @@ def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, 
         (without | {"i": x["i"]}, True, 32),
     ):
         with torch.set_grad_enabled(enabled):
-            h = call(**given, implementation="probe")
+            h = call(**given, implementation=PROBE)
         assert (h == wanted).all()
-    assert (api.mlstm_sig(**x, implementation="probe", chunk_size=16) == 16).all()
+    assert (api.mlstm_sig(**x, implementation=PROBE, chunk_size=16) == 16).all()
 
 
 @pytest.mark.parametrize(("kernels", "ranges"), [(hopper, 3), (tfla, 1)], ids=["hopper", "tfla"])
@@ -335,7 +337,7 @@ def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ran
     compiled = torch.compile(api.mlstm_sig, fullgraph=True, backend=count, dynamic=True)
     for T in range(1050, 8000, 333):
         q, v, f = torch.ones(1, 4, T, 128), torch.ones(1, 4, T, 256), torch.ones(1, 4, T)
-        L = compiled(q, q, v, f, f, implementation="probe").flatten()[0]
+        L = compiled(q, q, v, f, f, implementation=PROBE).flatten()[0]
         assert kernels.default_chunk_size(q, v, gate=MLSTM_SIG, backward=False) == L
         graphs.add(count.frame_count)
     assert len(graphs) == ranges
@@ -430,7 +432,7 @@ def test_kernels_run_with_their_device_as_the_current_one(probe, monkeypatch):
     kernels = probe.kernels()
     guarded = kernels._replace(forward=current.kept_by(kernels.forward), backward=current.kept_by(kernels.backward))
     monkeypatch.setitem(backends.KERNELS, "probe", lambda: guarded)
-    assert results(api.chunkwise, inputs(), None, gate=MLSTM_EXP, implementation="probe")["dq"].isfinite().all()
+    assert results(api.chunkwise, inputs(), None, gate=MLSTM_EXP, implementation=PROBE)["dq"].isfinite().all()
 
     y, D = torch.randn(B, H, T, D_HV), torch.ones(H)
     monkeypatch.setattr(
@@ -490,13 +492,13 @@ def test_activation_checkpointing(probe, gate):
     x |= {} if gate.normalize else {"skip": torch.tensor([0.5, -2.0]).requires_grad_()}
     wanted = results(api.chunkwise, x, state, gate=gate, implementation="reference")
     checkpointed = partial(checkpoint, api.chunkwise, use_reentrant=False)
-    assert_close(results(checkpointed, x, state, gate=gate, implementation="probe"), wanted)
+    assert_close(results(checkpointed, x, state, gate=gate, implementation=PROBE), wanted)
 
 
 def test_inference_mode(probe):
     x = {n: t.detach() for n, t in inputs().items()}
     with torch.inference_mode():
-        h, last = api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe", return_last_state=True)
+        h, last = api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE, return_last_state=True)
         first = {n: t[:, :, 0] for n, t in x.items()}
         made = zero_state(MLSTM_EXP, B, H, D_QK, D_HV)
         one = step(**first, state=made, gate=MLSTM_EXP, implementation="triton")
@@ -507,7 +509,7 @@ def test_inference_mode(probe):
 def test_double_backward_says_what_to_do(probe):
     x = inputs()
     (dq,) = torch.autograd.grad(
-        api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe").sum(), x["q"], create_graph=True
+        api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE).sum(), x["q"], create_graph=True
     )
     with pytest.raises(RuntimeError, match=r"no second derivatives: .*implementation='reference'"):
         dq.sum().backward()
@@ -521,9 +523,10 @@ class Expert:
 def test_forward_mode_is_refused_not_left_out(probe):
     x: dict[str, Any] = {n: t.detach() for n, t in inputs().items()}
 
-    def jvp(implementation: str) -> Tensor:
+    def jvp(implementation: Any) -> Tensor:
         def of_q(q: Tensor) -> Tensor:
-            return api.chunkwise(**{**x, "q": q}, gate=MLSTM_EXP, implementation=implementation)
+            k, v, f, i = (x[name] for name in "kvfi")
+            return api.chunkwise(q, k, v, f, i, gate=MLSTM_EXP, implementation=implementation)
 
         return torch.func.jvp(of_q, (x["q"],), (torch.ones_like(x["q"]),))[1]
 
@@ -533,15 +536,15 @@ def test_forward_mode_is_refused_not_left_out(probe):
     with forward_ad.dual_level():
         x["q"] = forward_ad.make_dual(x["q"], torch.ones_like(x["q"]))
         with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
-            api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe")
+            api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE)
 
 
 def test_options_reach_the_kernels(probe):
     x = inputs()
     options: dict[str, Any] = {"scale": 0.5, "chunk_size": 16, "state_dtype": torch.bfloat16, "config": Expert(8)}
-    api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe", **options)
+    api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE, **options)
     assert {n: probe.calls[-1][n] for n in options} == options
-    api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe")
+    api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE)
     defaults = {"scale": D_QK**-0.5, "chunk_size": 32, "state_dtype": torch.float32, "config": None}
     assert {n: probe.calls[-1][n] for n in options} == defaults
 
@@ -554,7 +557,7 @@ def test_auto_is_the_reference_where_no_kernel_runs():
 
 
 STATE = zero_state(MLSTM_EXP, B, H, D_QK, D_HV)
-PROBE = {"implementation": "probe"}
+BY_PROBE = {"implementation": "probe"}
 # what differs from a call that works, the error, and what its message says
 BAD_INPUTS = {
     "q_not_a_tensor": ({"q": [1.0]}, TypeError, "q is a list: it must be a tensor"),
@@ -579,9 +582,9 @@ BAD_INPUTS = {
     "layout": ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be one of bhtd, bthd"),
     "chunk_size_zero": ({"chunk_size": 0}, ValueError, "chunk_size is 0: it must be at least 1"),
     "chunk_size_float": ({"chunk_size": 16.0}, TypeError, "chunk_size is a float: it must be an int or 'auto'"),
-    "chunk_size_small": (PROBE | {"chunk_size": 8}, ValueError, "chunk_size is 8: it must be a multiple of 16"),
-    "chunk_size_odd": (PROBE | {"chunk_size": 40}, ValueError, "chunk_size is 40: it must be a multiple of 16"),
-    "chunk_size_refused": (PROBE | {"chunk_size": 128}, ValueError, "probe takes chunks up to 64"),
+    "chunk_size_small": (BY_PROBE | {"chunk_size": 8}, ValueError, "chunk_size is 8: it must be a multiple of 16"),
+    "chunk_size_odd": (BY_PROBE | {"chunk_size": 40}, ValueError, "chunk_size is 40: it must be a multiple of 16"),
+    "chunk_size_refused": (BY_PROBE | {"chunk_size": 128}, ValueError, "probe takes chunks up to 64"),
     "config": (
         {"implementation": "tfla_xl", "config": {"rows": 64}},
         ValueError,
@@ -595,9 +598,13 @@ BAD_INPUTS = {
         ValueError,
         "implementation is 'triton': it must be one of auto, ref",
     ),
-    "head_dimension": (PROBE | {"v": torch.ones(B, H, T, 24)}, ValueError, "v has the head dimension 24: it must be a"),
+    "head_dimension": (
+        BY_PROBE | {"v": torch.ones(B, H, T, 24)},
+        ValueError,
+        "v has the head dimension 24: it must be a",
+    ),
     "float64": (
-        PROBE | {name: torch.ones(B, H, T, 16).double() for name in "qkv"},
+        BY_PROBE | {name: torch.ones(B, H, T, 16).double() for name in "qkv"},
         TypeError,
         "q is torch.float64: it must be bfloat16, float16 or float32",
     ),
@@ -626,14 +633,15 @@ BAD_INPUTS = {
 
 @pytest.mark.parametrize(("changes", "error", "words"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
 def test_bad_input_is_named(probe, changes, error, words):
+    given: dict[str, Any] = {**inputs(), "gate": MLSTM_EXP, **changes}
     with pytest.raises(error, match=re.escape(words)) as raised:
-        api.chunkwise(**{**inputs(), "gate": MLSTM_EXP, **changes})
+        api.chunkwise(**given)
     assert "\n" not in str(raised.value)
 
 
 def test_a_last_state_that_is_not_used_has_no_gradient(probe):
     x = inputs()
-    h, last = api.chunkwise(**x, gate=MLSTM_EXP, implementation="probe", return_last_state=True)
+    h, last = api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE, return_last_state=True)
     h.sum().backward(retain_graph=True)
     assert probe.d_last == [None]
     last.C.sum().backward()

@@ -257,8 +257,9 @@ BAD_INPUTS = {
 
 @pytest.mark.parametrize(("changes", "error", "words"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
 def test_bad_input_is_named(changes, error, words):
+    given: dict[str, Any] = {**at(sequence(MLSTM_EXP), 0), "state": STATE, "gate": MLSTM_EXP, **changes}
     with pytest.raises(error, match=re.escape(words)) as raised:
-        step(**{**at(sequence(MLSTM_EXP), 0), "state": STATE, "gate": MLSTM_EXP, **changes})
+        step(**given)
     assert "\n" not in str(raised.value)
 
 

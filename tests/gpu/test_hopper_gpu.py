@@ -15,6 +15,7 @@ import torch
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.hopper import backward, forward
 from tflabench.kernels.hopper.chunkwise import D_HV, D_QK, kernels
+from tflabench.kernels.types import Implementation
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tfla_cases
@@ -153,7 +154,7 @@ def test_mamba2_with_shared_heads_and_a_skip_connection(groups: int, d_qk: int, 
         x["A"].copy_(-x["A"].abs())
     dy = torch.randn(B, H, T, d_hv, device="cuda", dtype=torch.bfloat16)
 
-    def outputs(x: dict[str, Any], implementation: str) -> list[torch.Tensor]:
+    def outputs(x: dict[str, Any], implementation: Implementation) -> list[torch.Tensor]:
         y = mamba2_ssd(**x, dt_softplus=True, implementation=implementation, chunk_size=chunk_size)
         return [y, *torch.autograd.grad(y, list(x.values()), dy.to(y.dtype))]
 
