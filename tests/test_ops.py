@@ -1,0 +1,418 @@
+"""`tflabench.ops`, the public operations: their types, docstrings and example, and what `choose` says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tflabench import ops
+from tflabench.kernels import api, backends
+from tflabench.kernels.backends import Kernels
+
+ROOT = Path(__file__).resolve().parent.parent
+FUNCTIONS = {name: getattr(ops, name) for name in ops.__all__ if inspect.isfunction(getattr(ops, name))}
+SEQUENCES = [name for name, function in FUNCTIONS.items() if typing.get_overloads(function)]
+STEPS = [name for name in FUNCTIONS if name == "step" or name.endswith("_step")]
+SHAPE = re.compile(r"\((?:[A-Z]|heads|batch)(?:, [A-Za-z_]+)*,?\)")  # (B, H, T, d_qk), (H,)
+every_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+
+
+def parts(hint: Any, seen: set[Any]) -> Iterator[Any]:
+    """The hint and what it is made of: arguments, and fields of our own classes."""
+    yield hint
+    for part in get_args(hint):
+        if not isinstance(part, (str, int, bool, type(None))):  # what a Literal lists
+            yield from parts(part, seen)
+    fields = hasattr(hint, "_fields") or dataclasses.is_dataclass(hint) or typing.is_typeddict(hint)
+    if fields and hint not in seen:
+        seen.add(hint)
+        for field in typing.get_type_hints(hint).values():
+            yield from parts(field, seen)
+
+
+@every_function
+def test_hints_resolve_and_none_is_any(function):
+    seen: set[Any] = set()
+    for signature in (function, *typing.get_overloads(function)):
+        hints = typing.get_type_hints(signature)
+        assert hints.keys() == {*inspect.signature(signature).parameters, "return"}
+        found = [part for hint in hints.values() for part in parts(hint, seen)]
+        assert Any not in found
+        assert object not in found
+
+
+def test_options_are_typed():
+    """The walk above goes into the keywords that operations and steps unpack."""
+    for function, options in ((ops.mlstm_exp, ops.Options), (ops.step, ops.StepOptions)):
+        found = list(parts(typing.get_type_hints(function)["options"], set()))
+        assert options in found
+        assert all(field in found for field in typing.get_type_hints(options).values())
+
+
+def test_chunkwise_takes_the_options_and_its_own():
+    own = {"q", "k", "v", "f", "i", "gate", "skip", "return_last_state", "others", "return"}
+    hints = typing.get_type_hints(ops.chunkwise)
+    options = typing.get_type_hints(ops.Options)
+    assert hints.keys() == own | options.keys()
+    assert {name: hints[name] for name in options} == options
+
+
+def test_the_literals_are_what_runs():
+    assert set(get_args(ops.Implementation)) == {"auto", "reference", "tfla", *backends.KERNELS}
+
+
+@every_function
+def test_docstrings_say_what_it_does_shapes_and_errors(function):
+    text = inspect.getdoc(function) or ""
+    assert text.split()[0] in ("Compute", "Return"), text.splitlines()[0]
+    assert SHAPE.search(text)
+    if function.__name__ in (*SEQUENCES, *STEPS, "choose"):
+        assert re.search(r"^Raises:\n    TypeError, ValueError: ", text, re.MULTILINE)
+        names = set(inspect.signature(function).parameters) - {"others"}
+        described = set(re.findall(r"[A-Za-z_]+", text[text.index("Args:") :]))
+        assert names <= described, names - described
+
+
+def test_there_are_operations_and_a_step_for_each():
+    assert len(SEQUENCES) == 8
+    assert set(STEPS) == {"step" if name == "chunkwise" else f"{name}_step" for name in SEQUENCES}
+
+
+def test_the_module_says_what_is_in_it():
+    assert inspect.getdoc(ops) is not None
+    text = inspect.getdoc(ops) or ""
+    rows = {row[0]: row[-1] for line in text.splitlines() if (row := line.split()) and row[0] in SEQUENCES}
+    assert rows == {name: "step" if name == "chunkwise" else f"{name}_step" for name in SEQUENCES}
+    for name in FUNCTIONS:
+        assert re.search(rf"\b{name}\b", text), name
+
+
+def test_nothing_else_is_public():
+    assert ops.__all__ == sorted(ops.__all__, key=lambda name: (not name.isupper(), name.islower(), name))
+    given = {name for name, x in vars(ops).items() if not name.startswith("_") and not inspect.ismodule(x)}
+    assert given == set(ops.__all__)
+
+
+def test_the_example_runs(capsys):
+    (example,) = re.findall(r"runs on any device:\n\n(.*)", inspect.getdoc(ops) or "", re.DOTALL)
+    code = textwrap.dedent(example)
+    assert len(code.strip().splitlines()) <= 11
+    names: dict[str, Any] = {}
+    exec(compile(code, "ops", "exec"), names)
+    assert names["h"].shape == (2, 4, 100, 32)
+    assert names["h_next"].shape == (2, 4, 32)
+    assert all(names[x].grad.isfinite().all() for x in "qkvif")
+    assert capsys.readouterr().out == "no kernel runs here: q is on cpu, and kernels need a CUDA device\n"
+
+
+TYPED = """
+from typing import assert_type
+
+from torch import Tensor
+from tflabench import ops
+from tflabench.ops import State
+
+def check(x: Tensor, state: State, flag: bool) -> None:
+    # sequences
+    assert_type(ops.retention(x, x, x), Tensor)
+    assert_type(ops.retention(x, x, x, return_last_state=False), Tensor)
+    assert_type(ops.retention(x, x, x, return_last_state=True, scale=2.0, chunk_size=64), tuple[Tensor, State])
+    assert_type(ops.retention(x, x, x, return_last_state=flag, chunk_size="auto"), Tensor | tuple[Tensor, State])
+    # steps
+    assert_type(ops.choose(x, x, gate=ops.RETENTION).why, str)
+    # wrong
+    ops.retention(x, x, x, chunk_size="any")  # pyright: ignore[reportArgumentType]
+    ops.retention(x, x, x, chunksize=64)  # pyright: ignore[reportCallIssue]
+    ops.retention(x, x, x, implementation="cuda")  # pyright: ignore[reportArgumentType]
+    ops.retention(x, x, x, layout="thbd")  # pyright: ignore[reportArgumentType]
+    ops.retention(x, x, x, config=3)  # pyright: ignore[reportArgumentType]
+    ops.retention(x, x, x, skip=x)  # pyright: ignore[reportCallIssue]
+    ops.retention_step(x, x, x, state, layout="bhtd")  # pyright: ignore[reportCallIssue]
+    ops.retention_step(x, x, x, state, implementation="tfla")  # pyright: ignore[reportArgumentType]
+"""
+SEQUENCE = """
+    assert_type(ops.{name}({given}), Tensor)
+    assert_type(ops.{name}({given}, return_last_state=False, layout="bthd"), Tensor)
+    assert_type(ops.{name}({given}, return_last_state=True, layout="bthd"), tuple[Tensor, State])
+    assert_type(ops.{name}({given}, return_last_state=flag), Tensor | tuple[Tensor, State])
+"""
+
+
+def arguments(function: Callable[..., Any]) -> str:
+    """What a call of it has to give, x for a tensor."""
+    needed = [
+        p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind != p.VAR_KEYWORD
+    ]
+    values = {"state": "state", "gate": "gate=ops.SIMPLE_GLA"}
+    return ", ".join(values.get(p.name, "x") for p in needed)
+
+
+def test_overloads_are_what_a_checker_makes_of_them(tmp_path):
+    """A needless `ignore` is an error, so what is marked wrong is found to be wrong."""
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    code = TYPED.replace(
+        "    # sequences\n", "".join(SEQUENCE.format(name=n, given=arguments(FUNCTIONS[n])) for n in SEQUENCES)
+    )
+    steps = [f"    assert_type(ops.{n}({arguments(FUNCTIONS[n])}, scale=1.0, out=None), Tensor)\n" for n in STEPS]
+    (tmp_path / "typed.py").write_text(code.replace("    # steps\n", "".join(steps)))
+    config = {"include": ["typed.py"], "extraPaths": [str(ROOT)], "typeCheckingMode": "strict"}
+    config |= {"pythonVersion": "3.11", "reportUnnecessaryTypeIgnoreComment": "error"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == 1
+    lines = (tmp_path / "typed.py").read_text().splitlines()
+    found = [f"{lines[d['range']['start']['line']].strip()}: {d['message']}" for d in report["generalDiagnostics"]]
+    assert not found, "\n".join(found)
+
+
+def test_the_library_of_kernels_stands_alone():
+    code = """
+import sys
+import tflabench.kernels.api, tflabench.kernels.step
+others = [m for m in sys.modules if m.startswith("tflabench.") and not m.startswith("tflabench.kernels")]
+print("LOADED", sorted(m for m in others if m != "tflabench.kernels"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_pyright_is_strict_for_every_file_without_device_code():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    host = {
+        f"tflabench/{path.relative_to(ROOT)}"
+        for path in (ROOT / "kernels").rglob("*.py")
+        if not re.search(r"^@(triton|gluon)\.jit|^@builtin", path.read_text(), re.MULTILINE)
+    }
+    listed = project["tool"]["pyright"]["strict"]
+    files = {
+        str(f.relative_to(ROOT))
+        for name in listed
+        for f in ((ROOT / name).rglob("*.py") if (ROOT / name).is_dir() else [ROOT / name])
+    }
+    assert all((ROOT / name).exists() for name in files)
+    assert {name for name in host if not name.endswith("__init__.py")} <= files
+    assert {"tflabench/kernels", "tflabench"} <= set(project["tool"]["pyright"]["include"])
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["tflabench"]
+    assert (ROOT / "tflabench" / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", [*SEQUENCES, *STEPS])
+def test_unknown_options_are_named(name):
+    function = FUNCTIONS[name]
+    sizes = (1, 2) if name in STEPS else (1, 2, 3)
+    x, per_step, per_head = torch.zeros(*sizes, 16), torch.zeros(*sizes), torch.zeros(2)
+    given: dict[str, Any] = dict.fromkeys("qkvxBC", x) | dict.fromkeys(("i", "f", "g", "dt"), per_step)
+    given |= {"A": per_head, "slopes": per_head, "log_decay": per_head, "gate": ops.SIMPLE_GLA}
+    given |= {"state": ops.State(torch.zeros(1, 2, 16, 16))}
+    if name == "chunkwise":
+        given["i"] = None
+    if name == "step":
+        given["i"] = None
+    given = {n: y for n, y in given.items() if n in inspect.signature(function).parameters}
+    known = ops.StepOptions if name in STEPS else ops.Options
+    words = "implementatoin is no option (did you mean implementation?): it must be one of "
+    with pytest.raises(TypeError, match=re.escape(words + ", ".join(known.__annotations__))):
+        function(**given, implementatoin="auto")
+
+
+# --- What runs, and why
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors on an H100 that has no memory, as far as a choice goes."""
+    pytest.importorskip("triton")
+    from tflabench.kernels.hopper import chunkwise as hopper
+    from tflabench.kernels.hopper import cuts
+    from tflabench.kernels.tfla import config
+
+    for module in (hopper, config):
+        monkeypatch.setattr(module, "architecture", lambda device: 90)
+    monkeypatch.setattr(cuts, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(backends, "_has_tensor_cores", lambda device: True)
+    with FakeTensorMode():
+        yield
+
+
+def tensors(d_qk: int = 128, d_hv: int = 256, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    q, v = (torch.empty(2, 4, 4096, d, device="cuda", dtype=dtype) for d in (d_qk, d_hv))
+    return q, v
+
+
+@pytest.mark.usefixtures("gpu")
+class TestChoiceOnAGpu:
+    def test_the_first_choice(self):
+        q, v = tensors()
+        assert ops.choose(q, v, gate=ops.MLSTM_EXP)[::2] == ("hopper", "hopper is the first choice and runs here")
+
+    def test_a_refusal_is_named_with_its_reason(self):
+        name, L, why = ops.choose(*tensors(96), gate=ops.MLSTM_EXP)
+        assert (name, L) == ("tfla_xl", 256)
+        assert why == "tfla_xl is the first that runs here: hopper takes a d_qk of 64, 128, 192, 256, not 96"
+
+    def test_each_refusal_is_named(self):
+        words = (
+            r"it must be one that can run here; tfla_xl takes a d_qk .* not 1040; tfla_limit takes a d_qk .* not 1040$"
+        )
+        with pytest.raises(ValueError, match=words):
+            ops.choose(*tensors(1040), gate=ops.SIMPLE_GLA, implementation="tfla")
+
+    def test_short_chunks_are_not_for_the_fused_kernels(self):
+        found = ops.choose(*tensors(), gate=ops.MLSTM_EXP, chunk_size=128)
+        assert found[:2] == ("tfla_xl", 128)
+        assert (
+            found.why == "tfla_xl is the first that runs here: hopper is slower than the next at a chunk_size below 512"
+        )
+        assert (
+            ops.choose(*tensors(), gate=ops.MLSTM_EXP, chunk_size=128, implementation="hopper").implementation
+            == "hopper"
+        )
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"d_qk": 40}, "d_qk is 40 and d_hv 256, and kernels take multiples of 16 up to 1024"),
+            ({"d_hv": 2048}, "d_qk is 128 and d_hv 2048, and kernels take multiples of 16 up to 1024"),
+            ({"dtype": torch.float64}, "q is torch.float64, and kernels take bfloat16, float16 and float32"),
+        ],
+    )
+    def test_why_it_is_the_reference(self, changes, reason):
+        assert ops.choose(*tensors(**changes), gate=ops.SIMPLE_GLA) == (
+            "reference",
+            64,
+            f"no kernel runs here: {reason}",
+        )
+
+    def test_an_old_gpu(self, monkeypatch):
+        monkeypatch.setattr(backends, "_has_tensor_cores", lambda device: False)
+        why = "no kernel runs here: cuda:0 has a compute capability below 8.0"
+        assert ops.choose(*tensors(), gate=ops.SIMPLE_GLA).why == why
+
+    def test_a_group_is_asked_for(self):
+        found = ops.choose(*tensors(), gate=ops.MLSTM_EXP, implementation="tfla")
+        assert found == ("tfla_xl", 256, "tfla_xl is the first choice and runs here")
+
+    def test_a_name_is_asked_for(self):
+        found = ops.choose(*tensors(), gate=ops.MLSTM_EXP, implementation="tfla_limit", chunk_size=32)
+        assert found == ("tfla_limit", 32, "tfla_limit was asked for and runs here")
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What kernels named "probe", which refuse nothing, are asked: shapes and backward, then config and dtype of q."""
+    asked: list[Any] = []
+
+    def default_chunk_size(q: torch.Tensor, v: torch.Tensor, *, gate: ops.Gate, backward: bool) -> int:
+        asked.append((q.shape, v.shape, backward))
+        return 48
+
+    def refuses(q: torch.Tensor, v: torch.Tensor, *, gate: ops.Gate, chunk_size: int, config: Any) -> None:
+        asked.append((config, q.dtype))
+
+    never: Any = None
+    made = Kernels(never, never, never, refuses, default_chunk_size)
+    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
+    backends.kernels_of.cache_clear()
+    yield asked
+    backends.kernels_of.cache_clear()
+
+
+PROBE: Any = "probe"
+
+
+def test_a_choice_is_for_a_backward_if_one_is_to_come(seen):
+    q, v = torch.zeros(2, 3, 5, 16), torch.zeros(2, 3, 5, 32)
+    trained = v.clone().requires_grad_()
+    config: Any = "tiles"
+    options: dict[str, Any] = {"gate": ops.SIMPLE_GLA, "implementation": PROBE, "config": config}
+    assert ops.choose(q, v, **options)[:2] == ("probe", 48)
+    ops.choose(q, trained, **options)
+    with torch.no_grad():
+        ops.choose(q, trained, **options)
+    ops.choose(q, v, backward=True, **options)
+    ops.choose(q, trained, backward=False, **options)
+    shapes = q.shape, v.shape
+    assert seen[::2] == [(*shapes, backward) for backward in (False, True, False, True, False)]
+    assert set(seen[1::2]) == {(config, torch.float32)}
+
+
+def test_a_choice_is_in_the_dtype_of_autocast(seen):
+    q = torch.zeros(2, 3, 5, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ops.choose(q, q, gate=ops.SIMPLE_GLA, implementation=PROBE)
+    assert seen == [(q.shape, q.shape, False), (None, torch.bfloat16)]
+
+
+def test_a_choice_reads_the_layout(seen):
+    q, v = torch.zeros(2, 5, 3, 16), torch.zeros(2, 5, 6, 32)
+    ops.choose(q, v, gate=ops.SIMPLE_GLA, layout="bthd", implementation=PROBE)
+    assert seen[0] == ((2, 3, 5, 16), (2, 6, 5, 32), False)
+
+
+def test_a_chunk_size_that_is_given_is_kept(seen):
+    q = torch.zeros(2, 3, 5, 16)
+    assert ops.choose(q, q, gate=ops.SIMPLE_GLA, chunk_size=80, implementation=PROBE).chunk_size == 80
+    assert seen == [(None, torch.float32)]
+
+
+def test_the_choice_is_what_runs(monkeypatch):
+    """On the CPU, the reference, in the chunks that the choice names."""
+    ran: list[int] = []
+    run = api.reference.chunkwise
+
+    def chunkwise(*inputs: Any, chunk_size: int, **options: Any) -> Any:
+        ran.append(chunk_size)
+        return run(*inputs, chunk_size=chunk_size, **options)
+
+    monkeypatch.setattr(api.reference, "chunkwise", chunkwise)
+    q, g = torch.zeros(1, 2, 100, 16), torch.zeros(1, 2, 100)
+    cases: tuple[dict[str, Any], ...] = ({}, {"chunk_size": 32}, {"implementation": "reference"})
+    for options in cases:
+        ops.simple_gla(q, q, q, g, **options)
+        choice = ops.choose(q, q, gate=ops.SIMPLE_GLA, **options)
+        assert (choice.implementation, choice.chunk_size) == ("reference", ran[-1])
+    assert ran == [64, 32, 64]
+    assert ops.choose(q, q, gate=ops.SIMPLE_GLA, implementation="reference").why == "reference was asked for"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"q": [1.0]}, TypeError, "q is a list: it must be a tensor"),
+        ({"v": torch.zeros(2, 3)}, ValueError, "v has the shape (2, 3): it must be (B, H, T, d)"),
+        ({"gate": "exp"}, TypeError, "gate is a str: it must be a tflabench.ops.Gate"),
+        ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be one of bhtd, bthd"),
+        ({"implementation": "cuda"}, ValueError, "implementation is 'cuda': it must be one of auto, reference"),
+        ({"chunk_size": 0}, ValueError, "chunk_size is 0: it must be at least 1"),
+        ({"chunk_size": -1}, ValueError, "chunk_size is -1: it must be at least 1"),
+        (
+            {"implementation": "hopper"},
+            ValueError,
+            "hopper needs a GPU of compute capability 9.0 (H100, H200), not cpu",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_made(changes, error, words):
+    x = torch.zeros(1, 2, 3, 64)
+    given: dict[str, Any] = {"q": x, "v": x, "gate": ops.SIMPLE_GLA, **changes}
+    with pytest.raises(error, match=re.escape(words)) as raised:
+        ops.choose(**given)
+    assert "\n" not in str(raised.value)
