@@ -158,6 +158,23 @@ def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, 
     assert (api.mlstm_sig(**x, implementation=PROBE, chunk_size=16) == 16).all()
 
 
+def test_forward_may_cut_otherwise_only_where_the_chunk_size_is_that_of_a_backward(monkeypatch, probe):
+    asked = []
+
+    def forward(q, k, v, *others, cut_freely, **options):
+        asked.append(cut_freely)
+        return torch.zeros_like(v), None, (v.new_ones(3),)
+
+    made = probe.kernels()._replace(forward=forward, cuts_freely=True)
+    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
+    x = inputs(MLSTM_SIG)
+    api.mlstm_sig(**x, implementation=PROBE)
+    api.mlstm_sig(**x, implementation=PROBE, chunk_size=16)
+    with torch.no_grad():
+        api.mlstm_sig(**x, implementation=PROBE)
+    assert asked == [True, False, False]
+
+
 @pytest.mark.parametrize(("kernels", "ranges"), [(hopper, 3), (tfla, 1)], ids=["hopper", "tfla"])
 def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ranges):
     """As far as the choice of a chunk size goes: from 1024 to 8192 steps once for each power of two at most."""
