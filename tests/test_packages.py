@@ -30,6 +30,7 @@ LAYERS = (
     "implementations",
     "theory",
     "problem",
+    "ops",
     "kernels",
 )
 HEAVY = ["torch", "triton"]

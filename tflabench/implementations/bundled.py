@@ -77,10 +77,8 @@ def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> 
         choice = choose(q, v, gate=gate, backward=problem.pass_ == "fwbw", **options)
     except ValueError as error:
         raise Unsupported(str(error)) from None
-    return options | {"implementation": choice.implementation}, {
-        "kernel": choice.implementation,
-        "chunk_size": choice.chunk_size,
-    }
+    options["implementation"] = choice.implementation
+    return options, {"kernel": choice.implementation, "chunk_size": choice.chunk_size}
 
 
 def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:
