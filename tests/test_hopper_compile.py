@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +23,14 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
+sys.path.insert(0, str(Path(__file__).parent))
+from hopper_emulation import emulate_walk, emulated  # noqa: F401  a fixture
+
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
-from tflabench.kernels.hopper import launch as hopper_launch
 from tflabench.kernels.hopper.cuts import Shape, chosen_beside_backward
-from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import PACK, Beside, Normaliser, Segments
+from tflabench.kernels.hopper.launch import PACK
 from tflabench.kernels.hopper.segments import carry
 
 ROOT = Path(__file__).parents[1]
@@ -48,263 +48,6 @@ GATES = {
     "retention": Gate("fixed", "none"),
     "mamba2": Gate("log_decay", "step"),
 }
-
-
-# --- The kernels of walk.py, pair.py, segments.py and tilewise.py, in PyTorch -----------------------------------------
-
-
-def tiles_of(x: Tensor) -> Tensor:
-    """(B, H, T, d) -> (B, H, tiles, 64, d) float64, zeros beyond T."""
-    T = x.shape[2]
-    return torch.nn.functional.pad(x.double(), (0, 0, 0, -T % TILE)).unflatten(2, (-1, TILE))
-
-
-def walk_tiles(cut: Segments, segment: int, reverse: bool) -> list[int]:
-    after = cut.tiles - (cut.count - 1 - segment) * cut.segment_tiles
-    tiles = range(max(0, after - cut.segment_tiles), after)
-    return list(reversed(tiles)) if reverse else list(tiles)
-
-
-def strides_of(state: Tensor, cut: Segments) -> tuple[int, ...]:
-    """Of (B, H, segments, *state): of a state (B, H, ...) for each segment."""
-    a_segment, H = state[0, 0].numel(), state.shape[1]
-    return (H * cut.count * a_segment, cut.count * a_segment, a_segment, *state[0, 0].contiguous().stride())
-
-
-unfinished: list[Tensor] = []  # what kernels write that may still run when the next one of the walks starts
-
-
-def start(given: tuple[Tensor | None, ...], made: tuple[Tensor | None, ...], independent: bool) -> None:
-    """A kernel that does not wait for those before it must not read what they write."""
-    if not independent:
-        unfinished.clear()
-    memory = {x.untyped_storage().data_ptr() for x in unfinished}
-    assert not memory & {x.untyped_storage().data_ptr() for x in given if x is not None}
-    unfinished.extend(x for x in made if x is not None)
-
-
-def emulate_walk(
-    u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
-    first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
-    within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
-    diagonal: Tensor | None = None, independent: bool = False, walked: range | None = None,
-    kept: tuple[Tensor, Segments] | None = None,
-) -> None:  # fmt: skip
-    given = (u, w, z, x, *exponents, first, skip, norm and norm.m, norm and norm.first)
-    start(given, (out, last, sums, *(within or ()), diagonal), independent)
-    H, T = exponents.x.shape[1], out.shape[2]
-    U, W, Z = (tiles_of(reference.shared(y, H)) for y in (u, w, z))
-    O = torch.full_like(Z, torch.nan)  # noqa: E741
-    through = torch.zeros_like(Z[..., 0])
-    pairs = torch.zeros(2, *through.shape)
-    X = None if x is None else tiles_of(reference.shared(x, H))
-    a_u, a_z = (e.double().unflatten(2, (-1, TILE)) for e in (exponents.x, exponents.y)[:: -1 if reverse else 1])
-    g_all = exponents.g.double()
-    keep = torch.ones(TILE, TILE, dtype=torch.bool)
-    keep = keep.triu() if reverse else keep.tril()
-    written = torch.zeros(T, dtype=torch.bool)
-    starts = {}
-    if kept is not None:
-        starts = {walk_tiles(kept[1], n, False)[0]: kept[0][:, :, n] for n in range(kept[1].count)}
-    for segment in walked or range(cut.count):
-        S = U.new_zeros(*U.shape[:2], Z.shape[-1], U.shape[-1])
-        n = U.new_zeros(*U.shape[:2], U.shape[-1])
-        if first is not None:
-            S = first.reshape(*S.shape[:2], cut.count, *first.shape[-2:])[:, :, segment].double()
-            S = S.transpose(-1, -2) if transposed else S
-        if norm is not None and norm.first is not None:
-            n = norm.first.reshape(*n.shape[:2], cut.count, -1)[:, :, segment].double()
-        for t in walk_tiles(cut, segment, reverse):
-            if t in starts:
-                starts[t].copy_(S.mT if transposed else S)
-            written[t * TILE : (t + 1) * TILE] = True
-            g = g_all[:, :, t, None]
-            au, az = a_u[:, :, t], a_z[:, :, t]
-            r = (au + g if reverse else au).exp2()
-            s = (az if reverse else az + g).exp2()
-            D = (au[..., :, None] + az[..., None, :]).masked_fill(~keep, -torch.inf).exp2()
-            P = U[:, :, t] @ W[:, :, t].mT * D
-            if skip is not None:
-                P = P + skip.double()[:, None, None] * torch.eye(TILE)
-            if norm is not None:
-                total = r * (U[:, :, t] @ n[..., None])[..., 0] + P.sum(-1)
-                m = torch.nn.functional.pad(norm.m, (0, -T % TILE)).double()[:, :, t * TILE : (t + 1) * TILE]
-                denominator = torch.maximum(total.abs(), (-m).exp())
-                norm.back[:, :, t * TILE : (t + 1) * TILE] = au - denominator.log2()
-                P, r = P / denominator[..., None], r / denominator
-                n = n * g.exp2() + (s[..., None] * W[:, :, t]).sum(-2)
-            from_state = r[..., None] * (U[:, :, t] @ S.mT)
-            O[:, :, t] = P @ Z[:, :, t] + from_state
-            if X is not None:
-                through[:, :, t] = (X[:, :, t] * from_state).sum(-1)
-                M = P * (X[:, :, t] @ Z[:, :, t].mT)
-                pairs[0, :, :, t], pairs[1, :, :, t] = M.sum(-1), M.sum(-2)
-            S = g[..., None].exp2() * S + (s[..., None] * Z[:, :, t]).mT @ W[:, :, t]
-        for place, found in ((last, S.mT if transposed else S), (norm and norm.last, n)):
-            if place is not None and place.ndim == 1:  # `after_first`
-                place.as_strided((*found.shape[:2], 1, *found.shape[2:]), strides_of(found, cut))[:, :, 0] = found
-            elif place is not None:
-                place.copy_(found.reshape(place.shape))
-    made = O.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2)
-    out[:, :, written] = made[:, :, written].to(out.dtype)
-    if diagonal is not None:
-        diagonal.copy_((U * W).sum(-1).flatten(2)[:, :, :T])
-    for place, found in ((sums, through), *zip(within or (), pairs, strict=False)):
-        if place is not None:
-            place[:1] = found.flatten(2)[:, :, :T]
-
-
-def emulate_pair(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Any, cut: Segments, *,
-    first: Tensor | None = None, last: Tensor | None = None, skip: Tensor | None = None, sums: Tensor | None = None,
-) -> None:  # fmt: skip
-    start((q, k, v, dh, *exponents, first, skip), (dk, dv, last, sums), independent=True)
-    H, T = dv.shape[1:3]
-    Q, K, V, dH = (tiles_of(reference.shared(y, H)) for y in (q, k, v, dh))
-    dK, dV = torch.full_like(K, torch.nan), torch.full_like(V, torch.nan)
-    through = torch.zeros_like(K[..., 0])
-    x, y = (e.double().unflatten(2, (-1, TILE)) for e in exponents[:2])
-    keep = torch.ones(TILE, TILE, dtype=torch.bool).triu()  # [j, i]
-    for segment in range(cut.count):
-        dC = Q.new_zeros(*Q.shape[:2], Q.shape[-1], V.shape[-1])
-        if first is not None:
-            dC = first.reshape(*dC.shape[:2], cut.count, *dC.shape[2:])[:, :, segment].double()
-        for t in walk_tiles(cut, segment, reverse=True):
-            g = exponents.g.double()[:, :, t, None]
-            D = (y[:, :, t, :, None] + x[:, :, t, None, :]).masked_fill(~keep, -torch.inf).exp2()
-            r = (y[:, :, t] + g).exp2()[..., None]
-            P, dP = K[:, :, t] @ Q[:, :, t].mT * D, V[:, :, t] @ dH[:, :, t].mT * D
-            if skip is not None:
-                P = P + skip.double()[:, None, None] * torch.eye(TILE)
-            from_state = r * (V[:, :, t] @ dC.mT)
-            dK[:, :, t] = dP @ Q[:, :, t] + from_state
-            through[:, :, t] = (K[:, :, t] * from_state).sum(-1)
-            dV[:, :, t] = P @ dH[:, :, t] + (r * K[:, :, t]) @ dC
-            dC = g[..., None].exp2() * dC + (x[:, :, t].exp2()[..., None] * Q[:, :, t]).mT @ dH[:, :, t]
-        if last is not None:
-            last.copy_(dC.reshape(last.shape))
-    for kept, found in ((dk, dK), (dv, dV)):
-        kept.copy_(found.flatten(2, 3)[:, :, :T])
-    if sums is not None:
-        sums[0] = through.flatten(2)[:, :, :T]
-
-
-def emulate_segments(
-    z: Tensor, w: Tensor, exponents: Any, cut: Segments, *, reverse: bool, start: tuple[Tensor | None, Tensor | None],
-    norm: bool, end: bool = True, beside: Beside | None = None,
-) -> Any:  # fmt: skip
-    B, H = w.shape[:2]
-    states: tuple[Tensor, Tensor | None] = (
-        torch.full((B, H, cut.count, z.shape[-1], w.shape[-1]), torch.nan),
-        torch.full((B, H, cut.count, z.shape[-1]), torch.nan) if norm else None,
-    )
-    if beside:
-        for state, first in zip(states, start, strict=True):
-            if state is not None and first is not None:
-                state[:, :, 0] = first
-    unfinished.clear()  # the state pass waits at once
-    if beside:
-        unfinished.append(torch.empty(0))
-        beside.walk(*states)
-        after_first_segment = [None if state is None else state[:, :, 1].clone() for state in states]
-    unfinished.clear()
-    Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
-    a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))
-    C = Z.new_zeros(B, H, Z.shape[-1], W.shape[-1]) if start[0] is None else start[0].double()
-    n = Z.new_zeros(B, H, Z.shape[-1]) if start[1] is None else start[1].double()
-    C_states, n_states = [], []
-    for segment in reversed(range(cut.count)) if reverse else range(cut.count):
-        C_states.append(C)
-        n_states.append(n)
-        for t in walk_tiles(cut, segment, reverse):
-            g = exponents.g.double()[:, :, t, None]
-            s = (a[:, :, t] if reverse else a[:, :, t] + g).exp2()[..., None] * Z[:, :, t]
-            C, n = g[..., None].exp2() * C + s.mT @ W[:, :, t], g.exp2() * n + s.sum(-2)
-    order = slice(None, None, -1) if reverse else slice(None)
-    stacked, n_stacked = (torch.stack(x[order], 2).float() for x in (C_states, n_states))
-    if beside:
-        for found, exact in zip(after_first_segment, (stacked, n_stacked), strict=True):
-            if found is not None:
-                torch.testing.assert_close(found, exact[:, :, 1])
-    after = (C.float(), n.float() if norm else None) if end else (None, None)
-    return (stacked, n_stacked if norm else None), after
-
-
-def emulate_kept_states(
-    z: Tensor, w: Tensor, kept: Tensor, exponents: Any, cut: Segments, *,
-    reverse: bool, first: Tensor | None = None, last: Tensor | None = None,
-) -> None:  # fmt: skip
-    start((z, w, *exponents, first), (kept, last), independent=False)
-    B, H = w.shape[:2]
-    Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
-    a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))
-    found = torch.full((B, H, cut.tiles, TILE, TILE), torch.nan)
-    for segment in range(cut.count):
-        C = Z.new_zeros(B, H, TILE, TILE)
-        if first is not None:
-            C = first.reshape(B, H, cut.count, TILE, TILE)[:, :, segment].double()
-        for t in walk_tiles(cut, segment, reverse):
-            found[:, :, t] = C
-            g = exponents.g.double()[:, :, t, None]
-            s = (a[:, :, t] if reverse else a[:, :, t] + g).exp2()[..., None] * Z[:, :, t]
-            C = g[..., None].exp2() * C + s.mT @ W[:, :, t]
-        if last is not None:
-            last.view(B, H, cut.count, TILE, TILE)[:, :, segment] = C
-    kept.copy_(found.flatten(2, 3))
-
-
-def emulate_gradients(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, C: Tensor, dC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    exponents: Any, *,
-    skip: Tensor | None = None, skip_dots: Tensor | None = None, sums: Tensor | None = None,
-    through: Tensor | None = None,
-) -> None:  # fmt: skip
-    start((q, k, v, dh, C, dC, *exponents, skip), (dq, dk, dv, skip_dots, sums, through), independent=False)
-    H, T = v.shape[1:3]
-    Q, K, V, dH = (tiles_of(reference.shared(x, H)) for x in (q, k, v, dh))
-    before, after = tiles_of(C), tiles_of(dC)
-    x, y = (e.double().unflatten(2, (-1, TILE)) for e in exponents[:2])
-    g = exponents.g.double()[..., None]
-    E = (y[..., :, None] + x[..., None, :]).masked_fill(~torch.ones(TILE, TILE, dtype=torch.bool).triu(), -torch.inf)
-    S, D = K @ Q.mT * E.exp2(), V @ dH.mT
-    if skip_dots is not None:
-        skip_dots.copy_(D.diagonal(dim1=-2, dim2=-1).sum(-1))
-    D = D * E.exp2()
-    pairs = K @ Q.mT * D
-    through_q = x.exp2()[..., None] * (dH @ before.mT)
-    through_k, through_v = ((y + g).exp2()[..., None] * made for made in (V @ after.mT, K @ after))
-    if skip is not None:
-        S = S + skip.double()[:, None, None, None] * torch.eye(TILE)
-    for out, found in ((dq, D.mT @ K + through_q), (dk, D @ Q + through_k), (dv, S @ dH + through_v)):
-        out.copy_(found.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2))
-    if sums is not None and through is not None:
-        every = ((Q * through_q).sum(-1), pairs.sum(-2), (K * through_k).sum(-1), pairs.sum(-1))
-        sums.copy_(torch.stack([found.flatten(2)[:, :, :T] for found in every]).view(sums.shape))
-        through.copy_((g.exp2()[..., None] * before * after).sum((-2, -1)))
-
-
-def made_by_a_kernel(skip: Tensor | None) -> Tensor | None:
-    """What `weights` gives where it has to convert: PyTorch's kernel may still run too when the next one starts."""
-    found = None if skip is None else skip.clone()
-    if found is not None:
-        unfinished.append(found)
-    return found
-
-
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_backward, "weights", made_by_a_kernel)
-    monkeypatch.setattr(hopper_backward, "launch_pair", emulate_pair)
-    monkeypatch.setattr(hopper_backward, "launch_kept_states", emulate_kept_states)
-    monkeypatch.setattr(hopper_backward, "launch_gradients", emulate_gradients)
-    monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)  # a sum of dq and dk over fewer heads than share
-    monkeypatch.setattr(hopper_forward, "multiprocessors", lambda _: 132)
-    of_64 = partial(hopper_launch.first_beside, 64)  # the heads here are smaller than any that a kernel takes
-    monkeypatch.setattr(hopper_forward, "first_beside", lambda _d_qk, *sizes, norm: of_64(*sizes, norm=norm))
-    for module in (hopper_forward, hopper_backward):
-        monkeypatch.setattr(module, "launch_walk", emulate_walk)
-        monkeypatch.setattr(module, "launch_segments", emulate_segments)
-        monkeypatch.setattr(module, "aligned", lambda x: x)
 
 
 def inputs(gate: Gate, T: int, with_state: bool, hard: bool = False, sharing: int = 1) -> dict[str, Any]:

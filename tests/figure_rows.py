@@ -1,0 +1,167 @@
+"""Rows of many kinds of sweeps, and what the figures of them show."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from tflabench import figures
+from tflabench.figures.quantities import drawable
+from tflabench.rows.schema import Row
+
+H200 = {"flops_per_s": 989e12, "bytes_per_s": 4.8e12}
+RUN = {
+    "tflabench": "0.1.0",
+    "commit": "0123456789ab",
+    "packages": {"torch": "2.13.0", "triton": "3.9.0"},
+    "ceilings": {
+        "bfloat16": {"flops_per_s": 807e12, "bytes_per_s": 4.2e12, "provenance": "measured", "source": "calibrate"}
+    },
+}
+# implementation -> family, gate, heads, d_qk, d_hv, its chunk size, how many times slower than the upper bound
+KINDS = {
+    "tfla_exp_limit": ("mlstm", "exp", 16, 128, 256, 64, 3.4),
+    "tfla_exp_xl": ("mlstm", "exp", 16, 128, 256, 128, 2.6),
+    "tfla_sig_xl": ("mlstm", "sig", 16, 128, 256, 128, 2.0),
+    "sdpa_flash": ("attention", None, 32, 128, 128, None, 1.7),
+    "sdpa_math": ("attention", None, 32, 128, 128, None, 9.0),
+    "mamba2": ("ssm", None, 64, 64, 64, 256, 2.4),
+    "simple_gla": ("linear_attention", None, 16, 128, 256, 64, 2.2),
+}
+
+
+def row(implementation: str = "tfla_sig_xl", asked: str | None = None, **changes) -> Row:
+    """A row as a sweep writes it; times follow from a simple cost model and the implementation's slowness."""
+    family, gate, heads, d_qk, d_hv, chunk_size, slowness = KINDS.get(implementation, KINDS["tfla_sig_xl"])
+    size = {"batch": 8, "heads": heads, "seq_len": 8192, "d_qk": d_qk, "d_hv": d_hv, "chunk_size": chunk_size}
+    size |= {name: changes.pop(name) for name in list(changes) if name in size}
+    pass_ = changes.pop("pass", "fw")
+    tokens, factor = size["batch"] * size["seq_len"] * size["heads"], 1 if pass_ == "fw" else 3
+    length = size["seq_len"] if family == "attention" else size["chunk_size"] or 64
+    flops = factor * tokens * (length * (size["d_qk"] + size["d_hv"]) + 4 * size["d_qk"] * size["d_hv"])
+    states = 0 if family == "attention" else 8 * size["d_qk"] * size["d_hv"] / length
+    moved = factor * tokens * (6 * (size["d_qk"] + size["d_hv"]) + states)
+    compute, move = flops / H200["flops_per_s"] * 1e3, moved / H200["bytes_per_s"] * 1e3
+    ms = slowness * (compute + move) + 0.05
+    asked = asked or str(size["chunk_size"] or "auto")
+    fields = {
+        "run_id": "run", "implementation": implementation, "title": implementation.replace("_", " "),
+        "point": f"{implementation}/{pass_}/{'/'.join(f'{k}{v}' for k, v in size.items())}/L{asked}/{changes}",
+        "family": family, "gate": gate, "formulation": "chunkwise", "package": "torch", "pass": pass_, **size,
+        "dtype": "bfloat16", "inputs": "normal", "seed": 0, "device": "NVIDIA H200", "status": "ok",
+        "ms_median": ms, "ms_min": 0.98 * ms, "ms_p20": 0.99 * ms, "ms_p80": 1.02 * ms, "samples": 30,
+        "peak_bytes": int(2 * moved / factor) + 2**28, "model_flops": flops, "model_bytes": moved,
+        "model_ms_lower": max(compute, move), "model_ms_upper": compute + move, "ceilings": "datasheet: NVIDIA",
+        "protocol": "short", "started_at": "2026-11-21T12:00:00+00:00",
+    }  # fmt: skip
+    if changes.get("status", "ok") not in ("ok", "wrong"):
+        fields |= dict.fromkeys(("ms_median", "ms_min", "ms_p20", "ms_p80", "samples", "peak_bytes"))
+    return Row.model_validate(fields | changes)
+
+
+def lengths(implementations=tuple(KINDS), passes=("fw", "fwbw")) -> list[Row]:
+    """As the paper's Fig. 4: 65,536 tokens, batch falls as the sequence grows; some points could not be measured."""
+    rows = []
+    for name in implementations:
+        for pass_ in passes:
+            for power in range(9, 17):
+                status = "ok"
+                if name == "sdpa_math" and power >= 14 - (pass_ == "fwbw"):
+                    status = "oom"
+                if name == "mamba2" and pass_ == "fwbw" and power == 12:
+                    status = "wrong"
+                point = {"seq_len": 2**power, "batch": 2 ** (16 - power), "pass": pass_, "status": status}
+                rows.append(row(name, noisy=name == "simple_gla" and power == 10, **point))
+    return rows
+
+
+def chunks(passes=("fw", "fwbw")) -> list[Row]:
+    return [
+        row(name, heads=8, d_qk=256, d_hv=512, chunk_size=2**power, **{"pass": pass_})
+        for name in ("tfla_exp_xl", "tfla_sig_xl")
+        for pass_ in passes
+        for power in range(6, 13)
+    ]
+
+
+def many() -> list[Row]:
+    """Thirty implementations of which none is registered, the last five without a single point."""
+    names = [(f"{list(KINDS)[n % 7]}_{n}", list(KINDS)[n % 7], n) for n in range(30)]
+    rows = []
+    for name, kind, n in names:
+        for power in range(9, 17):
+            point = row(kind, seq_len=2**power, batch=2 ** (16 - power))
+            times = {column: getattr(point, column) * (1 + n / 10) for column in ("ms_median", "ms_p20", "ms_p80")}
+            failed = {**dict.fromkeys(times), "peak_bytes": None, "status": "unsupported", "reason": "not installed"}
+            changed = failed if n >= 25 else times
+            named = {"implementation": name, "title": name, "point": f"{name}/{power}"}
+            rows.append(point.model_copy(update=named | changed))
+    return rows
+
+
+SWEEPS = {
+    "lengths": lengths(),
+    "one_pass": lengths(("tfla_exp_xl", "tfla_sig_xl", "sdpa_flash"), ("fwbw",)),
+    "chunks": chunks(),
+    "chunks_one_pass": chunks(("fwbw",))[7:],
+    "one_point": [row(name) for name in KINDS],
+    "single": [row()],
+    "failed": [row(name, status="unsupported", seq_len=2**n) for name in KINDS for n in (10, 11)],
+    "many": many(),
+    "dtypes": [row(name, dtype=d, seq_len=n) for name in KINDS for d in ("bfloat16", "float32") for n in (512, 2048)],
+    "linear": [row(name, d_qk=d, d_hv=d, heads=4096 // d) for name in list(KINDS)[:3] for d in range(64, 513, 64)],
+}  # fmt: skip
+
+
+def write(folder: Path, rows: list[Row], run: dict = RUN) -> Path:
+    """A results folder with these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "journal.jsonl").write_text("".join(r.model_dump_json(by_alias=True) + "\n" for r in rows))
+    (folder / "environment.json").write_text(json.dumps({"runs": {"run": run}}))
+    return folder
+
+
+def framed(rows: list[Row]) -> pd.DataFrame:
+    return drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in rows]))
+
+
+def drawn(rows: list[Row], what=figures.WHAT, runs=None) -> dict[str, tuple]:
+    """stem -> (figure, rows shown)."""
+    found = figures.figures(framed(rows), {"run": RUN} if runs is None else runs, what)
+    return {stem: (figure, shown) for stem, figure, shown in found}
+
+
+def words(figure) -> str:
+    return "\n".join(text.get_text() for text in figure.texts)
+
+
+def legend_words(figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def curves_of(ax, colour) -> list:
+    """Lines with markers of one colour that are placed in data coordinates."""
+    return [
+        line
+        for line in ax.lines
+        if line.get_transform() == ax.transData
+        and line.get_color() == colour
+        and line.get_marker() not in ("", "None", None)
+    ]
+
+
+def stays_on_the_page(figure) -> None:
+    renderer, page = FigureCanvasAgg(figure).get_renderer(), figure.bbox
+    figure.draw(renderer)
+    labels = [label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label)]
+    words = {text.get_text(): text.get_window_extent(renderer) for text in [*figure.texts, *labels] if text.get_text()}
+    legends = [legend.get_window_extent(renderer) for legend in figure.legends]
+    for box in [*words.values(), *legends]:
+        assert page.x0 <= box.x0 < box.x1 <= page.x1, words
+        assert page.y0 <= box.y0 < box.y1 <= page.y1, words
+    assert not any(box.overlaps(ax.bbox) for box in legends for ax in figure.axes), "a legend covers data"
+    assert not any(one.overlaps(other) for one, other in combinations(legends, 2)), "legends cover each other"

@@ -1,0 +1,84 @@
+"""What theory counts of the baselines: FLOPs and bytes of each, by its own algorithm."""
+
+from __future__ import annotations
+
+import pytest
+
+from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai
+from tflabench.implementations import registry
+from tflabench.problem import Problem
+from tflabench.theory import baseline_costs
+from tflabench.theory.call_cost import call_cost
+
+BY_NAME = {impl.name: impl for impl in registry.implementations()}
+BASELINES = [impl for adapter in (flash_attention, fla_ops, lightning, mamba, nxai) for impl in adapter.IMPLEMENTATIONS]
+SIZE = Problem(batch=2, heads=4, seq_len=1024, d_qk=64, d_hv=128)
+
+
+def test_simple_gla_counts_what_mlstm_sig_does_but_for_its_input_gate_and_pointwise_work():
+    problem = SIZE.with_(chunk_size=baseline_costs.FLA_CHUNK_SIZE)
+    ours, theirs = call_cost(problem, "chunkwise", "sig"), baseline_costs.linear_attention(problem, decays=1)
+    assert 0.9 * ours.flops < theirs.flops < ours.flops
+    assert 0.9 * ours.bytes < theirs.bytes < ours.bytes
+
+
+def test_forward_products_of_one_chunk():
+    """L = T = 64, one head of 16 and 32: products by hand, 2 m n k each, the triangular ones half."""
+    problem = Problem(batch=1, heads=1, seq_len=64, d_qk=16, d_hv=32)
+    plain = 2 * 2 * 64 * 16 * 32 + 64 * 64 * (16 + 32)
+    assert baseline_costs.linear_attention(problem, decays=0).flops == plain
+    delta = 64 * 64 * 16 + 64**3 / 3 + 64 * 64 * (16 + 32) + 2 * 64 * 16 * 32
+    assert baseline_costs.linear_attention(problem, decays=0, delta=True).flops == pytest.approx(plain + delta)
+    trained = baseline_costs.linear_attention(problem.with_(pass_="fwbw"), decays=0).flops
+    assert trained == plain + 2 * 64 * 16 * 32 * 5 + 64 * 64 * (3 * 16 + 2 * 32)
+    # q, k, v, k, v read, o written in 2 bytes; C written and read in 4
+    assert baseline_costs.linear_attention(problem, decays=0).bytes == 2 * 64 * (3 * 16 + 3 * 32) + 2 * 4 * 16 * 32
+
+
+def test_states_on_chip_move_no_state_but_parts_of_what_their_blocks_add_up_to():
+    """Simple GLA fused chunk at T = 64, one head, blocks of 64 x 64, in 2 bytes."""
+    count = BY_NAME["fla_simple_gla_fused"].cost
+    assert count
+    alone = Problem(batch=1, heads=1, seq_len=64, d_qk=64, d_hv=64)
+    assert count(alone).bytes == 64 * 2 * (4 * 64 + 1)  # q, k, v, o, g
+    # q and k twice, v and dh twice, dq, dk, dv; g three times, its gradient written, read, written, read, summed
+    assert count(alone.with_(pass_="fwbw")).bytes - count(alone).bytes == 64 * (2 * (11 * 64 + 2) + 4 * 5 + 2)
+    wide = alone.with_(d_qk=128)  # two blocks: o in two parts of 4 bytes, read, their sum, that read
+    assert count(wide).bytes == 64 * (2 * (2 * 128 + 2 * 64 + 1) + 4 * 6 * 64)
+
+
+def test_a_group_shares_the_work_on_its_keys():
+    problem = SIZE.with_(chunk_size=256, d_qk=64, d_hv=64)
+    alone, shared = (
+        baseline_costs.linear_attention(problem, decays=1, chunk_size=256, group=group) for group in (1, 4)
+    )
+    saved = problem.batch * 3 * problem.seq_len * 256 * 64
+    assert alone.flops - shared.flops == saved
+    assert shared.bytes < alone.bytes
+
+
+@pytest.mark.parametrize("name", [impl.name for impl in BASELINES if impl.cost])
+def test_counts_grow_with_the_problem(name):
+    count = BY_NAME[name].cost
+    assert count is not None
+    small, long, trained = (count(SIZE.with_(**c)) for c in ({}, {"seq_len": 2048}, {"pass_": "fwbw"}))
+    assert long.flops == pytest.approx(2 * small.flops)
+    assert long.bytes == pytest.approx(2 * small.bytes)
+    assert trained.flops > 2 * small.flops
+    assert trained.bytes > 1.5 * small.bytes
+
+
+def test_rows_are_modelled_by_the_implementations_own_count():
+    from tflabench.bench.theory_columns import modelled
+    from tflabench.theory import hardware
+
+    ceilings = hardware.ceilings_for("NVIDIA H100 80GB HBM3", "bfloat16")
+    assert ceilings
+    impl = BY_NAME["fla_kda"]
+    assert impl.cost
+    assert modelled(impl, SIZE, ceilings, None)["model_flops"] == impl.cost(SIZE).flops
+
+
+def test_names_are_unique():
+    names = [impl.name for impl in registry.implementations()]
+    assert len(names) == len(set(names))
