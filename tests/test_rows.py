@@ -1,4 +1,4 @@
-"""`tflabench merge` and `recount`: which row of a point counts, what comes along, what changes, what is refused."""
+"""`tflabench merge`, `recount` and `migrate`: which row of a point counts, what comes along, changes, is refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typer.testing import CliRunner
 
 from tflabench.bench import theory_columns
 from tflabench.cli.main import app
+from tflabench.conclusions.compare import comparable
 from tflabench.implementations import registry
-from tflabench.problem import Problem
+from tflabench.problem import InputError, Problem
 from tflabench.rows.load import read_results
+from tflabench.rows.migrate import migrate as migrate_folder
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import Ceilings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import RUN, row, write
+from synthetic import IN_FULL, RUN, row, write
 
 ROOT = Path(__file__).parents[1]
 EARLIER, LATER = "2026-11-20T12:00:00+00:00", "2026-11-22T12:00:00+00:00"
@@ -109,6 +111,16 @@ def test_rows_of_another_device_and_a_folder_into_itself_are_refused(tmp_path, f
     assert json.loads((into / "environment.json").read_text())["runs"].keys() == {"run"}
 
 
+def test_rows_keep_their_comparison_wherever_they_go(tmp_path):
+    ours, theirs = row(comparison_id="first"), row("sdpa", comparison_id="first", tuned=IN_FULL)
+    later = row("sdpa", comparison_id="second", started_at=LATER)
+    into = write(tmp_path / "into", [ours, theirs])
+    merge(write(tmp_path / "source", [later]), "--into", into)
+    found = read_results(into).rows
+    assert [r.comparison_id for r in found] == ["first", "second"]
+    assert not comparable(*found), "one side of the comparison is gone"
+
+
 CEILINGS = {"flops_per_s": 782e12, "bytes_per_s": 4.26e12, "provenance": "measured", "source": "calibrate"}
 
 
@@ -142,6 +154,153 @@ def test_theory_is_counted_anew_and_times_stay(tmp_path):
     assert [found[T] for T in (512, 1024, 2048)] == [right, gone, unknown]
     assert "0 of 4 rows changed" in recount(folder)
     assert "holds no results" in recount(tmp_path / "nowhere", code=2)
+
+
+NEW = ("comparison_id", "closed", "rounds", "tune_s", "check_s", "measure_s", "tuned", "gpu_kernels", "commit",
+       "source_hash", "gpu_uuid", "driver")  # fmt: skip
+
+
+def of_schema_1(made: Row) -> str:
+    """A row as version 1 wrote it."""
+    columns = {name: value for name, value in made.columns().items() if name not in NEW}
+    return json.dumps(columns | {"schema_version": 1}) + "\n"
+
+
+def old_folder(folder: Path, rows: list[Row], **runs) -> Path:
+    write(folder, rows, **runs)
+    (folder / "journal.jsonl").write_text("".join(map(of_schema_1, rows)))
+    return folder
+
+
+def migrate(folder: Path, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["migrate", str(folder)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_rows_of_schema_1_become_rows_without_a_comparison(tmp_path):
+    again = {"commit": "0123456789ab", "driver": "575.5"}
+    rows = [
+        row(ms=9.0),
+        row(ms=None, seq_len=512),
+        row(ms=1.0, run_id="again", started_at=LATER, details={"kernel": "x"}),
+        row("sdpa", ms=2.0, run_id="nobody knows"),
+    ]
+    folder = old_folder(tmp_path, rows, again=again)
+    assert migrate(folder).split("\n")[0] == f"{folder}: 4 rows migrated"
+    unknown = {"comparison_id": None, "closed": False, "commit": None, "driver": None}
+    assert list(read_results(folder).rows) == [
+        rows[2].model_copy(update={**unknown, **again, "rounds": 1}),
+        rows[1].model_copy(update={**unknown, "driver": RUN["driver"], "rounds": 0}),
+        rows[3].model_copy(update={**unknown, "rounds": 1}),
+    ]
+    lines = (folder / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["schema_version"] for line in lines] == [2] * 3, "the last row of each point"
+    assert (folder / "rows.csv").read_text().count("\n") == 4
+    assert (folder / "rows.parquet").exists()
+    assert not comparable(*read_results(folder).rows[::2])
+
+
+def test_migrated_once_is_migrated(tmp_path):
+    folder = old_folder(tmp_path, [row()])
+    migrate(folder)
+    before = (folder / "journal.jsonl").read_bytes()
+    assert "0 rows migrated" in migrate(folder)
+    assert (folder / "journal.jsonl").read_bytes() == before
+
+
+def test_rows_of_both_schemas_and_several_folders(tmp_path):
+    old, new = row(seq_len=512), row()
+    folder = old_folder(tmp_path / "mixed", [old])
+    with open(folder / "journal.jsonl", "a") as journal:
+        journal.write(new.model_dump_json(by_alias=True) + "\n")
+    write(tmp_path / "new", [new])
+    told = migrate(tmp_path)
+    assert "mixed: 1 rows migrated" in told
+    assert "new: 0 rows migrated" in told
+    assert [r.comparison_id for r in read_results(folder).rows] == [None, new.comparison_id]
+
+
+def test_without_a_description_of_the_run_there_is_neither_commit_nor_driver(tmp_path):
+    folder = old_folder(tmp_path, [row()])
+    (folder / "environment.json").unlink()
+    migrate(folder)
+    assert [(r.commit, r.driver) for r in read_results(folder).rows] == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nonsense", "line 2 is no row of schema 1 or 2"),
+        ("[]", "line 2 is no row of schema 1 or 2"),
+        ('{"schema_version": 1}', "line 2 is no row of schema 1 or 2"),
+        ('{"schema_version": 1, "point": "a", "run_id": "run", "ms_median": 1.0}', "line 2 is no row of schema 1 or 2"),
+        (
+            of_schema_1(row()).replace('"schema_version": 1', '"schema_version": 99'),
+            "line 2 is no row of schema 1 or 2",
+        ),
+    ],
+)
+def test_a_broken_line_is_one_line_and_2_and_changes_nothing(tmp_path, line, says):
+    folder = old_folder(tmp_path, [row()])
+    journal = folder / "journal.jsonl"
+    journal.write_text(journal.read_text() + line.strip() + "\n" + journal.read_text())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    told = migrate(folder, code=2)
+    (only,) = told.strip().splitlines()
+    assert f"{journal} {says}" in only
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_last_line_cut_off_by_a_crash_is_dropped(tmp_path):
+    folder = old_folder(tmp_path, [row(), row(seq_len=512)])
+    journal = folder / "journal.jsonl"
+    journal.write_text(journal.read_text()[:-100])
+    with pytest.warns(UserWarning, match="last line was cut off"):
+        told = migrate(folder)
+    assert "1 rows migrated" in told
+    assert [r.seq_len for r in read_results(folder).rows] == [4096]
+
+
+def test_what_cannot_be_migrated_is_one_line_and_2(tmp_path):
+    assert "holds no results" in migrate(tmp_path / "nowhere", code=2)
+    folder = old_folder(tmp_path, [row()])
+    (folder / "environment.json").write_text("{")
+    (only,) = migrate(folder, code=2).strip().splitlines()
+    assert "environment.json is not what a sweep writes" in only
+    with pytest.raises(InputError, match="is no journal of rows"):
+        migrate_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "headline {old}",
+        "claims {old}",
+        "report {old}",
+        "plot {old}",
+        "recount {old}",
+        "model-error {old}",
+        "theory fig17 --gate sig --pass fw --overlay {old} --out {old}",
+        "reproduce fig4 --results {old} --out {old}",
+        "compare {old} {new} --no-plot",
+        "compare {new} {old} --no-plot",
+        "compare sdpa tfla_sig_xl --in {old} --no-plot",
+        "merge {old} --into {new}",
+        "merge {new} --into {old}",
+    ],
+)
+def test_other_commands_name_it_when_they_meet_schema_1(tmp_path, command):
+    old, new = old_folder(tmp_path / "old", [row(), row("sdpa")]), write(tmp_path / "new", [row()])
+    before = (old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()
+    done = CliRunner().invoke(app, command.format(old=old, new=new).split())
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    (line,) = (each for each in done.stderr.splitlines() if each.startswith("tflabench: "))
+    assert f"was written with row schema 1 and this version reads 2: run `tflabench migrate {old}`" in line
+    assert ((old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()) == before
+    migrate(old)
+    again = CliRunner().invoke(app, command.format(old=old, new=new).split())
+    assert "row schema" not in again.output
 
 
 def published() -> list[Path]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import warnings
 
 import pandas as pd
 import pytest
@@ -78,7 +82,7 @@ def test_exports_hold_what_the_journal_holds(folder):
 def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
     journal = folder / "journal.jsonl"
     whole = journal.read_bytes()
-    journal.write_bytes(whole + b'{"schema_version":1,"run_id":"r')
+    journal.write_bytes(whole + b'{"schema_version":2,"run_id":"r')
     with pytest.warns(UserWarning, match="last line was cut off"):
         assert len(read_rows(folder)) == 2
     with pytest.warns(UserWarning, match="last line was cut off"):
@@ -88,11 +92,16 @@ def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
     assert set(read_rows(folder)["point"]) == {"a", "b", "c"}
 
 
-def test_rows_of_another_schema_version_are_refused(folder):
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(1, "run `tflabench migrate {folder}`, or give another --out"), (3, "use the version of tflabench that wrote it")],
+)
+def test_rows_of_another_schema_version_are_refused(folder, version, remedy):
     journal = folder / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"schema_version":1', '"schema_version":0'))
+    journal.write_text(journal.read_text().replace('"schema_version":2', f'"schema_version":{version}'))
+    said = f"row schema {version} and this version reads 2: {remedy.format(folder=folder)}"
     for read in (read_rows, lambda folder: Store(folder, DEVICE)):
-        with pytest.raises(InputError, match="row schema 0 and this version reads 1: give another --out"):
+        with pytest.raises(InputError, match=re.escape(said)):
             read(folder)
 
 
@@ -101,7 +110,7 @@ def test_a_broken_line_in_the_middle_is_not_skipped(folder):
     journal.write_text("nonsense\n" + journal.read_text())
     with pytest.raises(InputError, match="line 1 is no row"):
         read_rows(folder)
-    journal.write_text('{"schema_version": 1}\n')
+    journal.write_text('{"schema_version": 2}\n')
     with pytest.raises(InputError, match="line 1 is no row"):
         read_rows(folder)
 
@@ -133,3 +142,118 @@ def test_every_run_keeps_its_environment(folder):
         "r1": {"torch": "2.9"},
         "r2": {"torch": "2.13"},
     }
+
+
+class Full:
+    """A journal on a disk that takes so many more bytes, which may end within a row."""
+
+    def __init__(self, journal, room: int) -> None:
+        self.journal, self.room = journal, room
+
+    def __getattr__(self, name: str):
+        return getattr(self.journal, name)
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self.journal.write(data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 700], ids="{} bytes left".format)
+def test_a_full_disk_keeps_rows_in_memory_until_there_is_room(folder, monkeypatch, room):
+    store = Store(folder, DEVICE)
+    before = (folder / "journal.jsonl").read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(store, "_journal", Full(store._journal, room))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for point in ("c", "d", "a"):
+                store.append(row(point, ms_median=5.0))
+        (warning,) = told
+        assert "(No space left on device): rows stay in memory until it can" in str(warning.message)
+        on_disk = (folder / "journal.jsonl").read_bytes()
+        assert on_disk == before, "not a part of a row"
+        assert list(store.rows) == ["a", "b", "c", "d"]
+        assert store.rows["a"].ms_median == 5.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.append(row("e"))
+        frame = read_rows(folder)
+    assert list(frame["point"]) == ["a", "b", "c", "d", "e"]
+    assert list(frame["ms_median"])[:4] == [5.0, 2.0, 5.0, 5.0]
+    lines = (folder / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["point"] for line in lines] == ["a", "b", "a", "c", "d", "a", "e"], (
+        "in order, and once each"
+    )
+    store.append(row("f"))
+    assert len((folder / "journal.jsonl").read_text().splitlines()) == len(lines) + 1
+
+
+def test_a_row_that_did_not_reach_the_disk_is_written_again(folder, monkeypatch):
+    store = Store(folder, DEVICE)
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.warns(UserWarning, match="rows stay in memory"):
+            store.append(row("c"))
+    store.append(row("d"))
+    points = [json.loads(line)["point"] for line in (folder / "journal.jsonl").read_text().splitlines()]
+    assert points == ["a", "b", "a", "c", "d"]
+
+
+def test_a_full_disk_at_the_end_of_a_sweep_loses_no_row_of_the_exports(folder, monkeypatch):
+    store = Store(folder, DEVICE)
+    monkeypatch.setattr(store, "_journal", Full(store._journal, 0))
+    with pytest.warns(UserWarning, match="rows stay in memory"):
+        store.append(row("c", ms_median=5.0))
+    store.export()
+    assert list(pd.read_parquet(folder / "rows.parquet")["point"]) == ["a", "b", "c"]
+
+
+def test_a_full_disk_at_the_end_of_a_sweep_leaves_the_exports_as_they_were(folder, monkeypatch):
+    store = Store(folder, DEVICE)
+    store.export()
+    before = (folder / "rows.csv").read_bytes()
+    store.append(row("c"))
+
+    def full(self, path, **_) -> None:
+        path.write_text("a part of a table")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    with pytest.warns(UserWarning, match="rows.csv is as it was before"):
+        store.export()
+    assert (folder / "rows.csv").read_bytes() == before
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_full_disk_at_the_start_of_a_run_costs_its_description_only(folder, monkeypatch):
+    store = Store(folder, DEVICE)
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(UserWarning, match="lack a description of the machine"):
+        store.describe_run("run", {"device": DEVICE})
+
+
+def test_rows_that_a_full_disk_kept_in_memory_are_written_at_the_end(folder, monkeypatch):
+    store = Store(folder, DEVICE)
+    with monkeypatch.context() as full:
+        full.setattr(store, "_journal", Full(store._journal, 0))
+        with pytest.warns(UserWarning, match="rows stay in memory"):
+            store.append(row("c"))
+    store.export()
+    assert list(read_rows(folder)["point"]) == ["a", "b", "c"]
+
+
+def test_what_autotuners_chose_is_json_in_the_exports(folder):
+    store = Store(folder, DEVICE)
+    tuned = {"choices": {"kernel": "BLOCK: 64"}, "tried": 2, "configurations": 2}
+    store.append(row("c", tuned=tuned, gpu_kernels=["one", "two"]))
+    store.export()
+    found = pd.read_parquet(folder / "rows.parquet").iloc[-1]
+    assert (json.loads(found["tuned"]), json.loads(found["gpu_kernels"])) == (tuned, ["one", "two"])
+    assert pd.read_parquet(folder / "rows.parquet")["tuned"].isna().tolist() == [True, True, False]

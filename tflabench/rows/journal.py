@@ -6,6 +6,7 @@ point) and `environment.json` (the machine and versions behind each `run_id`).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import warnings
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
-from tflabench.rows.schema import SCHEMA_VERSION, Row
-from tflabench.rows.table import frame
+from tflabench.rows.schema import MIGRATED_VERSIONS, SCHEMA_VERSION, Row
+from tflabench.rows.table import flat, frame
 
 
 class Store:
@@ -28,9 +29,10 @@ class Store:
     def __init__(self, folder: Path, device: str) -> None:
         self.folder = folder
         self.rows: dict[str, Row] = {}
+        self._unwritten, self._warned = b"", False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._journal = open(folder / "journal.jsonl", "ab+")  # noqa: SIM115  lives as long as the store
+            self._journal = open(folder / "journal.jsonl", "ab+", buffering=0)  # noqa: SIM115  lives as long as the store
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be written ({error.strerror}): give another folder with --out"
@@ -43,25 +45,54 @@ class Store:
         self._journal.truncate(whole)
 
     def append(self, row: Row) -> None:
-        """Add a row; the last row of a point is the one that counts."""
-        self._journal.write(row.model_dump_json(by_alias=True).encode() + b"\n")
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        """Add a row; the last row of a point is the one that counts.
+
+        Where the disk is full it stays in memory, with a warning, until there is room at a later call of this or of
+        `export`.
+        """
         self.rows[row.point] = row
+        self._unwritten += row.model_dump_json(by_alias=True).encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
+        if not self._unwritten:
+            return
+        whole = os.fstat(self._journal.fileno()).st_size
+        try:
+            if self._journal.write(self._unwritten) != len(self._unwritten):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._journal.fileno())
+            self._unwritten = b""
+        except OSError as error:
+            self._journal.truncate(whole)
+            self._warn(error, "rows stay in memory until it can")
+
+    def _warn(self, error: OSError, consequence: str) -> None:
+        if not self._warned:
+            warnings.warn(f"{self.folder} cannot be written ({error.strerror}): {consequence}", stacklevel=4)
+        self._warned = True
 
     def describe_run(self, run_id: str, environment: dict[str, Any]) -> None:
         """Record the environment behind a run's rows in environment.json, beside those of earlier runs."""
         path = self.folder / "environment.json"
         runs: dict[str, Any] = json.loads(path.read_text())["runs"] if path.exists() else {}
-        write_whole(path, json.dumps({"runs": {**runs, run_id: environment}}, indent=2) + "\n")
+        try:
+            write_whole(path, json.dumps({"runs": {**runs, run_id: environment}}, indent=2) + "\n")
+        except OSError as error:
+            self._warn(error, "its rows will lack a description of the machine")
 
     def export(self) -> list[Path]:
-        """Write rows.parquet and rows.csv; returns all files of the folder that exist now."""
-        table = frame(list(self.rows.values()))
-        table["details"] = [json.dumps(details, sort_keys=True) for details in table["details"]]
+        """Write rows.parquet and rows.csv, with a warning where the disk is full; return the files that exist now."""
+        self._write()
+        table = flat(frame(list(self.rows.values())))
         for name, write in {"rows.parquet": table.to_parquet, "rows.csv": table.to_csv}.items():
-            write(self.folder / f"{name}.part", index=False)
-            os.replace(self.folder / f"{name}.part", self.folder / name)
+            part = self.folder / f"{name}.part"
+            try:
+                write(part, index=False)
+                os.replace(part, self.folder / name)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                self._warn(error, f"{name} is as it was before")
         names = ("journal.jsonl", "rows.parquet", "rows.csv", "environment.json")
         return [path for name in names if (path := self.folder / name).exists()]
 
@@ -88,9 +119,12 @@ def _row(line: bytes, path: Path, number: int) -> Row:
             return Row.model_validate(fields)
     except (ValueError, TypeError, LookupError) as error:
         raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out") from error
+    remedy = "use the version of tflabench that wrote it"
+    if version in MIGRATED_VERSIONS:
+        remedy = f"run `tflabench migrate {path.parent}`"
     raise InputError(
         f"{path} was written with row schema {version} and this version reads {SCHEMA_VERSION}: "
-        "give another --out, or move the folder away and sweep again"
+        f"{remedy}, or give another --out"
     )
 
 

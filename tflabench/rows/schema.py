@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-if TYPE_CHECKING:
-    pass
-
-
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+MIGRATED_VERSIONS = (1,)  # which `tflabench.rows.migrate` brings to this one
 Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
 
 
 class Row(BaseModel):
-    """One measured point. Times in milliseconds, memory in bytes, rates in units of 1e12 FLOP/s and 1e9 B/s.
+    """One measured point. Times of calls in milliseconds, other times in seconds, memory in bytes, rates in 1e12 FLOP/s
+    and 1e9 B/s.
 
-    `point` is the identity of what was asked for (see `point_id`); `chunk_size` the one that was used, also where the
-    implementation chose it. `host_ms` is what the host needs to enqueue a call, no part of the other times; the longer
-    of it and `ms_median` is what a program that enqueues one call after the other takes. `compile_s` is what the first
-    call took beyond a settled one: compiling, tuning, loading. `extra_bytes` is the peak minus what was there before
-    the call: inputs, and the output gradient. `rel_error` is the largest deviation from float64 over the output and the
-    gradients, root mean square over root mean square, within the first `verified_steps` of the sequence. `details`
-    holds what else the implementation and the gate had to say.
+    Attributes:
+        run_id: of the sweep that measured it; environment.json describes that.
+        point: identity of what was asked for (see `selection.points.point_id`).
+        comparison_id: of the occasion on which it was measured with others in alternating rounds. Ratios count between
+            rows of one closed comparison only. None in rows migrated from schema 1.
+        closed: whether its comparison ended as intended; a row is provisional until then.
+        rounds: turns that it had.
+        chunk_size: the one used, also where the implementation chose it.
+        status: "wrong" for results that are too far from float64 or change from call to call; such a row has times.
+        host_ms: what the host needs to enqueue a call, no part of the other times. The longer of it and `ms_median` is
+            what a program that enqueues one call after the other takes.
+        samples, warmup: calls timed, and calls before them, over all rounds.
+        compile_s: CPU seconds of compiling, and what the first call took beyond tuning.
+        tune_s: seconds of timing configurations of autotuners.
+        check_s: seconds of the comparison with float64.
+        measure_s: seconds of its turns.
+        tuned: what autotuners chose: "choices" by kernel, "tried" of "configurations". None without autotuners.
+        gpu_kernels: names of the kernels that a call launched, as the profiler saw them. None on a CPU.
+        extra_bytes: the peak minus what was there before the call: inputs, and the output gradient.
+        rel_error: the largest deviation from float64 over output and gradients, root mean square over root mean
+            square, within the first `verified_steps` of the sequence.
+        noisy: whether the median is known less well than ratios are shown (see `bench.timing`).
+        commit, source_hash: of the sources that measured it; `source_hash` is of what decides a number.
+        gpu_uuid, driver: of the GPU; None on a CPU.
+        details: what else the implementation and the correctness gate had to say.
     """
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid")
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run_id: str
     point: str
+    comparison_id: str | None = None
+    closed: bool = False
+    rounds: int = 0
     implementation: str
     title: str
     family: str
@@ -61,6 +80,11 @@ class Row(BaseModel):
     protocol: str
     timer: str | None = None
     compile_s: float | None = None
+    tune_s: float | None = None
+    check_s: float | None = None
+    measure_s: float | None = None
+    tuned: dict[str, Any] | None = None
+    gpu_kernels: list[str] | None = None
     peak_bytes: int | None = None
     extra_bytes: int | None = None
     model_flops: float | None = None
@@ -76,9 +100,18 @@ class Row(BaseModel):
     sm_clock_mhz: float | None = None
     throttled: bool | None = None
     noisy: bool | None = None
+    commit: str | None = None
+    source_hash: str | None = None
+    gpu_uuid: str | None = None
+    driver: str | None = None
     started_at: str
-    details: dict[str, Any] = Field(default_factory=dict)
+    details: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     def columns(self) -> dict[str, Any]:
-        """The row under its column names: `pass`, not `pass_`."""
+        """Return the row under its column names: `pass`, not `pass_`."""
         return self.model_dump(by_alias=True)
+
+    @property
+    def tuned_fully(self) -> bool:
+        """Whether every configuration of its autotuners was tried; a row for which not is no peer at its best."""
+        return self.tuned is None or self.tuned["tried"] == self.tuned["configurations"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,3 +23,15 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
         if dtype:
             table[field.alias or name] = table[field.alias or name].astype(dtype)  # type: ignore[call-overload]
     return table
+
+
+def flat(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table for files: a copy whose columns of lists and dicts hold them as JSON."""
+    table = table.copy()
+    for name in table.columns.intersection(["details", "tuned", "gpu_kernels"]):
+        table[name] = table[name].map(_json).astype(object)
+    return table
+
+
+def _json(value: object) -> str | None:
+    return json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else None

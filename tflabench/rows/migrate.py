@@ -1,0 +1,76 @@
+"""Journals of row schema 1 brought to the present one."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tflabench.problem import InputError
+from tflabench.rows.journal import Store, write_whole
+from tflabench.rows.schema import MIGRATED_VERSIONS, SCHEMA_VERSION, Row
+
+
+def migrate(folder: Path) -> int:
+    """Rewrite the journal of a results folder with rows of the present schema, the last one of each point.
+
+    Rows of schema 1 belong to no comparison: their `comparison_id` is None, so that no ratio is taken of them. Nothing
+    is written unless every line is a row.
+
+    Returns:
+        How many rows were of schema 1.
+
+    Raises:
+        InputError: the folder has no journal, a line of it is no row, or environment.json is damaged.
+    """
+    journal = folder / "journal.jsonl"
+    runs = _runs(folder / "environment.json")
+    last: dict[str, Row] = {}
+    migrated = 0
+    for number, line in _whole_lines(journal):
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            if fields["schema_version"] in MIGRATED_VERSIONS:
+                fields = _from_schema_1(fields, runs.get(fields["run_id"], {}))
+                migrated += 1
+            row = Row.model_validate(fields)
+        except (ValueError, TypeError, LookupError):
+            raise InputError(f"{journal} line {number} is no row of schema 1 or 2: mend or delete that line") from None
+        last[row.point] = row
+    if migrated:
+        write_whole(journal, "".join(row.model_dump_json(by_alias=True) + "\n" for row in last.values()))
+        Store(folder, next(iter(last.values())).device).export()
+    return migrated
+
+
+def _whole_lines(journal: Path) -> list[tuple[int, str]]:
+    """Return the lines of a journal with their numbers, without one that a crash has cut off."""
+    try:
+        *lines, rest = journal.read_text().split("\n")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{journal} is no journal of rows ({error}): name a folder that a sweep wrote") from None
+    if rest:
+        warnings.warn(f"{journal}: the last line was cut off while it was written; it is dropped", stacklevel=3)
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _runs(described: Path) -> dict[str, Any]:
+    """Return what environment.json says, by run; nothing where there is none."""
+    try:
+        return json.loads(described.read_text())["runs"] if described.exists() else {}
+    except (ValueError, TypeError, LookupError):
+        raise InputError(f"{described} is not what a sweep writes: mend it, or delete it to go without") from None
+
+
+def _from_schema_1(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    measured = row["ms_median"] is not None
+    return row | {
+        "schema_version": SCHEMA_VERSION,
+        "comparison_id": None,
+        "closed": False,
+        "rounds": int(measured),
+        "commit": run.get("commit"),
+        "source_hash": None,
+        "driver": run.get("driver"),
+    }
