@@ -10,7 +10,8 @@ from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.selection import presets
 from tflabench.selection.axes import overlay, parse_overrides, parse_values, resolve
-from tflabench.selection.points import plan
+from tflabench.selection.comparisons import comparisons
+from tflabench.selection.points import Point, select_points
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_later_layer_replaces_what_it_contradicts():
 @pytest.mark.parametrize("name", presets.preset_names())
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_preset_plans_each_point_once(name, device):
-    points = plan(
+    points = select_points(
         presets.load_preset(name), {}, ["step_sig"] if name == "decode" else ["reference_sig", "sdpa"], device
     )
     assert len({point.id for point in points}) == len(points) > 0
@@ -102,27 +103,62 @@ def test_every_preset_plans_each_point_once(name, device):
 @pytest.mark.parametrize("name", presets.preset_names())
 def test_no_preset_asks_an_implementation_for_the_wrong_pass(name):
     """A point may be refused for its size or a missing package, but sequences and single steps do not mix."""
-    points = plan(presets.load_preset(name), {}, None, "cuda")
+    points = select_points(presets.load_preset(name), {}, None, "cuda")
     assert {point.implementation.name.startswith("step_") for point in points} == {name == "decode"}
 
 
 def test_paper_fig4_has_the_papers_settings():
-    points = plan(presets.load_preset("paper-fig4"), {}, ["sdpa"], "cuda")
+    points = select_points(presets.load_preset("paper-fig4"), {}, ["sdpa"], "cuda")
     problems = {point.problem for point in points}
     assert Problem(128, 32, 512, 128, 128, pass_="fw") in problems
     assert Problem(1, 32, 65536, 128, 128, pass_="fwbw") in problems
     assert len(problems) == 8 * 2
 
 
-def test_points_of_one_size_stand_together():
-    points = plan(presets.load_preset("quick"), {}, None, "cpu")
-    sizes = [(point.problem.seq_len, point.problem.d_hv, point.problem.pass_) for point in points]
+def test_points_of_one_size_stand_together_within_a_stage():
+    points = select_points(presets.load_preset("paper-fig4"), {}, None, "cuda")
+    sizes = [(p.seq_len, p.d_hv, p.d_qk, p.pass_) for p in (point.problem for point in points)]
     assert len(set(sizes)) == 1 + sum(left != right for left, right in pairwise(sizes))
+
+
+def test_stages_follow_one_another_and_a_point_belongs_to_the_first_that_asks_for_it():
+    group = presets.Group({"seq_len": (64, 32), "head_dim": (16,)}, impl="sdpa", stage="first")
+    later = presets.Group({"seq_len": (16, 32), "head_dim": (16,)}, impl="sdpa", stage="second")
+    preset = presets.Preset("two", "two stages", (group, later), {})
+    assert [point.problem.seq_len for point in select_points(preset, {}, None, "cpu")] == [32, 64, 16]
+
+
+def points_of(*sizes: tuple[str, int, int]) -> list[Point]:
+    """(implementation, heads, d_hv) at one batch, length and pass."""
+    return [Point(registry.get(name), Problem(2, heads, 512, 64, d_hv)) for name, heads, d_hv in sizes]
+
+
+def test_a_comparison_holds_all_heads_of_one_embedding_ours_first():
+    points = points_of(("sdpa_cudnn", 4, 128), ("hopper_sig", 2, 256), ("mamba2", 8, 64), ("tfla_sig_xl", 2, 256))
+    (one,) = comparisons(points)
+    assert [p.implementation.name for p in one.points] == ["tfla_sig_xl", "hopper_sig", "sdpa_cudnn", "mamba2"]
+    assert one.title == "fw B=2 T=512 embedding 512 bfloat16"
+
+
+def test_each_head_size_is_a_comparison_where_an_implementation_stands_at_several():
+    points = points_of(("sdpa_cudnn", 4, 128), ("hopper_sig", 2, 256), ("hopper_sig", 4, 128))
+    assert [[p.problem.d_hv for p in one.points] for one in comparisons(points)] == [[128, 128], [256]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"batch": 4}, {"seq_len": 256}, {"d_hv": 128}, {"dtype": "float32"}, {"pass_": "fwbw"}, {"inputs": "extreme"}],
+)
+def test_another_size_dtype_pass_or_inputs_is_another_comparison(other):
+    one = Problem(2, 2, 512, 64, 64)
+    points = [Point(registry.get("sdpa"), one), Point(registry.get("hopper_sig"), one.with_(**other))]
+    assert len(comparisons(points)) == 2
+    assert len(comparisons([points[0], Point(registry.get("hopper_sig"), one.with_(chunk_size=128))])) == 1
 
 
 def test_sizes_come_in_the_order_in_which_they_are_given():
     def order(preset: str, *options: str) -> list[Problem]:
-        points = plan(presets.load_preset(preset), parse_overrides(options), ["reference_sig", "sdpa"], "cpu")
+        points = select_points(presets.load_preset(preset), parse_overrides(options), ["reference_sig", "sdpa"], "cpu")
         names = [point.implementation.name for point in points]
         assert names == ["reference_sig", "sdpa"] * (len(names) // 2)  # those of one size stand together
         return [point.problem for point in points[::2]]
@@ -143,7 +179,7 @@ def test_sizes_come_in_the_order_in_which_they_are_given():
 
 def test_which_implementations_run():
     def names(*patterns: str) -> set[str]:
-        points = plan(presets.load_preset("quick"), {}, patterns or None, "cpu")
+        points = select_points(presets.load_preset("quick"), {}, patterns or None, "cpu")
         return {point.implementation.name for point in points}
 
     assert names() == {"reference_exp", "reference_sig", "sdpa"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 from tflabench.implementations import registry
@@ -24,8 +25,10 @@ class Point:
         object.__setattr__(self, "id", point_id(self.implementation, self.problem))
 
 
-def plan(preset: Preset, overrides: Mapping[str, Values], patterns: Sequence[str] | None, device: str) -> list[Point]:
-    """The points to measure, each once. Those of one problem size stand together, so that drift hits all alike.
+def select_points(
+    preset: Preset, overrides: Mapping[str, Values], patterns: Sequence[str] | None, device: str
+) -> list[Point]:
+    """Return the points to measure, each once: stage by stage, those of one problem size together.
 
     Args:
         overrides: axes that replace those of every group; sizes are measured in the order of their values, those of
@@ -38,22 +41,27 @@ def plan(preset: Preset, overrides: Mapping[str, Values], patterns: Sequence[str
         InputError: nothing to run, a pattern that matches nothing, or axes that no problem satisfies.
     """
     groups = [group for group in preset.groups if group.device in (None, device)]
+    stages = {stage: place for place, stage in enumerate(dict.fromkeys(group.stage for group in groups))}
     if not groups:
         raise InputError(f"preset {preset.name} has nothing to run on {device}: choose another --preset")
-    points: dict[str, Point] = {}
+    points: dict[str, tuple[int, Point]] = {}
     for impl, claims in _chosen(groups, patterns).items():
         for group in claims:
+            stage = stages[group.stage]
             axes = overlay(group.axes, overrides)
             for values in product(*axes.values()):
                 problem = resolve(dict(zip(axes, values, strict=True)))
                 point = Point(impl, problem if impl.chunked else problem.with_(chunk_size=None))
-                points.setdefault(point.id, point)
+                points[point.id] = min(points.get(point.id, (stage, point)), (stage, point), key=itemgetter(0))
     if not points:
         raise InputError(f"preset {preset.name} has no implementation to run on {device}: name one with --impl")
     rank = {impl.name: index for index, impl in enumerate(registry.implementations())}
-    return sorted(
-        points.values(), key=lambda point: (_place(point.problem, overrides), rank[point.implementation.name])
-    )
+
+    def place(entry: tuple[int, Point]) -> tuple[Any, ...]:
+        stage, point = entry
+        return (stage, _place(point.problem, overrides), rank[point.implementation.name])
+
+    return [point for _, point in sorted(points.values(), key=place)]
 
 
 def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Implementation, list[Group]]:

@@ -22,6 +22,8 @@ class Group:
         impl, without: name patterns of those that belong to it, and of those that do not.
         family: families that belong to it; empty for all.
         device: "cuda" or "cpu" where it is meant for one kind of device.
+        stage: stages are measured one after the other, in the order in which the preset first names them; a point that
+            several ask for belongs to the first.
     """
 
     axes: Mapping[str, Values]
@@ -29,6 +31,7 @@ class Group:
     without: str = ""
     family: Sequence[str] = ()
     device: str | None = None
+    stage: str = ""
 
     def fits(self, impl: Implementation) -> bool:
         named = registry.matches(impl, self.impl) and not registry.matches(impl, self.without)
@@ -65,6 +68,6 @@ def load_preset(name: str) -> Preset:
     shared = parse_axes(table.get("axes", {}))
     groups: list[Group] = []
     for entry in table["group"]:
-        settings = {key: entry.pop(key) for key in ("impl", "without", "family", "device") if key in entry}
+        settings = {key: entry.pop(key) for key in ("impl", "without", "family", "device", "stage") if key in entry}
         groups.append(Group(overlay(shared, parse_axes(entry)), **settings))
     return Preset(name, table["title"], tuple(groups), table.get("protocol", {}))
