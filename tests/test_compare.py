@@ -1,4 +1,7 @@
-"""`tflabench compare`: every verdict, which rows meet, what is said before, and when a regression ends with 1."""
+"""`tflabench compare`: every verdict, which rows meet, what is said before, and when a regression ends with 1.
+
+And of which rows any ratio may be taken.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,20 @@ from typer.testing import CliRunner
 from tflabench.cli.main import app
 from tflabench.conclusions import compare as comparison
 from tflabench.conclusions.campaigns import campaigns
-from tflabench.conclusions.compare import Rules, judge, match_implementations, match_points, questions
+from tflabench.conclusions.compare import (
+    Rules,
+    comparable,
+    fastest,
+    judge,
+    match_implementations,
+    match_points,
+    questions,
+)
 from tflabench.figures.ratios import Side, figures
 from tflabench.rows.load import find_results, read_results
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import RUN, row, write
+from synthetic import APART, IN_FULL, RUN, row, write
 
 runner = CliRunner()
 
@@ -45,6 +56,7 @@ def judged(a: Path, b: Path, *options) -> dict:
         (row(ms=2.0, throttled=True), "ambiguous", "throttled in B"),
         (row(ms=2.0, ms_min=None), "ambiguous", "no spread was recorded"),
         (row(ms=None), "broken", "oom in B: no memory"),
+        (row(ms=0.1, status="wrong", reason="dq is off"), "broken", "wrong in B: dq is off"),
         (row(ms=None, status="unsupported", reason="not here"), "missing", "unsupported in B: not here"),
     ],
 )
@@ -58,6 +70,31 @@ def test_a_point_that_failed_before_is_missing_and_no_regression():
     assert found.verdict == "missing"
     assert found.ratio is None
     assert not found.regressed(0.0)
+
+
+def test_wrong_results_have_a_time_and_no_ratio():
+    wrong = row(ms=0.1, status="wrong", reason="dq is off")
+    for pair in ((row(), wrong), (wrong, row())):
+        found = comparison.compare(match_points([pair[0]], [pair[1]]), Rules(), 0.05)
+        assert (found.matches[0].ratio, found.matches[0].memory_ratio, found.geometric_mean) == (None, None, None)
+    assert fastest([wrong, row()]) == row()
+    assert fastest([wrong]) == wrong
+
+
+def test_rows_of_one_closed_comparison_are_comparable():
+    assert comparable(row(), row("sdpa"), row("fla_gla", tuned=IN_FULL))
+    assert comparable(row(), row(chunk_size=64))
+    assert not comparable(row(), row(seq_len=512))
+    assert not comparable(row(), row("sdpa", ms=None))
+    assert not comparable(row(), row("sdpa", status="wrong"))
+
+
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_rows_apart_are_not_comparable(of_ours, of_theirs):
+    ours, theirs = row(**of_ours), row("sdpa", **of_theirs)
+    assert not comparable(ours, theirs)
+    assert not comparable(theirs, ours)
+    assert match_implementations([ours], [theirs]) == ([], [ours], [theirs])
 
 
 def test_rules_can_be_relaxed():
@@ -95,6 +132,8 @@ def test_shared_chunk_sizes_meet_else_the_fastest_ones():
     assert match_implementations(ours, without).pairs == [(ours[1], without[0])]
     failed = [row("sdpa", chunk_size=None, ms=None)]
     assert match_implementations(ours, failed).pairs == [(ours[1], failed[0])]
+    wrong = [row("sdpa", chunk_size=64, ms=0.1, status="wrong"), row("sdpa", chunk_size=512, ms=2)]
+    assert match_implementations(ours[1:], wrong).pairs == [(ours[1], wrong[1])]
 
 
 def test_another_length_pass_or_dtype_is_another_question():
@@ -162,7 +201,23 @@ def test_two_implementations_of_one_folder(tmp_path):
     folder = write(tmp_path, [row(), row("nxai_sig_xl", ms=2.0), row("sdpa", ms=3.0)])
     done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, "--no-plot", code=1)
     assert "tfla_sig_xl (L=128) | nxai_sig_xl (L=128)" in done.stdout
+    assert "B took 2.000 times as long as A" in done.stdout
     assert "sdpa" not in done.stdout
+
+
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_two_implementations_that_are_apart_have_no_ratio(tmp_path, of_ours, of_theirs):
+    apart = row(**of_ours), row("nxai_sig_xl", ms=2.0, **of_theirs)
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", write(tmp_path / "apart", [*apart]), "--no-plot", code=2)
+    (line,) = done.stderr.strip().splitlines()
+    assert "no point was measured of both in one comparison, tuned in full" in line
+    beside = row(seq_len=512), row("nxai_sig_xl", ms=3.0, seq_len=512)
+    folder = write(tmp_path / "some", [*apart, *beside])
+    arguments = ["tfla_sig_xl", "nxai_sig_xl", "--in", str(folder), "--no-plot"]
+    assert "B took 3.000 times as long as A" in compare(*arguments, code=1).stdout
+    found = json.loads(compare(*arguments, "--json", code=1).stdout)
+    assert [(point["seq_len"], point["ratio"]) for point in found["points"]] == [(512, 3.0)]
+    assert (found["only_a"], found["only_b"]) == ([apart[0].point], [apart[1].point])
 
 
 def test_versions_between_two_implementations_of_a_folder_are_said_too(tmp_path):
@@ -213,7 +268,7 @@ def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
     [
         (["{a}", "{missing}"], "holds no journal.jsonl"),
         (["{a}", "{empty}"], "holds no rows yet"),
-        (["{a}", "{old}"], "row schema 99 and this version reads 1: give another --out, or move the folder away"),
+        (["{a}", "{old}"], "row schema 99 and this version reads 2: "),
         (["{a}", "{b}", "--impl", "tfla_sg_xl"], "has no rows of 'tfla_sg_xl'; did you mean tfla_sig_xl?"),
         (["{a}", "{far}"], "none in common"),
         (["{a}", "{b}", "--threshold", "5"], "--threshold is '5'"),

@@ -1,4 +1,4 @@
-"""The generated results/README.md: ratios of one run, who wins, what is missing and why, and where rows come from."""
+"""The generated results/README.md: ratios of one comparison, who wins, what is missing and why, whose rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import RUN, row, write
+from synthetic import APART, IN_FULL, IN_PART, RUN, row, write
 
 RUN = RUN | {"arguments": ["sweep", "--preset", "paper-fig4", "--impl", "tfla*"], "commit": "0123456789ab"}
 ATTENTION = {"family": "attention", "gate": None, "heads": 32, "d_qk": 128, "d_hv": 128, "chunk_size": None}
@@ -50,17 +50,63 @@ def fig4(tmp_path):
     return folder.parent
 
 
-@pytest.mark.parametrize("other", [{"commit": "fedcba987654"}, {"variables": {"CUDA_VISIBLE_DEVICES": "1"}}])
-def test_a_ratio_of_two_occasions_or_two_gpus_says_so(tmp_path, other):
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_rows_that_are_not_comparable_stand_side_by_side_without_a_ratio(tmp_path, of_ours, of_theirs):
+    rows = [
+        *(at("tfla_sig_xl", T, 1.0, **of_ours) for T in (512, 4096)),
+        *(at("sdpa_cudnn", T, 0.5, **ATTENTION, **of_theirs, peak_bytes=2**29) for T in (512, 4096)),
+    ]
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "ours") == ["1 ms (40%)"] * 2
+    assert cells(text, "sdpa cudnn") == ["0.5 ms (40%)"] * 2
+    assert cells(text, "sdpa cudnn", 1) == ["0.50 GiB"] * 2
+    assert "Baselines that are faster: none." in text
+    assert "Baselines that are smaller: none." in text
+    assert "no kernel of ours and a baseline in one comparison" in text  # in short
+    assert "x (40%)" not in text
+
+
+def test_only_the_points_apart_lose_their_ratio(tmp_path):
     rows = [
         *(at("tfla_sig_xl", T, 1.0) for T in (512, 4096)),
         at("sdpa_cudnn", 512, 2.0, **ATTENTION),
-        at("sdpa_cudnn", 4096, 4.0, **ATTENTION, run_id="later"),
+        at("sdpa_cudnn", 4096, 0.5, **ATTENTION, tuned=IN_PART),
+        at("fla_gla", 512, 0.5, tuned=IN_FULL),
+        at("fla_gla", 4096, 3.0, tuned=IN_FULL),
     ]
-    write(tmp_path / "fig4", rows, run=RUN, later=RUN | other)
-    text = page(tmp_path)
-    assert cells(text, "sdpa cudnn") == ["2.00x (40%)", "4.00x† (40%)"]
-    assert "2.00x at T = 512 (against sdpa cudnn), 4.00x† at T = " in text  # in short, too
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "sdpa cudnn") == ["2.00x (40%)", "0.5 ms (40%)"]
+    assert cells(text, "fla gla") == ["**0.50x** (40%)", "3.00x (40%)"]
+    assert "faster than every baseline at 1 of 2; against the strongest one 0.50x at T = 512 (against fla gla)" in text
+    assert "3.00x at T = 4096 (against fla gla)" in text
+
+
+def test_a_baseline_meets_ours_of_its_comparison_before_a_faster_one_of_another(tmp_path):
+    rows = [
+        at("tfla_sig_xl", 512, 1.0),
+        at("hopper_sig", 512, 0.5, comparison_id="later"),
+        at("sdpa_cudnn", 512, 2.0, **ATTENTION),
+    ]
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "ours") == ["0.5 ms (40%)"]
+    assert cells(text, "sdpa cudnn") == ["2.00x (40%)"]
+
+
+def test_wrong_results_are_neither_ours_nor_a_ratio(tmp_path):
+    wrong = {"status": "wrong", "reason": "dq is off by 0.3"}
+    rows = [
+        at("tfla_sig_xl", 512, 0.1, chunk_size=64, **wrong),
+        at("tfla_sig_xl", 512, 1.0),
+        at("fla_gla", 512, 0.1, chunk_size=64, **wrong),
+        at("fla_gla", 512, 2.0),
+        at("sdpa_cudnn", 512, 0.1, **ATTENTION, **wrong),
+    ]
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "ours") == ["1 ms (40%)"]
+    assert cells(text, "fla gla") == ["2.00x (40%)"]
+    assert cells(text, "sdpa cudnn") == ["*wrong*"]
+    assert "- not measured: sdpa cudnn everywhere: wrong: dq is off by 0.3" in text
+    assert "not measured: fla gla" not in text
 
 
 def test_a_ratio_is_the_baseline_over_our_fastest(fig4):
@@ -126,7 +172,7 @@ def test_without_a_kernel_of_ours_there_are_the_baselines_own_values(tmp_path):
     text = page(tmp_path)
     assert cells(text, "sdpa cudnn") == ["2 ms (40%)"]
     assert "No kernel of ours was measured here" in text
-    assert "no kernel of ours and a baseline side by side yet" in text
+    assert "no kernel of ours and a baseline in one comparison" in text
 
 
 def test_other_versions_make_a_section_of_their_own_and_no_ratio(tmp_path):

@@ -2,166 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from itertools import combinations
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from tflabench import figures
-from tflabench.figures import facets, layout, roofline, style, theory
+from tflabench.figures import facets, layout, roofline, style
 from tflabench.figures.captions import compact, provenance
-from tflabench.figures.quantities import drawable
 from tflabench.figures.style import looks
-from tflabench.problem import InputError, Problem
+from tflabench.problem import InputError
 from tflabench.rows.load import read_rows
-from tflabench.rows.schema import Row
 from tflabench.theory import hardware
-from tflabench.theory.chunk_size import Tradeoff
 
-H200 = {"flops_per_s": 989e12, "bytes_per_s": 4.8e12}
-RUN = {
-    "tflabench": "0.1.0",
-    "commit": "0123456789ab",
-    "packages": {"torch": "2.13.0", "triton": "3.9.0"},
-    "ceilings": {
-        "bfloat16": {"flops_per_s": 807e12, "bytes_per_s": 4.2e12, "provenance": "measured", "source": "calibrate"}
-    },
-}
-# implementation -> family, gate, heads, d_qk, d_hv, its chunk size, how many times slower than the upper bound
-KINDS = {
-    "tfla_exp_limit": ("mlstm", "exp", 16, 128, 256, 64, 3.4),
-    "tfla_exp_xl": ("mlstm", "exp", 16, 128, 256, 128, 2.6),
-    "tfla_sig_xl": ("mlstm", "sig", 16, 128, 256, 128, 2.0),
-    "sdpa_flash": ("attention", None, 32, 128, 128, None, 1.7),
-    "sdpa_math": ("attention", None, 32, 128, 128, None, 9.0),
-    "mamba2": ("ssm", None, 64, 64, 64, 256, 2.4),
-    "simple_gla": ("linear_attention", None, 16, 128, 256, 64, 2.2),
-}
-
-
-def row(implementation: str = "tfla_sig_xl", asked: str | None = None, **changes) -> Row:
-    """A row as a sweep writes it; times follow from a simple cost model and the implementation's slowness."""
-    family, gate, heads, d_qk, d_hv, chunk_size, slowness = KINDS.get(implementation, KINDS["tfla_sig_xl"])
-    size = {"batch": 8, "heads": heads, "seq_len": 8192, "d_qk": d_qk, "d_hv": d_hv, "chunk_size": chunk_size}
-    size |= {name: changes.pop(name) for name in list(changes) if name in size}
-    pass_ = changes.pop("pass", "fw")
-    tokens, factor = size["batch"] * size["seq_len"] * size["heads"], 1 if pass_ == "fw" else 3
-    length = size["seq_len"] if family == "attention" else size["chunk_size"] or 64
-    flops = factor * tokens * (length * (size["d_qk"] + size["d_hv"]) + 4 * size["d_qk"] * size["d_hv"])
-    states = 0 if family == "attention" else 8 * size["d_qk"] * size["d_hv"] / length
-    moved = factor * tokens * (6 * (size["d_qk"] + size["d_hv"]) + states)
-    compute, move = flops / H200["flops_per_s"] * 1e3, moved / H200["bytes_per_s"] * 1e3
-    ms = slowness * (compute + move) + 0.05
-    asked = asked or str(size["chunk_size"] or "auto")
-    fields = {
-        "run_id": "run", "implementation": implementation, "title": implementation.replace("_", " "),
-        "point": f"{implementation}/{pass_}/{'/'.join(f'{k}{v}' for k, v in size.items())}/L{asked}/{changes}",
-        "family": family, "gate": gate, "formulation": "chunkwise", "package": "torch", "pass": pass_, **size,
-        "dtype": "bfloat16", "inputs": "normal", "seed": 0, "device": "NVIDIA H200", "status": "ok",
-        "ms_median": ms, "ms_min": 0.98 * ms, "ms_p20": 0.99 * ms, "ms_p80": 1.02 * ms, "samples": 30,
-        "peak_bytes": int(2 * moved / factor) + 2**28, "model_flops": flops, "model_bytes": moved,
-        "model_ms_lower": max(compute, move), "model_ms_upper": compute + move, "ceilings": "datasheet: NVIDIA",
-        "protocol": "short", "started_at": "2026-11-21T12:00:00+00:00",
-    }  # fmt: skip
-    if changes.get("status", "ok") != "ok":
-        fields |= dict.fromkeys(("ms_median", "ms_min", "ms_p20", "ms_p80", "samples", "peak_bytes"))
-    return Row.model_validate(fields | changes)
-
-
-def lengths(implementations=tuple(KINDS), passes=("fw", "fwbw")) -> list[Row]:
-    """As the paper's Fig. 4: 65,536 tokens, batch falls as the sequence grows; some points could not be measured."""
-    rows = []
-    for name in implementations:
-        for pass_ in passes:
-            for power in range(9, 17):
-                status = "ok"
-                if name == "sdpa_math" and power >= 14 - (pass_ == "fwbw"):
-                    status = "oom"
-                if name == "mamba2" and pass_ == "fwbw" and power == 12:
-                    status = "wrong"
-                point = {"seq_len": 2**power, "batch": 2 ** (16 - power), "pass": pass_, "status": status}
-                rows.append(row(name, noisy=name == "simple_gla" and power == 10, **point))
-    return rows
-
-
-def chunks(passes=("fw", "fwbw")) -> list[Row]:
-    return [
-        row(name, heads=8, d_qk=256, d_hv=512, chunk_size=2**power, **{"pass": pass_})
-        for name in ("tfla_exp_xl", "tfla_sig_xl")
-        for pass_ in passes
-        for power in range(6, 13)
-    ]
-
-
-def many() -> list[Row]:
-    """Thirty implementations of which none is registered, the last five without a single point."""
-    names = [(f"{list(KINDS)[n % 7]}_{n}", list(KINDS)[n % 7], n) for n in range(30)]
-    rows = []
-    for name, kind, n in names:
-        for power in range(9, 17):
-            point = row(kind, seq_len=2**power, batch=2 ** (16 - power))
-            times = {column: getattr(point, column) * (1 + n / 10) for column in ("ms_median", "ms_p20", "ms_p80")}
-            failed = {**dict.fromkeys(times), "peak_bytes": None, "status": "unsupported", "reason": "not installed"}
-            changed = failed if n >= 25 else times
-            named = {"implementation": name, "title": name, "point": f"{name}/{power}"}
-            rows.append(point.model_copy(update=named | changed))
-    return rows
-
-
-SWEEPS = {
-    "lengths": lengths(),
-    "one_pass": lengths(("tfla_exp_xl", "tfla_sig_xl", "sdpa_flash"), ("fwbw",)),
-    "chunks": chunks(),
-    "chunks_one_pass": chunks(("fwbw",))[7:],
-    "one_point": [row(name) for name in KINDS],
-    "single": [row()],
-    "failed": [row(name, status="unsupported", seq_len=2**n) for name in KINDS for n in (10, 11)],
-    "many": many(),
-    "dtypes": [row(name, dtype=d, seq_len=n) for name in KINDS for d in ("bfloat16", "float32") for n in (512, 2048)],
-    "linear": [row(name, d_qk=d, d_hv=d, heads=4096 // d) for name in list(KINDS)[:3] for d in range(64, 513, 64)],
-}  # fmt: skip
-
-
-def write(folder: Path, rows: list[Row], run: dict = RUN) -> Path:
-    """A results folder with these rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "journal.jsonl").write_text("".join(r.model_dump_json(by_alias=True) + "\n" for r in rows))
-    (folder / "environment.json").write_text(json.dumps({"runs": {"run": run}}))
-    return folder
-
-
-def framed(rows: list[Row]) -> pd.DataFrame:
-    return drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in rows]))
-
-
-def drawn(rows: list[Row], what=figures.WHAT, runs=None) -> dict[str, tuple]:
-    """stem -> (figure, rows shown)."""
-    found = figures.figures(framed(rows), {"run": RUN} if runs is None else runs, what)
-    return {stem: (figure, shown) for stem, figure, shown in found}
-
-
-def words(figure) -> str:
-    return "\n".join(text.get_text() for text in figure.texts)
-
-
-def legend_words(figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def curves_of(ax, colour) -> list:
-    """Lines with markers of one colour that are placed in data coordinates."""
-    return [
-        line
-        for line in ax.lines
-        if line.get_transform() == ax.transData
-        and line.get_color() == colour
-        and line.get_marker() not in ("", "None", None)
-    ]
+sys.path.insert(0, str(Path(__file__).parent))
+from figure_rows import SWEEPS, curves_of, drawn, framed, legend_words, lengths, row, stays_on_the_page, words, write
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -175,30 +33,18 @@ def test_every_sweep_makes_figures_with_units_whose_words_stay_on_the_page(name)
         stays_on_the_page(figure)
 
 
-def stays_on_the_page(figure) -> None:
-    renderer, page = FigureCanvasAgg(figure).get_renderer(), figure.bbox
-    figure.draw(renderer)
-    labels = [label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label)]
-    words = {text.get_text(): text.get_window_extent(renderer) for text in [*figure.texts, *labels] if text.get_text()}
-    legends = [legend.get_window_extent(renderer) for legend in figure.legends]
-    for box in [*words.values(), *legends]:
-        assert page.x0 <= box.x0 < box.x1 <= page.x1, words
-        assert page.y0 <= box.y0 < box.y1 <= page.y1, words
-    assert not any(box.overlaps(ax.bbox) for box in legends for ax in figure.axes), "a legend covers data"
-    assert not any(one.overlaps(other) for one, other in combinations(legends, 2)), "legends cover each other"
-
-
 def test_runtime_draws_each_measured_point_once_where_the_rows_say():
     figure, shown = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
     assert [ax.get_title() for ax in figure.axes] == ["forward", "forward + backward"]
     for ax, pass_ in zip(figure.axes, ("fw", "fwbw"), strict=True):
         for name, look in looks(shown).items():
             own = shown[(shown["implementation"] == name) & (shown["pass"] == pass_)].sort_values("seq_len")
+            times = own["ms_median"].where(own["timed"]).reset_index(drop=True)
             matches = [
                 line
                 for line in curves_of(ax, look.colour)
                 if len(line.get_xdata()) == 8 and line.get_marker() == look.marker
-                and pd.Series(line.get_ydata()).equals(own["ms_median"].reset_index(drop=True))
+                and pd.Series(line.get_ydata()).equals(times)
             ]  # fmt: skip
             assert len(matches) == 1, name
             assert list(matches[0].get_xdata()) == list(own["seq_len"])
@@ -233,13 +79,14 @@ def test_missing_points_are_marked_named_and_break_the_line():
     crosses = [[line for line in ax.lines if line.get_marker() == "x"] for ax in (forward, backward)]
     assert [sorted(float(line.get_xdata()[0]) for line in of) for of in crosses] == [
         [2**14, 2**15, 2**16],
-        [2**12, 2**13, 2**14, 2**15, 2**16],
+        [2**13, 2**14, 2**15, 2**16],
     ]
     assert "× oom: sdpa math at 16Ki–64Ki (fw); sdpa math at 8Ki–64Ki (fwbw)" in words(figure)
-    assert "× wrong: mamba2 at 4Ki (fwbw)" in words(figure)
-    look = looks(shown)["mamba2"]
-    (line,) = [line for line in curves_of(backward, look.colour) if len(line.get_xdata()) == 8]
-    assert pd.isna(line.get_ydata()).tolist() == [False] * 3 + [True] + [False] * 4
+    assert "○ wrong: mamba2 at 4Ki (fwbw)" in words(figure)
+    look = looks(shown)["sdpa_math"]
+    own = [line for line in curves_of(backward, look.colour) if line.get_marker() == look.marker]
+    (line,) = [line for line in own if len(line.get_xdata()) == 8]
+    assert pd.isna(line.get_ydata()).tolist() == [False] * 4 + [True] * 4
 
 
 def test_many_missing_points_leave_the_curves_their_height():
@@ -268,14 +115,26 @@ def test_wrong_results_share_a_line_however_wrong_they_are():
     ]
     figure, _ = drawn([*failed, *lengths(("tfla_sig_xl",), ("fw",))], ["runtime"])["runtime-seq_len"]
     said = " ".join(words(figure).split())
-    assert "× wrong: mamba2 everywhere (forward is off by 0.008 to 0.012, 0.0048 to 0.0049 allowed)" in said
+    assert "○ wrong: mamba2 everywhere (forward is off by 0.008 to 0.012, 0.0048 to 0.0049 allowed)" in said
 
 
 def test_noisy_points_are_open():
     figure, _ = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
     open_ = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
     assert [list(line.get_xdata()) for line in open_] == [[1024]]
-    assert "noisy or throttled" in legend_words(figure)
+    assert "noisy or wrong" in legend_words(figure)
+
+
+def test_wrong_results_that_were_timed_are_open_and_those_that_were_not_are_crosses():
+    wrong = row("mamba2", seq_len=4096, batch=16, status="wrong", reason="forward is off by 0.008, 0.0049 allowed")
+    untimed = row("mamba2", seq_len=8192, batch=8, status="wrong", reason="not repeatable", ms_median=None)
+    rows = [wrong, untimed, row("mamba2", seq_len=16384, batch=4), *lengths(("tfla_sig_xl",), ("fw",))]
+    figure, _ = drawn(rows, ["runtime"])["runtime-seq_len"]
+    lines = [line for line in figure.axes[0].lines if len(line.get_xdata())]
+    open_ = [line for line in lines if line.get_markerfacecolor() == "white"]
+    assert [4096] in [list(line.get_xdata()) for line in open_]
+    assert [list(line.get_xdata()) for line in lines if line.get_marker() == "x"] == [[8192]]
+    assert any("wrong" in words for words in legend_words(figure))
 
 
 def test_nothing_measured_is_said():
@@ -437,58 +296,3 @@ def test_a_damaged_description_is_the_users_to_mend(tmp_path):
     (folder / "environment.json").write_text("{")
     with pytest.raises(InputError, match=r"environment\.json"):
         figures.draw_all(folder)
-
-
-def points(line) -> np.ndarray:
-    """[n, 2] of x and y."""
-    return np.asarray(line.get_xydata(), float)
-
-
-TRADEOFF = Tradeoff(Problem(8, 8, 8192, 256, 512), "sig", hardware.find("H100").ceilings)
-
-
-def test_theory_over_the_chunk_size_marks_the_least_the_recommended_and_the_budget():
-    figure = theory.runtime_over_chunk_size(TRADEOFF, 512, "a title", 8 * 2**30)
-    stays_on_the_page(figure)
-    runtime, memory = figure.axes
-    curve, best, recommended = map(points, runtime.lines)
-    assert curve[:, 1] == pytest.approx(TRADEOFF.time(curve[:, 0]).upper * 1e3)
-    assert (best[0, 0], recommended[0, 0]) == (TRADEOFF.runtime_optimal, 512)
-    _, budget, also_recommended = map(points, memory.lines)
-    assert (budget[0, 1], also_recommended[0, 0]) == (8, 512)
-    assert {"recommended: 512", "within 5% of the least: 372 to 1081", "memory budget"} <= set(legend_words(figure))
-    assert "H100 datasheet" in words(figure)
-
-
-def test_theoretical_rooflines_bend_at_the_ridge_and_carry_measured_points():
-    gpus = [hardware.find("H100"), hardware.find("A100")]
-    costs = {size: TRADEOFF.cost(size) for size in (16, 1024)}
-    point = theory.Measured("tfla_sig_xl", 80.0, 2e14)
-    figure = theory.roofline(gpus, costs, "a title", [point])
-    stays_on_the_page(figure)
-    (ax,) = figure.axes
-    roofs = [corners for line in ax.lines if len(corners := points(line)) == 3]
-    assert [corners[1, 0] for corners in roofs] == [gpu.ceilings.intensity for gpu in gpus]
-    assert [corners[1:, 1] for corners in roofs] == [pytest.approx([rate, rate]) for rate in (989, 312)]
-    (shown,) = [line for line in ax.lines if line.get_label() == "tfla_sig_xl, measured"]
-    assert points(shown).tolist() == [[80.0, 200.0]]
-    assert {"L = 16", "L = 1024"} <= {text.get_text() for text in ax.texts}
-
-
-def test_chunk_sizes_too_close_to_name_each_are_named_where_there_is_room():
-    costs = {size: TRADEOFF.cost(size) for size in range(64, 4097, 64)}
-    figure = theory.roofline([hardware.find("H100")], costs, "a title")
-    (ax,) = figure.axes
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    names = [text.get_window_extent(renderer) for text in ax.texts if text.get_text().startswith("L = ")]
-    assert 3 < len(names) < len(costs)
-    assert not any(one.overlaps(other) for one, other in combinations(names, 2))
-
-
-def test_a_legend_takes_one_row_where_one_is_enough():
-    figure, _ = drawn(SWEEPS["chunks"], ["chunk"])["chunk-tfla_sig_xl"]
-    (legend,) = figure.legends
-    assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == 1
-    figure, _ = drawn(SWEEPS["many"], ["runtime"])["runtime-seq_len"]
-    assert len(figure.legends) == 2

@@ -1,16 +1,9 @@
-"""`tflabench report`: the page says what the rows say, each number with its origin, and needs only a browser."""
+"""`tflabench report`: the page says what the rows say, each number with its origin, and no ratio that must not be."""
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
-import os
 import re
-import shutil
-import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,56 +11,13 @@ from typer.testing import CliRunner
 
 from tflabench import report
 from tflabench.cli.main import app
-from tflabench.figures.style import looks
-from tflabench.report import charts, duels, formats
+from tflabench.report import duels, formats
 from tflabench.report import folders as runs
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import row, write
-
-MODEL = {
-    "model_flops": 1e12, "model_bytes": 1e10, "model_ms_lower": 0.4, "model_ms_upper": 0.6, "tflops": 500.0,
-    "gbps": 5e3, "rel_error": 2e-3, "sm_clock_mhz": 1980.0, "ceilings": "measured: calibrate", "extra_bytes": 2**29,
-}  # fmt: skip
-RUN = {
-    "device": "NVIDIA H200", "driver": "580.1", "device_facts": {"cuda": "13.0", "l2_bytes": 60 * 2**20},
-    "packages": {"torch": "2.11.0"}, "tflabench": "0.1.0", "commit": "0123456789ab",
-    "arguments": ["sweep", "--impl", "tfla*", "-a", "seq_len=512:4096:x2"],
-    "ceilings": {
-        "bfloat16": {"flops_per_s": 8e14, "bytes_per_s": 4.2e12, "provenance": "measured", "source": "a copy"},
-    },
-}  # fmt: skip
-ATTENTION = {"family": "attention", "gate": None, "formulation": "attention", "heads": 32, "d_qk": 128, "d_hv": 128}
-REASONS = {
-    "unsupported": "takes a chunk_size that is one tile", "oom": "34 GiB", "compile_error": "failed <at> ttgir",
-    "crashed": "signal 6", "timeout": "no result in 300 s", "wrong": "dq is off by 0.31",
-    "error": "</script><script>alert(1)</script>",
-}  # fmt: skip
-
-
-def sdpa(ms: float | None, T: int = 4096, **changes) -> Row:
-    return row("sdpa", ms, seq_len=T, batch=65536 // T, **ATTENTION, chunk_size=None, **MODEL, **changes)
-
-
-def tfla(ms: float | None, T: int = 4096, name: str = "tfla_sig_xl", **changes) -> Row:
-    return row(name, ms, seq_len=T, batch=65536 // T, **MODEL, **changes)
-
-
-def sweep() -> list[Row]:
-    """Two kernels and attention over T, the second kernel over L too; every status; flags."""
-    rows = []
-    for pass_, slower in (("fw", 1), ("fwbw", 3)):
-        for n, T in enumerate((512, 1024, 2048, 4096)):
-            rows.append(sdpa(slower * (0.5 + n), T, pass_=pass_))
-            rows.append(tfla(slower * (1 + 0.01 * n), T, pass_=pass_, noisy=T == 1024))
-        for L in (64, 256, 512):
-            rows.append(tfla(slower * (1 + abs(L - 256) / 256), pass_=pass_, chunk_size=L))
-    failed = zip(REASONS, (512, 1024, 2048, 4096, 512, 1024, 2048), strict=True)
-    for n, (status, T) in enumerate(failed):
-        name = "tfla_exp_xl" if n < 4 else "tfla_exp_limit"
-        rows.append(tfla(None, T, name, gate="exp").model_copy(update={"status": status, "reason": REASONS[status]}))
-    return rows
+from report_page import MODEL, REASONS, RUN, Page, page_of, sdpa, sweep, tfla
+from synthetic import APART, IN_PART, row, write
 
 
 @pytest.fixture(scope="module")
@@ -77,195 +27,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder) -> Page:
-    return Page(report.write(folder).read_text())
-
-
-def unpacked(script: str) -> str:
-    return gzip.decompress(base64.b64decode(script)).decode()
-
-
-class Page(HTMLParser):
-    """A page's text, tags, embedded scripts and what its script is given."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.html, self.tags, self.words, self.scripts = html, [], [], {}
-        self._script = None
-        self.feed(html)
-        self.text = " ".join(" ".join(self.words).split())
-        self.payload = json.loads(unpacked(self.scripts["payload"]))
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._script = dict(attrs).get("id", "") if tag in ("script", "style") else None
-
-    def handle_endtag(self, tag):
-        if tag in ("script", "style"):
-            self._script = None
-
-    def handle_data(self, data):
-        if self._script is None:
-            self.words.append(data)
-        else:
-            self.scripts[self._script] = data
-
-    def all(self, name: str) -> list[str]:
-        """The values of an attribute."""
-        return [attrs[name] for _, attrs in self.tags if name in attrs]
-
-    def traces(self, kind: str, **wanted) -> list[dict]:
-        """The traces of all plots of a kind of figure that have these properties."""
-        plots = [plot for name, plot in self.payload["plots"].items() if name.split("-")[1] == kind]
-        return [trace for plot in plots for trace in plot["data"] if all(trace.get(k) == v for k, v in wanted.items())]
-
-
-# --- the page
-
-
-def test_holds_every_section_and_all_it_needs(page):
-    ids = page.all("id")
-    assert {"headline", "missing", "tables", "environment", "commands", "notes"} <= set(ids)
-    assert len(ids) == len(set(ids))
-    linked = {link[1:] for link in page.all("href") if link.startswith("#")}
-    assert linked <= set(ids)
-    assert not [link for name in ("href", "src", "action") for link in page.all(name) if not link.startswith("#")]
-    assert "default-src 'none'" in next(attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs)
-    assert sorted(page.all("data-plot")) == sorted(page.payload["plots"])
-
-
-def test_embeds_plotly_compressed(page):
-    from plotly.offline import get_plotlyjs
-
-    assert unpacked(page.scripts["plotly"]) == get_plotlyjs()
-    assert len(page.html) < 3e6
-
-
-def test_plotly_knows_every_property(page):
-    from plotly.graph_objects import Figure
-
-    for plot in page.payload["plots"].values():
-        Figure(plot)  # raises ValueError at one that it does not know
-
-
-def test_every_colour_has_one_for_the_dark_page(page):
-    used = set(re.findall(r"#[0-9a-f]{6}", json.dumps(page.payload["plots"])))
-    assert used
-    assert used <= set(page.payload["dark"])
-
-
-def test_every_implementation_of_a_large_campaign_has_its_symbol(tmp_path):
-    """As many of one family and gate as there are markers, and one more."""
-    rows = [tfla(1.0 + n, T, f"kernel_{n}") for n in range(12) for T in (512, 4096)]
-    write(tmp_path, rows, run=RUN)
-    page = report.write(tmp_path, tmp_path / "page.html").read_text()
-    assert len(set(re.findall(r'<symbol id="k\d+"[^>]*>.*?</symbol>', page))) >= 11
-
-
-def test_the_same_rows_make_the_same_page(folder, tmp_path):
-    first, second = (report.write(folder, tmp_path / name).read_bytes() for name in "ab")
-    assert first == second
-
-
-def test_words_from_outside_stay_words(page):
-    assert REASONS["error"] in page.text
-    assert sum(tag == "script" for tag, _ in page.tags) == 3
-
-
-# --- figures
-
-
-def test_draws_every_measured_point_with_its_spread(page, folder):
-    measured = [one for one in sweep() if one.status == "ok" and one.implementation == "sdpa" and one.pass_ == "fw"]
-    (line,) = page.traces("runtime", meta=["sdpa"], mode="lines+markers")[:1]
-    assert line["x"] == [one.seq_len for one in measured]
-    assert line["y"] == pytest.approx([one.ms_median for one in measured])
-    assert line["error_y"]["array"] == pytest.approx(
-        [0.001 * y for y in line["y"]], rel=1e-2
-    )  # as synthetic.row has it
-    cards = [page.payload["cards"][str(index)] for index in line["customdata"]]
-    assert [card["facts"][0][1] for card in cards] == ["500 µs", "1.50 ms", "2.50 ms", "3.50 ms"]
-
-
-def test_flagged_times_are_open(page):
-    line = page.traces("runtime", meta=["tfla_sig_xl"], mode="lines+markers")[0]
-    by_x = dict(zip(line["x"], line["marker"]["color"], strict=True))
-    assert [T for T, colour in by_x.items() if colour == "#ffffff"] == [1024]
-
-
-def test_theory_is_a_band_that_says_its_equation(page):
-    lower, upper = page.traces("runtime", fill=None, hoveron="points")[0], page.traces("runtime", fill="tonexty")[0]
-    assert set(lower["y"]) == {0.4}
-    assert set(upper["y"]) == {0.6}
-    assert "max(FLOPs/α, bytes/β)" in lower["hovertext"][0]
-    assert "modelled" in upper["hovertext"][0]
-
-
-def test_points_that_failed_are_crosses_with_their_reason(page):
-    crosses = [trace for trace in page.traces("runtime", yaxis="y2") if trace["mode"] == "markers"]
-    shown = {
-        remark
-        for trace in crosses
-        for index in trace["customdata"]
-        for remark in page.payload["cards"][str(index)]["remarks"]
-    }
-    assert {f"{status.replace('_', ' ')}: {reason}" for status, reason in REASONS.items()} <= shown
-
-
-def test_the_best_chunk_size_of_theory_is_marked(page):
-    from tflabench.problem import Problem
-    from tflabench.theory.chunk_size import Tradeoff
-    from tflabench.theory.hardware import Ceilings
-
-    ceilings = Ceilings(**RUN["ceilings"]["bfloat16"])
-    best = Tradeoff(Problem(16, 16, 4096, 128, 256), "sig", ceilings, counts="exact").runtime_optimal
-    assert page.traces("runtime", name="best L in theory")[0]["x"] == [pytest.approx(best, rel=0.05)]
-
-
-def test_the_trade_off_names_the_fastest_chunk_size(page):
-    line = page.traces("chunk", meta=["tfla_sig_xl"])[0]
-    assert line["text"] == ["L 64", "", "L 256", "L 512"]
-    assert line["marker"]["size"].index(max(line["marker"]["size"])) == 2
-
-
-def test_roofs_and_points_of_the_roofline(page):
-    datasheet, measured = (trace for trace in page.traces("roofline", mode="lines")[:2])
-    assert max(datasheet["y"]) == 989
-    assert max(measured["y"]) == 800
-    point = page.traces("roofline", meta=["sdpa"])[0]
-    assert set(point["x"]) == {100}  # 1e12 FLOP over 1e10 byte
-    assert max(point["y"]) == pytest.approx(1e12 / 0.5e-3 / 1e12)
-
-
-def test_a_single_point_is_a_ranking(tmp_path):
-    page = Page(
-        report.write(write(tmp_path, [sdpa(2.0), tfla(1.0), tfla(None, name="tfla_exp_xl")], run=RUN)).read_text()
-    )
-    marks = page.traces("runtime", mode="markers+text")
-    assert sorted((trace["x"][0], trace["text"][0].strip()) for trace in marks) == [(1.0, "1.00"), (2.0, "2.00")]
-    assert [trace["text"][0].strip() for trace in page.traces("runtime", mode="text")] == ["oom"]
-
-
-def test_where_nothing_was_measured_a_figure_says_so(tmp_path):
-    folder = write(tmp_path, [tfla(None, T) for T in (512, 1024)], run=RUN)
-    plots = Page(report.write(folder).read_text()).payload["plots"]
-    (said,) = plots["r0-runtime-seq_len-0"]["layout"]["annotations"]
-    assert said["text"] == "no point was measured"
-
-
-def test_an_unknown_device_has_no_roof_and_says_so(tmp_path):
-    rows = [one.model_copy(update={"device": "a toaster", "run_id": "other"}) for one in sweep()]
-    page = Page(report.write(write(tmp_path, rows)).read_text())
-    assert "No roof: the ceilings of this device are not known" in page.text
-    assert "not recorded" in page.text
-    assert not page.traces("runtime", name="best L in theory")
-
-
-def test_figures_are_those_of_the_plots(folder):
-    (part,) = runs.find(folder)
-    kinds = [(figure.kind, figure.title) for figure in charts.figures(part, "r0", looks(part.rows))]
-    assert [kind for kind, _ in kinds].count("roofline") == 1
-    assert ("runtime", "Runtime over sequence length T") in kinds
-    assert ("memory", "Peak memory over chunk size L") in kinds
+    return page_of(folder)
 
 
 # --- numbers and their origin
@@ -306,6 +68,12 @@ def test_ratios_are_as_exact_as_they_are(value, uncertainty, words):
     assert formats.ratio(value, uncertainty) == words
 
 
+def test_a_call_that_waits_for_the_host_says_so():
+    assert formats.host(0.2, 1.0) == "200 µs"
+    assert formats.host(1.25, 1.0) == "1.25 ms, longer than the call"
+    assert formats.host(float("nan"), 1.0) == ""
+
+
 # --- headline
 
 
@@ -313,6 +81,17 @@ def compare(tmp_path, *folders: list[Row]) -> duels.Headline:
     for n, rows in enumerate(folders):
         write(tmp_path / str(n), rows, run=RUN)
     return duels.compare(part.results for part in runs.find(tmp_path))
+
+
+def ratios_of(page: Page) -> set[float]:
+    """Every ratio in the headline and the tables: what stands before a "×", the ticks of scales aside."""
+    shown = re.sub(r"<text .*?</text>", "", page.html.partition("<main>")[2].partition('<section id="notes">')[0])
+    return {float(found) for found in re.findall(r"([\d.]+)(?: ± (?:&lt;)?[\d.]+)?(?:<small>)?×(?!\d)", shown)}
+
+
+def cells(page: Page, kind: str) -> list[str]:
+    """The words of every table cell of a kind."""
+    return re.findall(rf'<td class="{kind}"[^>]*>([^<]*)</td>', page.html)
 
 
 def test_our_fastest_chunk_size_meets_each_baseline(tmp_path):
@@ -326,20 +105,38 @@ def test_our_fastest_chunk_size_meets_each_baseline(tmp_path):
     ]
     assert (against.median, against.won) == (pytest.approx(1.65), 1)
     assert verdict.slower == 1
+    assert ratios_of(page_of(tmp_path / "0")) == {0.8, 1.25, 1.65, 2.5}  # 1.25: sdpa first at T = 512
 
 
 def test_rows_of_different_folders_are_not_compared(tmp_path):
     assert compare(tmp_path, [tfla(1.0)], [sdpa(2.0)]).verdicts == ()
 
 
-def test_a_ratio_of_two_occasions_says_so(tmp_path):
-    later = {"run_id": "later"}
-    rows = [tfla(1.0), sdpa(2.0), tfla(1.0, 512), sdpa(2.0, 512).model_copy(update=later)]
-    folder = write(tmp_path, rows, run=RUN, later=RUN | {"commit": "fedcba987654"})
-    (comparison,) = duels.compare(part.results for part in runs.find(folder)).verdicts[0].comparisons
-    assert [(duel.ours.seq_len, duel.apart) for duel in comparison.duels] == [(512, True), (4096, False)]
-    text = report.write(folder).read_text()
-    assert text.count("×†") == 1, "in the words of one point"
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_rows_that_are_not_comparable_have_no_ratio_anywhere(tmp_path, of_ours, of_theirs):
+    rows = [one for T in (512, 4096) for one in (tfla(1.0, T, **of_ours), sdpa(2.0, T, **of_theirs))]
+    assert compare(tmp_path, rows).verdicts == ()
+    page = page_of(tmp_path / "0")
+    assert "Nothing to compare: no kernel of this repository was measured in one comparison with" in page.text
+    assert ratios_of(page) == set()
+    assert {"1.00 ms", "2.00 ms"} <= set(cells(page, "n"))
+    assert set(cells(page, "next")) == {""}
+
+
+def test_only_the_points_apart_lose_their_ratio(tmp_path):
+    rows = [tfla(1.0, 512), sdpa(2.0, 512), tfla(1.0), sdpa(3.0, comparison_id="another"), tfla(1.0, 1024)]
+    rows += [sdpa(5.0, 1024, tuned=IN_PART)]
+    (comparison,) = compare(tmp_path, rows).verdicts[0].comparisons
+    assert [(duel.ours.seq_len, duel.ratio) for duel in comparison.duels] == [(512, 2.0)]
+    page = page_of(tmp_path / "0")
+    assert ratios_of(page) == {2.0}
+    assert sorted(words.partition(":")[0] for words in cells(page, "next")) == ["", "", "sdpa"]
+
+
+def test_a_baseline_meets_ours_of_its_comparison_before_a_faster_one_of_another(tmp_path):
+    rows = [tfla(1.0), tfla(0.5, name="hopper_sig", comparison_id="later"), sdpa(2.0)]
+    (comparison,) = compare(tmp_path, rows).verdicts[0].comparisons
+    assert [(duel.ours.implementation, duel.ratio) for duel in comparison.duels] == [("tfla_sig_xl", 2.0)]
 
 
 def test_an_mlstm_baseline_meets_the_same_gate(tmp_path):
@@ -354,13 +151,13 @@ def test_a_failed_row_fights_no_duel(tmp_path):
 
 def test_pytorch_forms_stand_in_and_the_page_says_so(tmp_path):
     folder = write(tmp_path, [row("reference_sig", 4.0, **MODEL), sdpa(2.0)], run=RUN)
-    page = Page(report.write(folder).read_text())
+    page = page_of(folder)
     assert "stand in for them" in page.text
     assert "0.500 × as fast as sdpa , the strongest baseline" in page.text
 
 
 def test_nothing_to_compare_is_said(tmp_path):
-    assert "Nothing to compare" in Page(report.write(write(tmp_path, [sdpa(2.0)])).read_text()).text
+    assert "Nothing to compare" in page_of(write(tmp_path, [sdpa(2.0)])).text
 
 
 # --- tables, environment, commands
@@ -388,7 +185,7 @@ def test_the_environment_with_its_ceilings(page):
 def test_several_folders_are_one_page(tmp_path):
     for name in ("fig4", "fig5"):
         write(tmp_path / name, sweep(), run=RUN)
-    page = Page(report.write(tmp_path).read_text())
+    page = page_of(tmp_path)
     assert len(page.all("id")) == len(set(page.all("id")))
     assert len(page.payload["cards"]) == 2 * len(sweep())
     assert page.text.count("580.1") == 1  # one machine, told once
@@ -445,86 +242,3 @@ def test_wheels_carry_the_page():
     carried = {path for glob in globs for path in (root / "tflabench").glob(glob)}
     here = {*Path(report.__file__).parent.iterdir()}
     assert {path for path in here if path.is_file() and path.suffix != ".py"} == carried & here
-
-
-# --- in a browser
-
-PROBE = """<script>
-const problems = [];
-addEventListener("error", (event) => problems.push(event.message));
-addEventListener("unhandledrejection", (event) => problems.push(String(event.reason)));
-addEventListener("securitypolicyviolation", (event) => problems.push("asked for " + event.blockedURI));
-addEventListener("load", () => setTimeout(async () => {
-  const plot = document.querySelector(".plot");
-  const point = plot.querySelectorAll(".scatterlayer .points path")[0].getBoundingClientRect();
-  const at = { bubbles: true, clientX: point.x + point.width / 2, clientY: point.y + point.height / 2 };
-  plot.querySelector(".nsewdrag").dispatchEvent(new MouseEvent("mousemove", at));
-  await new Promise((done) => setTimeout(done, 500));
-  const card = document.getElementById("card");
-  document.body.dataset.probe = JSON.stringify({
-    problems,
-    theme: document.documentElement.dataset.theme,
-    paper: getComputedStyle(document.body).backgroundColor,
-    drawn: document.querySelectorAll(".plot .main-svg").length > 0,
-    card: card.hidden ? "" : card.innerText,
-    sdpa: plot.data.filter(({ meta, error_y }) => error_y && meta.includes("sdpa")).map(({ visible }) => visible),
-    colours: [...new Set(plot.data.map((trace) => trace.line?.color.slice(0, 7)))],
-    rows: [...document.querySelectorAll("tr[data-kernel=sdpa]")].map((line) => getComputedStyle(line).display),
-    wide: document.documentElement.scrollWidth > innerWidth,
-  });
-}, 2000));
-</script></head>"""
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
-    "--no-first-run --virtual-time-budget=8000"
-).split()
-
-
-def browse(page: Page, folder: Path, *options: str, address: str = "") -> str:
-    """What the browser prints after it has opened the page, with a probe in it."""
-    assert CHROMIUM
-    (folder / "probe.html").write_text(page.html.replace("</head>", PROBE, 1))
-    command = [
-        CHROMIUM,
-        *QUIET,
-        f"--user-data-dir={folder / 'profile'}",
-        *options,
-        f"file://{folder}/probe.html{address}",
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
-@pytest.mark.parametrize(("address", "width"), [("", 1400), ("#theme=dark&hide=sdpa", 500)])
-def test_in_a_browser(page, tmp_path, address, width):
-    dark = "dark" in address
-    dom = browse(page, tmp_path, f"--window-size={width},1000", "--dump-dom", address=address)
-    found = json.loads(Page(dom).all("data-probe")[0])
-    assert found["problems"] == []
-    assert found["drawn"]
-    assert not found["wide"], "the page must not scroll sideways"
-    assert found["theme"] == ("dark" if dark else "light")
-    assert found["paper"] == ("rgb(22, 25, 30)" if dark else "rgb(255, 255, 255)")
-    assert found["sdpa"] == [not dark], "the filter hides sdpa where the address says so"
-    assert set(found["rows"]) == ({"none"} if dark else {"table-row"})
-    assert bool(set(found["colours"]) & {"#000000"}) != dark
-    assert "measured, note 1" in found["card"]
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
-def test_prints_every_figure(page, tmp_path):
-    paper = tmp_path / "page.pdf"
-    browse(page, tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={paper}", address="#theme=dark")
-    assert paper.stat().st_size > 100_000
-
-
-@pytest.fixture(autouse=True)
-def _quiet_threads(monkeypatch):
-    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
-
-
-def test_a_call_that_waits_for_the_host_says_so():
-    assert formats.host(0.2, 1.0) == "200 µs"
-    assert formats.host(1.25, 1.0) == "1.25 ms, longer than the call"
-    assert formats.host(float("nan"), 1.0) == ""

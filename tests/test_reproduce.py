@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tflabench.bench import sweep as sweeps
 from tflabench.cli.main import app
 from tflabench.figures import reproduce
 from tflabench.implementations.registry import get
@@ -150,6 +151,17 @@ def test_a_figure_of_measurements_is_nothing_without_them(tmp_path):
         reproduce.draw(reproduce.find("fig12"), None, tmp_path, ["png"])
 
 
+def points_of(comparisons):
+    return [point for comparison in comparisons for point in comparison.points]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_starts(monkeypatch):
+    """No worker starts on a GPU that is not there."""
+    monkeypatch.setattr(sweeps.Session, "__enter__", lambda self: self)
+    monkeypatch.setattr(sweeps.Session, "facts", {"uuid": "GPU-1"})
+
+
 @pytest.fixture
 def invoke(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -216,42 +228,43 @@ def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
 
     asked = []
 
-    def measured(points, folder, runner, *_, **__):
-        rules = runner.protocol
-        asked.append(({point.problem.seq_len for point in points}, rules.name, rules.verify_s, runner.timeout_s))
+    def measured(comparisons, folder, session, *_, **__):
+        rules, points = session.settings.protocol, points_of(comparisons)
+        sizes = {point.problem.seq_len for point in points}
+        asked.append((sizes, rules.name, rules.verify_s, session.settings.timeout_s))
         store(folder, points)
-        return [], [], 0
+        return measuring.Measured()
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measuring, "measure_points", measured)
+    monkeypatch.setattr(measuring, "measure_comparisons", measured)
     part = ["-a", "seq_len=512,8192", "--impl", "tfla_sig_xl", "--timeout", "60"]
     assert invoke("fig12", *part, "--verify-seconds", "0.3", "--paper-protocol")[0] == 0
     assert invoke("fig12", *part)[0] == 0
-    assert asked == [({512, 8192}, "paper", 0.3, 60.0), ({512, 8192}, "standard", 10.0, 60.0)]
+    assert asked == [({512, 8192}, "paper", 0.3, 60.0), ({512, 8192}, "standard", 0.8, 60.0)]
 
 
 def test_all_figures_are_measured_by_one_worker_before_any_is_drawn(invoke, monkeypatch):
     from tflabench.bench import machine
     from tflabench.cli.common import measuring
 
-    done, executors = [], set()
+    done, sessions = [], set()
 
-    def measured(points, folder, runner, *_, **__):
+    def measured(comparisons, folder, session, *_, **__):
         done.append(f"measured {folder.name}")
-        executors.add(runner.executor)
-        store(folder, points)
-        return [], [], 0
+        sessions.add(session)
+        store(folder, points_of(comparisons))
+        return measuring.Measured()
 
     def drawn(figure, *_):
         done.append(f"drew {figure.name}")
         return []
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measuring, "measure_points", measured)
+    monkeypatch.setattr(measuring, "measure_comparisons", measured)
     monkeypatch.setattr(reproduce, "draw", drawn)
     assert invoke("fig12", "fig5", "--impl", "tfla_sig_xl")[0] == 0
     assert done == ["measured paper-fig12", "measured paper-fig5", "drew fig12", "drew fig5"]
-    assert len(executors) == 1
+    assert len(sessions) == 1
 
 
 def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
@@ -261,13 +274,14 @@ def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
 
     asked = []
 
-    def measured(points, folder, *_, **__):
+    def measured(comparisons, folder, *_, **__):
+        points = points_of(comparisons)
         asked.append((folder, {point.implementation.name for point in points}))
         store(folder, points)
-        return [], [], 0
+        return measuring.Measured()
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measuring, "measure_points", measured)
+    monkeypatch.setattr(measuring, "measure_comparisons", measured)
     code, out, _ = invoke("fig4", "--matched-heads", "--impl", "sdpa_cudnn")
     assert code == 0
     assert asked == [(Path("results/h200/paper-fig4-matched"), {"sdpa_cudnn"})]
@@ -277,16 +291,15 @@ def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
 def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
     """The second figure is not reached: its folder has no rows, and is passed over."""
     from tflabench.bench import machine
-    from tflabench.bench import runner as bench
 
-    def swept(self, points, rows, on_row, stop_at):
-        for point in points[:3]:
-            rows.append(row(point).model_copy(update={"percent_of_roofline": 40.0}))
-            on_row(rows.rows[point.id])
+    def swept(self, comparisons, rows, on_row, stop_at):
+        for point in points_of(comparisons)[:3]:
+            measured = {"percent_of_roofline": 40.0, "closed": True, "comparison_id": "one", "samples": 30}
+            rows.append(row(point).model_copy(update=measured))
         monkeypatch.setattr("tflabench.cli.common.measuring.time.monotonic", lambda: stop_at)
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(bench.Bench, "sweep", swept)
+    monkeypatch.setattr(sweeps.Session, "sweep", swept)
     code, out, err = invoke("fig12", "fig5", "--impl", "fla_gla,tfla_sig_xl", "--stop-after", "60")
     assert code == 0
     assert "The time is up: 29 of 32 points are left; the same command measures them." in err

@@ -1,21 +1,100 @@
-"""What a sweep says at its end of rows that cannot be trusted as they are."""
+"""What a sweep says while it runs and at its end: which ratios, and which rows cannot be trusted as they are."""
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
-from tflabench.conclusions.summary import failures, line
+import pytest
+from rich.console import Console
+
+from tflabench.conclusions.contests import contests, faster
+from tflabench.conclusions.summary import NOISY_MEANS, closing, ending, failures, line
+from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import row
+from synthetic import APART, IN_FULL, IN_PART, row
+
+
+def said(rows: list[Row]) -> str:
+    """What a terminal shows at the end of a sweep with these rows."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(ending(rows, [], "tflabench plot out"))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_fastest_row_of_a_comparison_meets_the_others():
+    rows = [row(ms=1.0), row(ms=1.5, chunk_size=64), row("sdpa", ms=2.0), row("fla_gla", ms=3.0, tuned=IN_FULL)]
+    text = said(rows)
+    assert "2.00x sdpa" in text
+    assert "forward, B=16 T=4096 heads 16x128/256: tfla_sig_xl (L=128) ran" in text
+    assert "2.00 ± 0.00 times faster than sdpa (L=128)" in text
+    assert "3.00 ± 0.00 times faster than fla_gla (L=128)" in text
+    assert closing(rows) == (
+        "forward, B=16 T=4096 heads 16x128/256: tfla_sig_xl (L=128) 1 ms, 2.00 ± 0.00 times faster than sdpa (L=128)"
+    )
+
+
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_rows_that_are_not_comparable_have_times_and_no_ratio(of_ours, of_theirs):
+    rows = [row(ms=1.0, **of_ours), row("sdpa", ms=2.0, **of_theirs)]
+    assert faster(*rows) is None
+    assert closing(rows) is None
+    text = said(rows)
+    assert "1 ms" in text
+    assert "2 of 2 points measured" in text
+    assert "times faster" not in text
+    assert "sdpa" not in text  # neither the best nor the next best
+
+
+def test_a_row_apart_leaves_the_ratios_of_the_others():
+    rows = [row(ms=1.0), row("sdpa", ms=2.0, tuned=IN_PART), row("fla_gla", ms=3.0)]
+    text = said(rows)
+    assert "3.00x fla_gla" in text
+    assert "3.00 ± 0.00 times faster than fla_gla (L=128)" in text
+    assert "sdpa" not in text
+    assert "3.00 ± 0.00 times faster than fla_gla (L=128)" in (closing(rows) or "")
+
+
+def test_a_comparison_of_one_implementation_closes_without_a_word():
+    assert closing([row(), row(chunk_size=64), row("sdpa", ms=None)]) is None
+    assert closing([row(ms=None)]) is None
+
+
+def test_the_uncertainty_is_half_the_range_of_the_ratio_over_the_rounds():
+    """A drift that both had in common is no uncertainty of their ratio; a single round has only its spread."""
+    drifting = (
+        row(ms=1.0, details={"ms_by_round": [1.0, 1.1, 1.2]}),
+        row(ms=2.0, details={"ms_by_round": [2.0, 2.2, 2.4]}),
+    )
+    assert faster(*drifting) == (2.0, pytest.approx(0.0))
+    apart = drifting[0], row(ms=2.0, details={"ms_by_round": [2.0, 2.2, 2.64]})
+    assert faster(*apart) == (2.0, pytest.approx(0.1))
+    single = [row(ms=ms, ms_p20=0.9 * ms, ms_p80=1.1 * ms, details={"ms_by_round": [ms]}) for ms in (1.0, 2.0)]
+    assert faster(*single) == (2.0, pytest.approx(2 * (0.1**2 + 0.1**2) ** 0.5))
+
+
+def test_wrong_results_take_part_in_no_contest_however_fast_they_came():
+    rows = [row(ms=1.0), row("sdpa", ms=0.1, status="wrong", reason="forward is off by 0.3")]
+    assert contests(rows) == [[rows[0]]]
+    assert faster(*rows) is None
+    assert "wrong (1x)  sdpa: forward is off by 0.3" in said(rows)
+
+
+def test_a_line_says_what_to_know_of_a_time():
+    assert line(row(ms=2.0)) == "tfla_sig_xl (L=128)  fw  B=16 T=4096 heads 16x128/256  bfloat16  2 ms  40% of roofline"
+    assert line(row(ms=2.0, noisy=True, tuned=IN_FULL)).endswith("2 ms  40% of roofline  noisy")
+    assert line(row(ms=2.0, tuned=IN_PART)).endswith("40% of roofline  tuned with 3 of 9 configurations")
+    assert line(row(ms=2.0, status="wrong", reason="dq is off")).endswith("2 ms  40% of roofline  WRONG: dq is off")
+    assert line(row(ms=None)).endswith("oom: no memory")
 
 
 def test_flags_and_failures_are_counted():
     rows = [row(noisy=True), row(noisy=True, throttled=True), row(ms=None)]
     assert failures(rows) == [
         "oom (1x)  tfla_sig_xl: no memory",
-        "noisy (2x): spread over 5%",
+        f"noisy (2x): {NOISY_MEANS}",
         "throttled (1x): the GPU held its clock back",
     ]
 

@@ -1,4 +1,4 @@
-"""Under which conditions rows were measured, and which of them may therefore be divided by each other. No torch."""
+"""Under which conditions rows were measured. No torch."""
 
 from __future__ import annotations
 
@@ -47,18 +47,11 @@ def differences(a: Mapping[str, Sequence[str]], b: Mapping[str, Sequence[str]]) 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Rows of one results folder that ran under the same decisive conditions: a ratio of two of them counts."""
+    """Rows of one results folder that ran under the same decisive conditions."""
 
     folder: str
     rows: tuple[Row, ...]
     runs: Mapping[str, Any]
-
-    def apart(self, a: Row, b: Row) -> bool:
-        """Whether two rows are of different commits of this project, and so of different occasions, or of different
-        GPUs of one machine, as far as CUDA_VISIBLE_DEVICES told them apart.
-        """
-        one, other = (conditions(self.runs.get(row.run_id, {})) for row in (a, b))
-        return any(one.get(name) != other.get(name) for name in ("commit", "CUDA_VISIBLE_DEVICES"))
 
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:

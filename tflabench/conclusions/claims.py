@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from tflabench.conclusions.compare import fastest
+from tflabench.conclusions.compare import comparable, fastest
 
 if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
@@ -134,14 +134,15 @@ def check_all(campaigns: Sequence[Campaign]) -> list[Outcome]:
 
 
 def _points(claim: Claim, kernels: str, rows: Iterable[Row]) -> dict[int, Point]:
-    """Value of the axis -> the row of each role, where all roles were measured."""
+    """Value of the axis -> the row of each role, where all roles were measured in one comparison."""
     by_role: dict[str, dict[int, list[Row]]] = {role: {} for role in claim.needs}
     for row in rows:
         for role, need in claim.needs.items():
             if row.status == "ok" and need.fits(row, kernels):
                 by_role[role].setdefault(getattr(row, claim.over), []).append(row)
     shared = set.intersection(*(set(found) for found in by_role.values()))
-    return {at: {role: fastest(found[at]) for role, found in by_role.items()} for at in shared}
+    points = {at: {role: fastest(found[at]) for role, found in by_role.items()} for at in shared}
+    return {at: point for at, point in points.items() if len(point) == 1 or comparable(*point.values())}
 
 
 def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> str:
@@ -156,7 +157,7 @@ def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> str:
             reasons.append(f"no rows of {name}{f' with {setting(need.where)}' if asked else ''}")
         elif not any(row.status == "ok" for row in fitting):
             reasons.append(f"{name} {fitting[-1].status}: {fitting[-1].reason}")
-    return "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere side by side"
+    return "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere in one comparison"
 
 
 def needed(claim: Claim) -> str:

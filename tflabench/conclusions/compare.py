@@ -41,13 +41,17 @@ class Match:
 
     @property
     def ratio(self) -> float | None:
-        """Time of b over time of a: above 1 where b is slower; None where one was not measured."""
-        return ratio(self.b.ms_median, self.a.ms_median)
+        """Time of b over time of a: above 1 where b is slower; None where one was not measured, or is wrong."""
+        return ratio(self.b.ms_median, self.a.ms_median) if self._measured else None
 
     @property
     def memory_ratio(self) -> float | None:
-        """Peak memory of b over that of a."""
-        return ratio(self.b.peak_bytes, self.a.peak_bytes)
+        """Peak memory of b over that of a; None where one was not measured, or is wrong."""
+        return ratio(self.b.peak_bytes, self.a.peak_bytes) if self._measured else None
+
+    @property
+    def _measured(self) -> bool:
+        return self.a.status == self.b.status == "ok"
 
     def regressed(self, threshold: float) -> bool:
         """Whether b is slower by more than `threshold` (0.05: 5%), or failed where a ran."""
@@ -60,6 +64,12 @@ class Matching(NamedTuple):
     pairs: list[tuple[Row, Row]]
     only_a: list[Row]
     only_b: list[Row]
+
+
+def comparable(*rows: Row) -> bool:
+    """Whether ratios between rows may be taken: all were measured, with full tuning, in one closed comparison."""
+    ids = {row.comparison_id if row.closed else None for row in rows}
+    return len(ids) == 1 and None not in ids and all(row.status == "ok" and row.tuned_fully for row in rows)
 
 
 def ratio(over: float | None, under: float | None) -> float | None:
@@ -87,8 +97,11 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def fastest(rows: Sequence[Row]) -> Row:
-    """Of one row or more the measured one of least median time; where none was measured, the first."""
-    return min(rows, key=lambda row: inf if row.ms_median is None else row.ms_median)
+    """Of one row or more the measured one of least median time; where none was measured, the first.
+
+    Wrong results have a time, and are not measured.
+    """
+    return min(rows, key=lambda row: inf if row.status != "ok" or row.ms_median is None else row.ms_median)
 
 
 def match_points(a: Iterable[Row], b: Iterable[Row]) -> Matching:
@@ -103,9 +116,9 @@ def match_points(a: Iterable[Row], b: Iterable[Row]) -> Matching:
 
 
 def match_implementations(a: Sequence[Row], b: Sequence[Row]) -> Matching:
-    """Rows of two implementations that answer the same question.
+    """Return pairs of rows of two implementations that were measured in one comparison.
 
-    At the same chunk sizes where they share some, else each at its fastest one.
+    They are at the same chunk sizes where the two share some, else each is at its fastest one.
     """
     found = Matching([], [], [])
     names = {row.implementation for row in a}
@@ -118,7 +131,12 @@ def match_implementations(a: Sequence[Row], b: Sequence[Row]) -> Matching:
             continue
         in_a, in_b = ({row.chunk_size: row for row in side if row.chunk_size} for side in (left, right))
         shared = [(in_a[size], in_b[size]) for size in in_a if size in in_b]
-        found.pairs.extend(shared or [(fastest(left), fastest(right))])
+        for one, other in shared or [(fastest(left), fastest(right))]:
+            if comparable(one, other) or "ok" not in (one.status, other.status) or one.status != other.status:
+                found.pairs.append((one, other))
+            else:
+                found.only_a.append(one)
+                found.only_b.append(other)
     return found
 
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import hypot
 
-from tflabench.conclusions.compare import questions
+from tflabench.conclusions.compare import comparable, questions
 from tflabench.rows.schema import Row
 
 
 def contests(rows: Iterable[Row]) -> list[list[Row]]:
-    """Measured rows that answer the same question, fastest first in each list, small problems first."""
+    """Return measured rows that answer the same question, fastest first in each list, small problems first."""
     measured = (row for row in rows if row.status == "ok")
     return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(measured)]
 
 
-def faster(best: Row, other: Row) -> tuple[float, float]:
-    """How many times as fast `best` ran as `other`, and its uncertainty from half the spread of 20% to 80%."""
+def faster(best: Row, other: Row) -> tuple[float, float] | None:
+    """Return how many times as fast `best` ran as `other`, and its uncertainty; None where the two are not comparable.
+
+    The uncertainty is half the range of the ratio over the rounds, which both took together; of a single round it is
+    from half the spread of 20% to 80%.
+    """
+    if not comparable(best, other):
+        return None
     ratio = other.ms_median / best.ms_median  # type: ignore[operator]
+    rounds = [row.details.get("ms_by_round", ()) for row in (best, other)]
+    if len(rounds[0]) == len(rounds[1]) > 1:
+        by_round = [slow / quick for quick, slow in zip(*rounds, strict=True)]
+        return ratio, (max(by_round) - min(by_round)) / 2
     spreads = [(row.ms_p80 - row.ms_p20) / 2 / row.ms_median for row in (best, other)]  # type: ignore[operator]
     return ratio, ratio * hypot(*spreads)

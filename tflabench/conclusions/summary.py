@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,43 @@ from tflabench.conclusions.contests import contests, faster
 from tflabench.rows.labels import PASS_TITLES, label, milliseconds, size, waits_for_host
 from tflabench.rows.schema import Row
 
+NOISY_MEANS = "its median is known less well than its place among the others needs"
+
 
 def line(row: Row) -> str:
-    """One finished point in one line, for people who watch."""
+    """Return one point in one line, for people who watch: provisional while its comparison is open."""
     what = f"{label(row)}  {row.pass_}  {size(row)}  {row.dtype}"
-    if row.status != "ok":
+    if row.ms_median is None:
         return f"{what}  {row.status}: {row.reason}"
+    wrong = f"  WRONG: {row.reason}" if row.status == "wrong" else ""
     flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
     host = f"  host {row.host_ms:.3g} ms" if waits_for_host(row) else ""
-    return f"{what}  {milliseconds(row)}{host}  {row.percent_of_roofline:.0f}% of roofline{flags}"
+    tuned = "" if row.tuned_fully else f"  {tuning(row)}"
+    return f"{what}  {milliseconds(row)}{host}  {row.percent_of_roofline:.0f}% of roofline{flags}{tuned}{wrong}"
+
+
+def tuning(row: Row) -> str:
+    """Return how far the autotuners of a row got, for rows of which not every configuration was tried."""
+    assert row.tuned is not None
+    return f"tuned with {row.tuned['tried']} of {row.tuned['configurations']} configurations"
+
+
+def closing(rows: Sequence[Row]) -> str | None:
+    """Return what a closed comparison says in one line: its fastest implementation, and by how much; None of one."""
+    measured = sorted((row for row in rows if row.status == "ok"), key=lambda row: row.ms_median or 0.0)
+    others = [row for row in measured if row.implementation != measured[0].implementation]
+    if not others:
+        return None
+    best, ratio = measured[0], None
+    for other in others:
+        if ratio := faster(best, other):
+            break
+    if ratio is None:
+        return None
+    return (
+        f"{PASS_TITLES[best.pass_]}, {size(best)}: {label(best)} {milliseconds(best)}, "
+        f"{ratio[0]:.2f} ± {ratio[1]:.2f} times faster than {label(other)}"
+    )
 
 
 def best_table(rows: Iterable[Row]) -> Table:
@@ -35,7 +63,8 @@ def best_table(rows: Iterable[Row]) -> Table:
         table.columns[column].justify = "right"
     for group in contests(rows):
         best = group[0]
-        rivals = [row for row in group if row.implementation != best.implementation]
+        others = (row for row in group if row.implementation != best.implementation)
+        rivals = [(row, ratio[0]) for row in others if (ratio := faster(best, row))]
         table.add_row(
             best.pass_,
             size(best),
@@ -44,7 +73,7 @@ def best_table(rows: Iterable[Row]) -> Table:
             milliseconds(best),
             f"{best.peak_bytes / 2**20:.0f} MiB",  # type: ignore[operator]
             f"{best.percent_of_roofline:.0f}%",
-            f"{faster(best, rivals[0])[0]:.2f}x {label(rivals[0])}" if rivals else "",
+            f"{rivals[0][1]:.2f}x {label(rivals[0][0])}" if rivals else "",
         )
     return table
 
@@ -58,11 +87,10 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
         for row in group:
             best_of.setdefault(row.implementation, row)
         best, *others = best_of.values()
-        if others:
+        ratios = [(other, ratio) for other in others if (ratio := faster(best, other))]
+        if ratios:
             lines.append(f"{PASS_TITLES[best.pass_]}, {size(best)}: {label(best)} ran")
-            for other in others:
-                ratio, uncertainty = faster(best, other)
-                lines.append(f"  {ratio:.2f} ± {uncertainty:.2f} times faster than {label(other)}")
+            lines += [f"  {ratio:.2f} ± {by:.2f} times faster than {label(other)}" for other, (ratio, by) in ratios]
     return lines
 
 
@@ -87,7 +115,7 @@ def failures(rows: Iterable[Row]) -> list[str]:
     rows = list(rows)
     kinds = Counter((row.status, row.implementation, row.reason) for row in rows if row.status != "ok")
     lines = [f"{status} ({count}x)  {name}: {reason}" for (status, name, reason), count in kinds.most_common()]
-    for flag, meaning in (("noisy", "spread over 5%"), ("throttled", "the GPU held its clock back")):
+    for flag, meaning in (("noisy", NOISY_MEANS), ("throttled", "the GPU held its clock back")):
         if count := sum(bool(getattr(row, flag)) for row in rows):
             lines.append(f"{flag} ({count}x): {meaning}")
     if waiting := [row.host_ms / row.ms_median for row in rows if waits_for_host(row)]:  # type: ignore[operator]

@@ -20,7 +20,7 @@ from tflabench.figures.style import looks
 from tflabench.implementations.registry import nearest
 from tflabench.problem import InputError
 from tflabench.rows.load import read_results
-from tflabench.rows.table import frame
+from tflabench.rows.table import flat, frame
 
 WHAT = ("runtime", "memory", "chunk", "roofline")
 
@@ -54,7 +54,7 @@ def draw_all(
                 written.append(out / f"{stem}.{format_}")
                 write(figure, written[-1])
             written.append(out / f"{stem}.csv")
-            shown.drop(columns="chunk_asked").to_csv(written[-1], index=False)
+            flat(shown.drop(columns=["chunk_asked", "timed"])).to_csv(written[-1], index=False)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from None
     return written

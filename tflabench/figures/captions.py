@@ -78,7 +78,8 @@ def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
             for where in _where(rows[rows["implementation"] == name], having[having["implementation"] == name], axis):
                 titles.setdefault(where, []).append(look.title)
         places = "; ".join(f"{', '.join(group)} {where}" for where, group in titles.items())
-        lines.append(f"× {status}: {places}" + (f" ({why})" if why else ""))
+        mark = "○" if having["timed"].all() else "×"
+        lines.append(f"{mark} {status}: {places}" + (f" ({why})" if why else ""))
     return lines
 
 
@@ -135,7 +136,7 @@ def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
     for package in ("torch", "triton"):
         if versions := sorted({run["packages"][package] for run in described if package in run.get("packages", {})}):
             words.append(f"{package} {', '.join(versions)}")
-    measured = rows[(rows["status"] == "ok") & ~rows["package"].isin(["torch", "triton"])]
+    measured = rows[rows["status"].isin(["ok", "wrong"]) & ~rows["package"].isin(["torch", "triton"])]
     for package, own in measured.dropna(subset="package_version").groupby("package"):
         words.append(f"{package} {', '.join(sorted(set(own['package_version'])))}")
     # A commit's first digits: the whole of them is beside the rows, in environment.json.

@@ -9,7 +9,7 @@ from tflabench.figures.captions import caption, legend_name, missing
 from tflabench.figures.facets import Slice
 from tflabench.figures.layout import Sheet, text_width
 from tflabench.figures.panel import Panel, legend_keys, say_if_empty
-from tflabench.figures.quantities import PASSES, Quantity, by_pass, plain
+from tflabench.figures.quantities import PASSES, Quantity, by_pass, flagged, plain
 from tflabench.figures.style import NOTE_SIZE, TICK_SIZE, Look, kind_colour, measured, styled
 from tflabench.figures.ticks import x_axis
 
@@ -20,8 +20,8 @@ MOST_IN_A_COLUMN = 10  # implementations whose legend fits under a panel of colu
 def draw(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -> Figure:
     """`quantity` over the axis of a slice: a panel a pass, a line an implementation, theory as a band in its colour.
 
-    Open markers are rows flagged noisy or throttled, whiskers the 20th to 80th percentile; crosses at the top stand for
-    points that were asked for and not measured, and the note below names their status.
+    Open markers are rows that are noisy, throttled or wrong, whiskers the 20th to 80th percentile. Crosses at the top
+    stand for points that were asked for and not measured; the note below names their status.
     """
     if part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1:
         return _ranking(part, quantity, looks, footer)
@@ -35,7 +35,7 @@ def draw(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -
         for name, look in looks.items():
             panel.curve(rows[rows["implementation"] == name], look)
         panel.finish(rows, looks)
-        say_if_empty(ax, rows.loc[rows["status"] == "ok", quantity.column])
+        say_if_empty(ax, rows.loc[rows["timed"], quantity.column])
     sheet.axes[0].set_ylabel(f"{quantity.label} [{unit}]")
     handles = [
         Line2D([], [], label=legend_name(look, name, part.rows), **look.line())
@@ -57,7 +57,7 @@ def _ranking(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: st
     left = max(text_width(name, TICK_SIZE) for name in names) + 0.2
     sheet = Sheet(len(panels), height=0.17 * len(asked) + 0.1, left=left, gap=0.15)
     unit, size = quantity.unit(part.rows)
-    done = part.rows[part.rows["status"] == "ok"]
+    done = part.rows[part.rows["timed"]]
     shown = [quantity.column, *(quantity.theory or ())[1:]]
     most = max([value for column in shown for value in done[column].dropna()] or [1])
     for ax, (pass_, rows) in zip(sheet.axes, panels.items(), strict=True):
@@ -72,12 +72,13 @@ def _ranking(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: st
             if quantity.theory:
                 lower, upper = row[list(quantity.theory)].astype(float) / size
                 ax.barh(y, upper - lower, left=lower, height=0.6, color=kind_colour(look.kind), alpha=0.3, linewidth=0)
-            if row["status"] != "ok":
+            if not row["timed"]:
                 place = (0.01 * most / size, y)
                 ax.text(*place, row["status"], va="center", fontsize=NOTE_SIZE, style="italic", color="0.4")
                 continue
             value = row[quantity.column] / size
-            open_ = {"markerfacecolor": "white"} if quantity.spread and (row["noisy"] or row["throttled"]) else {}
+            wary = flagged(rows[rows["implementation"] == name], quantity).any()
+            open_ = {"markerfacecolor": "white"} if wary else {}
             ax.plot(value, y, **look.line(**open_))
             ax.annotate(f"{value:.3g}", (value, y), (4, 0), textcoords="offset points", va="center", fontsize=NOTE_SIZE)
     title = f"T = {plain(part.rows[part.axis].iloc[0])}, {caption(part.rows, part.axis)}"

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from tflabench.figures.quantities import Quantity, Rows, flagged
+from tflabench.figures.quantities import Quantity, Rows, flagged, flags
 from tflabench.figures.style import Look, kind_colour, measured
 from tflabench.figures.ticks import limits
 
@@ -30,7 +30,7 @@ class Panel:
 
     def curve(self, own: Rows, look: Look) -> None:
         """The rows of one implementation: a line, broken where nothing was measured; whiskers; flagged ones open."""
-        own = own.assign(y=own[self.quantity.column].where(own["status"] == "ok") / self.size)
+        own = own.assign(y=own[self.quantity.column].where(own["timed"]) / self.size)
         if not own["y"].notna().any():
             return
         if own[self.axis].isna().all():  # the axis means nothing to it (a chunk size to attention): one level for all
@@ -40,9 +40,10 @@ class Panel:
         x = self.position(own[self.axis])
         joined = {"linestyle": ""} if self.axis == "dtype" else {}  # nothing lies between two data types
         self.ax.plot(x, own["y"], **look.line(**joined))
-        if self.quantity.spread:
-            wary = flagged(own).to_numpy()
+        wary = flagged(own, self.quantity).to_numpy()
+        if wary.any():
             self.ax.plot(x[wary], own["y"][wary], **look.line(linestyle="", markerfacecolor="white", zorder=2.2))
+        if self.quantity.spread:
             low, high = (own[column] / self.size for column in self.quantity.spread)
             self.ax.vlines(x, low.where(own["y"].notna()), high, color=look.colour, linewidth=0.6, zorder=1.9)
 
@@ -96,7 +97,7 @@ class Panel:
         levels: dict[Any, int] = {}
         found = []
         for name, _ in measured(rows, looks):
-            own = rows[(rows["implementation"] == name) & (rows["status"] != "ok")]
+            own = rows[(rows["implementation"] == name) & ~rows["timed"]]
             for value in sorted(own[self.axis].dropna().unique()):
                 found.append((levels.get(value, 0), name, value))
                 levels[value] = levels.get(value, 0) + 1
@@ -110,8 +111,8 @@ def legend_keys(rows: Rows, quantity: Quantity) -> list[Any]:
         origins = sorted({str(origin).partition(":")[0] for origin in rows["ceilings"].dropna()})
         label = "theory, lower to upper bound" + (f" ({' and '.join(origins)} ceilings)" if origins else "")
         keys.append(Patch(facecolor="0.87", edgecolor="0.6", linewidth=0.5, label=label))
-    if quantity.spread and flagged(rows).any():
-        keys.append(Line2D([], [], color="0.4", marker="o", mfc="white", ls="", label="noisy or throttled"))
+    if why := flags(rows, quantity):
+        keys.append(Line2D([], [], color="0.4", marker="o", mfc="white", ls="", label=" or ".join(why)))
     return keys
 
 

@@ -25,9 +25,11 @@ PASSES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode, one 
 
 
 def drawable(rows: Rows) -> Rows:
-    """Rows with plain floats where integers can be missing, and `chunk_asked`: the chunk size asked for, or "auto".
+    """Return rows as figures draw them: plain floats where integers can be missing, and two columns more.
 
-    Two rows that differ only in whether L was asked for or chosen by the implementation belong to different curves.
+    `chunk_asked` is the chunk size asked for, or "auto": two rows that differ only in whether L was asked for or chosen
+    by the implementation belong to different curves. `timed` says whether there is a time to draw: of every measured
+    row, and of a wrong one that was timed all the same.
     """
     rows = rows.reset_index(drop=True)
     numbers = {
@@ -37,6 +39,8 @@ def drawable(rows: Rows) -> Rows:
     flags = {name: rows[name].astype("boolean").fillna(False).astype(bool) for name in ("noisy", "throttled")}
     auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
     asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
+    wrong = (rows["status"] == "wrong") & rows["ms_median"].notna()
+    flags["timed"] = (rows["status"] == "ok") | wrong
     return rows.assign(**flags, gate=rows["gate"].astype(object).where(rows["gate"].notna(), None), chunk_asked=asked)
 
 
@@ -51,7 +55,7 @@ class Quantity(NamedTuple):
 
     def unit(self, rows: Rows) -> tuple[str, float]:
         """The largest unit in which the median point is at least 1."""
-        middle = rows.loc[rows["status"] == "ok", self.column].median()
+        middle = rows.loc[rows["timed"], self.column].median()
         fitting = [unit for unit in self.units if middle >= unit[1]]
         return fitting[-1] if fitting else self.units[1 if math.isnan(middle) else 0]
 
@@ -71,9 +75,19 @@ def by_pass(rows: Rows) -> dict[str, Rows]:
     return {pass_: part for pass_ in PASSES if len(part := rows[rows["pass"] == pass_])}
 
 
-def flagged(rows: Rows) -> pd.Series:
-    """Which rows have a time to be wary of."""
-    return (rows["noisy"] | rows["throttled"]) & (rows["status"] == "ok")
+def flagged(rows: Rows, quantity: Quantity = RUNTIME) -> pd.Series:
+    """Return of which rows the quantity is to be wary of: results are wrong, or a time is noisy or throttled."""
+    return pd.concat(_flags(rows, quantity), axis="columns").any(axis="columns")
+
+
+def flags(rows: Rows, quantity: Quantity) -> list[str]:
+    """Return why values of these rows are to be wary of, for the legend: a word a reason."""
+    return [flag for flag, where in _flags(rows, quantity).items() if where.any()]
+
+
+def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:
+    found = {flag: rows[flag] & rows["timed"] for flag in ("noisy", "throttled") if quantity.spread}
+    return found | {"wrong": (rows["status"] == "wrong") & rows["timed"]}
 
 
 def plain(value: Any) -> str:

@@ -73,7 +73,7 @@ def figures(found: Comparison, sides: tuple[Side, Side]) -> Iterator[tuple[str, 
 def _frame(matches: Sequence[Match]) -> Rows:
     """The rows of B with the ratio and its interval; status that of the side which failed; ambiguous ones flagged."""
     spans = [_span(match) for match in matches]
-    return drawable(
+    rows = drawable(
         frame([match.b for match in matches]).assign(
             status=[match.a.status if match.b.status == "ok" else match.b.status for match in matches],
             noisy=[match.verdict == "ambiguous" for match in matches],
@@ -83,6 +83,7 @@ def _frame(matches: Sequence[Match]) -> Rows:
             ratio_high=[high for _, high in spans],
         )
     )
+    return rows.assign(timed=rows["status"] == "ok")
 
 
 def _span(match: Match) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from tflabench.implementations.registry import nearest, split
 from tflabench.problem import InputError
 from tflabench.rows.load import Results, read_results, results_folders
 from tflabench.selection.axes import Values
-from tflabench.selection.points import Point, plan
+from tflabench.selection.points import Point, select_points
 from tflabench.selection.presets import load_preset
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def points_of(
             order. It may have none.
     """
     preset = load_preset(figure.preset_for(matched_heads))
-    points = plan(preset, {}, patterns, "cuda")
+    points = select_points(preset, {}, patterns, "cuda")
     if not part:
         return points
     of_figure = {point.id for point in points}
-    return [point for point in plan(preset, part, patterns, "cuda") if point.id in of_figure]
+    return [point for point in select_points(preset, part, patterns, "cuda") if point.id in of_figure]
 
 
 def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
@@ -100,7 +100,7 @@ def draw(
     """
     from tflabench.figures.layout import write
     from tflabench.figures.quantities import drawable
-    from tflabench.rows.table import frame
+    from tflabench.rows.table import flat, frame
 
     if results is None and not figure.theory:
         raise InputError(f"{figure.name} shows measurements only, and none of its points is stored")
@@ -115,7 +115,7 @@ def draw(
                 write(drawn, written[-1])
             if len(shown):
                 written.append(out / f"{stem}.csv")
-                shown.drop(columns="chunk_asked").to_csv(written[-1], index=False)
+                flat(shown.drop(columns=["chunk_asked", "timed"])).to_csv(written[-1], index=False)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from None
     return written

@@ -112,8 +112,8 @@ def looks(rows: Rows) -> dict[str, Look]:
 
 
 def measured(rows: Rows, looks: dict[str, Look]) -> list[tuple[str, Look]]:
-    """Names and looks of the implementations that have a measured row."""
-    done = set(rows.loc[rows["status"] == "ok", "implementation"])
+    """Names and looks of the implementations that have a row with a time."""
+    done = set(rows.loc[rows["timed"], "implementation"])
     return [(name, look) for name, look in looks.items() if name in done]
 
 

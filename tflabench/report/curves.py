@@ -58,7 +58,7 @@ def _line(
     part: Slice, own: Rows, quantity: Quantity, unit: Unit, name: str, look: Look, position: Positions
 ) -> list[Trace]:
     """An implementation: a line broken where nothing was measured, whiskers, open markers where a time is flagged."""
-    done = own[own["status"] == "ok"]
+    done = own[own["timed"]]
     if done.empty:
         return []
     if own[part.axis].isna().all():  # the axis means nothing to it (a chunk size to attention): one level for all
@@ -67,13 +67,13 @@ def _line(
         shared = points(name, look, done.iloc[[0] * len(ends)])
         return [{**shared, "x": ends, "y": [level] * len(ends), "mode": "lines", "line": line(look)}]
     own = own.dropna(subset=[part.axis]).sort_values(part.axis)
-    y = own[quantity.column].where(own["status"] == "ok") / unit[1]
+    y = own[quantity.column].where(own["timed"]) / unit[1]
     trace = points(name, look, own) | {
         "x": position(own[part.axis]),
         "y": plain_numbers(y),
         "mode": "markers" if part.axis == "dtype" else "lines+markers",
         "line": line(look),
-        "marker": marks(look, [bool(quantity.spread and wary) for wary in flagged(own)]),
+        "marker": marks(look, flagged(own, quantity)),
     }
     if quantity.spread:
         low, high = (own[column] / unit[1] for column in quantity.spread)
@@ -127,7 +127,7 @@ def _crosses(part: Slice, rows: Rows, looks: Looks, position: Positions) -> Iter
     """Along the top, one below the other: what was asked for and not measured."""
     taken: dict[Any, int] = {}
     for name, look in looks.items():
-        own = rows[(rows["implementation"] == name) & (rows["status"] != "ok")].dropna(subset=[part.axis])
+        own = rows[(rows["implementation"] == name) & ~rows["timed"]].dropna(subset=[part.axis])
         if own.empty:
             continue
         levels = [taken.get(value, 0) for value in own[part.axis]]
@@ -183,9 +183,9 @@ def ranking(part: Slice, rows: Rows, quantity: Quantity, unit: Unit, looks: Look
             bounds = plain_numbers(row[column] / unit[1] for column in quantity.theory)
             bar = {"color": to_hex(kind_colour(look.kind)) + "4d", "width": 12}
             data.append(trace | {"x": bounds, "y": [title] * 2, "mode": "lines", "line": bar, "hoverinfo": "skip"})
-        if row["status"] == "ok":
+        if row["timed"]:
             value = row[quantity.column] / unit[1]
-            open_ = bool(quantity.spread) and bool(flagged(own).iloc[0])
+            open_ = bool(flagged(own, quantity).iloc[0])
             words = {"mode": "markers+text", "text": [f"  {number(value)}"], "marker": marks(look, [open_], 9)}
         else:
             value, words = 0, {"mode": "text", "text": [f"  {row['status']}"], "textfont": {"color": MUTED}}

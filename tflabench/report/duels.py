@@ -9,6 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.compare import comparable
 from tflabench.conclusions.contests import contests, faster
 from tflabench.conclusions.headline import answers
 from tflabench.implementations.registry import bundled_kernels
@@ -17,16 +18,12 @@ from tflabench.rows.schema import Row
 
 
 class Duel(NamedTuple):
-    """Our fastest row at a point and a baseline's; `ratio` > 1 where ours is faster, +- `uncertainty`.
-
-    `apart`: the two were measured on different occasions.
-    """
+    """Our fastest row at a point and a baseline's; `ratio` > 1 where ours is faster, +- `uncertainty`."""
 
     ours: Row
     baseline: Row
     ratio: float
     uncertainty: float
-    apart: bool
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Headline:
 
 
 def compare(results: Iterable[Results]) -> Headline:
-    """Our fastest row of every point against the fastest of each baseline there, within a campaign (see `campaigns`).
+    """Our fastest row of every point against the fastest of each baseline there, within one comparison.
 
     Which of ours: see `tflabench.conclusions.headline.answers`.
     """
@@ -92,11 +89,9 @@ def compare(results: Iterable[Results]) -> Headline:
             ours = [row for row in contest if (_plain(row) if stand_in else row.implementation in kernels)]
             baselines = {row.implementation: row for row in reversed(contest)}
             for name, row in baselines.items():
-                best = next(iter(answers(ours, row)), None)
-                if best and name not in kernels and not _plain(row):
-                    duels[row.device, row.dtype, row.pass_][name].append(
-                        Duel(best, row, *faster(best, row), campaign.apart(best, row))
-                    )
+                best = next((each for each in answers(ours, row) if comparable(each, row)), None)
+                if best and name not in kernels and not _plain(row) and (ratio := faster(best, row)):
+                    duels[row.device, row.dtype, row.pass_][name].append(Duel(best, row, *ratio))
     verdicts = []
     for (device, dtype, pass_), fought in duels.items():
         comparisons = [

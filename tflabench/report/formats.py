@@ -22,8 +22,9 @@ MOVED: Units = (("KB", 1e3), ("MB", 1e6), ("GB", 1e9))
 NOTES = {
     "runtime": (
         "Measured. Median over the samples of a point, each timed alone (CUDA events with the L2 cache flushed before, "
-        "or perf_counter on CPUs); whiskers and ranges: the 20th to 80th percentile. <i>Noisy</i>: the spread did not "
-        "settle; <i>throttled</i>: the GPU held its clock back."
+        "or perf_counter on CPUs); whiskers and ranges: the 20th to 80th percentile. <i>Noisy</i>: the "
+        "median is known less well than its place among the others needs; <i>throttled</i>: the GPU held its clock "
+        "back."
     ),
     "memory": (
         "Measured in a pass of its own: the largest memory allocated during a call (on CPUs: by how much the resident "
@@ -54,10 +55,9 @@ NOTES = {
     ),
     "ratio": (
         "Measured. Median runtime of the baseline over that of our fastest kernel and chunk size, at the same tokens, "
-        "sequence length, embedding and data type, within one folder, machine and set of versions; against an mLSTM, "
-        "ours with the same gate. ± is half the spread from the 20th to the 80th percentile of both. A baseline with "
-        "several chunk sizes counts with its fastest. †: the two have different commits of tflabench, so were measured "
-        "on different occasions, or were measured on different GPUs of the same kind."
+        "sequence length, embedding and data type, within one closed comparison, in which both took turns on one GPU; "
+        "against an mLSTM, ours with the same gate. ± is half the range of the ratio over the rounds. A baseline with "
+        "several chunk sizes counts with its fastest."
     ),
     "error": (
         "Measured. Largest deviation of the output and of every gradient from float64, root mean square over root mean "
@@ -131,8 +131,8 @@ def host(ms: float, call_ms: float) -> str:
 
 
 def facts(row: Mapping[str, Any]) -> list[Fact]:
-    """Everything that was measured at a point, and what theory says of it; nothing where it was not measured."""
-    if row["status"] != "ok":
+    """Everything that was measured at a point, and what theory says of it; nothing where it was not timed."""
+    if math.isnan(row["ms_median"]):
         return []
     ms = RUNTIME.units
     samples = "samples" if math.isnan(row["samples"]) else f"{row['samples']:.0f} samples"

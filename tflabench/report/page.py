@@ -25,6 +25,7 @@ from tflabench.report import charts, duels, formats, tables
 from tflabench.report.folders import Part
 from tflabench.report.formats import NOTES, amount
 from tflabench.report.plotly_axes import LINES, SYMBOLS, dark_colours
+from tflabench.rows.table import flat
 
 _OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
 _DRAWN_SYMBOLS = {  # in a box of 26 x 12, as Plotly draws them
@@ -110,7 +111,7 @@ def _payload(
         f"{figure.id}-{n}": panel.plot for own in figures for figure in own for n, panel in enumerate(figure.panels)
     }
     cards = dict(zip(map(int, rows.index), map(_card, rows.to_dict("records")), strict=True))
-    csv = [part.rows.drop(columns=["details", "chunk_asked"]).to_csv(index=False) for part in parts]
+    csv = [flat(part.rows.drop(columns=["details", "chunk_asked", "timed"])).to_csv(index=False) for part in parts]
     return {"plots": plots, "cards": cards, "dark": dark_colours(table), "csv": csv}
 
 
@@ -168,4 +169,4 @@ class Scale:
 def _words(duel: duels.Duel) -> str:
     sides = (f"{row.title} {amount(row.ms_median, RUNTIME.units)}" for row in (duel.ours, duel.baseline))
     size = f"T = {duel.ours.seq_len:,}, batch {duel.ours.batch}"
-    return f"{size}: {', '.join(sides)}, {formats.ratio(duel.ratio, duel.uncertainty)}×{'†' if duel.apart else ''}"
+    return f"{size}: {', '.join(sides)}, {formats.ratio(duel.ratio, duel.uncertainty)}×"

@@ -80,7 +80,8 @@ def best(results: Results) -> Iterator[dict[str, Any]]:
     """The fastest implementation of every point, and the next best; only rows of one campaign are compared."""
     for campaign in campaigns([results]):
         for first, *others in contests(campaign.rows):
-            rival = next((row for row in others if row.implementation != first.implementation), None)
+            rivals = (row for row in others if row.implementation != first.implementation)
+            rival = next(((row, *ratio) for row in rivals if (ratio := faster(first, row))), None)
             percent = first.percent_of_roofline
             yield {
                 "pass": PASSES[first.pass_],
@@ -88,7 +89,7 @@ def best(results: Results) -> Iterator[dict[str, Any]]:
                 "time": amount(first.ms_median, RUNTIME.units),
                 "memory": amount(first.peak_bytes, MEMORY.units),
                 "roofline": "" if percent is None else f"{number(percent)}%",
-                "next": (rival, *faster(first, rival)) if rival else None,
+                "next": rival,
             }
 
 
