@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from tflabench.baselines.packages import EINOPS, import_inner, installed, refuse, require_capability
+from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
 from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, draw
-from tflabench.implementations.packages import package_version
+from tflabench.implementations.packages import installed, package_version
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs as costs
 from tflabench.theory.cost import Cost
@@ -241,6 +241,10 @@ def _implementation(op: Op) -> Implementation:
         refuses=partial(refuses, op),
         cost=partial(cost, op),
         package=PACKAGE,
+        compiles=True,
+        own_process=True,
+        tunes=True,
+        majors=(8, 12),
         operation=op.operation,
     )
 

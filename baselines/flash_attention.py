@@ -111,6 +111,8 @@ def _implementation(version: Version) -> Implementation:
         refuses=partial(refuses, version),
         formulation="attention",
         package=version.package,
+        own_process=True,
+        majors=(version.lowest, version.highest),
     )
 
 

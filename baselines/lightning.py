@@ -70,6 +70,9 @@ IMPLEMENTATIONS = (
         refuses=refuses,
         cost=partial(costs.linear_attention, decays=0),
         package="lightning_attn",
+        compiles=True,
+        own_process=True,
+        majors=(8, 12),
         operation="lightning",
     ),
 )

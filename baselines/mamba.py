@@ -227,6 +227,8 @@ IMPLEMENTATIONS = (
         formulation="recurrent",
         cost=costs.selective_scan,
         package="mamba-ssm",
+        own_process=True,
+        majors=(7, 12),
     ),
     Implementation(
         name="mamba2",
@@ -237,6 +239,10 @@ IMPLEMENTATIONS = (
         chunked=True,
         cost=ssd_cost,
         package="mamba-ssm",
+        compiles=True,
+        own_process=True,
+        tunes=True,
+        majors=(8, 12),
         operation="mamba2",
     ),
     Implementation(
@@ -248,5 +254,9 @@ IMPLEMENTATIONS = (
         chunked=True,
         cost=conv_cost,
         package="mamba-ssm",
+        compiles=True,
+        own_process=True,
+        tunes=True,
+        majors=(8, 12),
     ),
 )

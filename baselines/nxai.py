@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tflabench.baselines.packages import EINOPS, refuse
 from tflabench.implementations.adapter import Case, Formulation, Implementation, SuffixSum
 from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
+from tflabench.implementations.packages import installed_version
 from tflabench.problem import Problem
 from tflabench.theory.calibrated import Modelled
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEEDS = {"mlstm_kernels": "pip install mlstm_kernels==2.0.6", **EINOPS}
+OTHER_TRITON = "pip install triton==3.7.1"
 NATIVE_ORACLE_BLOCK = 1024  # queries at a time
 
 
@@ -37,6 +39,7 @@ class Kernel:
         largest_chunk_size: that it takes.
         native: plain PyTorch, which runs anywhere.
         autograd: its gradients are PyTorch's own, through the normaliser too.
+        aborts: the version of Triton whose compiler it makes abort.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Kernel:
     largest_chunk_size: int | None = None
     native: bool = False
     autograd: bool = False
+    aborts: str | None = None
 
 
 def _natives(gate: GateName, form: Formulation, prefix: str) -> tuple[Kernel, ...]:
@@ -69,7 +73,7 @@ def _natives(gate: GateName, form: Formulation, prefix: str) -> tuple[Kernel, ..
 
 KERNELS = (
     Kernel("nxai_exp_limit", "limit_chunk", "exp", "chunkwise", "mlstm_chunkwise__limit_chunk", 64, 64),
-    Kernel("nxai_exp_xl", "xl_chunk", "exp", "chunkwise", "mlstm_chunkwise__xl_chunk", 128),
+    Kernel("nxai_exp_xl", "xl_chunk", "exp", "chunkwise", "mlstm_chunkwise__xl_chunk", 128, aborts="3.6.0"),
     Kernel("nxai_sig_xl", "xl_chunk", "sig", "chunkwise", "mlstm_siging_chunkwise__xl_chunk", 128),
     *_natives("exp", "chunkwise", "mlstm"),
     *_natives("exp", "parallel", "mlstm"),
@@ -154,6 +158,8 @@ def build(kernel: Kernel, problem: Problem, device: torch.device) -> Case:
 def refuses(kernel: Kernel, problem: Problem, device: str) -> str | None:
     if reason := refuse(problem, "cuda" if kernel.native else device, NEEDS, "bfloat16 float16 float32"):
         return reason
+    if not kernel.native and (reason := _refuse_triton(kernel)):
+        return reason
     chunk_size = kernel.chunk_size and (problem.chunk_size or kernel.chunk_size)
     if chunk_size and problem.seq_len % chunk_size:
         return f"needs a sequence length that is a multiple of the chunk size {chunk_size}, not {problem.seq_len}"
@@ -163,6 +169,18 @@ def refuses(kernel: Kernel, problem: Problem, device: str) -> str | None:
         size = getattr(problem, name)
         if size < 16 or size & (size - 1):
             return f"needs {name} to be a power of two from 16, not {size}"
+    return None
+
+
+def _refuse_triton(kernel: Kernel) -> str | None:
+    """Return why the installed Triton cannot compile a kernel, and which one can."""
+    version = installed_version("triton")
+    if version is None:
+        return None
+    if version == kernel.aborts:
+        return f"the compiler of Triton {version} aborts on this kernel: {OTHER_TRITON}"
+    if int(version.split(".")[0]) > 3 or int(version.split(".")[1]) >= 9:
+        return f"needs block pointers, which Triton {version} has no more: {OTHER_TRITON}"
     return None
 
 
@@ -177,6 +195,9 @@ def _implementation(kernel: Kernel) -> Implementation:
         formulation=kernel.form,
         chunked=kernel.chunk_size is not None,
         package="mlstm_kernels",
+        compiles=not kernel.native,
+        own_process=not kernel.native,
+        majors=None if kernel.native else (8, 12),
         modelled=None if kernel.native or kernel.form != "chunkwise" else Modelled("unpipelined", kernel.gate),
     )
 

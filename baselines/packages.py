@@ -1,4 +1,4 @@
-"""What a baseline needs of the machine: packages, found without importing them, and a GPU that its kernels know."""
+"""Needs of baselines: modules deep in a library, and a GPU that their kernels know."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
-from importlib.machinery import PathFinder
 from itertools import accumulate
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tflabench.implementations.adapter import Unsupported
+from tflabench.implementations.adapter import Unsupported, needs_capability
+from tflabench.implementations.packages import installed
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
     import torch
 
 EINOPS = {"einops": "pip install einops"}
-
-
-def installed(module: str) -> bool:
-    """Whether a module can be found, by its dotted name; neither it nor the packages around it are imported."""
-    package, *inner = module.split(".")
-    spec = importlib.util.find_spec(package)
-    for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return False
-        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
-    return spec is not None
 
 
 def import_inner(module: str, **known: object) -> ModuleType:
@@ -93,7 +82,6 @@ def require_capability(device: torch.device, lowest: int, highest: int = 12) -> 
 
     if device.type != "cuda":
         return
-    major, minor = torch.cuda.get_device_capability(device)
-    if not lowest <= major <= highest:
-        wanted = f"{lowest}.x" if lowest == highest else f"{lowest}.0 or above"
-        raise Unsupported(f"needs a GPU of compute capability {wanted}, not {major}.{minor}")
+    capability = torch.cuda.get_device_capability(device)
+    if not lowest <= capability[0] <= highest:
+        raise Unsupported(needs_capability(lowest, highest, capability))

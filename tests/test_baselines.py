@@ -22,8 +22,6 @@ from tflabench.implementations import registry
 from tflabench.implementations.adapter import Unsupported, differentiate, suffix_sum
 from tflabench.implementations.packages import package_version
 from tflabench.problem import Problem
-from tflabench.theory import baseline_costs
-from tflabench.theory.call_cost import call_cost
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(batch=2, heads=3, seq_len=70, d_qk=16, d_hv=24, dtype="float32", pass_="fwbw")
@@ -389,6 +387,7 @@ def test_a_cpu_is_refused(impl):
     ],
 )
 def test_refuses_with_a_reason(monkeypatch, name, changes, reason):
+    monkeypatch.setattr(nxai, "installed_version", lambda name: None)
     monkeypatch.setattr(packages, "installed", lambda module: True)
     problem = PROBLEM.with_(**{"seq_len": 512, "dtype": "bfloat16", "d_hv": 64, **changes})
     assert BY_NAME[name].refuses(problem, "cuda") == reason
@@ -415,6 +414,24 @@ def test_fla_on_hopper_needs_a_triton_that_does_not_miscompile(
     monkeypatch.setattr(fla_ops, "installed", lambda module: tilelang)
     with pytest.raises(Unsupported, match=r"Triton 3.*: needs Triton >= 3\.7\.1") if refused else nullcontext():
         fla_ops.require_sound_triton(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("version", "exp", "sig"),
+    [("3.6.0", "aborts on this kernel", None), ("3.7.1", None, None), ("3.9.0", "has no more", "has no more")],
+)
+def test_mlstm_kernels_says_which_triton_it_needs(monkeypatch, version, exp, sig):
+    from tflabench.implementations import packages as versions
+
+    monkeypatch.setattr(packages, "installed", lambda module: True)
+    monkeypatch.setattr(nxai, "installed_version", lambda name: version)
+    for name, reason in (("nxai_exp_xl", exp), ("nxai_sig_xl", sig)):
+        said = BY_NAME[name].refuses(PROBLEM.with_(seq_len=512, d_qk=64, d_hv=64, dtype="bfloat16"), "cuda") or ""
+        assert (reason or "") in said
+        assert said.endswith("pip install triton==3.7.1" if reason else "")
+        assert bool(said) is bool(reason)
+    with versions.taken_as_installed():
+        assert versions.installed_version("triton") is None
 
 
 def test_only_gated_chunks_of_fla_need_it():
@@ -460,77 +477,3 @@ def test_flash_attention_4_alone_is_not_flash_attention_2(stand_ins):
     problem = PROBLEM.with_(dtype="bfloat16", d_hv=16)
     assert BY_NAME["flash_attention_4"].refuses(problem, "cuda") is None
     assert "nvcc" in (BY_NAME["flash_attention_2"].refuses(problem, "cuda") or "")
-
-
-# --- what theory counts
-
-SIZE = Problem(batch=2, heads=4, seq_len=1024, d_qk=64, d_hv=128)
-
-
-def test_simple_gla_counts_what_mlstm_sig_does_but_for_its_input_gate_and_pointwise_work():
-    problem = SIZE.with_(chunk_size=baseline_costs.FLA_CHUNK_SIZE)
-    ours, theirs = call_cost(problem, "chunkwise", "sig"), baseline_costs.linear_attention(problem, decays=1)
-    assert 0.9 * ours.flops < theirs.flops < ours.flops
-    assert 0.9 * ours.bytes < theirs.bytes < ours.bytes
-
-
-def test_forward_products_of_one_chunk():
-    """L = T = 64, one head of 16 and 32: products by hand, 2 m n k each, the triangular ones half."""
-    problem = Problem(batch=1, heads=1, seq_len=64, d_qk=16, d_hv=32)
-    plain = 2 * 2 * 64 * 16 * 32 + 64 * 64 * (16 + 32)
-    assert baseline_costs.linear_attention(problem, decays=0).flops == plain
-    delta = 64 * 64 * 16 + 64**3 / 3 + 64 * 64 * (16 + 32) + 2 * 64 * 16 * 32
-    assert baseline_costs.linear_attention(problem, decays=0, delta=True).flops == pytest.approx(plain + delta)
-    trained = baseline_costs.linear_attention(problem.with_(pass_="fwbw"), decays=0).flops
-    assert trained == plain + 2 * 64 * 16 * 32 * 5 + 64 * 64 * (3 * 16 + 2 * 32)
-    # q, k, v, k, v read, o written in 2 bytes; C written and read in 4
-    assert baseline_costs.linear_attention(problem, decays=0).bytes == 2 * 64 * (3 * 16 + 3 * 32) + 2 * 4 * 16 * 32
-
-
-def test_states_on_chip_move_no_state_but_parts_of_what_their_blocks_add_up_to():
-    """Simple GLA fused chunk at T = 64, one head, blocks of 64 x 64, in 2 bytes."""
-    count = BY_NAME["fla_simple_gla_fused"].cost
-    assert count
-    alone = Problem(batch=1, heads=1, seq_len=64, d_qk=64, d_hv=64)
-    assert count(alone).bytes == 64 * 2 * (4 * 64 + 1)  # q, k, v, o, g
-    # q and k twice, v and dh twice, dq, dk, dv; g three times, its gradient written, read, written, read, summed
-    assert count(alone.with_(pass_="fwbw")).bytes - count(alone).bytes == 64 * (2 * (11 * 64 + 2) + 4 * 5 + 2)
-    wide = alone.with_(d_qk=128)  # two blocks: o in two parts of 4 bytes, read, their sum, that read
-    assert count(wide).bytes == 64 * (2 * (2 * 128 + 2 * 64 + 1) + 4 * 6 * 64)
-
-
-def test_a_group_shares_the_work_on_its_keys():
-    problem = SIZE.with_(chunk_size=256, d_qk=64, d_hv=64)
-    alone, shared = (
-        baseline_costs.linear_attention(problem, decays=1, chunk_size=256, group=group) for group in (1, 4)
-    )
-    saved = problem.batch * 3 * problem.seq_len * 256 * 64
-    assert alone.flops - shared.flops == saved
-    assert shared.bytes < alone.bytes
-
-
-@pytest.mark.parametrize("name", [impl.name for impl in BASELINES if impl.cost])
-def test_counts_grow_with_the_problem(name):
-    count = BY_NAME[name].cost
-    assert count is not None
-    small, long, trained = (count(SIZE.with_(**c)) for c in ({}, {"seq_len": 2048}, {"pass_": "fwbw"}))
-    assert long.flops == pytest.approx(2 * small.flops)
-    assert long.bytes == pytest.approx(2 * small.bytes)
-    assert trained.flops > 2 * small.flops
-    assert trained.bytes > 1.5 * small.bytes
-
-
-def test_rows_are_modelled_by_the_implementations_own_count():
-    from tflabench.bench.theory_columns import modelled
-    from tflabench.theory import hardware
-
-    ceilings = hardware.ceilings_for("NVIDIA H100 80GB HBM3", "bfloat16")
-    assert ceilings
-    impl = BY_NAME["fla_kda"]
-    assert impl.cost
-    assert modelled(impl, SIZE, ceilings, None)["model_flops"] == impl.cost(SIZE).flops
-
-
-def test_names_are_unique():
-    names = [impl.name for impl in registry.implementations()]
-    assert len(names) == len(set(names))

@@ -84,6 +84,11 @@ class Implementation:
         chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
         cost: FLOPs and bytes of one call, where these are not what `formulation` says, which None stands for.
         package: distribution whose version goes into the row.
+        compiles: whether its kernels are Triton's, so that they can be compiled before it runs.
+        own_process: whether each of its points is measured in a process of its own.
+        tunes: whether its kernels have autotuners; it then needs a process of its own, for they remember what another
+            shape made them choose.
+        majors: the lowest and the highest major compute capability that its kernels take; None where a CPU does.
         modelled: what it is to the calibrated model, None where that does not describe it.
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...
@@ -99,14 +104,32 @@ class Implementation:
     chunked: bool = False
     cost: Callable[[Problem], Cost] | None = None
     package: str = "torch"
+    compiles: bool = False
+    own_process: bool = False
+    tunes: bool = False
+    majors: tuple[int, int] | None = None
     modelled: Modelled | None = None
     operation: str | None = None
+
+    def refusal(self, problem: Problem, device: str, capability: tuple[int, int] | None = None) -> str | None:
+        """Return why it cannot run on a device of this compute capability, as far as that can be told from here."""
+        if reason := self.refuses(problem, device):
+            return reason
+        if self.majors and capability and not self.majors[0] <= capability[0] <= self.majors[1]:
+            return needs_capability(*self.majors, capability)
+        return None
 
     def count(self, problem: Problem) -> Cost:
         """FLOPs and bytes of one call."""
         from tflabench.theory.call_cost import call_cost
 
         return self.cost(problem) if self.cost else call_cost(problem, self.formulation, self.gate)
+
+
+def needs_capability(lowest: int, highest: int, capability: tuple[int, int]) -> str:
+    """Return why a GPU of this compute capability is refused where majors from `lowest` to `highest` are taken."""
+    wanted = f"{lowest}.x" if lowest == highest else f"{lowest}.0 or above"
+    return f"needs a GPU of compute capability {wanted}, not {capability[0]}.{capability[1]}"
 
 
 def draw(

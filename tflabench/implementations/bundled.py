@@ -395,6 +395,8 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         chunked=True,
         cost=partial(tfla_cost, gate),
         package="triton",
+        compiles=True,
+        majors=(8, 12),
         modelled=Modelled("tfla", gate),
     )
 
@@ -410,6 +412,8 @@ def _hopper(gate: GateName) -> Implementation:
         formulation="fused",
         chunked=True,
         package="triton",
+        compiles=True,
+        majors=(9, 9),
         modelled=Modelled("fused", gate),
     )
 
@@ -423,6 +427,7 @@ def _step(gate: GateName) -> Implementation:
         refuses=refuse_sequence,
         gate=gate,
         formulation="recurrent",
+        compiles=True,
     )
 
 
@@ -440,6 +445,8 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         chunked=True,
         cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
         package="torch" if kernels == "reference" else "triton",
+        compiles=kernels != "reference",
+        majors={"hopper": (9, 9), "tfla_xl": (8, 12)}.get(kernels),
         modelled=recurrence_model(op, kernels),
         operation=op.name,
     )
@@ -453,6 +460,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
         build=partial(build_recurrence_step, op),
         refuses=refuse_sequence,
         formulation="recurrent",
+        compiles=True,
         operation=op.name,
     )
 
