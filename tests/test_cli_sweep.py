@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -80,17 +79,20 @@ def test_every_fault_costs_one_row():
         "hoards": "oom",
         "chatters": "ok",
     }
-    assert sorted(rows["ms_median"].dropna().index) == ["chatters", "fine"]
+    assert sorted(rows["ms_median"].dropna().index) == ["chatters", "fine", "returns_nan"]  # who is wrong is timed too
+    assert rows["closed"].all()
+    assert rows["comparison_id"].nunique() == 1
+    assert rows["rounds"].to_dict()["fine"] >= 3
     assert len(rows["model_ms_lower"].dropna()) == 7  # theory is drawn also where nothing could be measured
     assert "aborts" in done.stderr  # a live line a point
     assert "crashed (1x)  aborts: the worker died (SIGABRT)" in done.stdout
     assert "from a kernel" not in done.stdout
     assert "tflabench plot out" in done.stdout
 
-    again = sweep("--impl", "fine,raises", *TINY, "--pass", "fw")
-    assert "1 of 2 points to measure" in again.stderr  # what failed is tried again, what is there is kept
-    tries = Counter(row["implementation"] for row in journal())
-    assert (tries["fine"], tries["raises"], len(read_rows("out"))) == (1, 2, 7)
+    before = len(journal())
+    again = sweep("--impl", faults, *TINY, "--pass", "fw")
+    assert "0 of 7 points to measure" in again.stderr  # what failed has had its chance
+    assert len(journal()) == before
 
 
 def test_killed_in_the_middle_and_started_again_it_ends_with_one_row_a_point():
@@ -101,23 +103,27 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_one_row_a_point():
         stdout=subprocess.DEVNULL,
     )
     path = Path("out/journal.jsonl")
-    while not path.exists() or path.read_bytes().count(b"\n") < 3:
+    while not path.exists() or path.read_bytes().count(b"\n") < 4:
         assert process.poll() is None
-        time.sleep(0.02)
+        time.sleep(0.005)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
     before = path.read_bytes()
-    assert before.count(b"\n") < 12
+    closed = {row["point"]: row["comparison_id"] for row in journal() if row["closed"]}
+    assert 0 < len(closed) < 12
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{child}").exists() for child in children):  # the worker goes with its parent
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
     sweep(*arguments)
-    assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])  # nothing was measured twice
-    assert sorted(Counter(row["point"] for row in journal()).values()) == [1] * 12
-    assert set(read_rows("out")["status"]) == {"ok"}
+    assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    rows = read_rows("out").set_index("point")
+    assert len(rows) == 12
+    assert rows["closed"].all()
+    assert set(rows["status"]) == {"ok"}
+    assert dict(rows["comparison_id"][list(closed)]) == closed  # what was closed was not measured twice
     assert len(json.loads(Path("out/environment.json").read_text())["runs"]) == 2
 
 
@@ -136,17 +142,18 @@ def test_interrupted_it_keeps_what_it_has_and_says_130():
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
-    assert "Interrupted: 1 of 4 points are safe" in stderr
+    assert "Interrupted: 0 of 4 points are safe" in stderr  # a row whose comparison is open is provisional
+    assert [row["closed"] for row in journal()] == [False]
     assert "Traceback" not in stderr
     assert Path("out/rows.parquet").exists()
 
 
 def test_when_its_time_is_up_it_keeps_what_it_has_and_the_same_command_measures_the_rest():
-    arguments = [*TINY, "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "16"]
-    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "15")
-    assert [(row["implementation"], row["seq_len"], row["status"]) for row in journal()] == [
+    arguments = [*TINY, "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "26"]
+    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "25")
+    assert [(row["implementation"], row["seq_len"], row["status"]) for row in journal() if row["closed"]] == [
         ("fine", 64, "ok"),
-        ("hangs", 64, "timeout"),  # the one that runs is finished
+        ("hangs", 64, "timeout"),  # rounds under way are finished
     ]
     assert "The time is up: 4 of 6 points are left; the same command measures them." in done.stderr
     assert "1 of 2 points measured, 4 left: the same command measures them" in done.stdout
@@ -168,9 +175,9 @@ def test_json_goes_to_stdout_alone_and_no_resume_measures_again():
 
     done = sweep("--impl", "fine", *TINY, "--pass", "fw", "--no-resume", "--paper-protocol")
     assert "1 of 1 points to measure" in done.stderr
-    assert len(journal()) == 3
     row = read_rows("out").to_dict("records")[0]
     assert (row["pass"], row["protocol"], row["warmup"] >= 10, row["samples"]) == ("fw", "paper", True, 30)
+    assert (row["rounds"], row["closed"]) == (1, True)
 
 
 def test_the_check_takes_as_long_as_it_is_given():
@@ -200,7 +207,7 @@ def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
 def test_dry_run_measures_nothing(invoke):
     code, out, err = invoke(*SWEEP, "--dry-run", "--impl", "fine,sdpa_flash,sdpa", "-a", "seq_len=64,128")
     assert (code, err) == (0, "")
-    assert "20 points, 16 of them can run on" in out
+    assert "20 points in 12 comparisons, 16 can run on" in out
     assert "min; at least" in out
     assert "needs a CUDA GPU" in out
     assert not Path("out").exists()
@@ -209,6 +216,32 @@ def test_dry_run_measures_nothing(invoke):
 def test_dry_run_as_json(invoke):
     _, out, _ = invoke(*SWEEP, "--dry-run", "--json", "--impl", "fine", *TINY)
     assert [point["pass"] for point in json.loads(out)["points"]] == ["fw", "fwbw"]
+
+
+def test_dry_run_for_a_gpu_that_need_not_be_here(invoke):
+    """The main job on an H100: an mLSTM first, the most telling comparison whole before any other."""
+    code, out, _ = invoke("sweep", "--dry-run", "--gpu", "H100", "--json")
+    assert code == 0
+    selection = json.loads(out)
+    points = selection["points"]
+    assert selection["device"] == "H100 SXM"
+    assert selection["folder"] == "results/h100-sxm/quick"
+    assert 100 < len(points) <= 120
+    assert points[0]["family"] == "mlstm"
+    first = [point for point in points if point["comparison"] == 1]
+    assert {(point["pass"], point["seq_len"], point["batch"]) for point in first} == {("fw", 4096, 16)}
+    runnable = {point["implementation"] for point in first if point["refused"] is None}
+    assert runnable >= set("hopper_exp hopper_sig nxai_exp_xl nxai_sig_xl sdpa_cudnn mamba2 fla_retention".split())
+    assert runnable >= {"flash_attention_3", "fla_simple_gla_fused", "hopper_simple_gla", "hopper_retention"}
+    assert [point["comparison"] for point in points] == sorted(point["comparison"] for point in points)
+    assert {"seconds", "gate", "d_qk", "d_hv", "heads", "chunk_size", "dtype"} <= points[0].keys()
+    lengths = [point["seq_len"] for point in points if point["chunk_size"] is None and point["heads"] == 16]
+    assert list(dict.fromkeys(lengths))[:4] == [4096, 1024, 16384, 65536]
+
+    on_ampere = json.loads(invoke("sweep", "--dry-run", "--gpu", "A100", "--json")[1])["points"]
+    refused = {point["implementation"]: point["refused"] for point in on_ampere}
+    assert refused["hopper_sig"] == "needs a GPU of compute capability 9.x, not 8.0"
+    assert refused["tfla_sig_xl"] is None
 
 
 def test_a_plan_that_does_not_fit_is_announced(invoke):
@@ -233,6 +266,11 @@ def test_what_does_not_fit_is_recorded_as_oom():
         (["--impl", "sdpa_flsh"], "no implementation matches 'sdpa_flsh'; did you mean sdpa_flash"),
         (["--impl", "sdpa_flash"], "none of the 8 points can run on cpu: sdpa_flash: this backend of torch needs"),
         (["--pass", "backward"], "pass is 'backward'"),
+        (["--gpu", "H100"], "--gpu is 'H100', and this machine has"),
+        (["--gpu", "H1000"], "no GPU is called 'H1000'; did you mean H100"),
+        (["--tune-seconds", "fast"], "--tune-seconds is 'fast': it must be a number of seconds, or full"),
+        (["--tune-seconds", "nan"], "--tune-seconds is 'nan'"),
+        (["--tuned-from", "nowhere"], "nowhere holds no journal.jsonl"),
         (["--device", "tpu"], "--device is 'tpu': it must be auto, cuda or cpu"),
         (["--memory-limit", "lots"], "--memory-limit is 'lots': it must be a size"),
         (["--plugin", "nowhere.py"], "plugin 'nowhere.py' cannot be used"),
@@ -245,6 +283,44 @@ def test_bad_input_is_one_line_and_exit_code_2(invoke, arguments, message):
     assert message in err
     assert err.startswith("tflabench: ")
     assert err.count("\n") == 1
+
+
+def test_rows_of_other_sources_are_not_mixed_with_new_ones():
+    sweep("--impl", "fine", *TINY, "--pass", "fw")
+    path = Path("out/journal.jsonl")
+    own = journal()[0]["source_hash"]
+    path.write_text(path.read_text().replace(own, "0123456789ab"))
+    refused = sweep("--impl", "fine", *TINY, code=2)
+    assert (
+        f"out holds rows that other sources made (0123456789ab; these are {own}): give another --out" in refused.stderr
+    )
+    assert sweep("--impl", "fine", *TINY, "--no-resume").returncode == 0
+
+    arguments = ["sweep", "--device", "cpu", "--no-plots", "--impl", "sdpa", *TINY, "--pass", "fw"]
+    run(*arguments)
+    (folder,) = Path("results").glob("*/quick")
+    path = folder / "journal.jsonl"
+    path.write_text(path.read_text().replace(own, "0123456789ab"))
+    said = run(*arguments).stderr
+    assert f"this sweep goes into {folder}-{own}." in said
+    assert len(read_rows(f"{folder}-{own}")) == 1
+
+
+def test_a_second_sweep_on_a_device_waits_for_the_first(tmp_path):
+    slow = subprocess.Popen(
+        command(*SWEEP, "--impl", "hangs", *TINY, "--pass", "fw", "--timeout", "6"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert slow.stderr is not None
+    while "points to measure" not in slow.stderr.readline():
+        assert slow.poll() is None
+    time.sleep(1)
+    second = run(*SWEEP[:-1], "second", "--impl", "fine", *TINY, "--pass", "fw")
+    assert f"Process {slow.pid} measures on" in second.stderr
+    assert slow.wait(timeout=5) == 0
+    assert len(read_rows("second")) == 1
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
@@ -264,7 +340,7 @@ def test_a_folder_of_another_schema_version_and_a_torn_line():
     assert "tflabench: warning: out/journal.jsonl: the last line was cut off" in done.stderr
     assert "0 of 2 points to measure" in done.stderr
     assert path.read_text() == text
-    path.write_text(text.replace('"schema_version":1', '"schema_version":7'))
+    path.write_text(text.replace('"schema_version":2', '"schema_version":7'))
     assert "row schema 7" in sweep("--impl", "fine", *TINY, code=2).stderr
 
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tflabench.bench import calibrate, measure
-from tflabench.bench.measure import memory_of, relative_spread, time_calls
+from tflabench.bench.measure import memory_of, take_turn
 from tflabench.bench.protocol import PAPER, SHORT, STANDARD
+from tflabench.bench.timing import Turn, columns_of, noisy, relative_spread, settled, uncertainty
 
 CPU = torch.device("cpu")
 MiB = 1 << 20
@@ -32,51 +33,90 @@ class Calls:
 
 
 def test_times_are_of_one_call():
-    timing = time_calls(Calls(0.005), CPU, SHORT)
-    assert 5.0 <= timing.ms_min <= timing.ms_p20 <= timing.ms_median <= timing.ms_p80
-    assert timing.ms_min < 20
-    assert timing.timer == "perf_counter"
-    assert timing.host_ms is None  # the time above is the host's
+    turn = take_turn(Calls(0.005), CPU, SHORT)
+    columns = columns_of([turn])
+    assert 5.0 <= columns["ms_min"] <= columns["ms_p20"] <= columns["ms_median"] <= columns["ms_p80"]
+    assert columns["ms_min"] < 20
+    assert turn.timer == "perf_counter"
+    assert turn.host_ms is None  # the time above is the host's
 
 
 def test_the_papers_protocol_takes_exactly_its_samples(monkeypatch):
     monkeypatch.setattr(measure, "SLOW_CALL", float("inf"))
     calls = Calls(0.0)
-    timing = time_calls(calls, CPU, PAPER)
-    assert (timing.warmup, timing.samples, calls.count) == (10, 30, 40)
+    turn = take_turn(calls, CPU, PAPER)
+    assert (turn.warmup, len(turn.samples), calls.count) == (10, 30, 40)
 
 
 def test_warm_up_lasts_by_time_and_by_calls():
-    timing = time_calls(Calls(0.001), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.05))
-    assert 10 <= timing.warmup <= 50  # 50 ms of calls of 1 ms and a little
-    timing = time_calls(Calls(0.02), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.0))
-    assert timing.warmup >= 3
+    turn = take_turn(Calls(0.001), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.05))
+    assert 10 <= turn.warmup <= 50  # 50 ms of calls of 1 ms and a little
+    turn = take_turn(Calls(0.02), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.0))
+    assert turn.warmup >= 3
 
 
 def test_the_host_s_time_is_the_least_of_a_warm_up():
     rules = replace(SHORT, warmup_iterations=3, warmup_s=0.0)
-    _, least_s, last_s = measure._warm_up(Calls(0.03, 0.002, 0.03), lambda: time.sleep(0.1), rules)
-    assert 0.002 <= least_s < 0.03 <= last_s < 0.1  # without the wait for the device
+    warm = measure._warm_up(Calls(0.03, 0.002, 0.03), lambda: time.sleep(0.1), rules)
+    assert 0.002 <= warm.least_enqueue_s < 0.03 <= warm.last_enqueue_s < 0.1  # without the wait for the device
 
 
 def test_a_compilation_late_in_the_warm_up_stays_out_of_the_samples():
-    timing = time_calls(Calls(0.001, 0.001, 0.2, 0.001), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.0))
-    assert timing.warmup > 3
-    assert timing.ms_p80 < 100
+    turn = take_turn(Calls(0.001, 0.001, 0.2, 0.001), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.0))
+    assert turn.warmup > 3
+    assert max(turn.samples) < 100
 
 
 def test_sampling_goes_on_until_the_budget_where_it_does_not_settle():
     restless = Calls(*([0.001, 0.004] * 200))
     rules = replace(SHORT, warmup_iterations=1, min_samples=9, max_samples=300, budget_s=0.2)
-    timing = time_calls(restless, CPU, rules)
-    assert timing.noisy
-    assert 9 <= timing.samples < 300
+    turn = take_turn(restless, CPU, rules)
+    assert relative_spread(turn.samples) > 0.05
+    assert 9 <= len(turn.samples) < 300
 
 
 def test_settled_samples_end_early(monkeypatch):
     monkeypatch.setattr(measure._HostSampler, "sample", lambda self, count: [1.0] * count)
-    timing = time_calls(lambda: None, CPU, STANDARD)
-    assert (timing.samples, timing.noisy, timing.ms_median) == (STANDARD.min_samples, False, 1.0)
+    turn = take_turn(lambda: None, CPU, STANDARD)
+    assert STANDARD.min_samples <= len(turn.samples) < 2 * STANDARD.min_samples
+
+
+def test_a_slow_call_is_made_a_few_times_only():
+    calls = Calls(0.05)
+    turn = take_turn(calls, CPU, replace(STANDARD, cap_s=0.12))
+    assert 2 <= len(turn.samples) < STANDARD.min_samples
+    assert calls.count < 10
+
+
+def turns(*medians: float, spread: float = 0.0) -> list[Turn]:
+    return [Turn([ms * (1 - spread), ms, ms, ms * (1 + spread)], 5, "perf_counter") for ms in medians]
+
+
+def test_rounds_settle_once_their_medians_agree_or_all_are_taken():
+    near, far = [turns(1.04)], [turns(1.5)]
+    assert not settled(turns(1.0, 1.0), near, STANDARD)
+    assert settled(turns(1.0, 1.005, 1.0), near, STANDARD)
+    assert not settled(turns(1.0, 1.06, 1.0), near, STANDARD)
+    assert settled(turns(1.0, 1.06, 1.0), far, STANDARD)  # it is faster in any case
+    assert settled(turns(1.0, 1.06, 1.0, 1.0, 1.0, 1.0), near, STANDARD)
+    assert settled(turns(1.0), near, PAPER)
+
+
+def test_noise_is_what_could_change_the_place_among_the_others():
+    restless = turns(1.0, 1.08, 1.0)  # known to 4%
+    assert uncertainty(restless) == pytest.approx(0.04)
+    assert noisy(restless, [turns(1.04)])
+    assert not noisy(restless, [turns(1.5)])
+    assert noisy(restless, [turns(1.5), turns(0.98)])
+    assert not noisy(turns(1.0, 1.02), [turns(1.01)])  # ratios are shown with two decimals
+    assert not noisy(restless, [])
+    assert noisy(turns(1.0, 1.2, 1.0), [])
+
+
+def test_columns_sum_up_all_rounds():
+    columns = columns_of([Turn([1.0, 2.0], 5, "cuda_events", 0.3), Turn([3.0, 4.0], 6, "cuda_events", 0.2)])
+    assert (columns["ms_median"], columns["ms_min"], columns["samples"]) == (2.5, 1.0, 4)
+    assert (columns["warmup"], columns["rounds"], columns["host_ms"]) == (11, 2, 0.2)
 
 
 def test_relative_spread():
@@ -116,10 +156,10 @@ def test_cuda_times_and_memory():
     n = 8192
     a = torch.randn(n, n, device=device, dtype=torch.bfloat16)
     clocks = measure.Clocks(device)
-    timing = time_calls(lambda: a @ a, device, STANDARD, clocks)
-    assert timing.timer == "cuda_events"
-    assert 1e13 < 2 * n**3 / timing.ms_median * 1e3 < 3e15
-    assert not timing.noisy
+    turn = take_turn(lambda: a @ a, device, STANDARD, clocks)
+    assert turn.timer == "cuda_events"
+    assert 1e13 < 2 * n**3 / turn.ms * 1e3 < 3e15
+    assert uncertainty([turn]) < 0.02
     memory = memory_of(lambda: a @ a, device, a.nbytes)
     assert memory.extra_bytes >= a.nbytes
     assert memory.peak_bytes - memory.extra_bytes == torch.cuda.memory_allocated(device)
@@ -137,10 +177,10 @@ def test_host_work_stays_out_of_the_cuda_window():
             pass
         x.add_(1)
 
-    timing = time_calls(run, device, STANDARD)
-    assert timing.ms_median < 0.1
-    assert timing.host_ms is not None
-    assert 0.5 <= timing.host_ms < 2
+    turn = take_turn(run, device, STANDARD)
+    assert turn.ms < 0.1
+    assert turn.host_ms is not None
+    assert 0.5 <= turn.host_ms < 2
 
 
 @pytest.mark.parametrize(("seconds_a_flop", "largest"), [(0.0, 1024), (1e-9, 256), (1e-6, 128)])

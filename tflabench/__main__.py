@@ -1,5 +1,7 @@
 """Entry point of the `tflabench` command and of `python -m tflabench`."""
 
+import logging
+import os
 import sys
 from pathlib import Path
 
@@ -22,6 +24,8 @@ def main() -> None:
     leave_repository_root()
     from tflabench.cli.main import app
 
+    if level := os.environ.get("TFLABENCH_LOG"):
+        logging.basicConfig(level=level.upper(), format="%(relativeCreated)7.0f ms  %(name)s  %(message)s")
     app()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tflabench.bench.measure import time_calls
+from tflabench.bench.measure import take_turn
 from tflabench.bench.protocol import Protocol
 
 
@@ -20,7 +20,7 @@ def measure_ceilings(device: torch.device, dtypes: Sequence[str], seconds: float
 
     def best_s(run: Callable[[], object]) -> float:
         run()
-        return time_calls(run, device, share).ms_min / 1e3
+        return min(take_turn(run, device, share).samples) / 1e3
 
     nbytes = (1 << 30) if device.type == "cuda" else (128 << 20)  # beyond any cache
     source = torch.ones(nbytes, dtype=torch.uint8, device=device)

@@ -1,19 +1,62 @@
-"""About how long a point takes and how much memory it needs, before it runs."""
+"""About how long a point takes and how much memory it needs, and whether it can run, before it runs; no GPU needed."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.theory_columns import modelled
+from tflabench.implementations.packages import taken_as_installed
+from tflabench.problem import DeviceKind
 from tflabench.selection.points import Point
 from tflabench.theory import hardware
+from tflabench.theory.hardware import Ceilings, Gpu
 
-# Seconds a point takes besides its samples (build, compile, verify, memory pass), and how far plain code stays below
+# Seconds a point takes besides its samples (process, build, check, memory, tuning), and how far plain code stays below
 # the roofline: rough, for the estimate of --dry-run and the progress bar.
-OVERHEAD_S = {"cuda": 3.0, "cpu": 0.4}
+OVERHEAD_S = {"cuda": 1.5, "cpu": 0.3}
+TUNING_S = 8.0
 SLOWDOWN = {"cuda": 3.0, "cpu": 10.0}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device that points are selected for, here or not.
+
+    Attributes:
+        capability: compute capability; None for a CPU, or where it is not known.
+        here: whether it is this machine's: packages must then be installed, elsewhere all are taken as installed.
+        gpu: what is known of it, with its ceilings, where it is not here.
+    """
+
+    kind: DeviceKind
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int] | None = None
+    here: bool = True
+    gpu: Gpu | None = None
+
+    @classmethod
+    def of_machine(cls, machine: Machine) -> Target:
+        """Return this machine's device."""
+        known = hardware.from_device_name(machine.name)
+        return cls(machine.kind, machine.name, machine.memory_bytes, known.capability if known else None)
+
+    @classmethod
+    def of_gpu(cls, gpu: Gpu) -> Target:
+        """Return a GPU by what is known of it, as if every library were installed beside it."""
+        return cls("cuda", gpu.name, int(gpu.memory_bytes or 0), gpu.capability, here=False, gpu=gpu)
+
+    def refusal(self, point: Point) -> str | None:
+        """Return why a point cannot run on it, or None."""
+        with nullcontext() if self.here else taken_as_installed():
+            return point.implementation.refusal(point.problem, self.kind, self.capability)
+
+    def ceilings(self, dtype: str) -> Ceilings | None:
+        """Return the ceilings known of it."""
+        return self.gpu.ceilings if self.gpu else hardware.ceilings_for(self.name, dtype)
 
 
 @dataclass(frozen=True)
@@ -24,17 +67,19 @@ class Estimate:
     bytes: int
 
 
-def estimate(point: Point, machine: Machine, protocol: Protocol) -> Estimate:
-    """From the cost model and the ceilings known so far; refused points take nothing."""
+def estimate(point: Point, target: Target, protocol: Protocol) -> Estimate:
+    """Return an estimate from the cost model and the ceilings known so far; refused points take nothing."""
     impl, problem = point.implementation, point.problem
-    if impl.refuses(problem, machine.kind):
+    if target.refusal(point):
         return Estimate(0.0, 0)
     tokens = problem.tokens * problem.heads
     copies = 2 if problem.pass_ == "fwbw" else 1  # gradients of the inputs and of the output beside them
     needed = copies * tokens * 2 * (problem.d_qk + problem.d_hv) * problem.element_bytes
-    seconds = protocol.budget_s
-    if ceilings := hardware.ceilings_for(machine.name, problem.dtype):
-        call_s = modelled(impl, problem, ceilings, None)["model_ms_upper"] / 1e3 * SLOWDOWN[machine.kind]
+    turn_s = protocol.budget_s
+    if ceilings := target.ceilings(problem.dtype):
+        call_s = modelled(impl, problem, ceilings, None)["model_ms_upper"] / 1e3 * SLOWDOWN[target.kind]
         calls = protocol.warmup_iterations + protocol.min_samples
-        seconds = call_s * calls + min(protocol.budget_s, call_s * protocol.max_samples)
-    return Estimate(OVERHEAD_S[machine.kind] + seconds, needed)
+        turn_s = min(call_s * calls, protocol.cap_s) + min(protocol.budget_s, call_s * protocol.max_samples)
+        turn_s += protocol.warmup_s
+    overhead_s = OVERHEAD_S[target.kind] + (TUNING_S if impl.tunes else 0.0)
+    return Estimate(overhead_s + protocol.min_rounds * turn_s, needed)

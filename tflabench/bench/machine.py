@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tflabench
+from tflabench.bench.provenance import commit, source_hash
 from tflabench.implementations.packages import PACKAGES, package_version
 from tflabench.problem import DeviceKind, InputError
 from tflabench.theory.hardware import slug
@@ -73,6 +74,7 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "name": gpu.name,
+        "uuid": f"GPU-{gpu.uuid}",
         "capability": f"sm_{gpu.major}{gpu.minor}",
         "multiprocessors": gpu.multi_processor_count,
         "l2_bytes": gpu.L2_cache_size,
@@ -105,7 +107,8 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "tflabench": tflabench.__version__,
-        "commit": _commit(),
+        "commit": commit(),
+        "source_hash": source_hash(),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
         "arguments": sys.argv[1:],
         "variables": {
@@ -143,16 +146,3 @@ def _available_bytes() -> int:
     if (info := Path("/proc/meminfo")).exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", info.read_text())):
         return int(found[1]) << 10
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _commit() -> str | None:
-    """What TFLABENCH_COMMIT says, for files copied without their .git or over another checkout's; else the commit of
-    the checkout this package runs from, with "+" after it if files have changed since.
-    """
-    if said := os.environ.get("TFLABENCH_COMMIT"):
-        return said
-    root = Path(tflabench.__file__).resolve().parent.parent
-    if not (root / ".git").exists() or not shutil.which("git"):
-        return None
-    show = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(show, capture_output=True, text=True, timeout=60).stdout.strip() or None

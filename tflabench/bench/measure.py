@@ -12,36 +12,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median, pstdev, quantiles
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 
 from tflabench.bench.protocol import Protocol
+from tflabench.bench.timing import Turn, relative_spread
 
 SLOW_CALL = 2.0  # times the fastest: such a call compiled something, or allocated for the first time
-NOISY_SPREAD = 0.05  # relative interquartile range beyond which a row is flagged
 LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
 GPU_CYCLES_PER_S = 2e9  # upper estimate of an SM clock, to turn seconds into cycles of the lead
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one call: median, minimum, 20th and 80th percentile of `samples` after `warmup` calls.
-
-    `host_ms`: what the host needs to enqueue one call, the least of the warm-up; None where the host does the work. It
-    is hidden from the other times, as it is from a program that has enough enqueued.
-    """
-
-    ms_median: float
-    ms_min: float
-    ms_p20: float
-    ms_p80: float
-    samples: int
-    warmup: int
-    noisy: bool
-    timer: str
-    host_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +33,9 @@ class Memory:
     extra_bytes: int
 
 
-def time_calls(
+def take_turn(
     run: Callable[[], object], device: torch.device, protocol: Protocol, clocks: Clocks | None = None
-) -> Timing:
+) -> Turn:
     """Time a callable that has run before (nothing left to compile): warm up, then sample until the spread settles.
 
     Before each sample the last-level cache is flushed; on CUDA a short spin kernel goes ahead, so that the host has
@@ -63,38 +44,17 @@ def time_calls(
     sampler = _CudaSampler(run, device, clocks) if device.type == "cuda" else _HostSampler(run)
     warmup = sampler.warm_up(protocol)
     samples: list[float] = []
-    spreads: list[float] = []
-    deadline = time.perf_counter() + protocol.budget_s
+    begin = time.perf_counter()
     while len(samples) < protocol.max_samples:
-        samples += sampler.sample(min(protocol.max_samples - len(samples), max(protocol.min_samples // 3, 1)))
+        due = max(protocol.min_samples // 3, 1) if sampler.quick else 1
+        samples += sampler.sample(min(protocol.max_samples - len(samples), due))
+        spent = time.perf_counter() - begin
         if len(samples) >= protocol.min_samples:
-            spreads.append(relative_spread(samples))
-            if spreads[-1] < protocol.settled_spread or _stable(spreads) or time.perf_counter() > deadline:
+            if spent > protocol.budget_s or relative_spread(samples) < protocol.settled_spread:
                 break
-    fifths = quantiles(samples, n=5, method="inclusive")
-    return Timing(
-        ms_median=median(samples),
-        ms_min=min(samples),
-        ms_p20=fifths[0],
-        ms_p80=fifths[3],
-        samples=len(samples),
-        warmup=warmup,
-        noisy=relative_spread(samples) > NOISY_SPREAD,
-        timer=sampler.timer,
-        host_ms=sampler.host_ms,
-    )
-
-
-def relative_spread(samples: list[float]) -> float:
-    """Interquartile range over median."""
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return (high - low) / median(samples)
-
-
-def _stable(spreads: list[float], window: int = 5, tolerance: float = 0.05) -> bool:
-    """Whether the spread itself no longer changes: more samples would not make the median better known."""
-    last = spreads[-window:]
-    return len(last) == window and pstdev(last) <= tolerance * (sum(last) / window)
+        elif len(samples) > 1 and spent > protocol.cap_s:
+            break
+    return Turn(samples, warmup, sampler.timer, sampler.host_ms)
 
 
 def memory_of(run: Callable[[], object], device: torch.device, held_bytes: int) -> Memory:
@@ -128,7 +88,9 @@ class _HostSampler:
         self.flush = torch.empty(_host_cache_bytes(), dtype=torch.uint8)
 
     def warm_up(self, protocol: Protocol) -> int:
-        return _warm_up(self.run, lambda: None, protocol)[0]
+        warm = _warm_up(self.run, lambda: None, protocol)
+        self.quick = 10 * warm.call_s < protocol.cap_s
+        return warm.calls
 
     def sample(self, count: int) -> list[float]:
         milliseconds = []
@@ -153,10 +115,11 @@ class _CudaSampler:
         self.host_ms = 0.0
 
     def warm_up(self, protocol: Protocol) -> int:
-        calls, fastest_s, enqueue_s = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol)
-        self.host_ms = 1e3 * fastest_s
-        self.lead_cycles = int(min(2 * enqueue_s, LEAD_LIMIT_S) * GPU_CYCLES_PER_S)
-        return calls
+        warm = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol)
+        self.host_ms = 1e3 * warm.least_enqueue_s
+        self.lead_cycles = int(min(2 * warm.last_enqueue_s, LEAD_LIMIT_S) * GPU_CYCLES_PER_S)
+        self.quick = 10 * warm.call_s < protocol.cap_s
+        return warm.calls
 
     def sample(self, count: int) -> list[float]:
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -173,12 +136,19 @@ class _CudaSampler:
         return [start.elapsed_time(stop) for start, stop in zip(starts, stops, strict=True)]
 
 
-def _warm_up(
-    run: Callable[[], object], synchronize: Callable[[], None], protocol: Protocol
-) -> tuple[int, float, float]:
-    """Calls made; seconds the host spent in one before it waited for the device: the least, and those of the last.
+class _Warm(NamedTuple):
+    """Calls made, seconds of the fastest, and seconds the host spent in one before it waited for the device."""
 
-    As many calls as the protocol asks for, and on until one took less than SLOW_CALL times the fastest.
+    calls: int
+    call_s: float
+    least_enqueue_s: float
+    last_enqueue_s: float
+
+
+def _warm_up(run: Callable[[], object], synchronize: Callable[[], None], protocol: Protocol) -> _Warm:
+    """Call as often as the protocol asks for, and on until a call took less than SLOW_CALL times the fastest.
+
+    Slow calls are made once and no more, once they have taken `cap_s`.
     """
     calls, fastest, least, begin = 0, float("inf"), float("inf"), time.perf_counter()
     while True:
@@ -190,8 +160,9 @@ def _warm_up(
         calls += 1
         fastest, least = min(fastest, end - start), min(least, enqueued - start)
         enough = calls >= protocol.warmup_iterations and end - begin >= protocol.warmup_s
-        if enough and (end - start < SLOW_CALL * fastest or calls >= 5 * protocol.warmup_iterations):
-            return calls, least, enqueued - start
+        calm = end - start < SLOW_CALL * fastest or calls >= 5 * protocol.warmup_iterations
+        if (enough and calm) or end - begin > protocol.cap_s:
+            return _Warm(calls, fastest, least, enqueued - start)
 
 
 @dataclass

@@ -1,39 +1,48 @@
-"""How long to warm up, how many samples to take. No torch."""
+"""How long to warm up, how many samples to take, in how many rounds. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Rules of one measurement.
+    """Rules of one measurement. A point takes one turn in every round of its comparison.
 
     Attributes:
-        warmup_iterations, warmup_s: both are reached before the first sample.
-        min_samples, max_samples: bounds of the sample count.
-        settled_spread: stop once the relative interquartile range is below this ...
-        budget_s: ... or stays the same, or once the samples have taken this long.
+        warmup_iterations, warmup_s: both are reached before the first sample of a turn.
+        min_samples, max_samples: bounds of the samples of a turn.
+        settled_spread: a turn ends once the relative interquartile range of its samples is below this ...
+        budget_s: ... or once its samples have taken this long.
+        cap_s: a turn of a slow point ends after this time, with fewer samples than `min_samples`, at least two.
+        min_rounds, max_rounds: bounds of the rounds of a comparison.
+        settled_rounds: no further round is needed once the medians of an implementation's rounds differ by less than
+            this, relative to their median; or once its place among the others is certain (see `timing.noisy`).
         verify_s: time that the float64 oracle of the correctness gate may take; `verified_steps` says how far it went.
     """
 
     name: str
-    warmup_iterations: int = 10
-    warmup_s: float = 0.15
-    min_samples: int = 30
-    max_samples: int = 300
+    warmup_iterations: int = 5
+    warmup_s: float = 0.1
+    min_samples: int = 10
+    max_samples: int = 40
     settled_spread: float = 0.005
-    budget_s: float = 3.0
-    verify_s: float = 10.0
+    budget_s: float = 0.3
+    cap_s: float = 5.0
+    min_rounds: int = 3
+    max_rounds: int = 6
+    settled_rounds: float = 0.01
+    verify_s: float = 0.8
 
     def verifying_within(self, seconds: float | None) -> Protocol:
-        """The same rules with another `verify_s`, where one is given."""
+        """Return the same rules with another `verify_s`, where one is given."""
         return self if seconds is None else replace(self, verify_s=seconds)
 
 
 STANDARD = Protocol("standard")
-PAPER = Protocol("paper", warmup_iterations=10, warmup_s=0.0, min_samples=30, max_samples=30)
+PAPER = Protocol("paper", 10, 0.0, min_samples=30, max_samples=30, cap_s=inf, min_rounds=1, max_rounds=1)
 SHORT = Protocol(
-    "short", warmup_iterations=2, warmup_s=0.02, min_samples=7, max_samples=50, budget_s=0.25, verify_s=0.15
+    "short", 2, 0.02, max_samples=20, budget_s=0.1, cap_s=2.0, max_rounds=4, settled_rounds=0.05, verify_s=0.15
 )
 PROTOCOLS = {protocol.name: protocol for protocol in (STANDARD, PAPER, SHORT)}

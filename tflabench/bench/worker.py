@@ -1,8 +1,8 @@
-"""The worker process: builds, verifies and measures one point at a time, so that a kernel can only kill this process.
+"""The worker process: builds, checks and measures one point at a time, so that a kernel can only kill this process.
 
-Speaks JSON lines over its original standard input and output. A job is {"kind": "measure", ...} (or "verify",
-"calibrate", "profile"); the answers are {"stage": ...} while it works and then one {"result": ...}. What kernels print
-goes to standard error.
+It speaks JSON lines: a job is {"kind": "prepare", ...} (or "turn", "verify", "calibrate", "profile"); the answers are
+{"stage": ...} while it works and then one {"result": ...}. What kernels print goes to standard error. Between two jobs
+it holds no tensors: whatever a job needs it draws anew from the seed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -26,10 +30,10 @@ from tflabench.implementations.adapter import Unsupported
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from tflabench.bench.verify import Verdict
-    from tflabench.implementations.adapter import Case, Implementation
+    from tflabench.implementations.adapter import Case
 
 PR_SET_PDEATHSIG = 1
 
@@ -43,22 +47,37 @@ def main() -> None:
     parser.add_argument("--plugin", action="append", default=[])
     options = parser.parse_args()
     _die_with_parent()
-    jobs, answers = _take_pipes()
-    worker = Worker(options.device, lambda answer: print(json.dumps(answer, default=str), file=answers, flush=True))
-    worker.start(options.plugin, options.memory_limit)
+    _serve(*_take_pipes(), options.device, options.plugin, options.memory_limit)
+
+
+def serve_forked(jobs: int, log: int, device: str, plugins: Sequence[str]) -> None:
+    """Serve jobs in a process that a fork server has made, over a socket, with `log` for what kernels print."""
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    from tflabench.bench.precompile.server import ready_to_measure
+
+    end = socket.socket(fileno=jobs)
+    answers = end.makefile("w")
+    print(json.dumps({"stage": "starting", "pid": os.getpid()}), file=answers, flush=True)
+    ready_to_measure()
+    _serve(end.makefile("r"), answers, device, plugins, None)
+
+
+def _serve(jobs: Iterable[str], answers: TextIO, device: str, plugins: Sequence[str], memory_limit: int | None) -> None:
+    worker = Worker(device, lambda answer: print(json.dumps(answer, default=str), file=answers, flush=True))
+    worker.start(plugins, memory_limit)
     for line in jobs:
         worker.do(json.loads(line))
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A point that is built, has run once, and has been verified; `step` is what is timed."""
+    """A point that is built and has run once; `step` is what is timed."""
 
     case: Case
     output_grad: Tensor | None
     step: Callable[[], object]
     first_call_s: float
-    verdict: Verdict
 
     @property
     def held_bytes(self) -> int:
@@ -73,7 +92,7 @@ class Worker:
         self.device_type = device
         self.answer = answer
 
-    def start(self, plugins: list[str], memory_limit: int | None) -> None:
+    def start(self, plugins: Sequence[str], memory_limit: int | None) -> None:
         """Import torch, register plugins, say what machine this is, cap the memory."""
         import torch
 
@@ -82,12 +101,18 @@ class Worker:
 
         for plugin in plugins:
             registry.plug_in(plugin)
+        if self.device_type == "cuda" and find_spec("triton"):
+            from tflabench.bench.precompile.stable_keys import key_callees_first
+
+            key_callees_first()  # or what was compiled ahead is not found
         if self.device_type == "cuda" and not torch.cuda.is_available():
             reason = f"torch {torch.__version__} finds no CUDA device: use --device cpu, or install the gpu extra"
             self.answer({"result": {"status": "unsupported", "reason": reason}})
             sys.exit()
         self.device = torch.device("cuda", 0) if self.device_type == "cuda" else torch.device("cpu")
         self.answer({"result": machine.torch_facts(self.device)})
+        if self.device_type == "cuda":
+            threading.Thread(target=_load_matrix_library, args=(self.device,), daemon=True).start()
         if memory_limit is not None:
             limit = _address_space_bytes() + memory_limit
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -95,7 +120,8 @@ class Worker:
     def do(self, job: dict[str, Any]) -> None:
         """Answer one job; a failure that leaves Python running becomes a status and a reason."""
         kinds = {
-            "measure": self.measure,
+            "prepare": self.prepare,
+            "turn": self.turn,
             "verify": self.verify,
             "calibrate": self.calibrate,
             "profile": self.profile,
@@ -107,47 +133,86 @@ class Worker:
             result = {"status": status, "reason": reason}
         self.answer({"result": result | {"restart": not self._usable(result)}})
 
-    def measure(self, implementation: str, problem: dict[str, Any], protocol: dict[str, Any]) -> dict[str, Any]:
-        """The measured columns of a row: the gate first, then time, then memory in a pass of its own."""
-        import torch
+    def prepare(
+        self,
+        implementation: str,
+        problem: dict[str, Any],
+        verify_s: float,
+        tune_s: float | None = None,
+        replay: Mapping[str, dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """Compile, tune and check a point; return the columns of its row that no turn changes.
 
-        from tflabench.bench.measure import Clocks, memory_of, time_calls
+        Besides columns: `digest` of the results (see `answers`), and `allowed`, the error allowed by result.
+        """
+        from tflabench.bench.answers import digest
+        from tflabench.bench.measure import memory_of
+        from tflabench.bench.tuning import tuning
+        from tflabench.bench.verify import verify
         from tflabench.implementations import registry
         from tflabench.implementations.packages import package_version
 
-        rules = Protocol(**protocol)
         impl = registry.get(implementation)
-        ready = self._prepare(impl, Problem(**problem), rules.verify_s)
-        row = {
-            "package_version": package_version(impl.package),
-            "rel_error": ready.verdict.rel_error,
-            "verified_steps": ready.verdict.steps,
-            "details": ready.case.details | {"errors": {error.name: error.error for error in ready.verdict.errors}},
-        }
-        if ready.verdict.reason:
-            return row | {"status": "wrong", "reason": ready.verdict.reason}
-        clocks = Clocks(self.device)
-        with torch.set_grad_enabled(ready.output_grad is not None):
-            self.answer({"stage": "timing"})
-            timing = time_calls(ready.step, self.device, rules, clocks)
+        with tuning(tune_s, replay) as tuned:
+            ready = self._ready(implementation, Problem(**problem))
+        self.answer({"stage": "verifying"})
+        start = time.perf_counter()
+        verdict = verify(ready.case, ready.output_grad, verify_s)
+        checked = time.perf_counter() - start
+        with self._gradients(ready):
             self.answer({"stage": "measuring memory"})
             memory = memory_of(ready.step, self.device, ready.held_bytes)
-        if clocks.reasons:
-            row["details"]["throttle_reasons"] = sorted(clocks.reasons)
-        return row | {
-            "status": "ok",
-            **asdict(timing),
+        details = ready.case.details | {"errors": {error.name: error.error for error in verdict.errors}}
+        return {
+            "status": "wrong" if verdict.reason else "ok",
+            "reason": verdict.reason,
+            "package_version": package_version(impl.package),
+            "rel_error": verdict.rel_error,
+            "verified_steps": verdict.steps,
+            "details": details | {"allowed": {error.name: error.allowed for error in verdict.errors}},
+            "compile_s": max(0.0, ready.first_call_s - tuned.seconds),
+            "check_s": checked,
+            **tuned.columns(),
             **asdict(memory),
-            "compile_s": max(0.0, ready.first_call_s - timing.ms_median / 1e3),
+            "digest": digest(self._results(ready)),
+        }
+
+    def turn(
+        self, implementation: str, problem: dict[str, Any], protocol: dict[str, Any], names: bool = False
+    ) -> dict[str, Any]:
+        """Sample a point that this process has prepared; `turn` of the answer has the fields of `timing.Turn`.
+
+        Args:
+            names: also say which GPU kernels a call launches, as `gpu_kernels`; a profiler looks after the samples.
+        """
+        from tflabench.bench.answers import digest
+        from tflabench.bench.kernel_names import launched
+        from tflabench.bench.measure import Clocks, take_turn
+
+        start = time.perf_counter()
+        ready = self._ready(implementation, Problem(**problem))
+        clocks = Clocks(self.device)
+        with self._gradients(ready):
+            self.answer({"stage": "timing"})
+            turn = take_turn(ready.step, self.device, Protocol(**protocol), clocks)
+            seen = {"gpu_kernels": launched(ready.step, self.device)} if names else {}
+        return seen | {
+            "status": "ok",
+            "turn": asdict(turn),
             "sm_clock_mhz": clocks.median_mhz,
             "throttled": clocks.throttled,
+            "throttle_reasons": sorted(clocks.reasons),
+            "digest": digest(self._results(ready)),
+            "seconds": time.perf_counter() - start,
         }
 
     def verify(self, implementation: str, problem: dict[str, Any], budget_s: float) -> dict[str, Any]:
         """Return the error table of a point: `status` "ok" or "wrong", and every error as `verify.Error` has it."""
-        from tflabench.implementations import registry
+        from tflabench.bench.verify import verify
 
-        verdict = self._prepare(registry.get(implementation), Problem(**problem), budget_s).verdict
+        ready = self._ready(implementation, Problem(**problem))
+        self.answer({"stage": "verifying"})
+        verdict = verify(ready.case, ready.output_grad, budget_s)
         return {
             "status": "wrong" if verdict.reason else "ok",
             "reason": verdict.reason,
@@ -156,7 +221,7 @@ class Worker:
         }
 
     def calibrate(self, dtypes: list[str], seconds: float) -> dict[str, Any]:
-        """Measured ceilings by dtype, as `tflabench.bench.calibrate.measure_ceilings` gives them."""
+        """Return measured ceilings by dtype, as `calibrate.measure_ceilings` gives them."""
         from tflabench.bench.calibrate import measure_ceilings
 
         self.answer({"stage": "calibrating"})
@@ -165,40 +230,39 @@ class Worker:
     def profile(self, implementation: str, problem: dict[str, Any], calls: int) -> dict[str, Any]:
         """Return the time of a call by GPU kernel or operator, as `profile.calls.Part` has it; `wrong` says if it is.
 
-        With no `calls` to profile, makes one between the marks that Nsight Compute waits for.
+        With no `calls` to profile, make one between the marks that Nsight Compute waits for.
         """
-        import torch
-
-        from tflabench.bench.measure import time_calls
+        from tflabench.bench.measure import take_turn
         from tflabench.bench.profile.calls import counted_call, parts_of
         from tflabench.bench.protocol import SHORT
-        from tflabench.implementations import registry
+        from tflabench.bench.verify import verify
 
-        ready = self._prepare(registry.get(implementation), Problem(**problem), SHORT.verify_s)
-        with torch.set_grad_enabled(ready.output_grad is not None):
+        ready = self._ready(implementation, Problem(**problem))
+        verdict = verify(ready.case, ready.output_grad, SHORT.verify_s)
+        with self._gradients(ready):
             self.answer({"stage": "profiling"})
             if not calls:
                 counted_call(ready.step, self.device)
                 return {"status": "ok"}
-            ms = time_calls(ready.step, self.device, SHORT).ms_median
+            ms = take_turn(ready.step, self.device, SHORT).ms
             parts = parts_of(ready.step, self.device, calls)
         return {
             "status": "ok",
             "ms_median": ms,
             "parts": [asdict(part) for part in parts],
-            "wrong": ready.verdict.reason,
+            "wrong": verdict.reason,
             "details": ready.case.details,
         }
 
-    def _prepare(self, impl: Implementation, problem: Problem, verify_s: float) -> _Ready:
-        """Build the case, run it once (which compiles), and verify it."""
+    def _ready(self, implementation: str, problem: Problem) -> _Ready:
+        """Build the case and run it once, which compiles what is not compiled and tunes what is not tuned."""
         import torch
 
-        from tflabench.bench.verify import verify
+        from tflabench.implementations import registry
 
         self.answer({"stage": "building"})
         torch.manual_seed(problem.seed)
-        case = impl.build(problem, self.device)
+        case = registry.get(implementation).build(problem, self.device)
         leaves = [tensor for tensor in case.inputs.values() if tensor.requires_grad]
         backward = problem.pass_ == "fwbw"
         self.answer({"stage": "compiling and running for the first time"})
@@ -218,8 +282,19 @@ class Worker:
             if backward:
                 torch.autograd.grad(output, leaves, output_grad)
 
-        self.answer({"stage": "verifying"})
-        return _Ready(case, output_grad, step, first_call_s, verify(case, output_grad, verify_s))
+        return _Ready(case, output_grad, step, first_call_s)
+
+    @contextmanager
+    def _gradients(self, ready: _Ready) -> Iterator[None]:
+        import torch
+
+        with torch.set_grad_enabled(ready.output_grad is not None):
+            yield
+
+    def _results(self, ready: _Ready) -> dict[str, Tensor]:
+        from tflabench.implementations.adapter import differentiate
+
+        return differentiate(lambda _: ready.case.forward(), ready.case.inputs, ready.output_grad)
 
     def _synchronize(self) -> None:
         import torch
@@ -241,6 +316,15 @@ class Worker:
         except RuntimeError:
             return False
         return True
+
+
+def _load_matrix_library(device: torch.device) -> None:
+    """Make the first matrix products, for which gigabytes of kernels are loaded, while something else compiles."""
+    import torch
+
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        a = torch.ones(64, 64, dtype=dtype, device=device)
+        torch.mm(a, a)
 
 
 def classify(error: Exception) -> tuple[str, str]:

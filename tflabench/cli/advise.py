@@ -116,17 +116,15 @@ def _measured(
     top: int,
     timeout: float,
 ) -> Advice:
-    """Advice for this machine's device, its `top` choices measured."""
-    from tflabench.bench.ceilings import ceilings_of
-    from tflabench.bench.executor import LocalExecutor
+    """Return advice for this machine's device, its `top` choices measured."""
     from tflabench.bench.protocol import SHORT
-    from tflabench.bench.runner import Bench
+    from tflabench.bench.sweep import Session, Settings
     from tflabench.conclusions import advise as advising
     from tflabench.conclusions.advise import Demand
     from tflabench.theory import hardware
 
-    with LocalExecutor(here.kind) as executor:
-        ceilings = ceilings_of(here, [problem.dtype], executor)[problem.dtype]
+    with Session(Settings(here, SHORT, timeout)) as session:
+        ceilings = session.ceilings([problem.dtype])[problem.dtype]
         known = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
         chip = replace(known, ceilings=ceilings, memory_bytes=here.memory_bytes)
         demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
@@ -137,8 +135,7 @@ def _measured(
             words = f"{choice.kernel.name}, L = {p.chunk_size}, batch {p.batch}: {choice.call_s * 1e3:.4g} ms"
             print(words, file=sys.stderr)
 
-        bench = Bench(here, executor, SHORT, timeout)
-        return advising.measured(advice, lambda point: bench.measure(point, "advise", ceilings), top, tell)
+        return advising.measured(advice, session.measure, top, tell)
 
 
 def _title(advice: Advice) -> str:

@@ -27,7 +27,7 @@ def calibrate(
 
     machine = detect(device)
     with LocalExecutor(machine.kind) as executor:
-        measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], executor, seconds)
+        measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], executor.run, seconds)
     if json_:
         ceilings = {dtype: asdict(found) for dtype, found in measured.items()}
         print(json.dumps({"device": machine.name, "ceilings": ceilings}, indent=2))

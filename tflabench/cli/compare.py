@@ -60,10 +60,11 @@ def compare(
     match = comparison.match_implementations if inside else comparison.match_points
     matching = match(left.rows, right.rows)
     if not matching.pairs:
-        raise InputError(
-            f"{a} ({len(left.rows)} points) and {b} ({len(right.rows)} points) have none in common: "
-            "sweep the same axes for both"
-        )
+        sides = f"{a} ({len(left.rows)} points) and {b} ({len(right.rows)} points)"
+        if inside:
+            why = "no point was measured of both in one comparison, tuned in full"
+            raise InputError(f"{sides}: {why}; sweep both into {inside} at once")
+        raise InputError(f"{sides} have none in common: sweep the same axes for both")
     rules = comparison.Rules(min_samples=min_samples, allow_throttled=allow_throttled)
     found = comparison.compare(matching, rules, allowed)
     files = []

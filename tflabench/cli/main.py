@@ -16,6 +16,7 @@ from tflabench.cli import report
 from tflabench.cli import reproduce
 from tflabench.cli import merge
 from tflabench.cli import recount
+from tflabench.cli import migrate
 from tflabench.cli import gpus
 from tflabench.cli import optimal_chunk
 from tflabench.cli import roofline
@@ -35,6 +36,7 @@ __all__ = [
     "gpus",
     "headline",
     "merge",
+    "migrate",
     "model_error",
     "optimal_chunk",
     "plot",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common.app import app
-from tflabench.cli.common.options import Device, Impl, StopAfter, Timeout, VerifySeconds
+from tflabench.cli.common.options import Device, Impl, Jobs, StopAfter, Timeout, TuneSeconds, VerifySeconds
 
 
 @app.command()
@@ -34,26 +34,36 @@ def reproduce(
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
     timeout: Timeout = 300.0,
     stop_after: StopAfter = None,
-    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
+    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples, in one round.")] = False,
     verify_seconds: VerifySeconds = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
+    tune_seconds: TuneSeconds = "20",
+    jobs: Jobs = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be measured, and an estimate.")] = False,
 ) -> None:
     """Repeat the paper's figures: measure what is missing, ours and the baselines, and draw as the paper does.
 
     Without an NVIDIA GPU nothing is measured: the figures are drawn from the rows stored below --results.
     """
-    from tflabench.bench.executor import LocalExecutor
+    from tflabench.bench.estimate import Target
     from tflabench.bench.machine import detect
     from tflabench.bench.protocol import PAPER, STANDARD
-    from tflabench.bench.runner import Bench
+    from tflabench.bench.sweep import Session, Settings
     from tflabench.cli.common.checks import words
     from tflabench.cli.common.console import stderr
-    from tflabench.cli.common.measuring import end_of, measure_points, print_plan
+    from tflabench.cli.common.measuring import (
+        compilers,
+        end_of,
+        folder_for,
+        measure_comparisons,
+        print_selection,
+        seconds_to_tune,
+    )
     from tflabench.figures import reproduce as paper
     from tflabench.figures.layout import FORMATS
     from tflabench.implementations import registry
     from tflabench.problem import InputError
     from tflabench.selection.axes import parse_overrides
+    from tflabench.selection.comparisons import comparisons
 
     stop_at = end_of(stop_after)
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
@@ -84,13 +94,16 @@ def reproduce(
         folders = {figure: root / machine.slug / figure.preset_for(matched_heads) for figure in parts}
         if dry_run:
             for figure, points in parts.items():
-                print_plan(points, machine, protocol, folders[figure], False)
+                print_selection(comparisons(points), Target.of_machine(machine), folders[figure], protocol, False)
             return
-        with LocalExecutor(machine.kind) as executor:  # one for all, which the drawing does not keep waiting
-            runner = Bench(machine, executor, protocol, timeout)
+        folders = {figure: folder_for(folder, given=False) for figure, folder in folders.items()}
+        settings = Settings(machine, protocol, timeout, seconds_to_tune(tune_seconds), compilers(jobs))
+        with Session(settings) as session:  # one for all, which the drawing does not keep waiting
             for figure, points in parts.items():
                 title = f"{figure.name}, sweep {folders[figure].name}"
-                *_, left[figure] = measure_points(points, folders[figure], runner, title, stop_at=stop_at)
+                selected = comparisons(points)
+                done = measure_comparisons(selected, folders[figure], session, title, stop_at=stop_at)
+                left[figure] = done.left
 
     missing = []
     for figure, points in parts.items():

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tflabench.cli.common.app import app
-from tflabench.cli.common.console import stderr, stdout
-from tflabench.cli.common.measuring import end_of, host_memory_limit, measure_points, print_plan
+from tflabench.cli.common.console import print_json, stderr, stdout
+from tflabench.cli.common.measuring import (
+    compilers,
+    end_of,
+    folder_for,
+    host_memory_limit,
+    measure_comparisons,
+    print_selection,
+    seconds_to_tune,
+)
 from tflabench.cli.common.options import (
     Axes,
     Device,
     Impl,
+    Jobs,
     Json,
     MemoryLimit,
     Plugin,
     StopAfter,
     Timeout,
+    TuneSeconds,
     VerifySeconds,
 )
+from tflabench.problem import InputError
 
 
 @app.command()
@@ -31,59 +41,85 @@ def sweep(
     impl: Impl = None,
     pass_: Annotated[str | None, typer.Option("--pass", help="fw, fwbw or both.")] = None,
     device: Device = "auto",
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --dry-run: select for this GPU, here or not, every library installed."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Results folder.", show_default="results/<device>/<preset>")] = None,
-    resume: Annotated[bool, typer.Option(help="Measure only what is missing or failed in the results folder.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate only.")] = False,
+    resume: Annotated[bool, typer.Option(help="Measure only comparisons that the results folder lacks.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be measured, and an estimate.")] = False,
     timeout: Timeout = 300.0,
     stop_after: StopAfter = None,
-    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples.")] = False,
+    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples, in one round.")] = False,
     verify_seconds: VerifySeconds = None,
+    tune_seconds: TuneSeconds = "20",
+    tuned_from: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Take the choices of autotuners from the rows of this results folder."),
+    ] = None,
+    jobs: Jobs = None,
     memory_limit: MemoryLimit = None,
     plots: Annotated[bool, typer.Option(help="Draw the figures at the end.")] = True,
     plugin: Plugin = None,
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
-    from tflabench.bench import runner as bench
-    from tflabench.bench.executor import LocalExecutor
-    from tflabench.bench.machine import detect
+    from tflabench.bench import machine as machines
+    from tflabench.bench.estimate import Target
     from tflabench.bench.protocol import PAPER, PROTOCOLS
+    from tflabench.bench.sweep import Session, Settings, require_runnable
     from tflabench.conclusions import summary
     from tflabench.implementations import registry
+    from tflabench.rows.load import read_results
     from tflabench.selection import axes, presets
-    from tflabench.selection import points as sweeps
+    from tflabench.selection.comparisons import comparisons
+    from tflabench.selection.points import select_points
+    from tflabench.theory import hardware
 
     stop_at = end_of(stop_after)
     for name in plugin or ():
         registry.plug_in(name)
-    machine = detect(device)
+    machine = machines.detect(device)
+    target = Target.of_machine(machine)
+    if gpu is not None:
+        wanted = hardware.find(gpu)
+        here = hardware.from_device_name(machine.name) if machine.kind == "cuda" else None
+        if not dry_run and here != wanted:
+            raise InputError(f"--gpu is {gpu!r}, and this machine has {machine.name}: add --dry-run, or leave it out")
+        target = target if here == wanted and not dry_run else Target.of_gpu(wanted)
     patterns = registry.split(",".join(impl)) if impl else None
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    settings = presets.load_preset(preset)
-    points = sweeps.plan(settings, overrides, patterns, machine.kind)
-    bench.require_runnable(points, machine.kind)
-    protocol = PAPER if paper_protocol else PROTOCOLS[settings.protocol.get(machine.kind, "standard")]
+    chosen = presets.load_preset(preset)
+    points = select_points(chosen, overrides, patterns, target.kind)
+    selected = comparisons(points)
+    protocol = PAPER if paper_protocol else PROTOCOLS[chosen.protocol.get(target.kind, "standard")]
     protocol = protocol.verifying_within(verify_seconds)
-    limit = host_memory_limit(memory_limit, machine)
-    folder = out or Path("results") / machine.slug / preset
+    tune_s = seconds_to_tune(tune_seconds)
+    tuned = read_results(tuned_from).rows if tuned_from else ()
+    slug = machine.slug if gpu is None else hardware.slug(target.name)
+    folder = out or Path("results") / slug / preset
 
     note = stderr()
-    if machine.kind == "cpu" and device == "auto":
+    if target.kind == "cpu" and device == "auto":
         note.print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({machine.name}).")
     if dry_run:
-        print_plan(points, machine, protocol, folder, json_)
+        print_selection(selected, target, folder, protocol, json_)
         return
-    with LocalExecutor(machine.kind, plugin or (), limit) as executor:
-        runner = bench.Bench(machine, executor, protocol, timeout)
-        rows, files, left = measure_points(points, folder, runner, settings.title, resume, stop_at)
-    if plots and rows:
+    require_runnable(points, machine.kind)
+    folder = folder_for(folder, given=out is not None) if resume else folder
+    limit = host_memory_limit(memory_limit, machine)
+    settings = Settings(machine, protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)
+    with Session(settings) as session:
+        measured = measure_comparisons(selected, folder, session, chosen.title, resume, stop_at)
+    files = measured.files
+    if plots and measured.rows:
         from tflabench import figures
 
         note.print("Drawing the figures ...")
         files += figures.draw_all(folder)
     if json_:
         written = [str(path) for path in files]
-        columns = [row.columns() for row in rows]
-        print(json.dumps({"folder": str(folder), "files": written, "left": left, "rows": columns}, indent=2))
+        rows = [row.columns() for row in measured.rows]
+        print_json({"folder": str(folder), "files": written, "left": measured.left, "rows": rows})
     else:
-        stdout().print(summary.ending(rows, files, f"tflabench plot {folder}", left))
+        stdout().print(summary.ending(measured.rows, files, f"tflabench plot {folder}", measured.left))

@@ -28,12 +28,10 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
-    from dataclasses import replace
-
-    from tflabench.bench import runner
     from tflabench.bench.executor import LocalExecutor
     from tflabench.bench.machine import detect, environment
-    from tflabench.bench.protocol import STANDARD
+    from tflabench.bench.sweep import require_runnable
+    from tflabench.bench.verifier import Verifier
     from tflabench.conclusions import summary
     from tflabench.implementations import registry
     from tflabench.rows import errors
@@ -45,14 +43,14 @@ def verify(
     machine = detect(device)
     patterns = registry.split(",".join(impl)) if impl else None
     overrides = {"pass": ("fwbw",)} | axes.parse_overrides(axis or ())
-    points = sweeps.plan(presets.load_preset(preset), overrides, patterns, machine.kind)
-    runner.require_runnable(points, machine.kind)
+    points = sweeps.select_points(presets.load_preset(preset), overrides, patterns, machine.kind)
+    require_runnable(points, machine.kind)
     note = stderr()
     results = []
     with LocalExecutor(machine.kind, plugin or (), host_memory_limit(memory_limit, machine)) as executor:
-        checks = runner.Bench(machine, executor, replace(STANDARD, verify_s=budget), timeout)
+        verifier = Verifier(machine, executor, budget, timeout)
         with progress_bar(note) as bar:
-            results = [checks.verify(point) for point in bar.track(points)]
+            results = [verifier.verify(point) for point in bar.track(points)]
         facts = executor.facts()
     if out:
         note.print(f"Wrote {errors.write_errors(out, results, environment(machine, facts))}")

@@ -112,7 +112,7 @@ def profile(
         result = executor.run(job, timeout_s)
         if result["status"] != "ok":
             raise InputError(f"{impl.name} cannot be profiled here ({result['status']}): {result['reason']}")
-        ceilings = ceilings_of(machine, [problem.dtype], executor)[problem.dtype]
+        ceilings = ceilings_of(machine, [problem.dtype], executor.run)[problem.dtype]
     used = problem.with_(chunk_size=result["details"].get("chunk_size", problem.chunk_size))
     counted: list[KernelCounters] = []
     why_not: str | None = "not asked for"

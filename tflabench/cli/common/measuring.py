@@ -1,136 +1,255 @@
-"""What `sweep` and `reproduce` share: measure a list of points with progress, or print what would be measured."""
+"""What `sweep` and `reproduce` share: measure comparisons with progress, or print what would be measured."""
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from tflabench.cli.common.console import open_table, progress_bar, stderr, stdout
-from tflabench.problem import parse_bytes
+from tflabench.cli.common.console import open_table, print_json, progress_bar, stderr, stdout
+from tflabench.problem import InputError, parse_bytes
 
 if TYPE_CHECKING:
-    from tflabench.bench.estimate import Estimate
+    from rich.console import Console
+
+    from tflabench.bench.estimate import Estimate, Target
     from tflabench.bench.machine import Machine
     from tflabench.bench.protocol import Protocol
-    from tflabench.bench.runner import Bench
+    from tflabench.bench.sweep import Session
+    from tflabench.rows.journal import Store
     from tflabench.rows.schema import Row
+    from tflabench.selection.comparisons import Comparison
     from tflabench.selection.points import Point
 
+FULL = "full"
 
-def measure_points(
-    points: Sequence[Point], folder: Path, runner: Bench, title: str, resume: bool = True, stop_at: float = inf
-) -> tuple[list[Row], list[Path], int]:
-    """Measure what a results folder lacks of a plan (all of it without `resume`), telling how far it is on stderr.
+
+@dataclass
+class Measured:
+    """What a sweep has to say at its end: rows of its points, files, and points that the time was too short for."""
+
+    rows: list[Row] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list[Path])
+    left: int = 0
+
+
+def measure_comparisons(
+    comparisons: Sequence[Comparison],
+    folder: Path,
+    session: Session,
+    title: str,
+    resume: bool = True,
+    stop_at: float = inf,
+) -> Measured:
+    """Measure what a results folder lacks (all of it without `resume`), telling how far it is on stderr.
 
     Args:
-        stop_at: time of `time.monotonic` from which on no point is started.
-
-    Returns:
-        The rows of the plan, the files of the folder, and how many points the time was too short for.
+        stop_at: time of `time.monotonic` from which on no point is begun.
 
     Raises:
         typer.Exit: 130, interrupted; what was measured is safe.
     """
-    from tflabench.bench.estimate import estimate
-    from tflabench.bench.runner import pending
-    from tflabench.conclusions import summary
+    from tflabench.bench.estimate import Target, estimate
+    from tflabench.bench.gpu_lock import alone_on
+    from tflabench.bench.sweep import pending
     from tflabench.rows.journal import Store
 
     note = stderr()
-    machine, protocol = runner.machine, runner.protocol
-    estimates = {point.id: estimate(point, machine, protocol) for point in points}
-    _warn_too_big(estimates, machine)
+    settings = session.settings
+    machine = settings.machine
+    points = [point for comparison in comparisons for point in comparison.points]
+    target = Target.of_machine(machine)
+    estimates = {point.id: estimate(point, target, settings.protocol) for point in points}
+    warn_too_big(estimates, machine.memory_bytes)
     store = Store(folder, machine.name)
-    todo = pending(points, store, protocol, machine.kind) if resume else points
-    note.print(f"{title}\n{len(todo)} of {len(points)} points to measure, into {folder}")
-    left = len(todo)
+    todo = pending(comparisons, store, settings.protocol, machine) if resume else list(comparisons)
+    due = [point for comparison in todo for point in comparison.points]
+    note.print(f"{title}\n{len(due)} of {len(points)} points to measure, in {len(todo)} comparisons, into {folder}")
+    _say_refusals(due, machine, note)
     interrupted = False
+    told = _Told(note, {point.id: len(comparison.points) for comparison in todo for point in comparison.points})
     try:
         if todo and time.monotonic() < stop_at:
-            with progress_bar(note) as bar:
-                task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in todo))
+            with alone_on(session.facts.get("uuid") or machine.name, note.print), progress_bar(note) as bar:
+                task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in due))
 
                 def on_row(row: Row) -> None:
-                    nonlocal left
-                    left -= 1
-                    note.print(summary.line(row), style="" if row.status == "ok" else "yellow")
-                    bar.advance(task, 0.1 + estimates[row.point].seconds)
+                    told.row(row)
+                    if row.closed:
+                        bar.advance(task, 0.1 + estimates[row.point].seconds)
 
-                runner.sweep(todo, store, on_row, stop_at)
+                session.sweep(todo, store, on_row, stop_at)
     except KeyboardInterrupt:
         interrupted = True
         store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory
     rows = [store.rows[point.id] for point in points if point.id in store.rows]
     files = store.export() if rows else []
     if interrupted:
-        note.print(f"Interrupted: {len(rows)} of {len(points)} points are safe; the same command measures the rest.")
+        note.print(f"Interrupted: {_closed(store, points)} of {len(points)} points are safe; the same command goes on.")
         raise typer.Exit(130)
+    left = len(points) - _closed(store, points)
     if left:
         note.print(f"The time is up: {left} of {len(points)} points are left; the same command measures them.")
-    return rows, files, left
+    return Measured(rows, files, left)
+
+
+def _closed(store: Store, points: Sequence[Point]) -> int:
+    return sum(point.id in store.rows and store.rows[point.id].closed for point in points)
+
+
+@dataclass
+class _Told:
+    """Tells of rows as they come: each once when it is new, and of every comparison when its last row is final.
+
+    Attributes:
+        sizes: how many points the comparison of each point has.
+        closing: final rows of comparisons of which not all are.
+    """
+
+    note: Console
+    sizes: dict[str, int]
+    closing: dict[str, list[Row]] = field(default_factory=dict)
+
+    def row(self, row: Row) -> None:
+        from tflabench.conclusions import summary
+
+        if not row.closed:
+            self.note.print(summary.line(row), style="yellow" if row.ms_median is None else "")
+            return
+        rows = self.closing.setdefault(row.comparison_id or "", [])
+        rows.append(row)
+        if len(rows) == self.sizes[row.point]:
+            del self.closing[row.comparison_id or ""]
+            if said := summary.closing(rows):
+                self.note.print(said, style="bold")
+
+
+def _say_refusals(points: Sequence[Point], machine: Machine, note: Console) -> None:
+    """Say once, before the start, what cannot run here: a line an implementation."""
+    reasons: dict[str, str] = {}
+    for point in points:
+        if reason := point.implementation.refuses(point.problem, machine.kind):
+            reasons.setdefault(point.implementation.name, reason)
+    for name, reason in reasons.items():
+        note.print(f"  cannot run here: {name}: {reason}", style="dim")
+
+
+def folder_for(folder: Path, given: bool) -> Path:
+    """Return the results folder to measure into: one whose rows were made by the same sources.
+
+    Args:
+        given: whether the user named the folder.
+
+    Raises:
+        InputError: its rows were made by other sources, and the user named it.
+    """
+    from tflabench.bench.provenance import source_hash
+    from tflabench.rows.load import read_results, results_folders
+
+    if folder not in results_folders(folder):
+        return folder
+    others = {row.source_hash for row in read_results(folder).rows} - {source_hash()}
+    if not others:
+        return folder
+    if given:
+        raise InputError(
+            f"{folder} holds rows that other sources made ({', '.join(sorted(map(str, others)))}; these are "
+            f"{source_hash()}): give another --out, for rows of two versions cannot be divided by each other"
+        )
+    own = folder.with_name(f"{folder.name}-{source_hash()}")
+    stderr().print(f"{folder} holds rows that other sources made: this sweep goes into {own}.")
+    return own
 
 
 def end_of(seconds: float | None) -> float:
-    """The time of `time.monotonic` in so many seconds; infinity for None."""
+    """Return the time of `time.monotonic` in so many seconds; infinity for None."""
     return inf if seconds is None else time.monotonic() + seconds
 
 
-def print_plan(points: Sequence[Point], machine: Machine, protocol: Protocol, folder: Path, json_: bool) -> None:
-    """What a sweep would measure, and about how long that takes and how much memory."""
+def seconds_to_tune(text: str) -> float | None:
+    """Return the seconds of --tune-seconds; None for "full".
+
+    Raises:
+        InputError: neither a number of seconds nor "full".
+    """
+    if text == FULL:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise InputError(f"--tune-seconds is {text!r}: it must be a number of seconds, or {FULL}")
+    return seconds
+
+
+def compilers(jobs: int | None) -> int:
+    """Return how many kernels are compiled at a time: as asked for, else two fewer than there are cores."""
+    import os
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 2) if jobs is None else jobs
+
+
+def print_selection(
+    comparisons: Sequence[Comparison], target: Target, folder: Path, rules: Protocol, json_: bool
+) -> None:
+    """Print what a sweep would measure, in its order, and about how long that takes and how much memory."""
     from tflabench.bench.estimate import estimate
 
-    estimates = {point.id: estimate(point, machine, protocol) for point in points}
-    _warn_too_big(estimates, machine)
-    plan = [
+    points = [(number, point) for number, one in enumerate(comparisons, 1) for point in one.points]
+    estimates = {point.id: estimate(point, target, rules) for _, point in points}
+    warn_too_big(estimates, target.memory_bytes)
+    selection = [
         {
+            "comparison": number,
             "implementation": point.implementation.name,
+            "family": point.implementation.family,
+            "gate": point.implementation.gate,
             **point.problem.columns(),
             "seconds": round(estimates[point.id].seconds, 1),
             "bytes": estimates[point.id].bytes,
-            "refused": point.implementation.refuses(point.problem, machine.kind),
+            "refused": target.refusal(point),
         }
-        for point in points
+        for number, point in points
     ]
     seconds = sum(one.seconds for one in estimates.values())
     if json_:
-        print(
-            json.dumps(
-                {"device": machine.name, "folder": str(folder), "seconds": round(seconds), "points": plan}, indent=2
-            )
-        )
+        print_json({"device": target.name, "folder": str(folder), "seconds": round(seconds), "points": selection})
         return
-    table = open_table(*plan[0])
-    for row in plan:
+    table = open_table(*selection[0])
+    for row in selection:
         cells = ["" if value is None else str(value) for value in row.values()]
         table.add_row(*cells, style="dim" if row["refused"] else "")
-    runnable = sum(not row["refused"] for row in plan)
+    runnable = sum(not row["refused"] for row in selection)
     stdout().print(table)
     stdout().print(
-        f"{len(plan)} points, {runnable} of them can run on {machine.name}: about {max(1, round(seconds / 60))} min; "
-        f"at least {max(row['bytes'] for row in plan) / 2**30:.2f} GiB of memory; rows go to {folder}"
+        f"{len(selection)} points in {len(comparisons)} comparisons, {runnable} can run on {target.name}: "
+        f"about {max(1, round(seconds / 60))} min; at least {max(one.bytes for one in estimates.values()) / 2**30:.2f} "
+        f"GiB of memory; rows go to {folder}"
     )
 
 
-def _warn_too_big(estimates: dict[str, Estimate], machine: Machine) -> None:
-    too_big = [point for point, needed in estimates.items() if needed.bytes > machine.memory_bytes]
+def warn_too_big(estimates: dict[str, Estimate], memory_bytes: int) -> None:
+    """Warn of points that need more memory than there is."""
+    too_big = [point for point, needed in estimates.items() if needed.bytes > memory_bytes]
     if too_big:
         largest = max(too_big, key=lambda point: estimates[point].bytes)
         warnings.warn(
             f"{len(too_big)} of {len(estimates)} points will not fit in memory and end as oom: {largest} needs "
-            f"at least {estimates[largest].bytes / 2**30:.1f} GiB, and there are {machine.memory_bytes / 2**30:.1f}",
+            f"at least {estimates[largest].bytes / 2**30:.1f} GiB, and there are {memory_bytes / 2**30:.1f}",
             stacklevel=2,
         )
 
 
 def host_memory_limit(size: str | None, machine: Machine) -> int | None:
-    """Bytes of host memory a point may allocate: as asked for, else what leaves a CPU machine alive."""
+    """Return the bytes of host memory a point may allocate: as asked for, else what leaves a CPU machine alive."""
     if size is not None:
         return parse_bytes("--memory-limit", size)
     return int(0.8 * machine.memory_bytes) if machine.kind == "cpu" else None

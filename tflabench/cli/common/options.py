@@ -45,7 +45,7 @@ Timeout = Annotated[
 StopAfter = Annotated[
     float | None,
     _seconds(
-        "Start no point after this time; the one that runs is finished. The same command measures the rest.",
+        "Begin no point after this time; rounds under way are finished. The same command measures the rest.",
         "all are measured",
     ),
 ]
@@ -53,7 +53,20 @@ VerifySeconds = Annotated[
     float | None,
     _seconds(
         "What the float64 check of one point may take: it checks as many steps as fit, 512 whatever they take.",
-        "10; 0.15 where the preset is short",
+        "0.8; 0.15 where the preset is short",
+    ),
+]
+TuneSeconds = Annotated[
+    str,
+    typer.Option(
+        metavar="SECONDS|full",
+        help="What the autotuners of one point may take. Rows of a peer that was not tuned in full are marked.",
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Kernels compiled at a time while the GPU measures; 0: none ahead.", show_default="cores - 2"
     ),
 ]
 MemoryLimit = Annotated[

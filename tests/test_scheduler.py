@@ -1,0 +1,378 @@
+"""The scheduler: whose turn it is, what has the GPU for itself, what a failure costs, and what is measured again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tflabench.bench import scheduler as scheduling
+from tflabench.bench.comparison_run import ComparisonRun, PointRun
+from tflabench.bench.machine import Machine
+from tflabench.bench.precompile.pool import Compiled, Finished
+from tflabench.bench.protocol import PAPER, STANDARD
+from tflabench.bench.rows_of_run import Occasion
+from tflabench.bench.scheduler import SHARED, Rules, Scheduler, asks_no_less
+from tflabench.bench.sweep import pending
+from tflabench.bench.tuning_store import TuningStore
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import Implementation
+from tflabench.problem import Problem
+from tflabench.rows.journal import Store
+from tflabench.rows.schema import Row
+from tflabench.selection.comparisons import Comparison
+from tflabench.selection.points import Point
+from tflabench.theory.hardware import Ceilings
+
+MACHINE = Machine("cuda", "some GPU", 2**36)
+CEILINGS = {"float32": Ceilings(1e14, 1e12, "measured", "test")}
+DIGEST = {"forward": [0.5] * 4}
+
+
+def implementation(name: str, **changes: Any) -> Implementation:
+    return Implementation(
+        name, "mlstm", name, lambda *_: pytest.fail("built"), lambda *_: None, gate="sig", chunked=True, **changes
+    )
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch) -> dict[str, Implementation]:
+    """Three implementations: two share a process, and one tunes in a process of its own."""
+    three = [implementation("a", compiles=True), implementation("b"), implementation("c", own_process=True, tunes=True)]
+    monkeypatch.setattr(registry, "_plugged", three)
+    return {impl.name: impl for impl in three}
+
+
+def point(name: str = "a", **changes: Any) -> Point:
+    sizes = {"batch": 4, "heads": 2, "seq_len": 512, "d_qk": 16, "d_hv": 16, "dtype": "float32", **changes}
+    return Point(registry.get(name), Problem(**sizes))
+
+
+def comparison(*names: str, **changes: Any) -> Comparison:
+    return Comparison(tuple(point(name, **changes) for name in names))
+
+
+class Workers:
+    """Processes that answer at once, one job a call of `wait`, in the order in which they were sent.
+
+    Attributes:
+        said: (implementation, kind) of every job, in order; processes that are started as (slot, "start").
+        times: implementation -> milliseconds of its turns, the last one for good.
+        answers: (implementation, kind) -> what is answered instead.
+        slow: implementation -> how often `wait` is called before it has compiled and prepared.
+    """
+
+    def __init__(self, times: dict[str, list[float]] | None = None, answers: Any = None, slow: Any = None) -> None:
+        self.times = times or {}
+        self.slow: dict[str, int] = slow or {}
+        self.paused: set[str] = set()
+        self.answers = answers or {}
+        self.said: list[tuple[str, str]] = []
+        self.alive: set[str] = {SHARED}
+        self.ended: list[str] = []
+        self.most_at_once = 0
+        self._due: list[tuple[str, dict[str, Any] | None]] = []
+        self._turns: dict[str, int] = {}
+
+    def busy(self, slot: str) -> bool:
+        return any(slot == working for working, _ in self._due)
+
+    def has(self, slot: str) -> bool:
+        return slot in self.alive
+
+    def send(self, slot: str, job: dict[str, Any] | None, timeout_s: float) -> None:
+        assert not self.busy(slot)
+        kinds = [sent["kind"] for _, sent in self._due if sent]
+        assert "turn" not in kinds, "a job was given while a turn was timed"
+        others = {of for of, _ in self._due} - self.paused
+        assert not (job and job["kind"] == "turn" and others), "a turn began while something else was at work"
+        self.alive.add(slot)
+        self._due.append((slot, job))
+        self.most_at_once = max(self.most_at_once, len(self._due))
+        self.said.append((job["implementation"], job["kind"]) if job else ("process", "start"))
+
+    def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
+        if not self._due:
+            time.sleep(min(timeout_s, 0.01))
+            return []
+        place = next((n for n, (slot, _) in enumerate(self._due) if slot not in self.paused), 0)
+        slot, job = self._due[place]
+        if self.slow.get(self._name(slot), 0) > 0:
+            self.slow[self._name(slot)] -= 1
+            self._due.append(self._due.pop(place))
+            return []
+        del self._due[place]
+        if job is None:
+            return [(slot, {"status": "ok"})]
+        name = job["implementation"]
+        if (name, job["kind"]) in self.answers:
+            return [(slot, dict(self.answers[name, job["kind"]]))]
+        if job["kind"] == "prepare":
+            return [
+                (slot, {"status": "ok", "reason": None, "digest": DIGEST, "details": {"allowed": {"forward": 0.01}}})
+            ]
+        number = self._turns[name] = self._turns.get(name, -1) + 1
+        times = self.times.get(name, [1.0])
+        turn = {"samples": [times[min(number, len(times) - 1)]] * 10, "warmup": 5, "timer": "cuda_events"}
+        clocks = {"sm_clock_mhz": 1500, "throttled": False, "throttle_reasons": []}
+        return [(slot, {"status": "ok", "turn": turn, "digest": DIGEST, "seconds": 0.1, **clocks})]
+
+    def compiles(self, slot: str) -> bool:
+        return self.slow.get(self._name(slot), 0) > 0
+
+    def pause(self, slots: Any) -> None:
+        assert all(self.compiles(slot) for slot in slots)
+        self.paused = set(slots)
+
+    def resume(self) -> None:
+        self.paused = set()
+
+    def _name(self, slot: str) -> str:
+        return next((job["implementation"] for of, job in self._due if of == slot and job), "")
+
+    def end(self, slot: str) -> None:
+        self.ended.append(slot)
+        self.alive.discard(slot)
+
+
+class Pool:
+    """A compile pool that finishes a job when its implementation has been asked for often enough."""
+
+    def __init__(self, after: dict[str, int]) -> None:
+        self.after = after
+        self.submitted: list[str] = []
+        self._polls = 0
+
+    def submit(self, name: str, problem: Problem) -> int:
+        self.submitted.append(name)
+        return len(self.submitted)
+
+    def poll(self) -> list[Any]:
+        self._polls += 1
+        events: list[Any] = []
+        for ticket, name in enumerate(self.submitted, 1):
+            if self.after.get(name, 1) == self._polls:
+                events += [Compiled(ticket, "kernel", "", 3.0, 2.5), Finished(ticket)]
+        return events
+
+
+def run(comparisons: list[Comparison], workers: Workers, tmp_path, pool: Any = None, **changes: Any) -> list[Row]:
+    """Every row that is told, in order."""
+    protocol = changes.pop("protocol", STANDARD)
+    rules = Rules(**{"device": "cuda", "protocol": protocol, "timeout_s": 60.0, "tune_s": 20.0, **changes})
+    rows: list[Row] = []
+    occasion = Occasion("run", MACHINE, protocol, CEILINGS, "GPU-1")
+
+    def on_point(begun: ComparisonRun, of: PointRun) -> None:
+        rows.append(occasion.row(begun, of))
+
+    tuning = TuningStore(tmp_path / "tuning", {"device": "some GPU"})
+    scheduler = Scheduler(rules, workers, pool, tuning, on_point)  # type: ignore[arg-type]
+    scheduler.admit(comparisons)
+    scheduler.run()
+    return rows
+
+
+def turns(workers: Workers) -> str:
+    return "".join(name for name, kind in workers.said if kind == "turn")
+
+
+def test_implementations_take_turns_in_rounds(tmp_path):
+    workers = Workers()
+    rows = run([comparison("a", "b", "c")], workers, tmp_path)
+    assert turns(workers) == "abc" * 3
+    provisional, final = rows[:3], rows[3:]
+    assert [(row.implementation, row.rounds, row.closed) for row in provisional] == [(n, 1, False) for n in "abc"]
+    assert [(row.implementation, row.rounds, row.closed) for row in final] == [(n, 3, True) for n in "abc"]
+    assert {row.comparison_id for row in rows} == {rows[0].comparison_id}
+    assert final[0].samples == 30
+    assert (final[0].warmup, final[0].details["ms_by_round"]) == (15, [1.0, 1.0, 1.0])
+    assert (final[0].gpu_uuid, final[0].sm_clock_mhz, final[0].throttled) == ("GPU-1", 1500, False)
+    assert final[0].measure_s == pytest.approx(0.3)
+    assert final[0].source_hash == rows[0].source_hash != None  # noqa: E711
+
+
+def test_the_first_row_does_not_wait_for_the_others(tmp_path):
+    workers = Workers()
+    run([comparison("a", "b", "c")], workers, tmp_path)
+    assert workers.said[:2] == [("a", "prepare"), ("a", "turn")]
+
+
+def test_rounds_go_on_until_the_medians_settle(tmp_path):
+    workers = Workers({"a": [1.0, 1.1, 1.0], "b": [1.05]})
+    rows = run([comparison("a", "b")], workers, tmp_path)
+    assert turns(workers) == "ab" * STANDARD.max_rounds
+    assert rows[-2].rounds == 6
+    for times in ({"a": [1.0, 1.005, 1.0]}, {"a": [1.0, 1.1, 1.0], "b": [2.0]}):
+        calm = Workers(times)
+        run([comparison("a", "b")], calm, tmp_path)
+        assert turns(calm) == "ab" * 3
+
+
+def test_the_papers_protocol_is_one_round(tmp_path):
+    workers = Workers()
+    rows = run([comparison("a", "b")], workers, tmp_path, protocol=PAPER)
+    assert turns(workers) == "ab"
+    assert [(row.rounds, row.closed) for row in rows[-2:]] == [(1, True)] * 2
+
+
+def test_who_compiles_longer_joins_later_and_all_rounds_are_common(tmp_path):
+    """`a` is still compiling when the others have had their first turn: the next comparison goes on meanwhile."""
+    workers = Workers({"b": [5.0, 1.0]})
+    pool = Pool({"a": 12})
+    rows = run([comparison("a", "b"), comparison("b", seq_len=1024)], workers, tmp_path, pool)
+    said = turns(workers)
+    assert said.startswith("b")
+    assert said.index("bbb") < said.index("a")  # the second comparison closed before the first could
+    assert said.endswith("ab" * 3)
+    by_name = {row.implementation: row for row in rows if row.closed and row.seq_len == 512}
+    assert {row.rounds for row in by_name.values()} == {3}
+    assert by_name["b"].ms_median == 1.0  # what it sampled before `a` came is of another time
+    assert by_name["a"].compile_s == 2.5
+
+
+def test_what_tunes_has_the_gpu_for_itself_and_a_process_of_its_own(tmp_path):
+    workers = Workers()
+    run([comparison("a", "b", "c")], workers, tmp_path)
+    assert ("process", "start") in workers.said
+    assert len(workers.ended) == 1
+    assert workers.alive == {SHARED}
+    tuned = {"choices": {"kernel": {"num_warps": 4}}, "tried": 3, "configurations": 3}
+    ready = {
+        "status": "ok",
+        "reason": None,
+        "digest": DIGEST,
+        "details": {"allowed": {}},
+        "tuned": tuned,
+        "tune_s": 1.0,
+    }
+    rows = run([comparison("c")], Workers(answers={("c", "prepare"): ready}), tmp_path)
+    assert rows[-1].tuned == tuned
+    replayed = Workers()
+    sent: list[Any] = []
+    monkey = replayed.send
+    replayed.send = lambda slot, job, timeout_s: (sent.append(job), monkey(slot, job, timeout_s))[1]  # type: ignore[method-assign]
+    run([comparison("c")], replayed, tmp_path)
+    assert [job["replay"] for job in sent if job and job["kind"] == "prepare"] == [tuned["choices"]]
+
+
+def test_who_compiles_in_its_own_process_is_paused_while_others_are_timed(tmp_path, monkeypatch):
+    """Inductor compiles in the process that measures, for seconds: turns do not wait for that."""
+    own = [implementation(name, own_process=True) for name in ("q0", "p", "q1", "q2")]
+    monkeypatch.setattr(registry, "_plugged", own)
+    workers = Workers(slow={"p": 30})
+    rows = run([comparison("q0", "p", "q1", "q2")], workers, tmp_path)
+    first_turns = [name for name, kind in workers.said if kind == "turn"][:4]
+    assert first_turns[-1] == "p"
+    assert {row.rounds for row in rows if row.closed} == {3}
+
+
+def test_a_failure_costs_its_point(tmp_path):
+    crashed = {"status": "crashed", "reason": "SIGABRT"}
+    workers = Workers(answers={("b", "prepare"): crashed})
+    rows = run([comparison("a", "b")], workers, tmp_path)
+    assert [(row.implementation, row.status, row.closed) for row in rows[-2:]] == [
+        ("a", "ok", True),
+        ("b", "crashed", True),
+    ]
+    assert rows[-1].ms_median is None
+    workers = Workers(answers={("b", "turn"): crashed})
+    rows = run([comparison("a", "b")], workers, tmp_path)
+    assert [row.status for row in rows[-2:]] == ["ok", "crashed"]
+    assert rows[-2].rounds == 3
+
+
+def test_what_cannot_run_is_a_row_of_its_comparison(tmp_path, known, monkeypatch):
+    refusing = replace(known["b"], refuses=lambda problem, device: "needs the moon")
+    monkeypatch.setattr(registry, "_plugged", [known["a"], refusing])
+    rows = run([comparison("a", "b")], Workers(), tmp_path)
+    (refused,) = {row.comparison_id for row in rows if row.status == "unsupported"}
+    assert refused == rows[-1].comparison_id
+    assert rows[0].reason == "needs the moon"
+
+
+def test_answers_that_change_are_wrong_and_have_a_time(tmp_path):
+    other = {"forward": [0.5, 0.5, 0.9, 0.5]}
+    turn = {"samples": [1.0] * 10, "warmup": 5, "timer": "cuda_events"}
+    said = {"status": "ok", "turn": turn, "digest": other, "seconds": 0.1}
+    said |= {"sm_clock_mhz": None, "throttled": None, "throttle_reasons": []}
+    rows = run([comparison("a", "b")], Workers(answers={("b", "turn"): said}), tmp_path)
+    assert (rows[-1].status, rows[-1].ms_median) == ("wrong", 1.0)
+    assert rows[-1].reason == "not repeatable: forward changes from one call to the next"
+
+
+def test_who_is_wrong_is_timed_all_the_same(tmp_path):
+    wrong = {"status": "wrong", "reason": "dv is off", "digest": DIGEST, "details": {"allowed": {}}}
+    rows = run([comparison("a")], Workers(answers={("a", "prepare"): wrong}), tmp_path)
+    assert (rows[-1].status, rows[-1].reason, rows[-1].ms_median, rows[-1].rounds) == ("wrong", "dv is off", 1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tried"),
+    [
+        ({"batch": 2, "seq_len": 1024}, False),  # as many tokens
+        ({"batch": 8}, False),
+        ({"heads": 4}, False),
+        ({"seq_len": 256, "batch": 8}, True),
+        ({"batch": 2}, True),
+        ({"batch": 1, "seq_len": 1024}, True),
+        ({"seq_len": 1024, "d_hv": 32}, True),
+        ({"seq_len": 1024, "pass_": "fwbw"}, True),
+        ({"seq_len": 1024, "chunk_size": 64}, True),
+    ],
+)
+def test_after_a_timeout_what_asks_no_less_is_not_tried(tmp_path, changes, tried):
+    late = {"status": "timeout", "reason": "no answer"}
+    workers = Workers(answers={("a", "prepare"): late})
+    rows = run([comparison("a"), comparison("a", **changes)], workers, tmp_path)
+    assert asks_no_less(point("a", **changes), point("a")) is not tried
+    assert len(workers.said) == 1 + tried
+    if not tried:
+        assert rows[-1].reason == "not tried: it took over 60 s at T = 512"
+
+
+def test_no_point_is_begun_once_the_time_is_up(tmp_path):
+    workers = Workers()
+    assert run([comparison("a")], workers, tmp_path, stop_at=0.0) == []
+    assert workers.said == []
+
+
+def test_preparations_overlap_and_no_more_than_they_may(tmp_path, monkeypatch):
+    own = [implementation(f"p{n}", own_process=True) for n in range(6)]
+    monkeypatch.setattr(registry, "_plugged", own)
+    workers = Workers()
+    run([comparison(*(impl.name for impl in own))], workers, tmp_path)
+    assert workers.most_at_once == scheduling.AT_ONCE
+
+
+def test_a_folder_lacks_what_is_not_of_one_closed_comparison(tmp_path):
+    store = Store(tmp_path / "out", MACHINE.name)
+    both, first = comparison("a", "b"), comparison("a")
+    rows = run([first], Workers(), tmp_path)
+    store.append(rows[0])  # interrupted after its first turn
+    assert pending([first], store, STANDARD, MACHINE) == [first]
+    store.append(rows[-1])
+    assert pending([first], store, STANDARD, MACHINE) == []
+    assert pending([both], store, STANDARD, MACHINE) == [both]
+    assert pending([first], store, PAPER, MACHINE) == [first]
+    for row in run([both], Workers(answers={("b", "prepare"): {"status": "oom", "reason": "no memory"}}), tmp_path):
+        store.append(row)
+    assert pending([both], store, STANDARD, MACHINE) == []  # what failed has had its chance
+    assert pending([comparison("b")], store, STANDARD, MACHINE) == []
+
+
+def test_what_was_refused_is_measured_once_it_can_run(tmp_path, known, monkeypatch):
+    store = Store(tmp_path / "out", MACHINE.name)
+    refusing = replace(known["b"], refuses=lambda problem, device: "b is not installed: pip install b")
+    monkeypatch.setattr(registry, "_plugged", [known["a"], refusing])
+    for row in run([comparison("a", "b")], Workers(), tmp_path):
+        store.append(row)
+    assert pending([comparison("a", "b")], store, STANDARD, MACHINE) == []
+    monkeypatch.setattr(registry, "_plugged", [known["a"], known["b"]])
+    assert len(pending([comparison("a", "b")], store, STANDARD, MACHINE)) == 1
+    late = {"status": "unsupported", "reason": "needs another GPU"}
+    for row in run([comparison("a", "b")], Workers(answers={("b", "prepare"): late}), tmp_path):
+        store.append(row)
+    assert pending([comparison("a", "b")], store, STANDARD, MACHINE) == []

@@ -1,0 +1,187 @@
+"""One comparison while it is measured: what each of its points has had, and whose turn it is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any, Literal
+from uuid import uuid4
+
+from tflabench.bench.answers import changed
+from tflabench.bench.protocol import Protocol
+from tflabench.bench.timing import Turn, columns_of, noisy, settled
+from tflabench.selection.comparisons import Comparison
+from tflabench.selection.points import Point
+
+State = Literal["compiling", "ready", "starting", "preparing", "prepared", "sampling", "over"]
+Columns = dict[str, Any]
+LATE = "late"  # refused for a reason that only the device or the library could tell
+# First turns this far apart are not of one round: who came early takes it again with the others.
+ONE_ROUND_S = 20.0
+
+
+@dataclass
+class PointRun:
+    """One point of a comparison.
+
+    Attributes:
+        slot: names the process that it runs in.
+        alone: whether nothing else may use the GPU while it is prepared: it tunes, or memory was too small for two.
+        known: what its autotuners chose before, as the column `tuned`; None where that is not known.
+        state: "over" is where it has failed; a point that runs is "prepared" between its turns.
+        columns: what its preparation, or its failure, says of its row.
+        turns: what it has sampled.
+        told: whether its provisional row is written.
+        failure: status and reason of a kernel that cannot be compiled, before the point is begun.
+    """
+
+    point: Point
+    slot: str
+    alone: bool
+    known: Columns | None = None
+    state: State = "compiling"
+    columns: Columns = field(default_factory=dict[str, Any])
+    turns: list[Turn] = field(default_factory=list[Turn])
+    clocks: list[float] = field(default_factory=list[float])
+    throttled: bool | None = None
+    throttle_reasons: set[str] = field(default_factory=set[str])
+    compile_s: float = 0.0
+    measure_s: float = 0.0
+    first_turn: tuple[int, float] | None = None  # its number among all turns of the sweep, and when it ended
+    digest: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    told: bool = False
+    failure: tuple[str, str] | None = None
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def fail(self, status: str, reason: str | None) -> None:
+        """End it without a time."""
+        self.state = "over"
+        self.turns.clear()
+        self.columns |= {"status": status, "reason": reason}
+
+    def prepared(self, result: Columns) -> None:
+        """Take what the worker says after its preparation."""
+        if "digest" not in result:
+            self.fail(result["status"], result["reason"])
+            self.columns["details"] = {"refused": LATE} if result["status"] == "unsupported" else {}
+            return
+        self.digest = result.pop("digest")
+        self.columns |= result
+        if self.known and result.get("tuned", {}).get("choices") == self.known["choices"]:
+            self.columns["tuned"] = self.known
+        self.state = "prepared"
+
+    def sampled(self, result: Columns, number: int) -> None:
+        """Take what the worker says after a turn, which has this number among all turns of the sweep."""
+        if result["status"] != "ok":
+            self.fail(result["status"], result["reason"])
+            return
+        self.state = "prepared"
+        self.first_turn = self.first_turn or (number, time.monotonic())
+        self.turns.append(Turn(**result["turn"]))
+        self.measure_s += result["seconds"]
+        self.columns |= {name: result[name] for name in ("gpu_kernels",) if name in result}
+        if result["sm_clock_mhz"]:
+            self.clocks.append(result["sm_clock_mhz"])
+        if result["throttled"] is not None:
+            self.throttled = bool(self.throttled) or result["throttled"]
+        self.throttle_reasons |= set(result["throttle_reasons"])
+        if reason := changed(self.digest, result["digest"], self.columns["details"]["allowed"]):
+            self.columns |= {"status": "wrong", "reason": self.columns.get("reason") or reason}
+
+    def row_columns(self) -> Columns:
+        """Return what is known of its row so far."""
+        columns = {**self.columns, "details": dict(self.columns.get("details", {}))}
+        columns["compile_s"] = self.compile_s + columns.get("compile_s", 0.0)
+        if not self.turns:
+            return columns
+        columns |= columns_of(self.turns)
+        columns |= {"measure_s": self.measure_s, "throttled": self.throttled}
+        columns["sm_clock_mhz"] = median(self.clocks) if self.clocks else None
+        columns["details"]["ms_by_round"] = [turn.ms for turn in self.turns]
+        if self.throttle_reasons:
+            columns["details"]["throttle_reasons"] = sorted(self.throttle_reasons)
+        return columns
+
+
+@dataclass
+class ComparisonRun:
+    """A comparison and its points, whose turns alternate.
+
+    Attributes:
+        id: of this occasion.
+        closed: whether it has ended as intended.
+    """
+
+    comparison: Comparison
+    runs: list[PointRun]
+    protocol: Protocol
+    id: str = field(default_factory=lambda: uuid4().hex[:12])
+    closed: bool = False
+    _due: list[PointRun] = field(default_factory=list[PointRun])
+
+    @property
+    def alive(self) -> list[PointRun]:
+        """Points that have not failed."""
+        return [run for run in self.runs if run.state != "over"]
+
+    @property
+    def gathered(self) -> bool:
+        """Whether every point is prepared or has failed, so that all take part in the rounds to come."""
+        return all(run.state in ("prepared", "sampling", "over") for run in self.runs)
+
+    def leading(self, ready: list[PointRun]) -> list[PointRun]:
+        """Return those of `ready` that are of the first point's family, or all where none of that is alive."""
+        family = self.runs[0].point.implementation.family
+        if any(run.point.implementation.family == family for run in self.alive):
+            return [run for run in ready if run.point.implementation.family == family]
+        return ready
+
+    def leading_compiling(self) -> list[PointRun]:
+        """Return the first point that is still compiling: the very first row does not wait for the compile pool."""
+        return [run for run in self.leading(self.runs) if run.state == "compiling" and not run.alone][:1]
+
+    def noisy(self, run: PointRun) -> bool | None:
+        """Whether a point is flagged as noisy among the other implementations; None while the comparison is open."""
+        if not (self.closed and run.turns):
+            return None
+        return noisy(run.turns, self._others(run))
+
+    def _others(self, run: PointRun) -> list[list[Turn]]:
+        """Return the turns of other implementations."""
+        name = run.point.implementation.name
+        return [other.turns for other in self.runs if other.turns and other.point.implementation.name != name]
+
+    def next_turn(self) -> PointRun | None:
+        """Return the point whose turn it is in the rounds of all; None, and `closed`, where no round is needed."""
+        if not self._due:
+            self._open_round()
+        self._due = [run for run in self._due if run.state != "over"]
+        if self._due:
+            return self._due.pop(0)
+        self.closed = True
+        return None
+
+    def _open_round(self) -> None:
+        alive = self.alive
+        if lacking := [run for run in alive if not run.turns]:
+            self._due = lacking
+            return
+        if _far_apart(alive):
+            for run in alive:  # somebody came late: what the others sampled before is of another time
+                run.turns.clear()
+                run.first_turn = None
+            self._due = alive
+        elif not all(settled(run.turns, self._others(run), self.protocol) for run in alive):
+            self._due = alive
+
+
+def _far_apart(alive: list[PointRun]) -> bool:
+    """Whether the first turns, where no point has had more, are no round: too far apart, or not one after the other."""
+    firsts = [run.first_turn for run in alive if run.first_turn]
+    if not firsts or len(alive[0].turns) > 1:
+        return False
+    numbers, times = zip(*firsts, strict=True)
+    return max(numbers) - min(numbers) >= len(alive) or max(times) - min(times) > ONE_ROUND_S

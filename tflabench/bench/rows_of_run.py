@@ -1,0 +1,63 @@
+"""The row of a point: what the bench measured, what theory says of it, and which sources and GPU made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from tflabench.bench.comparison_run import ComparisonRun, PointRun
+from tflabench.bench.machine import Machine
+from tflabench.bench.protocol import Protocol
+from tflabench.bench.provenance import commit, source_hash
+from tflabench.bench.theory_columns import modelled
+from tflabench.rows.schema import Row
+from tflabench.theory.hardware import Ceilings
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """What all rows of a sweep have in common.
+
+    Attributes:
+        run_id: of the sweep.
+        gpu_uuid: of the GPU; None on a CPU.
+        ceilings: by dtype.
+    """
+
+    run_id: str
+    machine: Machine
+    protocol: Protocol
+    ceilings: Mapping[str, Ceilings]
+    gpu_uuid: str | None = None
+
+    def row(self, begun: ComparisonRun, run: PointRun) -> Row:
+        """Return the row of a point as it stands, provisional while its comparison is open."""
+        impl = run.point.implementation
+        columns = run.row_columns()
+        details = columns.pop("details", {})
+        used = run.point.problem.with_(chunk_size=details.pop("chunk_size", run.point.problem.chunk_size))
+        theory = modelled(impl, used, self.ceilings[used.dtype], columns.get("ms_median"))
+        return Row(
+            run_id=self.run_id,
+            point=run.point.id,
+            comparison_id=begun.id,
+            closed=begun.closed,
+            noisy=begun.noisy(run),
+            implementation=impl.name,
+            title=impl.title,
+            family=impl.family,
+            gate=impl.gate,
+            formulation=impl.formulation,
+            package=impl.package,
+            **asdict(used),
+            device=self.machine.name,
+            protocol=self.protocol.name,
+            commit=commit(),
+            source_hash=source_hash(),
+            gpu_uuid=self.gpu_uuid,
+            driver=self.machine.driver,
+            started_at=run.started_at,
+            details=details,
+            **theory,
+            **columns,
+        )

@@ -1,0 +1,221 @@
+"""A sweep into a results folder: which comparisons it still lacks, and everything that measuring them takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from math import inf
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from tflabench.bench.ceilings import ceilings_of
+from tflabench.bench.comparison_run import LATE, ComparisonRun, PointRun
+from tflabench.bench.executor import require_torch
+from tflabench.bench.machine import Machine, environment
+from tflabench.bench.process import WorkerProcess, worker_command
+from tflabench.bench.protocol import Protocol
+from tflabench.bench.rows_of_run import Occasion
+from tflabench.bench.scheduler import SHARED, Rules, Scheduler
+from tflabench.bench.tuning_store import TuningStore, default_folder
+from tflabench.bench.workers import Workers
+from tflabench.implementations.packages import PACKAGES, package_version
+from tflabench.problem import InputError
+from tflabench.rows.journal import Store
+from tflabench.rows.schema import Row
+from tflabench.selection.comparisons import Comparison
+from tflabench.selection.points import Point
+from tflabench.theory.hardware import Ceilings
+
+if TYPE_CHECKING:
+    from tflabench.bench.forking import Forks
+    from tflabench.bench.precompile.pool import CompilePool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure, as the command line has it.
+
+    Attributes:
+        plugins, memory_limit: as `process.worker_command` takes them.
+        timeout_s: for one job of a point.
+        tune_s: for the autotuners of one point; None for every configuration.
+        jobs: compilers at a time; 0 to compile in the process that measures.
+        tuned: rows whose choices of autotuners are taken over.
+    """
+
+    machine: Machine
+    protocol: Protocol
+    timeout_s: float = 300.0
+    tune_s: float | None = 20.0
+    jobs: int = 0
+    plugins: Sequence[str] = ()
+    memory_limit: int | None = None
+    tuned: Sequence[Row] = ()
+
+
+def pending(comparisons: Sequence[Comparison], store: Store, protocol: Protocol, machine: Machine) -> list[Comparison]:
+    """Return the comparisons that a results folder lacks, in their order.
+
+    One is there if the last rows of all its points are of one closed comparison under the same protocol, and no point
+    that was refused then can run now. Points that failed have had their chance.
+    """
+
+    def done(comparison: Comparison) -> bool:
+        rows = [store.rows.get(point.id) for point in comparison.points]
+        if len({row.comparison_id if row and row.closed else None for row in rows} - {None}) != 1 or None in rows:
+            return False
+        pairs = zip(comparison.points, rows, strict=True)
+        return all(row and row.closed and _holds(point, row, protocol, machine) for point, row in pairs)
+
+    return [comparison for comparison in comparisons if not done(comparison)]
+
+
+def _holds(point: Point, row: Row, protocol: Protocol, machine: Machine) -> bool:
+    """Whether a row answers what is asked now: under the same rules, and refused only if it still is."""
+    if row.status == "unsupported" and row.details.get("refused") != LATE:
+        return point.implementation.refuses(point.problem, machine.kind) is not None
+    return row.protocol == protocol.name or row.status == "unsupported"
+
+
+def require_runnable(points: Sequence[Point], device: str) -> None:
+    """Refuse a selection of which nothing can run: that is a mistake, not data.
+
+    Raises:
+        InputError: every point is refused; with the first reason.
+    """
+    reasons: list[str] = []
+    for point in points:
+        reason = point.implementation.refuses(point.problem, device)
+        if reason is None:
+            return
+        reasons.append(f"{point.implementation.name}: {reason}")
+    raise InputError(f"none of the {len(points)} points can run on {device}: {reasons[0]}")
+
+
+class Session:
+    """A machine made ready to measure, for as long as the block lasts: worker processes, compilers, ceilings.
+
+    Raises:
+        InputError: torch is missing, or the worker cannot start.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        require_torch()
+        self.settings = settings
+        self._stack = ExitStack()
+        self._pool: CompilePool | None = None
+        self._forks: Forks | None = None
+
+    def __enter__(self) -> Session:
+        self._workers = Workers(self._start)
+        self._stack.callback(self._workers.close)
+        self._workers.begin(SHARED)
+        if self.settings.machine.kind == "cuda":
+            self._compile_ahead()
+        return self
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the worker says of its device; waits until it has started.
+
+        Raises:
+            InputError: it cannot start.
+        """
+        return self._workers.facts(SHARED)
+
+    def _compile_ahead(self) -> None:
+        """Start what compiles and forks; where nothing can be compiled ahead, say so and go on."""
+        from tflabench.bench.forking import Forks
+        from tflabench.bench.precompile.gpu_facts import probe
+        from tflabench.bench.precompile.pool import CompilePool
+
+        if not (self.settings.jobs and find_spec("triton")):
+            return
+        facts = probe()
+        self._forks = Forks(facts, self.settings.plugins)
+        self._stack.callback(self._forks.close)
+        try:
+            self._pool = CompilePool(self.settings.jobs, facts, plugins=self.settings.plugins)
+        except InputError as error:
+            warnings.warn(f"nothing is compiled ahead: {error}", stacklevel=2)
+            return
+        self._stack.callback(self._pool.close)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def sweep(
+        self, comparisons: Sequence[Comparison], store: Store, on_row: Callable[[Row], None], stop_at: float = inf
+    ) -> None:
+        """Measure comparisons in their order into a results folder.
+
+        Args:
+            on_row: called with a row whenever it is new or has changed; it is on disk before.
+            stop_at: time of `time.monotonic` from which on no point is begun.
+        """
+
+        def keep(row: Row) -> None:
+            store.append(row)
+            on_row(row)
+
+        self._measure(comparisons, keep, stop_at, store)
+
+    def measure(self, point: Point) -> Row:
+        """Measure a point by itself, whatever happens to it."""
+        rows: list[Row] = []
+        self._measure([Comparison((point,))], rows.append, inf)
+        return rows[-1]
+
+    def ceilings(self, dtypes: Iterable[str]) -> dict[str, Ceilings]:
+        """Return the ceilings of this machine by dtype; those not known yet are measured."""
+        return ceilings_of(self.settings.machine, dtypes, self._workers.run)
+
+    def environment(self) -> dict[str, Any]:
+        """Return what environment.json says of this machine."""
+        return environment(self.settings.machine, self.facts)
+
+    def _measure(
+        self,
+        comparisons: Sequence[Comparison],
+        on_row: Callable[[Row], None],
+        stop_at: float,
+        store: Store | None = None,
+    ) -> None:
+        settings = self.settings
+        rules = Rules(settings.machine.kind, settings.protocol, settings.timeout_s, settings.tune_s, stop_at)
+        tuning = TuningStore(default_folder(), versions(settings.machine), settings.tuned)
+
+        def on_point(begun: ComparisonRun, run: PointRun) -> None:
+            if self._forks and run.turns:
+                self._forks.prepare(
+                    libraries
+                )  # from the first time on: until then they would take the disk from others
+            on_row(occasion.row(begun, run))
+
+        scheduler = Scheduler(rules, self._workers, self._pool, tuning, on_point)
+        scheduler.admit(comparisons)  # from here on kernels are compiled, while the worker may still be starting
+        points = [point for comparison in comparisons for point in comparison.points]
+        dtypes = {point.problem.dtype for point in points}
+        libraries = {point.implementation.package for point in points if point.implementation.own_process}
+        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid")
+        occasion = Occasion(uuid4().hex[:12], settings.machine, settings.protocol, ceilings, uuid)
+        if store:
+            described = {dtype: asdict(found) for dtype, found in ceilings.items()}
+            store.describe_run(occasion.run_id, self.environment() | {"ceilings": described})
+        scheduler.run()
+
+    def _start(self, slot: str) -> WorkerProcess:
+        settings = self.settings
+        package = slot.partition("/")[0]
+        forked = self._forks.start(package) if self._forks and slot != SHARED else None
+        command = worker_command(settings.machine.kind, settings.plugins, settings.memory_limit)
+        return forked or WorkerProcess.spawn(command)
+
+
+def versions(machine: Machine) -> dict[str, str]:
+    """Return what a choice of autotuners depends on besides the point: the GPU kind and the versions of packages."""
+    found = {name: version for name in PACKAGES if (version := package_version(name))}
+    return {"device": machine.name, **found}

@@ -1,0 +1,132 @@
+"""Control of Triton's autotuners inside a worker: a budget of seconds, a record of what was chosen, and its replay.
+
+Autotuners of libraries key their choice by a few arguments only: those of fla and mamba-ssm know neither batch nor
+sequence length. So a worker serves one point of such a library, starts with no choice made, and says what was chosen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from triton.runtime.autotuner import Autotuner
+
+LEAST_CALLS, MOST_CALLS = 3, 20  # of one configuration
+CALLS_S = 0.02  # a configuration is called until it has taken this long, within those bounds
+NOT_REACHED = [float("inf")] * 3  # quantiles of a configuration that was not tried
+
+Config = dict[str, Any]  # meta-parameters, num_warps, num_stages, ... by name
+
+
+@dataclass
+class Tuned:
+    """What the autotuners of one point chose.
+
+    Attributes:
+        choices: kernel -> configuration; a kernel that is tuned for several keys has "#2", "#3", ... behind its name.
+        tried, configurations: how many configurations were timed, and how many there were.
+        seconds: what timing them took.
+    """
+
+    choices: dict[str, Config] = field(default_factory=dict)
+    tried: int = 0
+    configurations: int = 0
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every configuration was timed."""
+        return self.tried == self.configurations
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a row, without `tuned` for a point that has no autotuners."""
+        if not self.choices:
+            return {"tune_s": self.seconds}
+        tuned = {"choices": self.choices, "tried": self.tried, "configurations": self.configurations}
+        return {"tune_s": self.seconds, "tuned": tuned}
+
+
+@contextmanager
+def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -> Iterator[Tuned]:
+    """Let autotuners run for `budget_s` seconds at most within the block, and record what they choose.
+
+    Args:
+        budget_s: seconds for all kernels together; None for every configuration. At least one is always timed.
+        replay: choices of an earlier run, which are taken over without timing where the kernel still has them.
+    """
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:  # nothing to tune
+        yield Tuned()
+        return
+    tuned = Tuned()
+    originals = {name: getattr(Autotuner, name) for name in ("run", "prune_configs", "_bench")}
+
+    def run(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
+        known = set(self.cache)
+        result = originals["run"](self, *args, **kwargs)
+        for key in self.cache.keys() - known:
+            tuned.choices[_free_name(self, tuned)] = dict(self.cache[key].all_kwargs())
+        return result
+
+    def prune_configs(self: Autotuner, kwargs: dict[str, Any]) -> list[Any]:
+        """Asked once for each key that has no choice yet."""
+        configurations = originals["prune_configs"](self, kwargs)
+        wanted = (replay or {}).get(_free_name(self, tuned))
+        return [one for one in configurations if dict(one.all_kwargs()) == wanted] or configurations
+
+    def bench(self: Autotuner, *args: Any, config: Any, **meta: Any) -> list[float]:
+        tuned.configurations += 1
+        if budget_s is not None and tuned.tried and tuned.seconds > budget_s:
+            return NOT_REACHED
+        self.__dict__["do_bench"] = time_calls
+        start = time.perf_counter()
+        try:
+            return originals["_bench"](self, *args, config=config, **meta)
+        finally:
+            tuned.tried += 1
+            tuned.seconds += time.perf_counter() - start
+
+    Autotuner.run, Autotuner.prune_configs, Autotuner._bench = run, prune_configs, bench
+    try:
+        yield tuned
+    finally:
+        for name, original in originals.items():
+            setattr(Autotuner, name, original)
+
+
+def time_calls(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
+    """Return the median time of a kernel in ms, three times, as an autotuner wants its quantiles.
+
+    Between calls the L2 is flushed, as where rows are timed.
+    """
+    import torch
+
+    call()  # compiles, or takes what is compiled from the cache
+    torch.cuda.synchronize()
+    flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < MOST_CALLS and (len(times) < LEAST_CALLS or time.perf_counter() - begin < CALLS_S):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return [median(times)] * 3
+
+
+def _free_name(tuner: Autotuner, tuned: Tuned) -> str:
+    """Return the name of a tuner's kernel, with "#2", "#3", ... where it has made choices for other keys before."""
+    name = tuner.base_fn.__name__
+    count = sum(known.partition("#")[0] == name for known in tuned.choices)
+    return f"{name}#{count + 1}" if count else name
