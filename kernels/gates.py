@@ -176,7 +176,7 @@ def _store_exponents(
     tl.store(g + row * tiles + tile, tl.sum(f, 1), mask=tile < tiles)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "blocks", "tiles"], do_not_specialize_on_alignment=["f_t", "i_t"])
 def _activate(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, log_f, log_i, x_exponents, y_exponents, g_exponents, log2_scale,
     heads, T, blocks, tiles,
@@ -197,7 +197,7 @@ def _activate(
         _store_exponents(x, y, x_exponents, y_exponents, g_exponents, log2_scale, row, block, tiles, BLOCK, TILE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "blocks"], do_not_specialize_on_alignment=["f_t", "i_t"])
 def _summarise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, block_g, block_m, heads, T, blocks,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
@@ -217,7 +217,7 @@ def _summarise(
     tl.store(block_m + out, tl.max(tl.cumsum(next_f, 0, reverse=True) + log_i, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "tiles"], do_not_specialize_on_alignment=["f_t", "i_t"])
 def _stabilise(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, m_0, block_g, block_m, log_f, log_i, m,
     x_exponents, y_exponents, g_exponents, log2_scale, heads, T, blocks, tiles,
@@ -266,7 +266,7 @@ def _stabilise(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "groups"])
 def _sum_tiles(
     log_f, log_i, prefix, a, b, b_rest, segment, log_i_rest, g, T, tiles, groups,
     TILES: tl.constexpr, TILE: tl.constexpr,
@@ -409,7 +409,7 @@ def _crossing_summands(
     return (qdq_t - q_within_t) + (q_within_t - k_within_t), kdk_t - k_within_t, kdk_t
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "chunks", "blocks"])
 def _sum_blocks(
     qdq, q_within, kdk, k_within, sum_from, sum_before, rows, T, chunk_size, chunks, blocks,
     Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -425,7 +425,9 @@ def _sum_blocks(
     tl.store(sum_before + row * chunks * blocks + part, tl.sum(before_t, 0))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows", "heads", "chunks", "groups", "blocks"], do_not_specialize_on_alignment=["f_t", "i_t"]
+)
 def _gate_gradients(
     f, f_b, f_h, f_t, i, i_b, i_h, i_t, qdq, q_within, kdk, k_within, log_f, through, sum_from, sum_before, df, di,
     rows, heads, T, chunk_size, chunks, groups, blocks,

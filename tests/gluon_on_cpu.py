@@ -228,7 +228,7 @@ class Machine:
     def _load(self, name: str) -> Any:
         path = Path(hopper.__file__).with_name(f"{name}.py")
         known = {
-            "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=lambda f: f),
+            "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=self._jit),
             "triton.language": SimpleNamespace(language=SimpleNamespace(constexpr=None)),  # of `carry`, which is Triton
             "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=self._jit)),
             "triton.experimental.gluon": SimpleNamespace(language=self._language()),

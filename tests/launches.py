@@ -29,6 +29,7 @@ from tflabench.kernels.tfla.tiles import Described as Tiles
 from tflabench.kernels.tfla.tiles import Unchecked
 
 Launch = tuple[Any, int, tuple[Any, ...], dict[str, Any]]
+ALIKE = [{"count": 1}, {"count": 5}, {"sharing": 5}]  # they run what the usual launch runs
 
 
 class Driver:
@@ -73,10 +74,12 @@ def comparable(x: Any) -> Any:
     return x
 
 
-@triton.jit
-def one_of_each(x, y, tiles, n, scale, WIDTH: tl.constexpr, NAME: tl.constexpr, MORE: tl.constexpr = 1):
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["sharing"])
+def one_of_each(
+    x, y, tiles, n, scale, count, sharing, WIDTH: tl.constexpr, NAME: tl.constexpr, MORE: tl.constexpr = 1
+):  # fmt: skip
     at = tl.arange(0, WIDTH)
-    value = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32) * scale + MORE
+    value = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32) * scale + MORE * count // sharing
     if NAME == "exp":
         value = tl.exp(value)
     if y is not None:
@@ -89,7 +92,7 @@ def another(x, y, tiles, n, scale, WIDTH: tl.constexpr, NAME: tl.constexpr, MORE
     tl.store(x, scale)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["n"])
 def of_blocks(tiles, n, WIDTH: gl.constexpr):
     gl.allocate_shared_memory(tiles.dtype, tiles.block_type.shape, tiles.layout)
 
@@ -105,24 +108,26 @@ def launches() -> list[Launch]:
     def tiles(rows: int = 16, dtype: torch.dtype = torch.float16) -> Tiles:
         return Tiles(half.to(dtype), (1, 1, 64, 64), (4096, 4096, 64, 1), [1, 1, rows, 16])
 
-    usual: dict[str, Any] = {"x": x, "y": x, "tiles": tiles(), "n": 48, "scale": 0.5}
+    usual: dict[str, Any] = {"x": x, "y": x, "tiles": tiles(), "n": 48, "scale": 0.5, "count": 48, "sharing": 48}
     constants: dict[str, Any] = {"WIDTH": 32, "NAME": "exp"}
     others = [
         {"x": torch.zeros(65)[1:]}, {"x": x.half()}, {"x": torch.nn.Parameter(x)}, {"y": None},
         {"n": 1}, {"n": 47}, {"n": 2**31}, {"n": 2**40}, {"n": 0}, {"scale": 1.0}, {"scale": 0.25},
+        {"count": 2**40}, {"sharing": 1}, {"sharing": 2**40},
         {"tiles": tiles(32)}, {"tiles": tiles(dtype=torch.bfloat16)},
         {"WIDTH": 64}, {"NAME": "sig"}, {"MORE": 2}, {"num_warps": 2}, {"num_warps": 2, "launch_pdl": True},
     ]  # fmt: skip
     found: list[Launch] = []
-    for change in ({}, *others):
+    for change in ({}, *ALIKE, *others):
         arguments = tuple(change.get(name, value) for name, value in usual.items())
         options = constants | {name: value for name, value in change.items() if name not in usual}
         found.append((one_of_each, 7, arguments, options))
-    found += [(one_of_each, 8, tuple(usual.values()), constants), (another, 7, tuple(usual.values()), constants)]
+    found.append((one_of_each, 8, tuple(usual.values()), constants))
+    found.append((another, 7, tuple(usual.values())[:5], constants))
     blocks = [descriptor(half), descriptor(half.bfloat16()), descriptor(half.repeat(1, 4, 1, 1), 4)]
     blocks.append(Plain(half, half.shape, half.stride(), BLOCKS[1]))
     assert isinstance(blocks[0], Described)
-    found += [(of_blocks, 3, (x, 5), {"WIDTH": 64, "maxnreg": 128}) for x in blocks]
+    found += [(of_blocks, 3, (x, n), {"WIDTH": 64, "maxnreg": 128}) for x in blocks for n in (5, 1, 16)]
     return found
 
 
@@ -144,6 +149,8 @@ def main() -> None:
             for _ in range(2):
                 assert enqueued(kernel, programs, arguments, options) == wanted[-1], options
     assert len({launch[2] for launch in wanted}) == driver.functions
+    for alike in (wanted[: 1 + len(ALIKE)], wanted[len(every) - 3 : len(every)]):
+        assert len({launch[2] for launch in alike}) == 1
 
     run, expected = JITFunction.run, iter(wanted)
     JITFunction.run = None  # type: ignore[assignment]   # what is like an earlier launch does without

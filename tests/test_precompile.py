@@ -28,28 +28,28 @@ TINY = Problem(1, 1, 64, 64, 64)
 HANG_S = 4.0
 CLOSE_S = 2.0
 
-# Of our kernels: what another T, B or H compiles anew. Triton takes a number that is 1 or a multiple of 16 for one of a
-# kind (`do_not_specialize` would keep it from that); the others are branches and tiles that a heuristic chooses.
+# Of our kernels: what another T, B or H compiles anew. T and strides where loads and stores are as wide as these are
+# aligned (T = 1000 is no multiple of 16), the others are branches and tiles that a heuristic chooses.
 VARIES = {
-    "_activate": "T f_h i_h heads blocks tiles",
-    "_gate_gradients": "T f_h i_h heads chunks groups CHUNKS",
+    "_activate": "T f_h i_h",
+    "_gate_gradients": "T f_h i_h CHUNKS",
     "_pass_tiles": "tiles BLOCK",
-    "_stabilise": "T f_h i_h heads blocks tiles block_g block_m BLOCKS launch_pdl",
-    "_sum_tiles": "T groups tiles TILE TILES",
-    "_summarise": "T f_h i_h heads blocks",
-    "_tile_sums": "T groups tiles",
-    "accumulate": "heads lowest segments segment_tiles accumulated tiles z_sharing FIRST LAST KEEP HEADS WB ZB new",
+    "_stabilise": "T f_h i_h blocks block_g block_m BLOCKS launch_pdl",
+    "_sum_tiles": "T TILE TILES",
+    "_summarise": "T f_h i_h",
+    "_tile_sums": "T",
+    "accumulate": "z_sharing FIRST LAST KEEP HEADS WB ZB new",
     "add_bias": "T x_h x_t heads HEADS STEPS",
-    "advance_state": "heads sharing COLS",
+    "advance_state": "COLS",
     "carry": "new",
-    "chunk_states": "T batch heads sharing tiles_per_segment segment_g initial ends states through other n_initial "
-    "n_ends n_states HAS_INITIAL STORE_ENDS STORE_STATES THROUGH REVERSE CHUNK_TILES",
-    "gradients": "heads sharing HEADS SHARED STAGES",
+    "chunk_states": "T sharing segment_g initial ends states through other n_initial n_ends n_states "
+    "HAS_INITIAL STORE_ENDS STORE_STATES THROUGH REVERSE CHUNK_TILES",
+    "gradients": "sharing HEADS SHARED STAGES",
     "join_segments": "new",
-    "pair": "heads FIRST",
-    "parallel_outputs": "T batch heads in_sharing out_sharing MEMBERS",
-    "walk": "heads segments FIRST LAST KEEP INDEPENDENT STAGES ZB MATH_REGISTERS launch_pdl new",
-    "walk_heads": "packs segments sharing FIRST",
+    "pair": "FIRST",
+    "parallel_outputs": "T in_sharing out_sharing MEMBERS",
+    "walk": "FIRST LAST KEEP INDEPENDENT STAGES ZB MATH_REGISTERS launch_pdl new",
+    "walk_heads": "segments FIRST",
 }
 
 

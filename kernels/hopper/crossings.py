@@ -39,7 +39,7 @@ def _sums_through_state(every, within, row, rows, t, T, EVERY: tl.constexpr, WIT
     return tl.sum(steps, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tiles", "groups"])
 def _tile_sums(
     qdq, q_within, kdk, k_within, a, b, rows, T, tiles, groups,
     Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,

@@ -191,8 +191,11 @@ def math(
     tma.store_wait(pendings=0)
 
 
-# Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
-@gluon.jit(do_not_specialize=["tiles", "segment_tiles"])
+# See walk.walk. Of one segment a tile has a dozen instructions less.
+@gluon.jit(
+    do_not_specialize=["items", "packs", "sharing", "tiles", "segment_tiles"],
+    do_not_specialize_on_alignment=["segments"],
+)
 def walk_heads(
     u_desc, w_desc, z_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr, skip_ptr,
     items, packs, sharing, tiles, segment_tiles, segments,

@@ -370,7 +370,10 @@ def barriers(N: gl.constexpr, COUNT: gl.constexpr):
 
 
 # See walk.walk. One segment: its length would be worked out before the roles begin, and lie on the stack for them.
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "segments"])
+@gluon.jit(
+    do_not_specialize=["items", "heads", "steps", "tiles", "segment_tiles", "segments"],
+    do_not_specialize_on_alignment=["sharing"],
+)
 def pair(
     q_desc, k_desc, v_desc, h_desc, dk_desc, dv_desc, x_desc, y_desc, g_ptr, first_ptr, last_ptr, skip_ptr, through_ptr,
     items, heads, sharing, steps, tiles, segment_tiles, segments,

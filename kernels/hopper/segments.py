@@ -182,7 +182,10 @@ def math(
                 gl.store(n_ptr + index * Z_DIM + z, norm[k], mask=z < Z_DIM)
 
 
-@gluon.jit
+@gluon.jit(
+    do_not_specialize=["heads", "tiles", "segment_tiles", "segments", "lowest", "accumulated"],
+    do_not_specialize_on_alignment=["z_sharing"],
+)
 def accumulate(
     z_desc, w_desc, kept_desc, az_ptr, g_ptr, first_ptr, state_ptr, n_ptr,
     heads, z_sharing, tiles, segment_tiles, segments, lowest, accumulated, z_pieces, w_pieces,
@@ -230,7 +233,7 @@ def accumulate(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "part_tiles", "parts", "segments", "split", "lowest", "accumulated", "blocks"])
 def carry(
     added, state, g, start, end, elements, tiles, part_tiles, parts, segments, split, lowest, accumulated, blocks,
     START: tl.constexpr, END: tl.constexpr, RESUMED: tl.constexpr, REVERSE: tl.constexpr, TILES: tl.constexpr,
@@ -261,19 +264,28 @@ def carry(
         carried = tl.zeros([BLOCK], tl.float32)
     inside = tl.arange(0, TILES)
     part = parts - 1 if REVERSE else lowest
+    after = parts - 1 - part  # parts after this one
+    segment, others = segments - 1 - after // split, after % split  # parts after it in its segment
     adds = tl.load(added + (row * parts + part) * elements + at, mask=mask, other=0.0)
     for k in range(accumulated + 1 - END):
-        part = parts - 1 - k if REVERSE else lowest + k
         beyond = added + (row * parts + part) * elements + at + (-elements if REVERSE else elements)
         left = elements * (k + 1 < accumulated)
         following = tl.load(beyond, mask=at < left, other=0.0)  # on its way meanwhile
         tile = tiles - (parts - part) * part_tiles + inside
         log_e = tl.sum(tl.load(g + row * tiles + tile, mask=(inside < part_tiles) & (tile >= 0), other=0.0), 0)
-        after = parts - 1 - part  # parts after this one
-        begins = after % split == 0 if REVERSE else ((after + 1) % split == 0) | (part == 0)
-        segment = segments - 1 - after // split
+        begins = others == 0 if REVERSE else (others == split - 1) | (part == 0)
         tl.store(state + (row * segments + segment) * elements + at, carried, mask=at < elements * begins)
         carried = carried * tl.exp2(log_e) + adds
         adds = following
+        if REVERSE:
+            part -= 1
+            of_next = others == split - 1
+            others = tl.where(of_next, 0, others + 1)
+            segment -= of_next
+        else:
+            part += 1
+            of_next = others == 0
+            others = tl.where(of_next, split - 1, others - 1)
+            segment += of_next
     if END:
         tl.store(end + row * elements + at, carried, mask=mask)

@@ -301,7 +301,9 @@ def barriers(N: gl.constexpr, COUNT: gl.constexpr):
     return made
 
 
-@gluon.jit(do_not_specialize=["steps", "tiles"])
+@gluon.jit(
+    do_not_specialize=["items", "heads", "steps", "tiles", "part_stride"], do_not_specialize_on_alignment=["sharing"]
+)
 def gradients(
     q_desc, k_desc, v_desc, h_desc, C_desc, dC_desc, x_desc, y_desc, dq_desc, dk_desc, dv_desc,
     g_ptr, skip_ptr, skip_dots_ptr, through_ptr, sums_ptr,

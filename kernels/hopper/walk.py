@@ -920,8 +920,15 @@ def math(
         tma.store_wait(pendings=0)
 
 
-# Sequences of one tile must not become another kernel: Triton 3.6 fails to compile that.
-@gluon.jit(do_not_specialize=["steps", "tiles", "segment_tiles", "lowest", "walked", "keep_every", "kept"])
+# A count that is 1 or a multiple of 16 is to compile nothing of its own (and with one tile Triton 3.6 fails to). That
+# no heads share is known to the kernel: `produce` has no registers left for it.
+@gluon.jit(
+    do_not_specialize=[
+        "items", "heads", "steps", "tiles", "segment_tiles", "segments", "lowest", "walked", "keep_every", "kept",
+        "part_stride",
+    ],
+    do_not_specialize_on_alignment=["u_sharing", "z_sharing"],
+)  # fmt: skip
 def walk(
     u_desc, w_desc, z_desc, x_desc, o_desc, au_ptr, az_ptr, g_ptr, first_ptr, last_ptr,
     through_ptr, rows_ptr, columns_ptr, m_ptr, back_ptr, n_first_ptr, n_last_ptr, skip_ptr, diagonal_ptr, kept_ptr,

@@ -19,7 +19,7 @@ from .tiles import made_like
 TILE = 4096  # elements of one program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "T"])
 def skip_and_gate(
     h, h_b, h_h, h_t, x, x_b, x_h, x_t, z, z_b, z_h, z_t, dy, dy_b, dy_h, dy_t, D, D_h, D_d,
     y, dh, dx, dz, dD, out_b, out_h, out_t, heads, T, d,

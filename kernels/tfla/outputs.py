@@ -225,7 +225,7 @@ def _rows_of_head(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "heads"], do_not_specialize_on_alignment=["in_sharing", "out_sharing"])
 def parallel_outputs(
     x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
     row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,

@@ -28,7 +28,7 @@ from .plan import Plan
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "heads", "tiles_per_segment"], do_not_specialize_on_alignment=["sharing"])
 def chunk_states(
     u, u_b, u_h, u_t, v, v_b, v_h, v_t, initial, n_initial, states, n_states, ends, n_ends, segment_g, other, through,
     row_log, g, inverse_denominator, scale, batch, heads, sharing, T, d_u, d_v, tiles_per_chunk, tiles_per_segment,
@@ -133,7 +133,7 @@ def chunk_states(
                 tl.store(n_ends + segment_row.to(tl.int64) * d_u + u_offset, tl.sum(n_columns, 1), mask=u_offset < d_u)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments"])
 def join_segments(
     ends, before, last, initial, segment_g, segments, size,
     REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, BLOCK: tl.constexpr,

@@ -30,7 +30,7 @@ def _log_gates(f, i, head, FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATUR
     return tl.sum(log_f, 0), tl.sum(log_i, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sharing"])
 def head_weights(
     q, k, f, i, n_before, m_before, n, m, weights, scale, sharing, d_qk,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, STABILIZED: tl.constexpr,
@@ -41,7 +41,7 @@ def head_weights(
     sharing: consecutive heads with one q and k.
     """
     head = tl.program_id(0).to(tl.int64)
-    source = head // sharing * d_qk
+    source = (tl.program_id(0) // sharing).to(tl.int64) * d_qk
     log_f, log_i = _log_gates(f, i, head, FORGET, INPUT, TEMPERATURE)
     kept = log_f
     m_t = 0.0
@@ -64,7 +64,7 @@ def head_weights(
     tl.store(weights + head * 3 + 2, scale / denominator)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sharing", "heads"])
 def advance_state(
     q, k, v, f, i, weights, C_before, C, h, skip, scale, sharing, heads, d_qk, d_hv,
     FORGET: tl.constexpr, INPUT: tl.constexpr, TEMPERATURE: tl.constexpr, WEIGHED: tl.constexpr,
@@ -75,8 +75,8 @@ def advance_state(
     skip: (heads,), weights of v_t in h_t, read if SKIP.
     """
     blocks = tl.cdiv(d_hv, COLS)
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    source = head // sharing * d_qk
+    bh = tl.program_id(0) // blocks
+    head, source = bh.to(tl.int64), (bh // sharing).to(tl.int64) * d_qk
     col = (tl.program_id(0) % blocks) * COLS + tl.arange(0, COLS)
     if WEIGHED:
         keep, write = tl.load(weights + head * 3), tl.load(weights + head * 3 + 1)
@@ -99,7 +99,7 @@ def advance_state(
         h_t += tl.sum(q_t[:, None] * C_t, 0)
     h_t *= read
     if SKIP:
-        h_t += tl.load(skip + head % heads).to(tl.float32) * v_given
+        h_t += tl.load(skip + bh % heads).to(tl.float32) * v_given
     tl.store(h + head * d_hv + col, h_t.to(h.dtype.element_ty), mask=col < d_hv)
 
 
