@@ -326,6 +326,25 @@ def test_who_asks_for_compiling_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_our_kernels_are_listed_without_dynamo(tmp_path: Path) -> None:
+    """To import it takes longer than to compile the first of them."""
+    code = """
+import sys
+from tflabench.bench.precompile.dry_run import compile_tasks
+from tflabench.bench.precompile.gpu_facts import H100
+from tflabench.bench.precompile.server import import_library
+from tflabench.implementations import registry
+from tflabench.problem import Problem
+assert import_library("tflabench", H100) == {}
+for name in ("hopper_exp", "hopper_mamba2"):
+    assert compile_tasks(registry.get(name), Problem(1, 2, 256, 64, 64), H100)
+assert "torch._dynamo" not in sys.modules
+"""
+    command, env = [sys.executable, "-W", "ignore", "-c", code], environment("installed", tmp_path)
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_facts_travel_as_text() -> None:
     assert DeviceFacts.from_json(H100.as_json()) == H100
     assert H100.architecture == 90

@@ -134,6 +134,7 @@ class Scheduler:
             run = self._tickets.get(event.ticket)
             if run is None:
                 continue
+            log.debug("%s of %s", event, run.point.id)
             if isinstance(event, Compiled):
                 run.compile_s += event.cpu_seconds
                 if event.failed and not run.point.implementation.tunes and run.state == "compiling":

@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -139,6 +139,8 @@ def answers_for_launches(facts: DeviceFacts, storage: Storage = "meta") -> Itera
         stack.enter_context(_replaced(Tensor, members))
         if "torch._dynamo" in sys.modules:  # what was given to torch.compile before runs as it is written, too
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        else:
+            stack.enter_context(_without_dynamo())
         stack.enter_context(_OnPaper(tensors))
         yield
 
@@ -240,6 +242,19 @@ class _OnPaper(TorchDispatchMode):
 def _uncompiled(function: Any = None, **_: Any) -> Any:
     """Stands in for torch.compile, whose kernels are Inductor's, in a cache of its own."""
     return function or _uncompiled
+
+
+@contextlib.contextmanager
+def _without_dynamo() -> Iterator[None]:
+    """Keep torch from importing Dynamo, which takes seconds: it would for tensors without data, and nothing is traced."""
+    stand_in: Any = ModuleType("torch._dynamo")
+    stand_in.disable = lambda function, *_, **__: function
+    with _replaced(torch, {"_dynamo": stand_in}):
+        sys.modules["torch._dynamo"] = stand_in
+        try:
+            yield
+        finally:
+            del sys.modules["torch._dynamo"]
 
 
 class _Generator(torch.Generator):

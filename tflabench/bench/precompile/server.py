@@ -122,7 +122,8 @@ def ready_to_measure() -> None:
 
 def import_library(library: str, facts: DeviceFacts) -> dict[str, str]:
     """Import what the implementations of a library need; says why, by module, where it cannot be had."""
-    import torch._dynamo  # noqa: F401  keeps what torch.cuda is when it is imported: before anything is replaced
+    if library != "tflabench":  # whose kernels do without, and Dynamo takes seconds
+        import torch._dynamo  # noqa: F401  keeps what torch.cuda is when it is imported: before anything is replaced
     from triton.compiler.compiler import make_backend
     from triton.runtime.cache import triton_key
 
