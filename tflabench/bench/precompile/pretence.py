@@ -246,7 +246,7 @@ def _uncompiled(function: Any = None, **_: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_dynamo() -> Iterator[None]:
-    """Keep torch from importing Dynamo, which takes seconds: it would for tensors without data, and nothing is traced."""
+    """Keep torch from importing Dynamo for tensors without data: that takes seconds, and nothing is traced here."""
     stand_in: Any = ModuleType("torch._dynamo")
     stand_in.disable = lambda function, *_, **__: function
     with _replaced(torch, {"_dynamo": stand_in}):
