@@ -58,7 +58,9 @@ def environment(triton: str, cache: Path) -> dict[str, str]:
     if triton == "oldest" and not (ROOT / OLD_TRITON / "triton").is_dir():
         pytest.skip(f"no Triton in {ROOT / OLD_TRITON}: `make test` puts the oldest supported there")
     ours = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return ours | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT / OLD_TRITON) if triton == "oldest" else ""}
+    folders = [str(ROOT / OLD_TRITON)] if triton == "oldest" else []
+    folders += filter(None, [os.environ.get("PYTHONPATH")])  # where tflabench itself may be
+    return ours | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def dry_runs(env: dict[str, str], *argv: str) -> dict[str, Any]:
