@@ -71,6 +71,25 @@ def test_names_are_found_whatever_their_spelling(asked, name):
     assert hardware.find(asked).name == name
 
 
+@pytest.mark.parametrize(
+    ("device", "folder"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("H100 SXM", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA Something 9000", "something-9000"),
+    ],
+)
+def test_a_gpu_has_one_folder_by_its_kind(device, folder):
+    assert hardware.slug(device) == folder
+
+
+def test_no_two_gpus_share_a_folder():
+    assert len({hardware.slug(gpu.name) for gpu in KNOWN}) == len(KNOWN)
+
+
 def test_no_two_gpus_share_a_name():
     names = [hardware._plain(name) for gpu in KNOWN for name in {gpu.name, *gpu.aliases}]
     assert len(names) == len(set(names))

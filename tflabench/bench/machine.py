@@ -40,7 +40,7 @@ class Machine:
 
     @property
     def slug(self) -> str:
-        """The name as a folder name: "h200" of "NVIDIA H200"."""
+        """The kind as a folder name: "h200" of "NVIDIA H200"."""
         return slug(self.name)
 
 

@@ -296,7 +296,12 @@ def _stored() -> dict[str, dict[str, dict]]:
 
 
 def slug(device: str) -> str:
-    """Return the name of a device as a folder name: "h200" of "NVIDIA H200"."""
+    """Return a device as a folder name: "h100" of "NVIDIA H100 80GB HBM3" and of "H100 SXM", "h100-pcie" of that board.
+
+    The boards with SXM sockets are the usual ones, so that is left out. Devices not known go by their driver's name.
+    """
+    gpu = from_device_name(device) or next((gpu for gpu in KNOWN if gpu.name == device), None)
+    device = re.sub(r" SXM\d?", "", gpu.name) if gpu else device
     return re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia ")).strip("-")
 
 
