@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from tflabench.theory.problem_bound import Bounded
+
 NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip install triton", **EINOPS}
 PACKAGE = "flash-linear-attention"
 GATE_SHIFT = 3.0  # decays mostly near 1, as the bundled kernels' inputs have them
@@ -224,6 +226,14 @@ def cost(op: Op, problem: Problem) -> Cost:
     return costs.linear_attention(problem, decays=decays, delta=op.delta, state_bytes=states, on_chip=op.on_chip)
 
 
+def bound(op: Op) -> Bounded | None:
+    """Of the delta rules there is no formula."""
+    if op.delta:
+        return None
+    gates: dict[str, Bounded] = {"head": "one_gate", "channel": "channel_gates"}
+    return gates[op.decay] if isinstance(op.decay, str) else "ungated"
+
+
 def refuses(op: Op, problem: Problem, device: str) -> str | None:
     if reason := refuse(problem, device, NEEDS, op.dtypes):
         return reason
@@ -246,6 +256,7 @@ def _implementation(op: Op) -> Implementation:
         tunes=True,
         majors=(8, 12),
         operation=op.operation,
+        bound=bound(op),
     )
 
 

@@ -74,5 +74,6 @@ IMPLEMENTATIONS = (
         own_process=True,
         majors=(8, 12),
         operation="lightning",
+        bound="ungated",
     ),
 )

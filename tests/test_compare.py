@@ -268,7 +268,7 @@ def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
     [
         (["{a}", "{missing}"], "holds no journal.jsonl"),
         (["{a}", "{empty}"], "holds no rows yet"),
-        (["{a}", "{old}"], "row schema 99 and this version reads 2: "),
+        (["{a}", "{old}"], "row schema 99 and this version reads 3: "),
         (["{a}", "{b}", "--impl", "tfla_sg_xl"], "has no rows of 'tfla_sg_xl'; did you mean tfla_sig_xl?"),
         (["{a}", "{far}"], "none in common"),
         (["{a}", "{b}", "--threshold", "5"], "--threshold is '5'"),

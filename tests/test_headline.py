@@ -57,13 +57,13 @@ def test_rows_that_are_not_comparable_stand_side_by_side_without_a_ratio(tmp_pat
         *(at("sdpa_cudnn", T, 0.5, **ATTENTION, **of_theirs, peak_bytes=2**29) for T in (512, 4096)),
     ]
     text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "ours") == ["1 ms (40%)"] * 2
-    assert cells(text, "sdpa cudnn") == ["0.5 ms (40%)"] * 2
+    assert cells(text, "ours") == ["1 ms (30%)"] * 2
+    assert cells(text, "sdpa cudnn") == ["0.5 ms (30%)"] * 2
     assert cells(text, "sdpa cudnn", 1) == ["0.50 GiB"] * 2
     assert "Baselines that are faster: none." in text
     assert "Baselines that are smaller: none." in text
     assert "no kernel of ours and a baseline in one comparison" in text  # in short
-    assert "x (40%)" not in text
+    assert "x (30%)" not in text
 
 
 def test_only_the_points_apart_lose_their_ratio(tmp_path):
@@ -75,8 +75,8 @@ def test_only_the_points_apart_lose_their_ratio(tmp_path):
         at("fla_gla", 4096, 3.0, tuned=IN_FULL),
     ]
     text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "sdpa cudnn") == ["2.00x (40%)", "0.5 ms (40%)"]
-    assert cells(text, "fla gla") == ["**0.50x** (40%)", "3.00x (40%)"]
+    assert cells(text, "sdpa cudnn") == ["2.00x (30%)", "0.5 ms (30%)"]
+    assert cells(text, "fla gla") == ["**0.50x** (30%)", "3.00x (30%)"]
     assert "faster than every baseline at 1 of 2; against the strongest one 0.50x at T = 512 (against fla gla)" in text
     assert "3.00x at T = 4096 (against fla gla)" in text
 
@@ -88,8 +88,8 @@ def test_a_baseline_meets_ours_of_its_comparison_before_a_faster_one_of_another(
         at("sdpa_cudnn", 512, 2.0, **ATTENTION),
     ]
     text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "ours") == ["0.5 ms (40%)"]
-    assert cells(text, "sdpa cudnn") == ["2.00x (40%)"]
+    assert cells(text, "ours") == ["0.5 ms (30%)"]
+    assert cells(text, "sdpa cudnn") == ["2.00x (30%)"]
 
 
 def test_wrong_results_are_neither_ours_nor_a_ratio(tmp_path):
@@ -102,8 +102,8 @@ def test_wrong_results_are_neither_ours_nor_a_ratio(tmp_path):
         at("sdpa_cudnn", 512, 0.1, **ATTENTION, **wrong),
     ]
     text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "ours") == ["1 ms (40%)"]
-    assert cells(text, "fla gla") == ["2.00x (40%)"]
+    assert cells(text, "ours") == ["1 ms (30%)"]
+    assert cells(text, "fla gla") == ["2.00x (30%)"]
     assert cells(text, "sdpa cudnn") == ["*wrong*"]
     assert "- not measured: sdpa cudnn everywhere: wrong: dq is off by 0.3" in text
     assert "not measured: fla gla" not in text
@@ -112,14 +112,14 @@ def test_wrong_results_are_neither_ours_nor_a_ratio(tmp_path):
 def test_a_ratio_is_the_baseline_over_our_fastest(fig4):
     text = page(fig4)
     assert cells(text, "our fastest kernel") == ["tfla_sig_xl (L=128)"] * 2
-    assert cells(text, "ours") == ["1 ms (40%)"] * 2
-    assert cells(text, "sdpa cudnn (torch 2.11.0)") == ["**0.50x** (40%)", "4.00x (40%)"]
+    assert cells(text, "ours") == ["1 ms (30%)"] * 2
+    assert cells(text, "sdpa cudnn (torch 2.11.0)") == ["**0.50x** (30%)", "4.00x (30%)"]
     assert cells(text, "ours", 1) == ["3.00 GiB"] * 2
     assert cells(text, "sdpa cudnn (torch 2.11.0)", 1) == ["**0.33x**"] * 2
 
 
 def test_an_mlstm_is_held_against_ours_of_the_same_gate(fig4):
-    assert cells(page(fig4), "nxai exp xl") == ["2.00x (40%)"] * 2
+    assert cells(page(fig4), "nxai exp xl") == ["2.00x (30%)"] * 2
 
 
 def test_a_baseline_is_held_against_ours_that_computes_the_same(tmp_path):
@@ -170,7 +170,7 @@ def test_every_section_names_command_machine_and_versions(fig4):
 def test_without_a_kernel_of_ours_there_are_the_baselines_own_values(tmp_path):
     write(tmp_path / "attention", [at("sdpa_cudnn", 512, 2.0, **ATTENTION), at("reference_sig", 512, 9.0)])
     text = page(tmp_path)
-    assert cells(text, "sdpa cudnn") == ["2 ms (40%)"]
+    assert cells(text, "sdpa cudnn") == ["2 ms (30%)"]
     assert "No kernel of ours was measured here" in text
     assert "no kernel of ours and a baseline in one comparison" in text
 
@@ -185,7 +185,7 @@ def test_other_versions_make_a_section_of_their_own_and_no_ratio(tmp_path):
         "## fig4, torch 2.12.0",
     ]
     assert "[fig4, torch 2.12.0](#fig4-torch-2120)" in text
-    assert cells(text, "sdpa cudnn") == ["2 ms (40%)", ""]
+    assert cells(text, "sdpa cudnn") == ["2 ms (30%)", ""]
 
 
 def test_baselines_of_other_versions_with_none_of_ours_are_named_where_ours_are(tmp_path):
@@ -218,7 +218,20 @@ def test_a_single_length_has_a_column_a_head_dimension(tmp_path):
     )
     text = page(tmp_path)
     assert cells(text, "time, heads =") == ["64x64", "32x128", "16x256"]
-    assert cells(text, "ours") == ["1 ms (40%)", "2 ms (40%)", "4 ms (40%)"]
+    assert cells(text, "ours") == ["1 ms (30%)", "2 ms (30%)", "4 ms (30%)"]
+
+
+def test_brackets_have_the_bound_or_say_that_they_have_the_own_roofline(tmp_path):
+    rows = [
+        at("tfla_sig_xl", 512, 1.0, ceilings="measured: calibrate"),
+        at("mamba2", 512, 2.0, family="ssm", percent_of_bound=None, ceilings="datasheet: NVIDIA"),
+        at("fla_kda", 512, 3.0, family="linear_attention", percent_of_bound=None, percent_of_own_roofline=None),
+    ]
+    text = page(write(tmp_path, rows))
+    assert cells(text, "ours") == ["1 ms (30%)"]
+    assert cells(text, "mamba2")[0].endswith(" (own 40%)")
+    assert "(" not in cells(text, "fla kda")[0]
+    assert "protocol standard, ceilings: datasheet and measured; [rows]" in text
 
 
 def test_rows_without_memory_leave_their_cell_empty(tmp_path):

@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 from tflabench import report
 from tflabench.cli.main import app
-from tflabench.report import duels, formats
+from tflabench.figures.quantities import drawable
+from tflabench.report import duels, formats, tables
 from tflabench.report import folders as runs
 from tflabench.rows.schema import Row
+from tflabench.rows.table import frame
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_page import MODEL, REASONS, RUN, Page, page_of, sdpa, sweep, tfla
@@ -242,3 +244,15 @@ def test_wheels_carry_the_page():
     carried = {path for glob in globs for path in (root / "tflabench").glob(glob)}
     here = {*Path(report.__file__).parent.iterdir()}
     assert {path for path in here if path.is_file() and path.suffix != ".py"} == carried & here
+
+
+def test_percentages_lead_with_the_bound_and_name_datasheet_ceilings():
+    rows = [row(), row(percent_of_bound=None, seq_len=512), row(ceilings="datasheet: NVIDIA", seq_len=256)]
+    keys = [column.key for column in tables.COLUMNS]
+    bound, own = keys.index("percent_of_bound"), keys.index("percent_of_own_roofline")
+    assert own == bound + 1
+    cells = [record["cells"] for record in tables.records(drawable(frame(rows)))]
+    assert [each[bound][0] for each in cells] == ["30.0%", "", "30.0% (datasheet)"]
+    assert [each[own][0] for each in cells] == ["40.0%", "40.0%", "40.0% (datasheet)"]
+    facts = [fact.label for fact in formats.facts(drawable(frame(rows)).to_dict("records")[0])]
+    assert facts.index("of the bound") + 1 == facts.index("own roofline")

@@ -294,7 +294,7 @@ def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
 
     def swept(self, comparisons, rows, on_row, stop_at):
         for point in points_of(comparisons)[:3]:
-            measured = {"percent_of_roofline": 40.0, "closed": True, "comparison_id": "one", "samples": 30}
+            measured = {"percent_of_own_roofline": 40.0, "closed": True, "comparison_id": "one", "samples": 30}
             rows.append(row(point).model_copy(update=measured))
         monkeypatch.setattr("tflabench.cli.common.measuring.time.monotonic", lambda: stop_at)
 

@@ -135,7 +135,7 @@ def recount(folder: Path, code: int = 0) -> str:
 
 
 def test_theory_is_counted_anew_and_times_stay(tmp_path):
-    right, stale = counted(row(seq_len=512)), row(ms=3.0, model_bytes=1.0, percent_of_roofline=140.0)
+    right, stale = counted(row(seq_len=512)), row(ms=3.0, model_bytes=1.0, percent_of_own_roofline=140.0)
     gone, unknown = row("no_longer_there", seq_len=1024), row(seq_len=2048, run_id="older")
     folder = write(tmp_path, [right, stale, gone, unknown], run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
     assert "1 of 4 rows changed, 2 left as they are" in recount(folder)
@@ -162,8 +162,16 @@ NEW = ("comparison_id", "closed", "rounds", "tune_s", "check_s", "measure_s", "t
 
 def of_schema_1(made: Row) -> str:
     """A row as version 1 wrote it."""
-    columns = {name: value for name, value in made.columns().items() if name not in NEW}
+    columns = {name: value for name, value in of_schema_2(made).items() if name not in NEW}
     return json.dumps(columns | {"schema_version": 1}) + "\n"
+
+
+def of_schema_2(made: Row) -> dict:
+    """The columns of a row as version 2 had them."""
+    columns = made.columns() | {"schema_version": 2}
+    del columns["percent_of_bound"]
+    columns["percent_of_roofline"] = columns.pop("percent_of_own_roofline")
+    return columns
 
 
 def old_folder(folder: Path, rows: list[Row], **runs) -> Path:
@@ -188,17 +196,36 @@ def test_rows_of_schema_1_become_rows_without_a_comparison(tmp_path):
     ]
     folder = old_folder(tmp_path, rows, again=again)
     assert migrate(folder).split("\n")[0] == f"{folder}: 4 rows migrated"
-    unknown = {"comparison_id": None, "closed": False, "commit": None, "driver": None}
+    unknown = {"percent_of_bound": None, "comparison_id": None, "closed": False, "commit": None, "driver": None}
     assert list(read_results(folder).rows) == [
         rows[2].model_copy(update={**unknown, **again, "rounds": 1}),
         rows[1].model_copy(update={**unknown, "driver": RUN["driver"], "rounds": 0}),
         rows[3].model_copy(update={**unknown, "rounds": 1}),
     ]
     lines = (folder / "journal.jsonl").read_text().splitlines()
-    assert [json.loads(line)["schema_version"] for line in lines] == [2] * 3, "the last row of each point"
+    assert [json.loads(line)["schema_version"] for line in lines] == [3] * 3, "the last row of each point"
     assert (folder / "rows.csv").read_text().count("\n") == 4
     assert (folder / "rows.parquet").exists()
     assert not comparable(*read_results(folder).rows[::2])
+
+
+def test_rows_of_schema_2_keep_all_but_the_name_of_a_percentage_and_get_the_one_of_the_bound(tmp_path):
+    rows = [
+        counted(row(ms=2.0)),
+        counted(row("fla_delta_net", seq_len=512)),
+        counted(row(ms=None, seq_len=1024)),
+        row("no_longer_there", seq_len=2048),
+        row(seq_len=256, run_id="without ceilings"),
+    ]
+    assert rows[0].percent_of_bound
+    assert rows[1].percent_of_bound is None
+    folder = write(tmp_path, rows, run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
+    (folder / "journal.jsonl").write_text("".join(json.dumps(of_schema_2(each)) + "\n" for each in rows))
+    assert migrate(folder).split("\n")[0] == f"{folder}: 5 rows migrated"
+    without = [each.model_copy(update={"percent_of_bound": None}) for each in rows[2:]]
+    assert list(read_results(folder).rows) == [*rows[:2], *without]
+    assert "percent_of_roofline" not in (folder / "rows.csv").read_text()
+    assert "0 of 5 rows changed, 2 left as they are" in recount(folder)
 
 
 def test_migrated_once_is_migrated(tmp_path):
@@ -231,13 +258,13 @@ def test_without_a_description_of_the_run_there_is_neither_commit_nor_driver(tmp
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("nonsense", "line 2 is no row of schema 1 or 2"),
-        ("[]", "line 2 is no row of schema 1 or 2"),
-        ('{"schema_version": 1}', "line 2 is no row of schema 1 or 2"),
-        ('{"schema_version": 1, "point": "a", "run_id": "run", "ms_median": 1.0}', "line 2 is no row of schema 1 or 2"),
+        ("nonsense", "line 2 is no row of schema 1 to 3"),
+        ("[]", "line 2 is no row of schema 1 to 3"),
+        ('{"schema_version": 1}', "line 2 is no row of schema 1 to 3"),
+        ('{"schema_version": 1, "point": "a", "run_id": "run", "ms_median": 1.0}', "line 2 is no row of schema 1 to 3"),
         (
             of_schema_1(row()).replace('"schema_version": 1', '"schema_version": 99'),
-            "line 2 is no row of schema 1 or 2",
+            "line 2 is no row of schema 1 to 3",
         ),
     ],
 )
@@ -296,7 +323,7 @@ def test_other_commands_name_it_when_they_meet_schema_1(tmp_path, command):
     done = CliRunner().invoke(app, command.format(old=old, new=new).split())
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     (line,) = (each for each in done.stderr.splitlines() if each.startswith("tflabench: "))
-    assert f"was written with row schema 1 and this version reads 2: run `tflabench migrate {old}`" in line
+    assert f"was written with row schema 1 and this version reads 3: run `tflabench migrate {old}`" in line
     assert ((old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()) == before
     migrate(old)
     again = CliRunner().invoke(app, command.format(old=old, new=new).split())
@@ -312,10 +339,12 @@ def published() -> list[Path]:
 
 
 @pytest.mark.parametrize("folder", published(), ids=lambda folder: folder.name)
-def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its_roofline(folder):
+def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its_bounds(folder):
     results = read_results(folder)
     for stored in results.rows:
         ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
         found = theory_columns.recounted(stored, Ceilings(**ceilings))
         assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
-        assert (stored.percent_of_roofline or 0) <= 100, stored.point
+        assert (stored.percent_of_own_roofline or 0) <= 100, stored.point
+        assert (stored.percent_of_bound or 0) <= 100, stored.point
+        assert found.percent_of_bound == stored.percent_of_bound, stored.point

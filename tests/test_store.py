@@ -82,7 +82,7 @@ def test_exports_hold_what_the_journal_holds(folder):
 def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
     journal = folder / "journal.jsonl"
     whole = journal.read_bytes()
-    journal.write_bytes(whole + b'{"schema_version":2,"run_id":"r')
+    journal.write_bytes(whole + b'{"schema_version":3,"run_id":"r')
     with pytest.warns(UserWarning, match="last line was cut off"):
         assert len(read_rows(folder)) == 2
     with pytest.warns(UserWarning, match="last line was cut off"):
@@ -94,12 +94,16 @@ def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [(1, "run `tflabench migrate {folder}`, or give another --out"), (3, "use the version of tflabench that wrote it")],
+    [
+        (1, "run `tflabench migrate {folder}`, or give another --out"),
+        (2, "run `tflabench migrate {folder}`, or give another --out"),
+        (4, "use the version of tflabench that wrote it"),
+    ],
 )
 def test_rows_of_another_schema_version_are_refused(folder, version, remedy):
     journal = folder / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"schema_version":2', f'"schema_version":{version}'))
-    said = f"row schema {version} and this version reads 2: {remedy.format(folder=folder)}"
+    journal.write_text(journal.read_text().replace('"schema_version":3', f'"schema_version":{version}'))
+    said = f"row schema {version} and this version reads 3: {remedy.format(folder=folder)}"
     for read in (read_rows, lambda folder: Store(folder, DEVICE)):
         with pytest.raises(InputError, match=re.escape(said)):
             read(folder)
@@ -110,7 +114,7 @@ def test_a_broken_line_in_the_middle_is_not_skipped(folder):
     journal.write_text("nonsense\n" + journal.read_text())
     with pytest.raises(InputError, match="line 1 is no row"):
         read_rows(folder)
-    journal.write_text('{"schema_version": 2}\n')
+    journal.write_text('{"schema_version": 3}\n')
     with pytest.raises(InputError, match="line 1 is no row"):
         read_rows(folder)
 

@@ -83,11 +83,32 @@ def test_wrong_results_take_part_in_no_contest_however_fast_they_came():
 
 
 def test_a_line_says_what_to_know_of_a_time():
-    assert line(row(ms=2.0)) == "tfla_sig_xl (L=128)  fw  B=16 T=4096 heads 16x128/256  bfloat16  2 ms  40% of roofline"
-    assert line(row(ms=2.0, noisy=True, tuned=IN_FULL)).endswith("2 ms  40% of roofline  noisy")
-    assert line(row(ms=2.0, tuned=IN_PART)).endswith("40% of roofline  tuned with 3 of 9 configurations")
-    assert line(row(ms=2.0, status="wrong", reason="dq is off")).endswith("2 ms  40% of roofline  WRONG: dq is off")
+    assert (
+        line(row(ms=2.0))
+        == "tfla_sig_xl (L=128)  fw  B=16 T=4096 heads 16x128/256  bfloat16  2 ms  30% of the bound (own roofline 40%)"
+    )
+    assert line(row(ms=2.0, noisy=True, tuned=IN_FULL)).endswith("2 ms  30% of the bound (own roofline 40%)  noisy")
+    assert line(row(ms=2.0, tuned=IN_PART)).endswith("(own roofline 40%)  tuned with 3 of 9 configurations")
+    assert line(row(ms=2.0, status="wrong", reason="dq is off")).endswith("(own roofline 40%)  WRONG: dq is off")
     assert line(row(ms=None)).endswith("oom: no memory")
+
+
+def test_a_line_leads_with_the_bound_and_says_where_the_ceilings_are_a_datasheets():
+    assert line(row(percent_of_bound=None)).endswith("1 ms  own roofline 40%")
+    assert line(row(ceilings="measured: calibrate")).endswith("1 ms  30% of the bound (own roofline 40%)")
+    paper = row(ceilings="datasheet: NVIDIA")
+    assert line(paper).endswith("1 ms  30% of the bound (own roofline 40%, datasheet ceilings)")
+    (found,) = failures([paper, row(), row(ms=None, status="ok", ceilings="datasheet: NVIDIA")])
+    assert found.startswith("datasheet ceilings (1x): the percentages are of rates that no machine reaches")
+
+
+def test_the_table_has_both_percentages():
+    text = said([row(seq_len=512), row(percent_of_bound=None)])
+    head, first, second = (line.split() for line in text.splitlines()[:3])
+    assert " ".join(head).startswith("pass size dtype best time of the bound own roofline memory")
+    assert "30%" in first
+    assert "40%" in first
+    assert "30%" not in second
 
 
 def test_flags_and_failures_are_counted():
@@ -99,11 +120,12 @@ def test_flags_and_failures_are_counted():
     ]
 
 
-def test_rows_above_the_roofline_are_named():
-    assert failures([row(percent_of_roofline=99.9), row(percent_of_roofline=None)]) == []
-    (found,) = failures([row(percent_of_roofline=101.0), row(percent_of_roofline=138.2), row()])
+def test_rows_above_a_bound_are_named():
+    assert failures([row(percent_of_own_roofline=99.9), row(percent_of_own_roofline=None)]) == []
+    assert failures([row(percent_of_bound=130.0)])[0].startswith("above the bound (1x, up to 130%): the ceilings were")
+    (found,) = failures([row(percent_of_own_roofline=101.0), row(percent_of_own_roofline=138.2), row()])
     assert found.startswith(
-        "above the roofline (2x, up to 138%): the ceilings were measured while the machine was busy"
+        "above their own roofline (2x, up to 138%): the ceilings were measured while the machine was busy"
     )
     assert "`tflabench calibrate` measures them again" in found
 

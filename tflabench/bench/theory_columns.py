@@ -1,7 +1,13 @@
-"""The columns of a row that theory fills."""
+"""The columns of a row that theory fills: counts, bounds, and the two percentages that hold a time against them.
+
+`percent_of_bound` holds it against the bound of the problem, the same for every implementation that computes it;
+`percent_of_own_roofline` against what the FLOPs and bytes of this implementation take. One that does its work twice has
+half the first and keeps the second.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -9,7 +15,7 @@ from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
 from tflabench.rows.schema import Row
-from tflabench.theory import roofline
+from tflabench.theory import problem_bound, roofline
 from tflabench.theory.hardware import Ceilings
 
 
@@ -27,8 +33,15 @@ def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: flo
     if ms is not None:
         columns["tflops"] = count.flops / ms / 1e9
         columns["gbps"] = count.bytes / ms / 1e6
-        columns["percent_of_roofline"] = float(roofline.percent_of_roofline(count, ceilings, ms / 1e3))
+        columns["percent_of_bound"] = percent_of_bound(impl, problem, ceilings, ms)
+        columns["percent_of_own_roofline"] = float(roofline.percent_of_own_roofline(count, ceilings, ms / 1e3))
     return columns
+
+
+def percent_of_bound(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float) -> float | None:
+    """Return how near a time in ms comes to the bound of its problem; None where that has no formula."""
+    bound = problem_bound.bound_s(impl.bounded, problem, ceilings)
+    return None if bound is None else 100 * bound / (ms / 1e3)
 
 
 def recounted(row: Row, ceilings: Ceilings) -> Row:
@@ -37,5 +50,23 @@ def recounted(row: Row, ceilings: Ceilings) -> Row:
     Raises:
         KeyError: no implementation is called as the row's.
     """
-    problem = Problem(**{field.name: getattr(row, field.name) for field in fields(Problem)})
-    return row.model_copy(update=modelled(registry.get(row.implementation), problem, ceilings, row.ms_median))
+    return row.model_copy(update=modelled(registry.get(row.implementation), _problem(row), ceilings, row.ms_median))
+
+
+def with_bound(row: Row, run: Mapping[str, Any]) -> Row:
+    """Return a row with its `percent_of_bound`, by the ceilings that its run has recorded.
+
+    Args:
+        run: what environment.json says of it. Without ceilings there, without a time, or if no implementation is
+            called as the row's, the row stays as it is.
+    """
+    found = run.get("ceilings", {}).get(row.dtype)
+    known = {impl.name: impl for impl in registry.implementations()}
+    if found is None or row.ms_median is None or row.implementation not in known:
+        return row
+    percent = percent_of_bound(known[row.implementation], _problem(row), Ceilings(**found), row.ms_median)
+    return row.model_copy(update={"percent_of_bound": percent})
+
+
+def _problem(row: Row) -> Problem:
+    return Problem(**{field.name: getattr(row, field.name) for field in fields(Problem)})

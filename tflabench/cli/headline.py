@@ -16,7 +16,7 @@ def headline(
     directory: Results,
     out: Annotated[Path | None, typer.Option(help="Write the page into this file, e.g. results/README.md.")] = None,
 ) -> None:
-    """Our best kernel against each baseline, as Markdown: time and memory ratios, roofline, what is missing and why."""
+    """Our best kernel against each baseline, as Markdown: time and memory ratios, % of the bound, what is missing."""
     from tflabench.conclusions import headline as page
 
     if out is None:

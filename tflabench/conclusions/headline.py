@@ -148,8 +148,12 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
         "**bold** where the baseline is. Both sides are of one comparison: they took turns on one GPU. Where they",
         "are not, or where a baseline was not tuned in full, the plain value stands. Against Simple GLA, Retention,",
         "Lightning attention, Mamba 2 or an mLSTM of a library, ours is the fastest that computes the same (mLSTM: the",
-        "same gate); against all others the fastest mLSTM. In brackets: percentage of the roofline, the lower bound",
-        "that each implementation's own FLOPs and bytes allow. Each runs at its fastest of the chunk sizes measured.",
+        "same gate); against all others the fastest mLSTM. Each runs at its fastest of the chunk sizes measured.",
+        "",
+        "In brackets: how near a time comes to the bound of its problem, whichever kernel computes it: each input read",
+        "once and each output written once a pass, each product of the chunkwise form made once, at the GPU's copy",
+        "bandwidth and matrix rate. The delta rules and Mamba have no such bound: *own* stands for the own roofline,",
+        "which is what the FLOPs and bytes of that implementation take at least.",
         "",
         "## In short",
         "",
@@ -249,11 +253,14 @@ def _title(row: Row) -> str:
 
 def _own(row: Row, quantity: Quantity) -> str:
     value = getattr(row, quantity.column)
-    return "" if value is None else quantity.write(value) + (_roofline(row) if quantity is TIME else "")
+    return "" if value is None else quantity.write(value) + (_nearness(row) if quantity is TIME else "")
 
 
-def _roofline(row: Row) -> str:
-    return "" if row.percent_of_roofline is None else f" ({row.percent_of_roofline:.0f}%)"
+def _nearness(row: Row) -> str:
+    """ " (44%)" of the bound, " (own 68%)" of the own roofline where there is no bound."""
+    if row.percent_of_bound is not None:
+        return f" ({row.percent_of_bound:.0f}%)"
+    return "" if row.percent_of_own_roofline is None else f" (own {row.percent_of_own_roofline:.0f}%)"
 
 
 def _cell(column: Column, name: str, quantity: Quantity) -> str:
@@ -266,7 +273,7 @@ def _cell(column: Column, name: str, quantity: Quantity) -> str:
     if found is None:
         return _own(rival, quantity)
     mark = "**" if found < 1 - TIE else ""
-    return f"{mark}{found:.2f}x{mark}{_roofline(rival) if quantity is TIME else ''}"
+    return f"{mark}{found:.2f}x{mark}{_nearness(rival) if quantity is TIME else ''}"
 
 
 def _winners(table: Table, quantity: Quantity) -> str:
@@ -333,12 +340,15 @@ def _origin(campaign: Campaign, beside: Path) -> list[str]:
     versions = [
         f"{name} {', '.join(found[name])}" for name in (*DECISIVE[1:], "python", "tflabench", "commit") if name in found
     ]
+    sources = sorted(
+        {(row.ceilings or "").partition(":")[0] for row in campaign.rows if row.ms_median is not None} - {""}
+    )
     days = sorted({row.started_at[:10] for row in campaign.rows})
     return [
         f"- command: {'; '.join(f'`{command}`' for command in commands) or 'not recorded'}",
         f"- machine: {', '.join(found['device'])}; {', '.join(versions) or 'versions not recorded'}",
-        f"- measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, protocol {', '.join(found['protocol'])}; "
-        f"[rows]({rows.as_posix()})",
+        f"- measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, protocol {', '.join(found['protocol'])}, "
+        f"ceilings: {' and '.join(sources) or 'not recorded'}; [rows]({rows.as_posix()})",
     ]
 
 

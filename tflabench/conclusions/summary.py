@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tflabench.conclusions.contests import contests, faster
-from tflabench.rows.labels import PASS_TITLES, label, milliseconds, size, waits_for_host
+from tflabench.rows.labels import PASS_TITLES, label, milliseconds, on_datasheet, percentages, size, waits_for_host
 from tflabench.rows.schema import Row
 
 NOISY_MEANS = "its median is known less well than its place among the others needs"
@@ -27,7 +27,7 @@ def line(row: Row) -> str:
     flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
     host = f"  host {row.host_ms:.3g} ms" if waits_for_host(row) else ""
     tuned = "" if row.tuned_fully else f"  {tuning(row)}"
-    return f"{what}  {milliseconds(row)}{host}  {row.percent_of_roofline:.0f}% of roofline{flags}{tuned}{wrong}"
+    return f"{what}  {milliseconds(row)}{host}  {percentages(row)}{flags}{tuned}{wrong}"
 
 
 def tuning(row: Row) -> str:
@@ -57,9 +57,19 @@ def closing(rows: Sequence[Row]) -> str | None:
 def best_table(rows: Iterable[Row]) -> Table:
     """The best implementation a point, and what it beat."""
     table = Table(
-        "pass", "size", "dtype", "best", "time", "memory", "roofline", "next best", box=None, header_style="bold"
+        "pass",
+        "size",
+        "dtype",
+        "best",
+        "time",
+        "of the bound",
+        "own roofline",
+        "memory",
+        "next best",
+        box=None,
+        header_style="bold",
     )
-    for column in (4, 5, 6):
+    for column in (4, 5, 6, 7):
         table.columns[column].justify = "right"
     for group in contests(rows):
         best = group[0]
@@ -71,11 +81,16 @@ def best_table(rows: Iterable[Row]) -> Table:
             best.dtype,
             Text(label(best), "bold"),
             milliseconds(best),
+            _percent(best.percent_of_bound),
+            _percent(best.percent_of_own_roofline),
             f"{best.peak_bytes / 2**20:.0f} MiB",  # type: ignore[operator]
-            f"{best.percent_of_roofline:.0f}%",
             f"{rivals[0][1]:.2f}x {label(rivals[0][0])}" if rivals else "",
         )
     return table
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}%"
 
 
 def verdicts(rows: Iterable[Row]) -> list[str]:
@@ -123,10 +138,16 @@ def failures(rows: Iterable[Row]) -> list[str]:
             f"enqueued slower than run ({len(waiting)}x, up to {max(waiting):.1f} times): eager PyTorch waits for the "
             "host, a CUDA graph does not"
         )
-    if above := [percent for row in rows if (percent := row.percent_of_roofline or 0.0) > 100]:
+    for what, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
+        if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
+            lines.append(
+                f"above {what} ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured while the "
+                "machine was busy, or data stayed in a cache; `tflabench calibrate` measures them again"
+            )
+    if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
         lines.append(
-            f"above the roofline ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured while the "
-            "machine was busy, or data stayed in a cache; `tflabench calibrate` measures them again"
+            f"datasheet ceilings ({count}x): the percentages are of rates that no machine reaches; "
+            "`tflabench calibrate` measures this one's, for the rows to come"
         )
     return lines
 

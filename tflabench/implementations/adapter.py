@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tflabench.theory.calibrated import Modelled
     from tflabench.theory.cost import Cost
+    from tflabench.theory.problem_bound import Bounded
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
@@ -92,6 +93,8 @@ class Implementation:
         modelled: what it is to the calibrated model, None where that does not describe it.
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...
+        bound: which formula of `theory.problem_bound` bounds its problem, where its family does not say: an mLSTM has
+            two gates, attention is attention. None elsewhere: no formula (the delta rules, Mamba).
     """
 
     name: str
@@ -110,6 +113,13 @@ class Implementation:
     majors: tuple[int, int] | None = None
     modelled: Modelled | None = None
     operation: str | None = None
+    bound: Bounded | None = None
+
+    @property
+    def bounded(self) -> Bounded | None:
+        """Which formula bounds its problem, None where there is none."""
+        of_family: dict[Family, Bounded] = {"mlstm": "two_gates", "attention": "attention"}
+        return self.bound or of_family.get(self.family)
 
     def refusal(self, problem: Problem, device: str, capability: tuple[int, int] | None = None) -> str | None:
         """Return why it cannot run on a device of this compute capability, as far as that can be told from here."""

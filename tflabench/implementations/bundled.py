@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tflabench.kernels.state import State
+    from tflabench.theory.problem_bound import Bounded
 
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
@@ -314,6 +315,13 @@ def recurrence_model(op: Recurrence, kernels: str) -> Modelled | None:
     return Modelled(algorithms[kernels], "sig", gate_gradients=op.decays > 0, shared=op.shared)
 
 
+def recurrence_bound(op: Recurrence) -> Bounded | None:
+    """Of heads that share q and k there is no formula."""
+    if op.shared:
+        return None
+    return "one_gate" if op.decays else "ungated"
+
+
 def heads_a_group(op: Recurrence, problem: Problem) -> int:
     """Heads that share one of q and k."""
     return problem.heads if op.shared else 1
@@ -449,6 +457,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         majors={"hopper": (9, 9), "tfla_xl": (8, 12)}.get(kernels),
         modelled=recurrence_model(op, kernels),
         operation=op.name,
+        bound=recurrence_bound(op),
     )
 
 

@@ -43,7 +43,8 @@ COLUMNS = (
     Column("median runtime", "ms_median", "measured", "runtime"),
     Column("20–80%", "ms_p80", "measured", "runtime"),
     Column("theory", "model_ms_lower", "modelled", "bounds"),
-    Column("of roofline", "percent_of_roofline", "modelled / measured", "percent"),
+    Column("of the bound", "percent_of_bound", "modelled / measured", "bound"),
+    Column("own roofline", "percent_of_own_roofline", "modelled / measured", "percent"),
     Column("rate", "tflops", "modelled / measured", "rate"),
     Column("peak memory", "peak_bytes", "measured", "memory"),
     Column("error", "rel_error", "measured", "error"),
@@ -60,7 +61,8 @@ def records(rows: Rows) -> Iterator[dict[str, Any]]:
             "ms_median": amount(row["ms_median"], RUNTIME.units),
             "ms_p80": span(row["ms_p20"], row["ms_p80"], RUNTIME.units),
             "model_ms_lower": span(row["model_ms_lower"], row["model_ms_upper"], RUNTIME.units),
-            "percent_of_roofline": formats.percent(row["percent_of_roofline"]),
+            "percent_of_bound": formats.percent(row["percent_of_bound"], row["ceilings"]),
+            "percent_of_own_roofline": formats.percent(row["percent_of_own_roofline"], row["ceilings"]),
             "tflops": amount(row["tflops"] * 1e12, FLOP_RATE),
             "peak_bytes": amount(row["peak_bytes"], MEMORY.units),
             "rel_error": formats.error(row["rel_error"]),
@@ -82,13 +84,13 @@ def best(results: Results) -> Iterator[dict[str, Any]]:
         for first, *others in contests(campaign.rows):
             rivals = (row for row in others if row.implementation != first.implementation)
             rival = next(((row, *ratio) for row in rivals if (ratio := faster(first, row))), None)
-            percent = first.percent_of_roofline
             yield {
                 "pass": PASSES[first.pass_],
                 "row": first,
                 "time": amount(first.ms_median, RUNTIME.units),
                 "memory": amount(first.peak_bytes, MEMORY.units),
-                "roofline": "" if percent is None else f"{number(percent)}%",
+                "bound": formats.percent(first.percent_of_bound, first.ceilings),
+                "own": formats.percent(first.percent_of_own_roofline, first.ceilings),
                 "next": rival,
             }
 

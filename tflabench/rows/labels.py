@@ -25,5 +25,22 @@ def waits_for_host(row: Row) -> bool:
     return row.status == "ok" and (row.host_ms or 0.0) > (row.ms_median or 0.0)
 
 
+def on_datasheet(ceilings: str | None) -> bool:
+    """Whether a row's `ceilings` are a datasheet's, which a machine does not reach, and not measured."""
+    return bool(ceilings) and ceilings.startswith("datasheet")
+
+
+def percentages(row: Row) -> str:
+    """How near a time comes to the problem's bound and to its own roofline: "44% of the bound (own roofline 68%)".
+
+    Without a formula for the bound the second stands alone.
+    """
+    own = [] if row.percent_of_own_roofline is None else [f"own roofline {row.percent_of_own_roofline:.0f}%"]
+    more = [*own, *(["datasheet ceilings"] if on_datasheet(row.ceilings) else [])]
+    if row.percent_of_bound is None:
+        return ", ".join(more)
+    return f"{row.percent_of_bound:.0f}% of the bound" + (f" ({', '.join(more)})" if more else "")
+
+
 def milliseconds(row: Row) -> str:
     return f"{row.ms_median:.3g} ms"

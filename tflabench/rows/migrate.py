@@ -1,25 +1,30 @@
-"""Journals of row schema 1 brought to the present one."""
+"""Journals of older row schemas brought to the present one."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
 from tflabench.rows.journal import Store, write_whole
-from tflabench.rows.schema import MIGRATED_VERSIONS, SCHEMA_VERSION, Row
+from tflabench.rows.schema import MIGRATED_VERSIONS, Row
 
 
-def migrate(folder: Path) -> int:
+def migrate(folder: Path, complete: Callable[[Row, Mapping[str, Any]], Row] = lambda row, run: row) -> int:
     """Rewrite the journal of a results folder with rows of the present schema, the last one of each point.
 
-    Rows of schema 1 belong to no comparison: their `comparison_id` is None, so that no ratio is taken of them. Nothing
-    is written unless every line is a row.
+    Rows of schema 1 belong to no comparison: their `comparison_id` is None, so that no ratio is taken of them. The
+    `percent_of_roofline` of schemas 1 and 2 is `percent_of_own_roofline`. Nothing is written unless every line is a
+    row.
+
+    Args:
+        complete: fills in what an older row lacks, from it and what environment.json says of its run.
 
     Returns:
-        How many rows were of schema 1.
+        How many rows were of an older schema.
 
     Raises:
         InputError: the folder has no journal, a line of it is no row, or environment.json is damaged.
@@ -31,13 +36,17 @@ def migrate(folder: Path) -> int:
     for number, line in _whole_lines(journal):
         try:
             fields: dict[str, Any] = json.loads(line)
-            if fields["schema_version"] in MIGRATED_VERSIONS:
-                fields = _from_schema_1(fields, runs.get(fields["run_id"], {}))
-                migrated += 1
+            run = runs.get(fields["run_id"], {})
+            older = fields["schema_version"] in MIGRATED_VERSIONS
+            if fields["schema_version"] == 1:
+                fields = _from_schema_1(fields, run)
+            if fields["schema_version"] == 2:
+                fields = _from_schema_2(fields)
             row = Row.model_validate(fields)
         except (ValueError, TypeError, LookupError):
-            raise InputError(f"{journal} line {number} is no row of schema 1 or 2: mend or delete that line") from None
-        last[row.point] = row
+            raise InputError(f"{journal} line {number} is no row of schema 1 to 3: mend or delete that line") from None
+        last[row.point] = complete(row, run) if older else row
+        migrated += older
     if migrated:
         write_whole(journal, "".join(row.model_dump_json(by_alias=True) + "\n" for row in last.values()))
         Store(folder, next(iter(last.values())).device).export()
@@ -66,7 +75,7 @@ def _runs(described: Path) -> dict[str, Any]:
 def _from_schema_1(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     measured = row["ms_median"] is not None
     return row | {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 2,
         "comparison_id": None,
         "closed": False,
         "rounds": int(measured),
@@ -74,3 +83,8 @@ def _from_schema_1(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
         "source_hash": None,
         "driver": run.get("driver"),
     }
+
+
+def _from_schema_2(row: dict[str, Any]) -> dict[str, Any]:
+    new = {"percent_of_roofline": "percent_of_own_roofline"}
+    return {new.get(name, name): value for name, value in row.items()} | {"schema_version": 3}

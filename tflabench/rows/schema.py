@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 2
-MIGRATED_VERSIONS = (1,)  # which `tflabench.rows.migrate` brings to this one
+SCHEMA_VERSION = 3
+MIGRATED_VERSIONS = (1, 2)  # which `tflabench.rows.migrate` brings to this one
 Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
 
 
@@ -34,6 +34,11 @@ class Row(BaseModel):
         tuned: what autotuners chose: "choices" by kernel, "tried" of "configurations". None without autotuners.
         gpu_kernels: names of the kernels that a call launched, as the profiler saw them. None on a CPU.
         extra_bytes: the peak minus what was there before the call: inputs, and the output gradient.
+        ceilings: the matrix rate and bandwidth behind the bounds and percentages: provenance and source.
+        percent_of_bound: the bound of the problem over the median, whatever the implementation does: each input read
+            once and each output written once a pass, each product of the chunkwise form made once. None where that has
+            no formula.
+        percent_of_own_roofline: what the FLOPs and bytes of this implementation take at least, over the median.
         rel_error: the largest deviation from float64 over output and gradients, root mean square over root mean
             square, within the first `verified_steps` of the sequence.
         noisy: whether the median is known less well than ratios are shown (see `bench.timing`).
@@ -44,7 +49,7 @@ class Row(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid")
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     run_id: str
     point: str
     comparison_id: str | None = None
@@ -94,7 +99,8 @@ class Row(BaseModel):
     ceilings: str | None = None
     tflops: float | None = None
     gbps: float | None = None
-    percent_of_roofline: float | None = None
+    percent_of_bound: float | None = None
+    percent_of_own_roofline: float | None = None
     rel_error: float | None = None
     verified_steps: int | None = None
     sm_clock_mhz: float | None = None

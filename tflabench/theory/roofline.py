@@ -35,7 +35,7 @@ def compute_bound(cost: Cost, ceilings: Ceilings) -> Any:
     return cost.intensity > ceilings.intensity
 
 
-def percent_of_roofline(cost: Cost, ceilings: Ceilings, seconds: Number) -> Number:
-    """How near a measured time comes to the lower bound: 100 when nothing is left, above when the model is not a bound
-    of the algorithm that ran (it moved less than counted, or its data stayed in a cache)."""
+def percent_of_own_roofline(cost: Cost, ceilings: Ceilings, seconds: Number) -> Number:
+    """How near a measured time comes to what these FLOPs and bytes take at least: 100 when nothing is left, above when
+    they are not those of what ran (it moved less than counted, or its data stayed in a cache)."""
     return 100 * time_bounds(cost, ceilings).lower / seconds
