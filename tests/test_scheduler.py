@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tflabench.bench import scheduler as scheduling
+from tflabench.bench.ceilings import measured_instead
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.machine import Machine
 from tflabench.bench.precompile.pool import Compiled, Finished
@@ -24,7 +25,7 @@ from tflabench.rows.journal import Store
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
-from tflabench.theory.hardware import Ceilings
+from tflabench.theory.hardware import Ceilings, measured_ceilings
 
 MACHINE = Machine("cuda", "some GPU", 2**36)
 CEILINGS = {"float32": Ceilings(1e14, 1e12, "measured", "test")}
@@ -161,7 +162,6 @@ class Pool:
 def run(comparisons: list[Comparison], workers: Workers, tmp_path, pool: Any = None, **changes: Any) -> list[Row]:
     """Every row that is told, in order."""
     protocol = changes.pop("protocol", STANDARD)
-    rules = Rules(**{"device": "cuda", "protocol": protocol, "timeout_s": 60.0, "tune_s": 20.0, **changes})
     rows: list[Row] = []
     occasion = Occasion("run", MACHINE, protocol, CEILINGS, "GPU-1")
 
@@ -169,7 +169,9 @@ def run(comparisons: list[Comparison], workers: Workers, tmp_path, pool: Any = N
         rows.append(occasion.row(begun, of))
 
     tuning = TuningStore(tmp_path / "tuning", {"device": "some GPU"})
-    scheduler = Scheduler(rules, workers, pool, tuning, on_point)  # type: ignore[arg-type]
+    after_first = changes.pop("after_first", None)
+    rules = Rules(**{"device": "cuda", "protocol": protocol, "timeout_s": 60.0, "tune_s": 20.0, **changes})
+    scheduler = Scheduler(rules, workers, pool, tuning, on_point, after_first)  # type: ignore[arg-type]
     scheduler.admit(comparisons)
     scheduler.run()
     return rows
@@ -198,6 +200,58 @@ def test_the_first_row_does_not_wait_for_the_others(tmp_path):
     workers = Workers()
     run([comparison("a", "b", "c")], workers, tmp_path)
     assert workers.said[:2] == [("a", "prepare"), ("a", "turn")]
+
+
+def test_what_comes_after_the_first_row_comes_once_and_has_the_gpu_for_itself(tmp_path):
+    for names, said in (("abc", [("a", "prepare"), ("a", "turn")]), ("b", [("b", "prepare"), ("b", "turn")])):
+        workers = Workers()
+        seen: list[list[tuple[str, str]]] = []
+
+        def act(workers: Workers = workers, seen: list = seen) -> None:
+            assert not workers._due, "something else is at work"
+            seen.append(list(workers.said))
+
+        run([comparison(*names), comparison("a", seq_len=1024)], workers, tmp_path, after_first=act)
+        assert seen == [said]
+
+
+def test_what_comes_after_the_first_row_waits_for_what_already_works(tmp_path):
+    workers = Workers(answers={("a", "turn"): {"status": "crashed", "reason": "SIGABRT"}})
+    seen: list[int] = []
+    run([comparison("a", "b", "c")], workers, tmp_path, after_first=lambda: seen.append(len(workers._due)))
+    assert seen == [0]
+
+
+def test_where_the_time_is_up_nothing_comes_after_the_first_row(tmp_path):
+    seen: list[int] = []
+    run([comparison("a")], Workers(), tmp_path, after_first=lambda: seen.append(1), stop_at=time.monotonic() - 1)
+    assert not seen
+
+
+def test_measured_ceilings_take_the_place_of_a_datasheets(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    datasheet = Ceilings(989e12, 4.8e12, "datasheet", "NVIDIA")
+    known = {"bfloat16": datasheet, **CEILINGS}
+    jobs: list[dict[str, Any]] = []
+
+    def answer(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        jobs.append(job)
+        return {"status": "ok", "ceilings": dict.fromkeys(job["dtypes"], (782000000000000.0, 4260000000000.0))}
+
+    found = measured_instead(MACHINE, known, answer)
+    assert [job["dtypes"] for job in jobs] == [["bfloat16"]]
+    assert (found["bfloat16"].provenance, found["bfloat16"].flops_per_s) == ("measured", 782e12)
+    assert found["float32"] == CEILINGS["float32"]
+    assert measured_ceilings(MACHINE.name) == found["bfloat16"], "the next sweep need not measure them"
+    assert measured_instead(MACHINE, found, answer) == found
+    assert len(jobs) == 1
+
+
+def test_without_measured_ceilings_a_sweep_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = {"bfloat16": Ceilings(989e12, 4.8e12, "datasheet", "NVIDIA")}
+    with pytest.warns(UserWarning, match="percentages are of the datasheet's ceilings: some GPU cannot be calibrated"):
+        assert measured_instead(MACHINE, known, lambda job, timeout_s: {"status": "oom", "reason": "full"}) == known
 
 
 def test_rounds_go_on_until_the_medians_settle(tmp_path):

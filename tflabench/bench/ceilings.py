@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tflabench.bench.machine import Machine
@@ -10,6 +11,7 @@ from tflabench.problem import InputError
 from tflabench.theory import hardware
 from tflabench.theory.hardware import Ceilings
 
+QUICKLY_S = 1.5  # of which samples take about half: each kind has enough of them before its time is up
 RunJob = Callable[[dict[str, Any], float], dict[str, Any]]  # a job and its seconds -> its result
 CALIBRATED_DTYPES = {"cuda": ("bfloat16", "float16", "float32"), "cpu": ("bfloat16", "float32", "float64")}
 
@@ -19,8 +21,21 @@ def ceilings_of(machine: Machine, dtypes: Iterable[str], run: RunJob) -> dict[st
     dtypes = sorted(set(dtypes))
     missing = [dtype for dtype in dtypes if hardware.ceilings_for(machine.name, dtype) is None]
     if missing:
-        calibrate(machine, missing, run, seconds=1.5)
+        calibrate(machine, missing, run, QUICKLY_S)
     return {dtype: hardware.ceilings_for(machine.name, dtype) for dtype in dtypes}  # type: ignore[misc]
+
+
+def measured_instead(machine: Machine, known: Mapping[str, Ceilings], run: RunJob) -> dict[str, Ceilings]:
+    """Return ceilings by dtype with those measured, quickly, that are a datasheet's, and store them.
+
+    Where they cannot be measured or stored, warn and return `known`.
+    """
+    missing = sorted(dtype for dtype, found in known.items() if found.provenance != "measured")
+    try:
+        return {**known, **(calibrate(machine, missing, run, QUICKLY_S) if missing else {})}
+    except InputError as error:
+        warnings.warn(f"percentages are of the datasheet's ceilings: {error}", stacklevel=2)
+        return dict(known)
 
 
 def calibrate(machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: float) -> dict[str, Ceilings]:

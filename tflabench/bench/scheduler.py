@@ -65,6 +65,7 @@ class Scheduler:
         pool: compiles ahead; None where nothing is compiled, as on a CPU.
         tuning: choices of autotuners made before.
         on_point: called with a point whenever its row has changed.
+        after_first: called once, when the first row is told and nothing else works; no job starts until it returns.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class Scheduler:
         pool: CompilePool | None,
         tuning: TuningStore,
         on_point: Callable[[ComparisonRun, PointRun], None],
+        after_first: Callable[[], None] | None = None,
     ) -> None:
         self.rules = rules
         self._workers = workers
         self._pool = pool
         self._tuning = tuning
         self._on_point = on_point
+        self._after_first = after_first
         self._waiting: deque[ComparisonRun] = deque()
         self._active: list[ComparisonRun] = []
         self._working: dict[str, tuple[ComparisonRun, PointRun]] = {}  # by slot
@@ -163,6 +166,11 @@ class Scheduler:
 
     def _advance(self) -> None:
         """Start every job that may start now."""
+        if self._told_any and self._after_first and time.monotonic() < self.rules.stop_at:
+            if self._working:
+                return
+            act, self._after_first = self._after_first, None
+            act()
         while True:
             while len(self._active) < ACTIVE and self._waiting and self._may_begin():
                 self._begin(self._waiting.popleft())

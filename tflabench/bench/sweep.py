@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from math import inf
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from tflabench.bench.ceilings import ceilings_of
+from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.comparison_run import LATE, ComparisonRun, PointRun
 from tflabench.bench.executor import require_torch
 from tflabench.bench.machine import Machine, environment
@@ -171,7 +172,7 @@ class Session:
 
     def ceilings(self, dtypes: Iterable[str]) -> dict[str, Ceilings]:
         """Return the ceilings of this machine by dtype; those not known yet are measured."""
-        return ceilings_of(self.settings.machine, dtypes, self._workers.run)
+        return ceilings_of(self.settings.machine, dtypes, partial(self._workers.ask, SHARED))
 
     def environment(self) -> dict[str, Any]:
         """Return what environment.json says of this machine."""
@@ -195,16 +196,29 @@ class Session:
                 )  # from the first time on: until then they would take the disk from others
             on_row(occasion.row(begun, run))
 
-        scheduler = Scheduler(rules, self._workers, self._pool, tuning, on_point)
+        def measure_ceilings() -> None:
+            """Hold times against measured ceilings: once for a kind of GPU, and behind the first row, not before it.
+
+            Rows that are told before have the datasheet's until their comparison closes.
+            """
+            nonlocal occasion
+            ask = partial(self._workers.ask, SHARED)
+            occasion = replace(occasion, ceilings=measured_instead(settings.machine, occasion.ceilings, ask))
+            describe()
+
+        def describe() -> None:
+            if store:
+                described = {dtype: asdict(found) for dtype, found in occasion.ceilings.items()}
+                store.describe_run(occasion.run_id, self.environment() | {"ceilings": described})
+
+        scheduler = Scheduler(rules, self._workers, self._pool, tuning, on_point, measure_ceilings)
         scheduler.admit(comparisons)  # from here on kernels are compiled, while the worker may still be starting
         points = [point for comparison in comparisons for point in comparison.points]
         dtypes = {point.problem.dtype for point in points}
         libraries = {point.implementation.package for point in points if point.implementation.own_process}
-        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid")
-        occasion = Occasion(uuid4().hex[:12], settings.machine, settings.protocol, ceilings, uuid)
-        if store:
-            described = {dtype: asdict(found) for dtype, found in ceilings.items()}
-            store.describe_run(occasion.run_id, self.environment() | {"ceilings": described})
+        uuid = self.facts.get("uuid")  # first: a worker that has said it takes jobs
+        occasion = Occasion(uuid4().hex[:12], settings.machine, settings.protocol, self.ceilings(dtypes), uuid)
+        describe()
         scheduler.run()
 
     def _start(self, slot: str) -> WorkerProcess:

@@ -101,9 +101,9 @@ class Workers:
             process.facts = started(process.answer(START_S))
         return process.facts
 
-    def run(self, job: dict[str, Any], timeout_s: float) -> Result:
-        """Return the result of a single job, as `executor.Executor` has it."""
-        (slot,) = self._idle
+    def ask(self, slot: str, job: dict[str, Any], timeout_s: float) -> Result:
+        """Return the result of a single job of a slot, while no other slot is busy."""
+        assert not self._slots, "the results of others would be lost"
         self.send(slot, job, timeout_s)
         while not (results := self.wait(timeout_s)):
             pass
