@@ -153,6 +153,18 @@ def test_a_single_point_is_ranked_with_its_values_and_statuses():
     assert len(ax.get_yticks()) == len(rows)
 
 
+def test_a_ranking_has_the_percentage_of_the_bound_and_says_what_its_ceilings_are():
+    rows = [row("mamba2"), row(percent_of_bound=43.6), row("simple_gla", percent_of_bound=20.0)]
+    drawings = drawn(rows, ["runtime", "memory"])
+    texts = [text.get_text() for text in drawings["runtime-seq_len"][0].axes[0].texts]
+    assert {f"{rows[0].ms_median:.3g}", f"{rows[1].ms_median:.3g} (44%)"} <= set(texts)
+    note = "In brackets: percent of the problem's bound, with datasheet ceilings."
+    assert note in words(drawings["runtime-seq_len"][0])
+    assert note not in words(drawings["memory-seq_len"][0])
+    measured = [row(percent_of_bound=43.6, ceilings="measured: calibrate")]
+    assert "of the problem's bound." in words(drawn(measured, ["runtime"])["runtime-seq_len"][0])
+
+
 def test_axes_that_follow_from_another_make_no_figures():
     frame = framed(SWEEPS["lengths"])
     assert facets.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -9,9 +10,10 @@ from tflabench.figures.captions import caption, legend_name, missing
 from tflabench.figures.facets import Slice
 from tflabench.figures.layout import Sheet, text_width
 from tflabench.figures.panel import Panel, legend_keys, say_if_empty
-from tflabench.figures.quantities import PASSES, Quantity, by_pass, flagged, plain
+from tflabench.figures.quantities import PASSES, RUNTIME, Quantity, by_pass, flagged, plain
 from tflabench.figures.style import NOTE_SIZE, TICK_SIZE, Look, kind_colour, measured, styled
 from tflabench.figures.ticks import x_axis
+from tflabench.rows.labels import on_datasheet
 
 MOST_IN_A_COLUMN = 10  # implementations whose legend fits under a panel of column width
 
@@ -49,7 +51,8 @@ def draw(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -
 def _ranking(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -> Figure:
     """`quantity` at a single point: a line an implementation, its value beside the mark, theory as a bar.
 
-    What was not measured has its status in place of the mark.
+    A runtime has the percentage of the problem's bound with it. What was not measured has its status in place of the
+    mark.
     """
     panels = by_pass(part.rows)
     asked = [name for name in looks if name in set(part.rows["implementation"])][::-1]
@@ -60,9 +63,12 @@ def _ranking(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: st
     done = part.rows[part.rows["timed"]]
     shown = [quantity.column, *(quantity.theory or ())[1:]]
     most = max([value for column in shown for value in done[column].dropna()] or [1])
+    shows = quantity == RUNTIME
+    bounded = done[done["percent_of_bound"].notna() & shows]
+    room = 1.4 if len(bounded) else 1.16  # for what stands beside the marks
     for ax, (pass_, rows) in zip(sheet.axes, panels.items(), strict=True):
         ax.set_title(PASSES[pass_])
-        ax.set(xlim=(0, 1.16 * most / size), ylim=(-0.6, len(asked) - 0.4), xlabel=f"{quantity.label} [{unit}]")
+        ax.set(xlim=(0, room * most / size), ylim=(-0.6, len(asked) - 0.4), xlabel=f"{quantity.label} [{unit}]")
         ax.set_yticks(range(len(asked)), names if ax is sheet.axes[0] else [""] * len(asked))
         by_name = rows.set_index("implementation")
         for y, name in enumerate(asked):
@@ -80,7 +86,19 @@ def _ranking(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: st
             wary = flagged(rows[rows["implementation"] == name], quantity).any()
             open_ = {"markerfacecolor": "white"} if wary else {}
             ax.plot(value, y, **look.line(**open_))
-            ax.annotate(f"{value:.3g}", (value, y), (4, 0), textcoords="offset points", va="center", fontsize=NOTE_SIZE)
+            percent = row["percent_of_bound"]
+            nearness = f" ({percent:.0f}%)" if shows and pd.notna(percent) else ""
+            ax.annotate(
+                f"{value:.3g}{nearness}",
+                (value, y),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=NOTE_SIZE,
+            )
     title = f"T = {plain(part.rows[part.axis].iloc[0])}, {caption(part.rows, part.axis)}"
-    sheet.finish(title, [], legend_keys(part.rows, quantity), [], footer)
+    datasheet = bounded["ceilings"].map(on_datasheet, na_action="ignore").any()
+    note = "In brackets: percent of the problem's bound" + (", with datasheet ceilings" if datasheet else "")
+    notes = [f"{note}."] if len(bounded) else []
+    sheet.finish(title, [], legend_keys(part.rows, quantity), notes, footer)
     return sheet.figure
