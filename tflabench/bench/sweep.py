@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -172,7 +171,7 @@ class Session:
 
     def ceilings(self, dtypes: Iterable[str]) -> dict[str, Ceilings]:
         """Return the ceilings of this machine by dtype; those not known yet are measured."""
-        return ceilings_of(self.settings.machine, dtypes, partial(self._workers.ask, SHARED))
+        return ceilings_of(self.settings.machine, dtypes, self._ask)
 
     def environment(self) -> dict[str, Any]:
         """Return what environment.json says of this machine."""
@@ -202,8 +201,7 @@ class Session:
             Rows that are told before have the datasheet's until their comparison closes.
             """
             nonlocal occasion
-            ask = partial(self._workers.ask, SHARED)
-            occasion = replace(occasion, ceilings=measured_instead(settings.machine, occasion.ceilings, ask))
+            occasion = replace(occasion, ceilings=measured_instead(settings.machine, occasion.ceilings, self._ask))
             describe()
 
         def describe() -> None:
@@ -216,10 +214,15 @@ class Session:
         points = [point for comparison in comparisons for point in comparison.points]
         dtypes = {point.problem.dtype for point in points}
         libraries = {point.implementation.package for point in points if point.implementation.own_process}
-        uuid = self.facts.get("uuid")  # first: a worker that has said it takes jobs
-        occasion = Occasion(uuid4().hex[:12], settings.machine, settings.protocol, self.ceilings(dtypes), uuid)
+        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid")
+        occasion = Occasion(uuid4().hex[:12], settings.machine, settings.protocol, ceilings, uuid)
         describe()
         scheduler.run()
+
+    def _ask(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the result of a job of the worker, which must have said what its device is before it takes one."""
+        self._workers.facts(SHARED)
+        return self._workers.ask(SHARED, job, timeout_s)
 
     def _start(self, slot: str) -> WorkerProcess:
         settings = self.settings
