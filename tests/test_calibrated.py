@@ -1,4 +1,4 @@
-"""The model of launches: how terms overlap and add up, and the times it predicts against kernels/MEASURED.md."""
+"""The model of launches: how terms overlap and add up; tests/test_held_out.py holds its times to measured rows."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def milliseconds(problem: Problem, algorithm: calibrated.Algorithm = "tfla", gat
 
 
 class TestLaunch:
-    chip = Chip(Ceilings(100.0, 10.0, "given", ""), 50.0, 40.0, multiprocessors=4, launch_s=0.5, round_trip_s=0.25)
+    chip = Chip(Ceilings(100.0, 10.0, "given", ""), 50.0, multiprocessors=4, round_trip_s=0.25)
     work = Launch(
         "a kernel", 4, 1, {"between chunks": 300.0, "within chunks": 100.0}, {"states": 20.0}, vector_ops=50.0
     )
 
     def test_alone_on_its_multiprocessor_nothing_overlaps(self):
-        """4 s of products, 2 s of bytes, 1 s of pointwise work, half a second to start."""
+        """4 s of products, 2 s of bytes, 1 s of pointwise work."""
         times = self.work.times(self.chip)
         assert times == {
-            "between chunks": 3, "within chunks": 1, "pointwise": 1, "states": 2, "re-reads": 0, "waiting": 0,
-            "idle multiprocessors": 0, "launches": 0.5,
+            "between chunks": 3, "within chunks": 1, "pointwise": 1, "states": 2, "waiting": 0,
+            "idle multiprocessors": 0,
         }  # fmt: skip
 
     def test_the_busiest_resource_counts_in_full_and_the_others_by_how_many_share_them(self):
@@ -44,11 +44,6 @@ class TestLaunch:
         assert (times["between chunks"], times["within chunks"]) == (3, 1)
         assert (times["pointwise"], times["states"]) == (1 / 4, 2 / 4)
         assert replace(self.work, roles=4).times(self.chip) == times
-
-    def test_re_reads_are_what_the_l2_takes_longer_than_memory_and_hidden_products(self):
-        times = replace(self.work, through_l2=400.0)
-        assert times.times(self.chip)["re-reads"] == 400 / 40 - 2 - 4
-        assert replace(times, pipelined=False).times(self.chip)["re-reads"] == 400 / 40 - 2
 
     def test_a_last_wave_that_is_half_empty_costs_products_but_not_bandwidth(self):
         times = replace(self.work, programs=6).times(self.chip)
@@ -59,52 +54,32 @@ class TestLaunch:
         assert replace(self.work, programs=8, resident=2, trips=3).times(self.chip)["waiting"] == 3 * 0.25
 
     def test_totals_have_every_term_once(self):
-        assert total([self.work, self.work], self.chip)["launches"] == 1
+        assert total([self.work, self.work], self.chip)["states"] == 4
         assert list(total([self.work], self.chip)) == list(TERMS)
         assert {term for terms in RESOURCES.values() for term in terms} < set(TERMS)
 
 
 def test_a_gpu_of_which_too_little_is_known():
-    with pytest.raises(InputError, match="knows too little of custom: not its float32 rate, its clock, the number of"):
+    with pytest.raises(InputError, match="knows too little of custom: not its float32 rate, the number of"):
         Chip.of(custom(100, 1))
     gpu = from_device_name("AMD Instinct MI300X")
     assert gpu
-    with pytest.raises(InputError, match="MI300X: not its float32 rate, its clock; add it"):
+    with pytest.raises(InputError, match="MI300X: not its float32 rate; add it"):
         Chip.of(gpu)
 
 
-@pytest.mark.parametrize(
-    ("problem", "fw", "fwbw"),
-    [
-        (FIG_4.with_(chunk_size=64), 1.39, 5.42),
-        (FIG_4.with_(chunk_size=128), 1.19, 4.60),
-        (FIG_4.with_(chunk_size=256), 1.135, 4.42),
-        (FIG_4.with_(chunk_size=512), 1.23, 5.04),
-        (FIG_4.with_(chunk_size=256, **LONG), 1.37, 5.25),
-        (WIDE.with_(chunk_size=128), 1.70, 6.68),
-        (WIDE.with_(chunk_size=192), 1.64, 6.45),
-        (WIDE.with_(chunk_size=256), 1.65, 6.48),
-        (WIDE.with_(chunk_size=320), 1.69, 6.58),
-        (WIDE.with_(chunk_size=512), 1.83, 7.20),
-        (WIDE.with_(chunk_size=4096), 4.78, 18.8),
-        (WIDE.with_(chunk_size=256, **LONG), 2.05, 7.68),
-    ],
-)
-def test_the_bundled_kernels_are_predicted_within_a_fifth(problem, fw, fwbw):
-    """Version 2 in kernels/MEASURED.md, mLSTMsig; at 256/512 below L = 1024 the tilings beside version 19."""
-    assert milliseconds(problem) == pytest.approx(fw, rel=0.2)
-    assert milliseconds(problem.with_(pass_="fwbw")) == pytest.approx(fwbw, rel=0.2)
-
-
 @pytest.mark.parametrize("pass_", ["fw", "fwbw"])
-def test_the_best_l_is_the_measured_one_for_kernels_that_prefetch_and_for_those_that_do_not(pass_):
-    """256 for the bundled kernels (kernels/MEASURED.md), 128 for mlstm_kernels 2.0.6; the published model says 529."""
-    for algorithm, best in (("tfla", 256), ("unpipelined", 128)):
+def test_the_measured_best_l_is_within_5_percent_of_the_modelled_one(pass_):
+    """256 for the bundled kernels, 128 for mlstm_kernels 2.0.6 (results/h200/paper-fig5); the published model says 529.
+
+    So it does for kernels that fetch ahead and for those that wait. Without the waits it says 384 and 320 to 512.
+    """
+    for algorithm, modelled, measured in (("tfla", 320, 256), ("unpipelined", 192, 128)):
         kernel = Modelled(algorithm, "sig")  # type: ignore[arg-type]
         moves = steps(WIDE.with_(pass_=pass_), kernel, find("H200"), H200)
         assert moves[0].best == 512
-        assert moves[-1].best == best
-        assert moves[-1].low <= best <= moves[-1].high
+        assert moves[-1].best == modelled
+        assert moves[-1].low == measured
 
 
 def test_steps_end_at_the_calibrated_model_and_name_every_term():
@@ -117,16 +92,13 @@ def test_steps_end_at_the_calibrated_model_and_name_every_term():
 
 
 def test_causal_waste_and_recomputation_are_what_the_tiles_say():
-    """At L = 256 tiles of 64 by 64 compute 10 of 16 blocks and 8 are needed; 512 columns make two blocks, 256 one; 32
-    columns of keys take the tensor cores as long as 64.
-    """
+    """At L = 256 tiles of 64 by 64 compute 10 of 16 blocks and 8 are needed; 512 columns make two blocks, 256 one."""
     (h,) = (launch for launch in tfla.launches(FIG_4, "sig", 256, 2) if launch.name == "H")
     assert h.flops["causal waste"] / h.flops["within chunks"] == pytest.approx(10 / 8 - 1)
     assert h.flops["recomputation"] == 0
     (wide,) = (launch for launch in tfla.launches(WIDE, "sig", 256, 2) if launch.name == "H")
     scores = 2 * 256 * 160 * WIDE.tokens * WIDE.heads  # 512 columns in two blocks of 256; 160 steps met on average
     assert wide.flops["recomputation"] == scores
-    assert (h.narrow_flops, wide.narrow_flops) == (0, 2 * scores)
 
 
 @pytest.mark.parametrize("problem", [FIG_4, WIDE])
@@ -157,7 +129,7 @@ def test_small_and_ragged_and_large_problems_take_some_time(problem, pass_, algo
     for gate in ("exp", "sig"):
         terms = predict(problem.with_(pass_=pass_), Modelled(algorithm, gate), H200)  # type: ignore[arg-type]
         assert all(0 <= seconds < 60 for seconds in terms.values()), terms
-        assert sum(terms.values()) > 1e-6
+        assert sum(terms.values()) > 0
 
 
 def test_published_is_equation_116_on_the_datasheet():
@@ -203,27 +175,6 @@ def test_what_is_not_modelled(changes, said):
 )
 def test_which_implementations_are_modelled(name, kernel):
     assert registry.modelled(name) == kernel
-
-
-@pytest.mark.parametrize(
-    ("name", "problem", "measured_ms", "within"),
-    [
-        ("hopper_simple_gla", FIG_4, (0.410, 1.67), 0.2),
-        ("hopper_retention", FIG_4, (0.407, 1.44), 0.2),
-        ("tfla_simple_gla_xl", FIG_4, (1.13, 4.88), 0.1),
-        ("tfla_retention_xl", FIG_4, (1.13, 4.85), 0.1),
-        ("hopper_mamba2", MAMBA_2, (0.450, 2.27), 0.25),  # too fast: its roles wait for each other
-        ("tfla_mamba2_xl", MAMBA_2, (1.39, 8.07), 0.4),  # too fast: adding up heads one after the other
-    ],
-)
-def test_the_other_linear_rnns_come_near_their_rows(name, problem, measured_ms, within):
-    """results/h200/paper-fig4, T = 4096."""
-    kernel = registry.modelled(name)
-    assert kernel is not None
-    size = 4096 if kernel.algorithm == "fused" else 256
-    for pass_, measured in zip(("fw", "fwbw"), measured_ms, strict=True):
-        terms = predict(problem.with_(pass_=pass_, chunk_size=size), kernel, H200)
-        assert 1e3 * sum(terms.values()) == pytest.approx(measured, rel=within)
 
 
 def test_what_other_gates_and_shared_heads_leave_out():

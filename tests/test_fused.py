@@ -411,12 +411,6 @@ def test_a_short_first_segment_spares_the_state_pass_two_of_them():
     assert flops - whole == pytest.approx(684 * 64 * 16 * 2 * 128 * 256)
 
 
-def test_programs_of_a_state_pass_fetch_their_own_rows_and_columns():
-    """Four for 256/512: K twice, for each half of the columns of V, and V twice."""
-    found = {launch.name: launch for launch in fused.launches(WIDE.with_(batch=1, seq_len=65536), "sig", 16384)}
-    assert found["C of segments"].through_l2 == 3 / 4 * 65536 * 8 * 2 * (256 + 512) * 2
-
-
 @pytest.mark.parametrize("chunk_size", [1024, 4096, 7808, 13184, 14592, 16384])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(

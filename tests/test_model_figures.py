@@ -165,6 +165,38 @@ class TestModelError:
         assert "does not describe: reference_sig (1)" in result.stdout
         assert "nxai_exp_xl fw B=8 T=8192 heads 8x256/512 L=256: 5.48 ms measured" in result.stdout
 
+    def test_errors_of_fitted_and_held_out_rows_stand_apart(self, tmp_path):
+        """tfla_sig_xl at 256/512 has been seen by no constant, at 128/256 on an H200 it has, on an H100 not."""
+        for device in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+            small = row("tfla_sig_xl", 256, 1.2, device=device, d_qk=128, d_hv=256)
+            folder(tmp_path / device, [row("tfla_sig_xl", 256, 2.0, device=device), small], ceilings=False)
+        paths = [str(tmp_path / device) for device in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")]
+        got = json.loads(run("model-error", *paths, "--json").stdout)
+        counts = {
+            (each["gpu"], each["kernels"]): (each["fitted"]["rows"], each["held_out"]["rows"])
+            for each in got["families"]
+        }
+        assert counts == {
+            ("H200 SXM", "tfla sig"): (1, 1), ("H200 SXM", "all"): (1, 1),
+            ("H100 SXM", "tfla sig"): (0, 2), ("H100 SXM", "all"): (0, 2),
+        }  # fmt: skip
+        lines = [line.split() for line in run("model-error", *paths, "--fit").stdout.splitlines()]
+        (line,) = (line for line in lines if line[:3] == ["H100", "tfla", "sig"])
+        assert line[3:5] == ["0", "-"]
+        assert ["H200", "SXM,", "128/256"] in [line[:3] for line in lines]
+
+    def test_a_row_in_two_folders_counts_once(self, tmp_path):
+        for name in ("one", "other"):
+            folder(tmp_path / name, [row("tfla_sig_xl", 256, 2.0)])
+        assert len(model_error.judge(find_results(tmp_path)).judged) == 1
+
+    def test_constants_are_listed_with_their_origin(self):
+        printed = run("model-error", "--constants").stdout.splitlines()
+        assert "fitted on rows of the H200 with heads of 128/256" in printed
+        assert any(line.split()[:3] == ["ROUND_TRIP_S", "6.9e-07", "s"] for line in printed)
+        listed = json.loads(run("model-error", "--constants", "--json").stdout)["constants"]
+        assert {"name", "value", "unit", "meaning", "origin"} == set(listed[0])
+
     def test_json_has_every_term(self, results):
         got = json.loads(run("model-error", str(results), "--json").stdout)
         assert {entry["implementation"] for entry in got["errors"]} == {
@@ -205,7 +237,7 @@ class TestModelError:
         verdict = model_error.judge(find_results(tmp_path))
         assert verdict.judged[0].calibrated > 1.5 * verdict.judged[1].calibrated  # the A100
         assert [stem for stem, _ in model.breakdowns(verdict)] == [
-            "breakdown-a100-sxm4-80gb-tfla_sig_xl-fw", "breakdown-h200-tfla_sig_xl-fw"
+            "breakdown-a100-80gb-tfla_sig_xl-fw", "breakdown-h200-tfla_sig_xl-fw"
         ]  # fmt: skip
 
     def test_figures_stack_the_terms_to_the_prediction(self, results):
@@ -232,6 +264,7 @@ class TestModelError:
         assert len(list((tmp_path / "drawn").iterdir())) == 4
 
     def test_bad_input(self, tmp_path):
+        refused("DIR is not given", "model-error")
         refused("holds no results", "model-error", str(tmp_path))
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "journal.jsonl").write_text("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +16,24 @@ from tflabench.cli.common.console import filled_table, print_json
 from tflabench.cli.common.options import JsonObject
 
 if TYPE_CHECKING:
-    from tflabench.conclusions.model_error import Verdict
+    from rich.console import Console
+
+    from tflabench.conclusions.fitting import Crossed
+    from tflabench.conclusions.model_error import Errors, Family, Verdict
     from tflabench.theory.calibrated import Judged
 
 
 @app.command("model-error")
 def model_error(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder, or one above several.")],
+    directories: Annotated[
+        list[Path] | None, typer.Argument(metavar="DIR...", help="Results folders, or folders above several.")
+    ] = None,
+    constants: Annotated[
+        bool, typer.Option(help="List every constant of the calibrated model, and where it is from, instead.")
+    ] = False,
+    fit: Annotated[
+        bool, typer.Option(help="Also fit the fitted constant anew on a part of the rows and judge it on the others.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Also draw into this folder: errors, and time by term over L.")
     ] = None,
@@ -31,14 +43,22 @@ def model_error(
     """How far the published and the calibrated model are from measured rows, and where the calibrated one is wrong.
 
     Published: eq. 116 on the datasheet's roofs. Calibrated: the kernels that run, launch by launch, under measured
-    roofs; with --out every term of it is drawn over L, with what moves the best L.
+    roofs; with --out every term of it is drawn over L, with what moves the best L. Errors on rows that its constant was
+    fitted on stand apart from those on rows that no constant has seen.
     """
-    from tflabench.conclusions.model_error import judge
+    from tflabench.conclusions.fitting import cross
+    from tflabench.conclusions.model_error import families, judge
+    from tflabench.problem import InputError
     from tflabench.rows.load import find_results
     from tflabench.theory.calibrated import median_and_worst
 
+    if constants:
+        _print_constants(as_json)
+        return
+    if not directories:
+        raise InputError("DIR is not given: it must be a results folder, or one above several")
     formats = [one_of("format", word.strip(), ("png", "svg", "pdf")) for word in format_.split(",")]
-    verdict = judge(find_results(directory))
+    verdict = judge(results for directory in directories for results in find_results(directory))
     groups: dict[tuple[str, str], list[Judged]] = {}
     for row in verdict.judged:
         groups.setdefault((row.implementation, row.problem.pass_), []).append(row)
@@ -52,6 +72,7 @@ def model_error(
         }
         for (name, pass_), rows in groups.items()
     ]
+    crossed = cross(verdict.judged) if fit else []
     if out:
         _draw_models(verdict, out, formats)
     if as_json:
@@ -65,12 +86,17 @@ def model_error(
             | {"ms_by_term": {term: seconds * 1e3 for term, seconds in row.terms.items()}}
             for row in verdict.judged
         ]
-        print_json({"errors": summary, "rows": rows, "not_described": verdict.others})
+        apart = {"families": [asdict(family) for family in families(verdict.judged)]}
+        fits = {"fits": [asdict(found) for found in crossed]} if fit else {}
+        print_json({"errors": summary} | apart | fits | {"rows": rows, "not_described": verdict.others})
         return
 
     from rich.console import Console
 
     console = Console(highlight=False)
+    _print_families(console, families(verdict.judged))
+    if fit:
+        _print_fits(console, crossed)
     header = ("implementation", "pass", "rows", "published\nmedian", "\nworst", "calibrated\nmedian", "\nworst")
     table = [
         (
@@ -93,6 +119,54 @@ def model_error(
     if verdict.others:
         counts = ", ".join(f"{name} ({count})" for name, count in verdict.others.items())
         console.print(f"Rows that the calibrated model does not describe: {counts}")
+
+
+def _print_families(console: Console, found: Sequence[Family]) -> None:
+    """The table that says how good the theory is: rows that a constant has seen, and rows that none has."""
+    from tflabench.theory.constants import FITTED
+
+    def told(errors: Errors) -> str:
+        return "-" if errors.median is None else f"{errors.median:.1%} {errors.worst:+.0%}"
+
+    header = ("kernels", "fitted\non", "median,\nworst", "held\nout", "median,\nworst", "published,\nheld out")
+    table = [
+        (
+            f"{row.gpu.split()[0]} {row.kernels}", str(row.fitted.rows), told(row.fitted), str(row.held_out.rows),
+            told(row.held_out), told(row.published),
+        )
+        for row in found
+    ]  # fmt: skip
+    console.print(filled_table(header, table))
+    console.print(f"The calibrated model has one fitted constant, of {FITTED}; all other rows are held out.")
+    console.print("Every constant and where it is from: tflabench model-error --constants")
+
+
+def _print_fits(console: Console, found: Sequence[Crossed]) -> None:
+    header = ("fitted on", "round trip", "judged on", "rows", "median", "worst")
+    table = [
+        (
+            row.fitted_on, f"{row.round_trip_s * 1e6:.2f} us", row.judged_on, str(row.rows), f"{row.median:.1%}",
+            f"{row.worst:+.0%}",
+        )
+        for row in found
+    ]  # fmt: skip
+    console.print(filled_table(header, table))
+
+
+def _print_constants(as_json: bool) -> None:
+    """A line a constant: by origin, so that what was fitted stands apart from what was counted."""
+    from tflabench.theory.constants import CONSTANTS, RATES
+
+    if as_json:
+        print_json({"constants": [asdict(constant) for constant in (*RATES, *CONSTANTS)]})
+        return
+    by_origin: dict[str, list[str]] = {}
+    for constant in (*RATES, *CONSTANTS):
+        value = "of each GPU" if constant.value is None else f"{constant.value:g}"
+        line = f"  {constant.name:22}{' '.join((value, constant.unit)):20}{constant.meaning}"
+        by_origin.setdefault(constant.origin, []).append(line)
+    for origin, lines in by_origin.items():
+        print("\n".join((origin, *lines)))
 
 
 def _draw_models(verdict: Verdict, out: Path, formats: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from tflabench.problem import InputError, Problem
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 from tflabench.theory import calibrated
-from tflabench.theory.calibrated import Judged, Modelled
+from tflabench.theory.calibrated import Judged, Modelled, median_and_worst
 from tflabench.theory.hardware import Ceilings, described
 from tflabench.theory.launches import Chip
 
@@ -58,13 +58,68 @@ class Verdict:
         return told
 
 
+@dataclass(frozen=True)
+class Errors:
+    """Of some rows: how many, and the median and the worst error (see `median_and_worst`); None of no rows."""
+
+    rows: int
+    median: float | None = None
+    worst: float | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels of one algorithm and gate on one GPU, and how far the models are from their rows.
+
+    Attributes:
+        gpu: its name.
+        kernels: algorithm and gate, "all" of a whole GPU.
+        fitted: of the calibrated model, on rows that its constant was fitted on.
+        held_out: of the calibrated model, on all others.
+        published: of the published model, on the rows that are held out; it has no constant that was fitted.
+    """
+
+    gpu: str
+    kernels: str
+    fitted: Errors
+    held_out: Errors
+    published: Errors
+
+
+def families(judged: Iterable[Judged]) -> list[Family]:
+    """Every GPU's kernels by algorithm and gate, and all of them last."""
+    groups: dict[str, dict[str, list[Judged]]] = {}
+    for row in judged:
+        own = groups.setdefault(row.gpu.name, {})
+        for name in (f"{row.kernel.algorithm} {row.kernel.gate}", "all"):
+            own.setdefault(name, []).append(row)
+    return [
+        _family(gpu, name, own[name]) for gpu, own in groups.items() for name in (*sorted(own.keys() - {"all"}), "all")
+    ]
+
+
+def _family(gpu: str, name: str, rows: list[Judged]) -> Family:
+    fitted, held_out = ([row.errors for row in rows if row.held_out is out] for out in (False, True))
+    return Family(
+        gpu,
+        name,
+        fitted=_errors([calibrated for _, calibrated in fitted]),
+        held_out=_errors([calibrated for _, calibrated in held_out]),
+        published=_errors([published for published, _ in held_out]),
+    )
+
+
+def _errors(found: list[float]) -> Errors:
+    return Errors(len(found), *median_and_worst(found)) if found else Errors(0)
+
+
 def _range(values: list[float], digits: int) -> str:
     """ "784.8 to 803.5"; one number where they are the same."""
     return " to ".join(dict.fromkeys(f"{value:.{digits}g}" for value in (min(values), max(values))))
 
 
 def judge(found: Iterable[Results]) -> Verdict:
-    """Hold every measured row against both models.
+    """Hold every measured row against both models; a row that lies in several folders counts once.
 
     Raises:
         InputError: no row is described, or too little is known of the GPU that it ran on.
@@ -73,11 +128,14 @@ def judge(found: Iterable[Results]) -> Verdict:
     others: dict[str, int] = {}
     rows: list[Row] = []
     folders = []
+    seen: set[tuple[str, str, str]] = set()
     for results in found:
         folders.append(str(results.folder))
         for row in results.rows:
-            if row.status != "ok" or row.ms_median is None:
+            key = (row.run_id, row.point, row.started_at)
+            if row.status != "ok" or row.ms_median is None or key in seen:
                 continue
+            seen.add(key)
             kernel = registry.modelled(row.implementation)
             if kernel is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
                 kind = f"{row.implementation} {row.dtype}" if kernel else row.implementation

@@ -29,12 +29,9 @@ TERM_COLOURS = {
     "within chunks": "#74c476",
     "causal waste": "#fee08b",
     "recomputation": "#fdae61",
-    "narrow products": "#b35806",
     "pointwise": "#f46d43",
-    "re-reads": "#d53e4f",
     "waiting": "#9e0142",
     "idle multiprocessors": "#8d6e63",
-    "launches": "#bdbdbd",
 }
 
 

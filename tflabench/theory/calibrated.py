@@ -22,6 +22,7 @@ from typing import Literal
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused, tfla
 from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.constants import FITTED, NXAI_STATE_BYTES, TFLA_STATE_BYTES
 from tflabench.theory.cost import Gate
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.launches import TERMS, Chip, Launch, total
@@ -32,7 +33,7 @@ ALGORITHMS: dict[Algorithm, str] = {
     "unpipelined": "the published mlstm_kernels: every tile waited for, chunk states in float32",
     "fused": "the fused kernels for Hopper: the state stays on chip",
 }
-STATE_BYTES = {"tfla": 2, "unpipelined": 4}  # of an element of the chunk states
+STATE_BYTES = {"tfla": TFLA_STATE_BYTES, "unpipelined": NXAI_STATE_BYTES}  # of an element of the chunk states
 PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the published model knows too
 
 
@@ -113,6 +114,11 @@ class Judged:
     @property
     def calibrated(self) -> float:
         return sum(self.terms.values())
+
+    @property
+    def held_out(self) -> bool:
+        """Whether no constant was fitted on rows of this GPU and head size (`constants.FITTED`)."""
+        return (self.gpu.name, self.problem.d_qk, self.problem.d_hv) != (FITTED.gpu, FITTED.d_qk, FITTED.d_hv)
 
     @property
     def errors(self) -> tuple[float, float]:

@@ -20,7 +20,7 @@ the two, for up to 64 heads that share q and k, whose dq and dk it adds up. It r
 waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once then.
 PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
 
-`runtime` is a lower bound: every walk takes the slowest of memory, matrix products and the L2, over whole waves of
+`runtime` is a lower bound: every walk takes the slower of memory and matrix products, these over whole waves of
 programs. In us, mLSTMsig, beside what an H200 took (walks; all: two others) and what the calibrated model makes of it,
 where one role's work hides only in part behind another's (all: forward and backward, with gates; dq and dk at 256/512
 are two launches each):
@@ -58,11 +58,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tflabench.problem import InputError, Problem
-from tflabench.theory.cost import Cost, Gate, flop_terms
-from tflabench.theory.fused_kernels import (
+from tflabench.theory.constants import (
     CARRYING,
+    ENDS,
     EXPONENT_BYTES,
     HEIGHT,
+    JOINED,
     MULTIPROCESSORS,
     PACK,
     PACKED,
@@ -71,13 +72,9 @@ from tflabench.theory.fused_kernels import (
     STATE_BYTES,
     TILE,
     WIDTH,
-    Gradients,
-    Kernel,
-    StatePass,
-    Walk,
-    kernels,
-    walks,
 )
+from tflabench.theory.cost import Cost, Gate, flop_terms
+from tflabench.theory.fused_kernels import Gradients, Kernel, StatePass, Walk, kernels, walks
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.launches import Chip, Launch
 
@@ -238,7 +235,7 @@ def launches(
             parts = parts_of_a_segment(p, of, backward=backward)
             joined = parts * of.passed(backward=backward)[0] + of.count + (of.beside > 0 and not backward)
             found += [states, Launch(
-                f"{name}, joined", heads * p.d_qk * p.d_hv / 1024, CARRYING, {},
+                f"{name}, joined", heads * p.d_qk * p.d_hv / JOINED, CARRYING, {},
                 {"states": heads * joined * p.d_qk * p.d_hv * STATE_BYTES}, trips=parts * of.count,
             )]  # fmt: skip
     for kernel in of_pass:
@@ -253,7 +250,7 @@ def launches(
     if sums := _gate_gradient_bytes(p, gate, of_pass):
         if not any(isinstance(kernel, Gradients) for kernel in of_pass):
             sums /= 2
-            found += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 8, {}, {}, trips=2)]
+            found += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 1, {}, {}, trips=ENDS)]
         found += [_pointwise("gate gradients", steps, sums)]
     return found
 
@@ -265,15 +262,12 @@ def _launch_states(name: str, p: Problem, of: Cut, group: int, *, backward: bool
     passed, tiles = of.passed(backward=backward)
     parts = heads * passed * parts_of_a_segment(p, of, backward=backward)
     walked = steps * tiles / of.tiles
-    sharing = together if group % together == 0 else 1  # of the heads of a program, which then reads q or k once
     tensors = walked * (p.d_qk / group + p.d_hv) * p.element_bytes
-    # Every piece fetches its own rows and columns.
-    fetched = walked * (p.d_qk / sharing * math.ceil(p.d_hv / WIDTH) + p.d_hv * math.ceil(p.d_qk / HEIGHT))
     dd = p.d_qk * p.d_hv
     return Launch(
         name, parts * pieces / together, 1, {"recomputation": walked * 2 * dd},
         {"inputs and outputs": tensors, "states": parts * dd * STATE_BYTES},
-        through_l2=fetched * p.element_bytes, roles=ROLES - 1,
+        roles=ROLES - 1,
     )  # fmt: skip
 
 
@@ -285,8 +279,7 @@ def _side_by_side(name: str, one: Launch, other: Launch) -> Launch:
 
     return Launch(
         name, one.programs + other.programs, 1, total(one.flops, other.flops), total(one.moved, other.moved),
-        through_l2=one.through_l2 + other.through_l2, vector_ops=one.vector_ops + other.vector_ops,
-        roles=max(one.roles, other.roles),
+        vector_ops=one.vector_ops + other.vector_ops, roles=max(one.roles, other.roles),
     )  # fmt: skip
 
 
@@ -314,7 +307,6 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int, share: float, *, states
             "inputs and outputs": steps * walk.step_bytes(p.element_bytes),
             "states": heads * cut * p.d_qk * p.d_hv / walk.launches * STATE_BYTES * states,
         },
-        through_l2=steps * walk.launches * walk.pieces * walk.program_bytes(p.element_bytes),
         vector_ops=steps * walk.launches * walk.pieces * walk.vector_ops(exp),
         roles=ROLES - (walk.together > 1),
     )
@@ -345,14 +337,13 @@ def _launch_tilewise(kernel: StatePass | Gradients, p: Problem, cut: int) -> Lau
             "inputs and outputs": steps * (kernel.step_bytes(p.element_bytes) - states),
             "states": steps * states + starts,
         },
-        through_l2=steps * kernel.program_bytes(p.element_bytes),
         vector_ops=steps * kernel.vector_ops(),
         roles=ROLES if isinstance(kernel, Gradients) else ROLES - 1,
     )
 
 
 def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
-    return Launch(name, steps / 1024, 8, {}, {"inputs and outputs": steps * step_bytes})
+    return Launch(name, 1, 1, {}, {"inputs and outputs": steps * step_bytes})
 
 
 def waves(
@@ -392,7 +383,7 @@ def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True,
         matrix = sum(launch.flops.values()) / chip.ceilings.flops_per_s
         memory = sum(launch.moved.values()) / chip.ceilings.bytes_per_s
         full = launch.waves(chip)
-        found += max(memory, max(matrix, launch.through_l2 / chip.l2_bytes_per_s) * math.ceil(full) / full)
+        found += max(memory, matrix * math.ceil(full) / full)
     return found
 
 

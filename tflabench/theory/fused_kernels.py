@@ -7,24 +7,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tflabench.problem import Problem
-from tflabench.theory.launches import EXP_LANES
-
-TILE = 64
-STATE_BYTES = 4  # float32, whatever the inputs are
-SUM_BYTES = 4  # of a row sum: float32
-EXPONENT_BYTES = 2 * 4  # of both gates of a step: float32
-STABILISED_BYTES = 2 * 4  # of log f and m of a step, which an exponential input gate has besides
-WIDTH, HEIGHT = 256, 128  # columns of the state that a program holds, and rows that its two math roles can share
-PACK = 4  # heads of a program where they share q and k and have states of PACKED x PACKED (packed.py)
-PACKED = 64
-MOST_ADDED_UP = 64  # heads of which a program of `Gradients` adds up dq and dk, if that leaves
-MULTIPROCESSORS = 132  # of an H100 or H200, which the kernels fill
-ITEMS = 7 * MULTIPROCESSORS  # work items
-# Programs on a multiprocessor that join segments (`carry`: 128 threads of 48 registers), which fetch a segment ahead.
-CARRYING = 10
-# Groups of warps in a program: one fetches, one computes scores, two multiply (with row sums as one role); of heads
-# together the one that computes scores fetches. Those that carry n of a normaliser beside them hide no other's work.
-ROLES = 4
+from tflabench.theory.constants import (
+    EXP_LANES,
+    EXPONENT_BYTES,
+    HEIGHT,
+    ITEMS,
+    MOST_ADDED_UP,
+    MULTIPROCESSORS,
+    PACK,
+    PACKED,
+    STATE_BYTES,
+    SUM_BYTES,
+    TILE,
+    WIDTH,
+)
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,6 @@ class Walk:
         per_launch = self.rows * (z_x * (1 + self.sums) + 1)
         k_and_dv = (self.rows * shared * (not self.sums) + self.columns) * self.with_dv  # K is X of row sums
         return element_bytes * (2 * self.columns * u_w + per_launch + again * (per_launch + self.rows) + k_and_dv)
-
-    def program_bytes(self, element_bytes: int) -> float:
-        """To and from a program, a step and head."""
-        height, width = min(self.rows, self.block_rows), min(self.columns, WIDTH)
-        k_and_dv = (height * (not self.sums) + width) * self.with_dv
-        return element_bytes * (2 * width / self.together + height * (2 + self.sums) + k_and_dv)
 
     @property
     def sum_bytes(self) -> int:
@@ -180,11 +170,6 @@ class StatePass:
         """Through memory a step and head: q and dh, or k and v, one of the two exponents, states."""
         return element_bytes * (PACKED / self.group + PACKED) + EXPONENT_BYTES / 2 + self.state_bytes(element_bytes)
 
-    def program_bytes(self, element_bytes: int) -> float:
-        """To and from a program, a step and head."""
-        shared = self.together if self.group % self.together == 0 else 1
-        return element_bytes * (PACKED / shared + PACKED) + self.state_bytes(element_bytes)
-
     def flops(self, causal_factor: float) -> dict[str, float]:
         """Matrix FLOPs a step and head, the state's decay a tile included."""
         del causal_factor
@@ -231,10 +216,6 @@ class Gradients:
         """Through memory a step and head: v, dh and dv, q and k, dq and dk; states, exponents, row sums."""
         tensors = PACKED * (3 + 2 / self.group + 2 / self.together)
         return element_bytes * tensors + self.state_bytes(element_bytes) + EXPONENT_BYTES + self.sum_bytes
-
-    def program_bytes(self, element_bytes: int) -> float:
-        """To and from a program, a step and head."""
-        return element_bytes * PACKED * (3 + 4 / self.together) + self.state_bytes(element_bytes)
 
     def flops(self, causal_factor: float) -> dict[str, float]:
         """Matrix FLOPs a step and head: eight products of 64 x 64 x 64 a tile, five of them of its pairs."""

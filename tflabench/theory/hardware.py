@@ -65,7 +65,7 @@ class Gpu:
         multiprocessors: SMs, or compute units on AMD.
         l2_bytes: on-chip cache shared by all multiprocessors, as far as documented.
         float32_flops_per_s: of the vector lanes, a multiply-add counted as two; from the document of the ceilings.
-        clock_hz: that the rates above stand for.
+        clock_hz: that the float32 rate stands for; Hopper's and Blackwell's matrix rates stand for a lower one.
         capability: CUDA compute capability; None for GPUs of others.
         source: of multiprocessors and L2.
         note: what a reader might argue about.
@@ -124,45 +124,45 @@ KNOWN: tuple[Gpu, ...] = (
         capability=(8, 0),
     ),
     Gpu(
-        "H100 SXM", _datasheet(989, 3.35, _H100_SHEET), 80e9, 132, 50 * MiB, 67e12, 1.83e9,
+        "H100 SXM", _datasheet(989, 3.35, _H100_SHEET), 80e9, 132, 50 * MiB, 67e12, 1.98e9,
         aliases=("H100", "H100 SXM 80GB"), device=r"H100 80GB HBM3", source=_H100_PAPER,
         note="989.4 TFLOP/s in the white paper; rounded as in the paper's Table 18.",
         capability=(9, 0),
     ),
     Gpu(
         "H100 PCIe", _datasheet(756, 2.0, "NVIDIA H100 datasheet (1,513 TFLOP/s sparse, 2 TB/s)"),
-        80e9, 114, 50 * MiB, 51e12, 1.62e9,
+        80e9, 114, 50 * MiB, 51e12, 1.755e9,
         device=r"H100 PCIe", source=_H100_PAPER,
         capability=(9, 0),
     ),
     Gpu(
         "H100 NVL", _datasheet(835, 3.9, "NVIDIA H100 datasheet (1,671 TFLOP/s sparse, 3.9 TB/s)"),
-        94e9, 132, None, 60e12, 1.54e9,
+        94e9, 132, None, 60e12, 1.785e9,
         device=r"H100 NVL", source="NVIDIA H100 NVL product brief",
         note="One card; older datasheets print the sum of a bridged pair.",
         capability=(9, 0),
     ),
     Gpu(
         "H200 SXM", _datasheet(989, 4.8, "NVIDIA H200 datasheet (1,979 TFLOP/s sparse, 4.8 TB/s)"),
-        141e9, 132, 60 * MiB, 67e12, 1.83e9,
+        141e9, 132, 60 * MiB, 67e12, 1.98e9,
         aliases=("H200",), device=r"H200(?! NVL)", source="as reported by the driver",
         capability=(9, 0),
     ),
     Gpu(
         "B200", _datasheet(2250, 7.7, _BLACKWELL_SHEET + ", HGX B200 (4.5 PFLOP/s sparse, 7.7 TB/s)"),
-        180e9, 148, 126 * MiB, 75e12, 1.86e9,
+        180e9, 148, 126 * MiB, 75e12, 1.98e9,
         aliases=("B200 SXM", "HGX B200"), device=r"(?<!G)B200", source=_BLACKWELL_DRIVER,
         note="1,000 W HGX part, as in the paper's Table 18; others quote 192 GB and 8 TB/s.",
         capability=(10, 0),
     ),
     Gpu(
         "GB200", _datasheet(2500, 8.0, _BLACKWELL_SHEET + ", GB200 NVL72 (5 PFLOP/s sparse, 8 TB/s)"),
-        186e9, 152, 126 * MiB, 80e12, 2.01e9,
+        186e9, 152, 126 * MiB, 80e12, 2.06e9,
         device=r"GB200", source=_BLACKWELL_DRIVER, note="One of the superchip's two GPUs.",
         capability=(10, 0),
     ),
     Gpu(
-        "L40S", _datasheet(362.05, 0.864, "NVIDIA L40S datasheet"), 48e9, 142, 96 * MiB, 91.6e12, 2.49e9,
+        "L40S", _datasheet(362.05, 0.864, "NVIDIA L40S datasheet"), 48e9, 142, 96 * MiB, 91.6e12, 2.52e9,
         device=r"L40S", source="NVIDIA Ada architecture white paper",
         capability=(8, 9),
     ),

@@ -4,13 +4,16 @@ A launch is a grid of programs. Its work goes to three resources, each at its ow
 
     matrix   FLOPs of matrix products / alpha
     vector   pointwise operations / rate of the vector lanes
-    memory   bytes / beta; what passes the L2 beside that (re-reads), where neither this nor, in a loop that fetches
-             ahead, the matrix products hide it
+    memory   bytes / beta
 
 With r workers on a multiprocessor at once (resident programs, times the roles that divide a program's work), one's
 waiting is another's work: the busiest resource counts in full and 1/r of the others, so r = 1 is the paper's upper
 bound (nothing overlaps, eq. 116) and many are its lower bound (all overlaps). On top come round trips to memory that a
-program waits out one after the other; a last wave of programs that leaves multiprocessors idle; and the launch itself.
+program waits out one after the other, and a last wave of programs that leaves multiprocessors idle. How long a round
+trip takes is the one constant that is fitted (`constants`).
+
+Starting a kernel costs nothing here: rows of 65,536 tokens cannot tell it from 0, so a call of a few tokens takes
+longer than modelled. Nor do tiles that several programs read take longer than once through memory.
 
 Every second of the sum belongs to one of TERMS, so that a stacked bar of them is the predicted time.
 """
@@ -22,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tflabench.problem import InputError
+from tflabench.theory.constants import ROUND_TRIP_S
 from tflabench.theory.hardware import Ceilings, Gpu
 
 # Term -> what its seconds are spent on, in the order of stacked bars. The first four are all that the published model
@@ -33,25 +37,15 @@ TERMS = {
     "within chunks": "matrix products of the causal half of every chunk: grow with L",
     "causal waste": "the masked part of tiles on the diagonal",
     "recomputation": "scores computed again for every block of the output dimension, or by another kernel",
-    "narrow products": "tensor cores that wait for shared memory, which gives few columns no faster than 64",
     "pointwise": "gates, masks, weights and conversions on the vector lanes",
-    "re-reads": "tiles that several programs read, from the L2, where that takes longer than memory",
     "waiting": "round trips to memory that nothing hides",
     "idle multiprocessors": "the last wave of programs",
-    "launches": "starting kernels",
 }
 RESOURCES = {
-    "matrix": ("between chunks", "within chunks", "causal waste", "recomputation", "narrow products"),
+    "matrix": ("between chunks", "within chunks", "causal waste", "recomputation"),
     "vector": ("pointwise",),
-    "memory": ("inputs and outputs", "states", "re-reads"),
+    "memory": ("inputs and outputs", "states"),
 }
-
-LAUNCH_S = 5e-6  # gates of the fused kernels, three launches with 8 us of traffic, take 26 us (kernels/MEASURED.md)
-# About 480 cycles on an idle H100 (arXiv:2402.13499) are 0.27 us; a kernel near the bandwidth waits longer. The one
-# constant fitted here, to the ten single kernels of kernels/MEASURED.md at L = 256: their median error is then 3%.
-ROUND_TRIP_S = 0.7e-6
-L2_BYTES_PER_CLOCK = 5120  # read, NVIDIA A100 white paper; none is published for Hopper and Blackwell
-EXP_LANES = 8  # an exponential takes eight lanes' cycles: 16 against 128 a clock (CUDA programming guide, 9.0)
 
 
 @dataclass(frozen=True)
@@ -61,16 +55,13 @@ class Chip:
     Attributes:
         ceilings: alpha and beta, measured or published.
         vector_ops_per_s: pointwise operations, half the datasheet's float32 rate, which counts a multiply-add as two.
-        l2_bytes_per_s: of reads from the L2.
         multiprocessors: on which programs run.
-        launch_s, round_trip_s: of one launch, and of one dependent access to memory.
+        round_trip_s: of one dependent access to memory.
     """
 
     ceilings: Ceilings
     vector_ops_per_s: float
-    l2_bytes_per_s: float
     multiprocessors: int
-    launch_s: float = LAUNCH_S
     round_trip_s: float = ROUND_TRIP_S
 
     @classmethod
@@ -84,7 +75,6 @@ class Chip:
             name
             for name, value in (
                 ("its float32 rate", gpu.float32_flops_per_s),
-                ("its clock", gpu.clock_hz),
                 ("the number of its multiprocessors", gpu.multiprocessors),
             )
             if not value
@@ -95,14 +85,8 @@ class Chip:
                 "add it in tflabench/theory/hardware.py"
             )
         assert gpu.float32_flops_per_s
-        assert gpu.clock_hz
         assert gpu.multiprocessors
-        return cls(
-            ceilings or gpu.ceilings,
-            gpu.float32_flops_per_s / 2,
-            L2_BYTES_PER_CLOCK * gpu.clock_hz,
-            gpu.multiprocessors,
-        )
+        return cls(ceilings or gpu.ceilings, gpu.float32_flops_per_s / 2, gpu.multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -114,12 +98,9 @@ class Launch:
         programs: its grid.
         resident: programs that fit on a multiprocessor at once.
         flops: of matrix products, by term.
-        narrow_flops: that the tensor cores could do besides while products of few columns take them.
         moved: bytes through memory, by term.
-        through_l2: bytes between the L2 and the multiprocessors, re-reads included.
         vector_ops: pointwise operations.
         trips: round trips to memory that a program waits out, one after the other.
-        pipelined: its loop fetches tiles ahead of the products.
         roles: groups of warps in a program that fetch, weigh and multiply at the same time.
     """
 
@@ -128,12 +109,9 @@ class Launch:
     resident: int
     flops: Mapping[str, float]
     moved: Mapping[str, float]
-    through_l2: float = 0.0
     vector_ops: float = 0.0
     trips: float = 0.0
-    pipelined: bool = True
     roles: int = 1
-    narrow_flops: float = 0.0
 
     def waves(self, chip: Chip) -> float:
         """How often the grid fills the chip; below 1, part of the chip has nothing to do."""
@@ -143,13 +121,8 @@ class Launch:
         """Seconds by term; their sum is the predicted time. See the module's text."""
         alpha, beta = chip.ceilings.flops_per_s, chip.ceilings.bytes_per_s
         busy = {term: flops / alpha for term, flops in self.flops.items()}
-        if self.narrow_flops:
-            busy["narrow products"] = self.narrow_flops / alpha
         busy["pointwise"] = self.vector_ops / chip.vector_ops_per_s
         busy |= {term: moved / beta for term, moved in self.moved.items()}
-        products = (sum(self.flops.values()) + self.narrow_flops) / alpha
-        hidden = sum(self.moved.values()) / beta + (products if self.pipelined else 0.0)
-        busy["re-reads"] = max(0.0, self.through_l2 / chip.l2_bytes_per_s - hidden)
         used = {name: sum(busy.get(term, 0.0) for term in terms) for name, terms in RESOURCES.items()}
         longest, workers = max(used, key=used.__getitem__), self.resident * self.roles
         for name, terms in RESOURCES.items():
@@ -160,7 +133,6 @@ class Launch:
         # Memory serves the programs that are left as fast as all of them: an SM can take more than its share.
         uneven = sum(busy.values()) - sum(busy.get(term, 0.0) for term in RESOURCES["memory"])
         busy["idle multiprocessors"] = uneven * (math.ceil(waves) / waves - 1)
-        busy["launches"] = chip.launch_s
         return busy
 
 

@@ -13,16 +13,27 @@ import math
 from dataclasses import dataclass
 
 from tflabench.problem import Problem
+from tflabench.theory.constants import (
+    ENDS,
+    EXP_LANES,
+    NARROW,
+    NXAI_INNER,
+    NXAI_OUTER,
+    NXAI_RESIDENT,
+    NXAI_STEPS,
+    NXAI_WALK_STATE,
+    NXAI_WALK_STEPS,
+    SHARED_MEMORY,
+    STATE_COLUMNS,
+    STATE_PROGRAMS,
+    STATE_ROWS,
+    STATE_STAGES,
+    STATE_STEPS,
+    SUMMING_WAVES,
+    TILE_GATES,
+)
 from tflabench.theory.cost import Gate, state_elements
-from tflabench.theory.launches import EXP_LANES, Launch
-
-SHARED_MEMORY = 227 * 1024  # of a multiprocessor, for programs; Hopper (CUDA programming guide)
-STATE_TILE = (64, 64, 128)  # steps, rows and columns of the state that a program of the state walk holds
-NARROW = 64  # rows of the state in one of the products with it, each waited for
-WIDTH_OF_PRODUCTS = 64  # columns from which on tensor cores have more to do than to read 64 rows
-TILE_GATES = 6 * 4  # bytes a step of the gates' sums within tiles (kernels.gates.TileGates)
-SUMMING_WAVES = 8  # times as many programs as that are kept where they add up heads (kernels/tfla/outputs.py)
-STATE_PROGRAMS = 264  # the state walk cuts sequences until it has about this many (kernels/tfla/config.py)
+from tflabench.theory.launches import Launch
 
 
 @dataclass(frozen=True)
@@ -67,9 +78,8 @@ class Tiles:
         return cls(rows, cols, inner, outer, resident)
 
 
-# mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1); blocks of 64 steps
-# and of 64 and 128 columns are assumed.
-UNPIPELINED = Tiles(rows=64, cols=64, inner=64, outer=128, resident=2, pipelined=False)
+# mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1).
+UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_OUTER, NXAI_RESIDENT, pipelined=False)
 
 
 def launches(
@@ -145,30 +155,37 @@ class _Call:
 
     def small(self, name: str, step_bytes: float) -> Launch:
         """A kernel over the gates alone: bytes and a launch."""
-        return Launch(name, self.steps / 1024, 8, {}, {"inputs and outputs": self.steps * step_bytes}, trips=2)
+        return Launch(name, 1, 1, {}, {"inputs and outputs": self.steps * step_bytes})
 
     def walk(self, name: str, *, again: bool = False, reads_states: bool = False) -> list[Launch]:
-        """The state walk; twice where sequences are cut into segments: what each adds, and then the states."""
+        """The state walk; twice where sequences are cut into segments: what each adds, and then the states.
+
+        That of mlstm_kernels cuts nothing, and waits for every tile.
+        """
         p = self.problem
-        rows, u, v = STATE_TILE
-        u, v = min(u, p.d_qk), min(v, p.d_hv)
+        if self.tiles:
+            rows = min(NXAI_WALK_STEPS, self.chunk_size)
+            u, v = min(NXAI_WALK_STATE, p.d_qk), min(NXAI_WALK_STATE, p.d_hv)
+            resident, waits = self.tiles.resident, math.ceil(p.seq_len / rows)
+        else:
+            rows, u, v = STATE_STEPS, min(STATE_ROWS, p.d_qk), min(STATE_COLUMNS, p.d_hv)
+            resident, waits = max(1, SHARED_MEMORY // (STATE_STAGES * rows * (u + v) * p.element_bytes)), 0
         blocks = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v)
-        segments = max(1, min(self.chunks, STATE_PROGRAMS // (self.heads * blocks)))
+        segments = 1 if self.tiles else max(1, min(self.chunks, STATE_PROGRAMS // (self.heads * blocks)))
         ends = 3 * self.heads * segments * p.d_qk * p.d_hv * 4  # float32: written, read and written when joined
 
         def launch(name: str, reason: str, states: float) -> Launch:
             return Launch(
                 name,
                 programs=self.heads * blocks * segments,
-                resident=max(1, SHARED_MEMORY // (3 * rows * (u + v) * p.element_bytes)),
+                resident=resident,
                 flops={reason: self.steps * 2 * p.d_qk * p.d_hv},
                 moved={
                     "inputs and outputs": self.steps * ((p.d_qk / self.group + p.d_hv) * p.element_bytes + 8),
                     "states": states,
                 },
-                through_l2=self.steps * blocks * (u + v) * p.element_bytes,
                 vector_ops=self.steps * blocks * (u * 2 + u * v / rows),  # weights of u; the state's decay a tile
-                trips=2,
+                trips=ENDS + waits,
             )
 
         found = [launch(name, "recomputation" if again else "between chunks", self.states * (1 + reads_states))]
@@ -183,12 +200,10 @@ class _Call:
         blocks = math.ceil(d_out / outer)
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
         scores, first = 2 * d_in, 0 if again else 1
-        narrow = max(1, WIDTH_OF_PRODUCTS / cols) - 1 if own.pipelined else 0
         loads = math.ceil(d_in / own.inner) + 1  # of a tile of y by blocks of the inner dimension, and of z
         waits = loads  # of a tile, for fetches
         if own.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
             waits = 0 if own.inner >= d_in else 1
-        x_again = computed / cols * d_in if own.inner < d_in else 0  # a part of x lies in shared memory at a time
         # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
         per_score = 4 + (self.gate == "exp") + EXP_LANES * rows / computed
         return Launch(
@@ -201,16 +216,9 @@ class _Call:
                 "causal waste": steps * (computed - needed) * (scores * first + 2 * d_out),
                 "recomputation": steps * computed * scores * (blocks - first),
             },
-            narrow_flops=steps * computed * scores * blocks * narrow,
             moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
-            through_l2=steps
-            * blocks
-            * (computed / rows * (d_in + outer) + x_again + 2 * d_in + outer)
-            * p.element_bytes
-            + steps / rows * d_in * d_out * self.state_bytes,
             vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
-            trips=2 + math.ceil(d_in / NARROW) + computed / cols * waits,
-            pipelined=own.pipelined,
+            trips=ENDS + math.ceil(d_in / NARROW) + computed / cols * waits,
         )
 
     def _tiles(self, d_in: int, d_out: int) -> Tiles:
