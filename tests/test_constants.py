@@ -60,3 +60,22 @@ def test_the_model_reads_what_the_list_says():
     assert set(launches.Chip.__dataclass_fields__) == {*listed, "round_trip_s"}
     chip = launches.Chip.__dataclass_fields__["round_trip_s"]
     assert math.isclose(chip.default, constants.ROUND_TRIP_S)
+
+
+def test_what_is_counted_in_the_kernels_is_what_the_kernels_have():
+    torch = pytest.importorskip("torch")
+    config = pytest.importorskip("tflabench.kernels.tfla.config")
+    outputs = pytest.importorskip("tflabench.kernels.tfla.outputs")
+    launch = pytest.importorskip("tflabench.kernels.hopper.launch")
+    shapes = pytest.importorskip("tflabench.kernels.hopper.shapes")
+    picked = config.TileConfig.for_shape(128, 256, torch.bfloat16, 256, 90)
+    states = picked.forward_states
+    assert (states.rows, states.u, states.v, states.stages) == (
+        constants.STATE_STEPS, constants.STATE_ROWS, constants.STATE_COLUMNS, constants.STATE_STAGES,
+    )  # fmt: skip
+    assert (picked.programs, picked.h.narrow) == (constants.STATE_PROGRAMS, constants.NARROW)
+    assert constants.SUMMING_WAVES == outputs.SUMMING_WAVES
+    assert (constants.TILE, constants.PACK, constants.SHARED_MEMORY) == (
+        shapes.TILE, shapes.PACK, shapes.SHARED_MEMORY,
+    )  # fmt: skip
+    assert constants.MOST_ADDED_UP == launch.MOST_ADDED_UP

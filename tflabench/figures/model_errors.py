@@ -159,5 +159,5 @@ def _sources(verdict: Verdict) -> str:
     roofs = "; ".join(f"{model}: {', '.join(told)}" for model, told in verdict.told_roofs().items())
     return (
         f"Measured on {', '.join(verdict.devices)}, {days}. Roofs of the models, {roofs}. "
-        "Terms and constants: tflabench.theory.launches."
+        "Terms: tflabench.theory.launches; constants: tflabench.theory.constants."
     )

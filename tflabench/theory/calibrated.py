@@ -3,14 +3,14 @@
     published    eq. 116: FLOPs / alpha + bytes / beta of the datasheet, Table 17, F_causal 0.5, states in float32
     calibrated   the kernels that run, launch by launch (`launches`, `tfla`, `fused`), under the measured roofs
 
-Its constants are measured or published once for all rows (see `launches`), none of them fitted to a row's L. `steps`
-goes from one model to the other a term at a time and says which L each has as the best.
+Its constants, and where each is from: `constants`. One is fitted, on rows of one GPU and head size; `Judged.held_out`
+tells the others. `steps` goes from one model to the other a term at a time and says which L each has as the best.
 
 Of the other linear RNNs on the bundled kernels it is the model of mLSTMsig, which reads a gate more (a hundredth of the
 bytes), with what their gates and shared heads leave out (`Modelled`).
 
-Known to be missing: exp's online maximum and second loop over Q in mlstm_kernels (rows come 30 to 45% slower than
-modelled), the chain between the roles of the fused kernels (see `fused`), clocks that fall under load.
+Known to be missing: exp's online maximum and second loop over Q in mlstm_kernels (modelled 20 to 45% too fast), the
+chain between the roles of the fused kernels (see `fused`), starting a kernel, clocks that fall under load.
 """
 
 from __future__ import annotations

@@ -27,24 +27,24 @@ are two launches each):
 
             128/256, T = 4096                 256/512, T = 8192
     walk    bound  calibrated  measured       bound  calibrated  measured
-    h         380         471       421         501         639       601
-    dq        446         576       516         728         981       992
-    dk, dv    570         741       726
-    dk                                          697         943       929
-    dv                                          501         639       604
-    all      1409        1823      1673        2446        3242      3092
+    h         380         466       421         501         634       601
+    dq        446         571       516         728         971       992
+    dk, dv    570         736       726
+    dk                                          697         933       929
+    dv                                          501         634       604
+    all      1409        1789      1673        2446        3192      3092
     all but gate gradients
-             1332        1652      1435
+             1332        1632      1435
 
     Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          276   387   413            395   537   549
-    all                                 1477  1828  1877            1718  2130  2176
+    h and gates                          276   377   413            395   517   549
+    all                                 1477  1798  1877            1718  2080  2176
 
 What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
 between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
 a walk gains by what it put through there (kernels/MEASURED.md, version 12), and sums across lanes by halves brought
 dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Longest against the model are exp's forward
-at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 662 calibrated),
+at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 657 calibrated),
 and four heads in a program, of which all roles wait for one another. Nor has it what is not tensors of the kernels: of
 Mamba 2 the bias of dt and the gradient of D. At T = 65536 the model cuts into 4 segments behind one half as long
 forward and, for dq and dk have half as many programs as h, into 8 with the backward, as the kernels do; but where it
