@@ -9,7 +9,6 @@ from tflabench.bench.verify import verify
 from tflabench.implementations import bundled
 from tflabench.implementations.adapter import Unsupported
 from tflabench.implementations.bundled import IMPLEMENTATIONS
-from tflabench.kernels.hopper import chunkwise
 from tflabench.problem import Problem
 
 RECURRENCES = {op.name: op for op in bundled.RECURRENCES}
@@ -110,10 +109,6 @@ def test_fused_kernels_make_row_sums_only_for_decays_that_have_gradients():
     assert counted["simple_gla"] == counted["gated_retention"]
     assert counted["retention"].flops < counted["simple_gla"].flops
     assert counted["retention"].bytes < counted["simple_gla"].bytes
-
-
-def test_head_dimensions_refused_without_torch_are_those_that_the_kernels_refuse():
-    assert (bundled.HOPPER_D_QK, bundled.HOPPER_D_HV) == (chunkwise.D_QK, chunkwise.D_HV)
 
 
 def test_a_wrong_oracle_is_found_out():

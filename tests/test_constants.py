@@ -75,7 +75,5 @@ def test_what_is_counted_in_the_kernels_is_what_the_kernels_have():
     )  # fmt: skip
     assert (picked.programs, picked.h.narrow) == (constants.STATE_PROGRAMS, constants.NARROW)
     assert constants.SUMMING_WAVES == outputs.SUMMING_WAVES
-    assert (constants.TILE, constants.PACK, constants.SHARED_MEMORY) == (
-        shapes.TILE, shapes.PACK, shapes.SHARED_MEMORY,
-    )  # fmt: skip
+    assert (constants.TILE, constants.PACK) == (shapes.TILE, shapes.PACK)
     assert constants.MOST_ADDED_UP == launch.MOST_ADDED_UP

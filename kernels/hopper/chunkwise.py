@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.backends import Kernels
-from tflabench.kernels.tfla.config import architecture
+from tflabench.kernels.tfla.device import architecture
 from tflabench.kernels.types import Gate
 
-D_QK = (64, 128, 192, 256)
-D_HV = (64, 128, 256, 512)
+from .shapes import refuses_sizes
 
 
 def kernels() -> Kernels:
@@ -37,11 +36,8 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
         return f"needs a GPU of compute capability 9.0 (H100, H200), not {_name(q.device)}"
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"takes bfloat16 and float16, not {q.dtype}"
-    for name, d, known in (("d_qk", q.shape[-1], D_QK), ("d_hv", v.shape[-1], D_HV)):
-        if d not in known:
-            return f"takes a {name} of {', '.join(map(str, known))}, not {d}"
-    if chunk_size % 64:
-        return f"takes a chunk_size that is a multiple of 64, its tile, not {chunk_size}"
+    if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
+        return reason
     if config is not None:
         return f"takes no config, not a {type(config).__name__}"
     return None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.cover import cdiv
-from tflabench.kernels.tfla.config import multiprocessors
+from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.types import Gate
 
 from .launch import first_beside, heads_together, parts_of_a_segment

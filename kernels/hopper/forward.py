@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla.config import multiprocessors
+from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate
 

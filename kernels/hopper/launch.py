@@ -15,7 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # pyright:
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import Exponents, RowSums
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.config import multiprocessors
+from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
 from . import packed, pair, segments, tilewise, walk

@@ -16,6 +16,18 @@ TILE = 64  # steps in shared memory at a time
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 PACK = 4  # heads of a program where they share q and k
+D_QK = (64, 128, 192, 256)
+D_HV = (64, 128, 256, 512)
+
+
+def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:
+    """Return why no walk takes these sizes, or None if one does; a chunk_size of None is left to the kernels."""
+    for name, d, known in (("d_qk", d_qk, D_QK), ("d_hv", d_hv, D_HV)):
+        if d not in known:
+            return f"takes a {name} of {', '.join(map(str, known))}, not {d}"
+    if chunk_size is not None and chunk_size % TILE:
+        return f"takes a chunk_size that is a multiple of {TILE}, its tile, not {chunk_size}"
+    return None
 
 
 class Segments(NamedTuple):

@@ -17,13 +17,13 @@ from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
 from tflabench.kernels import gates
 from tflabench.kernels.backends import Kernels
-from tflabench.kernels.cover import cdiv, next_power_of_2
+from tflabench.kernels.cover import cdiv
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
-from . import config as configs
-from .config import TileConfig
+from . import device
+from .config import TileConfig, fitting, largest_tile, refuses_sizes
 from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
 from .plan import Plan, float32_precision
@@ -50,7 +50,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
     if q.device.type == "cuda":
-        architecture = configs.architecture(q.device)
+        architecture = device.architecture(q.device)
         if architecture < 80:
             return f"needs compute capability 8.0 or later, not {architecture / 10}"
     elif not knobs.runtime.interpret:
@@ -59,13 +59,8 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
         return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
     if q.dtype not in DTYPES:
         return f"takes bfloat16, float16 and float32, not {q.dtype}"
-    for name, d in (("d_qk", q.shape[-1]), ("d_hv", v.shape[-1])):
-        if d % 16 or not 16 <= d <= 1024:
-            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
-    if chunk_size < 16 or chunk_size % 16:
-        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
-    if levels == 1 and (chunk_size > 128 or chunk_size & (chunk_size - 1)):
-        return f"takes a chunk_size that is one tile, 16, 32, 64 or 128, not {chunk_size}"
+    if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size, levels):
+        return reason
     if config is not None and not isinstance(config, TileConfig):
         return f"takes a TileConfig as config, not a {type(config).__name__}"
     return None
@@ -96,7 +91,7 @@ def empty_saved(
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))
     if config is not None and config.keep_states:
-        lead = (batch, heads, cdiv(T, _fitting(chunk_size, T)), d_qk)
+        lead = (batch, heads, cdiv(T, fitting(chunk_size, T)), d_qk)
         shapes.append(((*lead, d_hv), _stored(q.dtype, state_dtype)))
         if gate.normalize:
             shapes.append((lead, torch.float32))
@@ -240,8 +235,8 @@ def _prepare(
     config: TileConfig | None,
 ) -> tuple[TileConfig, Plan]:
     batch, heads, T, d_hv = v.shape
-    chunk_size = _fitting(chunk_size, T)
-    architecture = configs.architecture(q.device)
+    chunk_size = fitting(chunk_size, T)
+    architecture = device.architecture(q.device)
     if config is None:
         config = TileConfig.for_shape(q.shape[-1], d_hv, q.dtype, chunk_size, architecture)
     plan = Plan(
@@ -251,14 +246,9 @@ def _prepare(
         scale=scale,
         tma=architecture >= 90,
         precision=float32_precision(q.dtype),
-        programs=config.programs * configs.multiprocessors(q.device) // 132,
+        programs=config.programs * device.multiprocessors(q.device) // 132,
     )
     return config, plan
-
-
-def _fitting(chunk_size: int, T: int) -> int:
-    """Return the chunk size, of a chunk longer than the sequence the next power of two: its tiles may be larger."""
-    return min(chunk_size, max(16, next_power_of_2(T))) if chunk_size > T else chunk_size
 
 
 def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:
@@ -279,7 +269,7 @@ def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk).
     """
-    tile = configs.largest_tile(plan.chunk_size, 64)
+    tile = largest_tile(plan.chunk_size, 64)
     per_chunk = plan.chunk_size // tile
     g = plan.tile_gates(tile).g
     g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))

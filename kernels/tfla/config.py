@@ -1,17 +1,33 @@
-"""How the kernels are tiled: one frozen value, and a heuristic for any shape and chip, measured on Hopper."""
+"""How the kernels are tiled: one frozen value, and a heuristic for any shape and chip, measured on Hopper.
+
+Imports no torch, so that what a launch needs can be told for a GPU that is not here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
 
+if TYPE_CHECKING:
+    import torch
+
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448, 103: 232_448}  # bytes a program can use, by architecture
 SMALLEST_SHARED_MEMORY = 101_376
+SMALL_BUFFERS = 2048  # bytes: barriers, and what sums over rows and columns pass between warps
+ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
+
+
+def has_asynchronous_products(architecture: int) -> bool:
+    """Return whether warp groups or a core of its own multiply out of shared memory: sm_90 and sm_100, not sm_120."""
+    return 90 <= architecture < 120
+
+
+def buffered(stages: int, architecture: int) -> int:
+    """Return how many tiles of so many stages lie in shared memory; what warps multiply themselves leaves it."""
+    return stages if has_asynchronous_products(architecture) else max(1, stages - 1)
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,22 @@ class Tiles:
     stages: int
     narrow: int = 64
 
+    def tile_bytes(self, size: int) -> int:
+        """What tiles are chosen by, for elements of `size` bytes: all stages of the loop, or the state's product."""
+        return size * max(self._loop(self.stages), self._state())
+
+    def shared_bytes(self, size: int, architecture: int) -> int:
+        """Shared memory that Triton allots a program, at most: scores lie in it where products are warps' own."""
+        buffers = buffered(self.stages, architecture)
+        scores = 0 if has_asynchronous_products(architecture) else self.rows * self.cols
+        return size * max(self._loop(buffers) + scores, self._state()) + SMALL_BUFFERS
+
+    def _loop(self, buffers: int) -> int:
+        return self.rows * self.inner + buffers * self.cols * (self.inner + self.outer)
+
+    def _state(self) -> int:
+        return (self.rows + self.outer) * min(self.inner, self.narrow)
+
 
 @dataclass(frozen=True)
 class StateTiles:
@@ -45,6 +77,11 @@ class StateTiles:
     v: int
     warps: int
     stages: int
+
+    def shared_bytes(self, size: int, architecture: int) -> int:
+        """Shared memory that Triton allots a program, at most: tiles on their way, and two states in and out."""
+        tiles = buffered(self.stages, architecture) * self.rows * (self.u + self.v)
+        return size * (tiles + 2 * self.u * self.v) + SMALL_BUFFERS
 
 
 @dataclass(frozen=True)
@@ -67,6 +104,11 @@ class TileConfig:
     programs: int = 264
     keep_states: bool = False
 
+    def shared_bytes(self, size: int, architecture: int) -> int:
+        """Shared memory of the program that takes most, for elements of `size` bytes."""
+        tiles = (self.h, self.dq, self.dk, self.dv, self.forward_states, self.backward_states)
+        return max(each.shared_bytes(size, architecture) for each in tiles)
+
     @staticmethod
     def for_shape(d_qk: int, d_hv: int, dtype: torch.dtype, chunk_size: int, architecture: int) -> TileConfig:
         """Return what measured best, or nearest.
@@ -76,33 +118,16 @@ class TileConfig:
             chunk_size: L, a multiple of 16.
             architecture: 90 is compute capability 9.0.
         """
-        return _for_shape(d_qk, d_hv, dtype.itemsize, chunk_size, architecture)
+        return for_element_bytes(d_qk, d_hv, dtype.itemsize, chunk_size, architecture)
 
 
 @cache
-def _for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: int) -> TileConfig:
+def for_element_bytes(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: int) -> TileConfig:
+    """Return `TileConfig.for_shape` for elements of `size` bytes."""
     narrow = _parallel_tiles(d_hv, d_qk, size, chunk_size, architecture)
     wide = _parallel_tiles(d_qk, d_hv, size, chunk_size, architecture)
     states = _state_tiles(d_qk, d_hv, size, chunk_size, architecture)
     return TileConfig(h=wide, dq=narrow, dk=narrow, dv=wide, forward_states=states, backward_states=states)
-
-
-@cache
-def architecture(device: torch.device) -> int:
-    """Return the compute capability as in sm_90; Triton's interpreter (no GPU) is taken for Hopper."""
-    if device.type != "cuda":
-        return 90
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Return how many this device has; 132, Hopper's, where there is none."""
-    if device.type != "cuda":
-        return 132
-    cuda: Any = torch.cuda
-    return cuda.get_device_properties(device).multi_processor_count
 
 
 def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architecture: int) -> Tiles:
@@ -137,11 +162,9 @@ def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architect
         ]
     for rows, cols, inner, stages, most in options:
         rows = min(rows, tile)
-        cols = min(cols, rows)
-        loop = rows * inner + stages * cols * (inner + outer)
-        state = (rows + outer) * min(inner, 64)
-        if size * max(loop, state) <= most:
-            return Tiles(rows, cols, inner, outer, warps=8 if rows == 128 else 4, stages=stages)
+        tiles = Tiles(rows, min(cols, rows), inner, outer, warps=8 if rows == 128 else 4, stages=stages)
+        if tiles.tile_bytes(size) <= most:
+            return tiles
     raise AssertionError(f"no tiling of d_in={d_in}, d_out={d_out} fits {limit} bytes of shared memory")
 
 
@@ -152,6 +175,30 @@ def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture:
     if architecture < 90:
         return StateTiles(rows, _block(d_qk, 64), _block(d_hv, 64), warps=4, stages=2)
     return StateTiles(rows, _block(d_qk, 64), _block(d_hv, 128), warps=4, stages=3)
+
+
+def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> str | None:
+    """Return why no tiling takes these sizes, or None if one does.
+
+    Args:
+        chunk_size: L; None where it is left to the kernels.
+        levels: 2 for xl_chunk; 1 for limit_chunk, whose chunk is one tile.
+    """
+    for name, d in (("d_qk", d_qk), ("d_hv", d_hv)):
+        if d % 16 or not 16 <= d <= 1024:
+            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
+    if chunk_size is None:
+        return None
+    if levels == 1 and chunk_size not in ONE_LEVEL_CHUNK_SIZES:
+        return f"takes a chunk_size that is one tile, 16, 32, 64 or 128, not {chunk_size}"
+    if chunk_size < 16 or chunk_size % 16:
+        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
+    return None
+
+
+def fitting(chunk_size: int, T: int) -> int:
+    """Return the chunk size, of a chunk longer than the sequence the next power of two: its tiles may be larger."""
+    return min(chunk_size, max(16, next_power_of_2(T))) if chunk_size > T else chunk_size
 
 
 def largest_tile(chunk_size: int, limit: int) -> int:

@@ -16,7 +16,8 @@ from tflabench.problem import InputError, Problem, parse_bytes
 
 if TYPE_CHECKING:
     from tflabench.bench.machine import Machine
-    from tflabench.conclusions.advise import Advice, Choice
+    from tflabench.conclusions.advise import Advice, Choice, Refused
+    from tflabench.conclusions.held_out import ModelError
 
 
 FUSED_CAVEAT = (
@@ -165,11 +166,64 @@ def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
     where = f"{chip.name} is here: --measure measures." if is_here else f"{chip.name} is not here: all this is theory."
     return [
         where,
+        *_never_run(advice),
+        *_recommendation(advice),
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
         f"Times: {' and '.join(sources)}, at {ceilings}.",
         *([FUSED_CAVEAT] if any(choice.kernel.algorithm == "fused" for choice in advice.ranked) else []),
         "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
     ]
+
+
+def _never_run(advice: Advice) -> list[str]:
+    """Say so of a GPU kind of which no row is stored, and what is not known of one that is given by its ceilings."""
+    from tflabench.conclusions import held_out
+
+    if held_out.has_run_on(advice.gpu):
+        return []
+    told = f"Nothing was ever run on {held_out.with_article(advice.gpu.name)}: this is theory alone."
+    if advice.gpu.capability is None:
+        told += " Its compute capability is not known: of what kernels refuse only sizes are checked."
+    return [told]
+
+
+def _recommendation(advice: Advice) -> list[str]:
+    """The first choice's time with the model's error, and why it is outside of its bounds where it is."""
+    from tflabench.conclusions import held_out
+
+    best = advice.ranked[0]
+    p, algorithm = best.problem, best.kernel.algorithm
+    name = f"{best.kernel.name}, L = {p.chunk_size}"
+    error = advice.error(best)
+    if error is None or algorithm is None:
+        known = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call; no held-out error of this model is stored."
+    else:
+        others = held_out.in_sample_error(algorithm)
+        known = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call, +-{_error(error)}, worst {error.worst:+.0%}."
+        if others:
+            known += (
+                f" Where constants were chosen with rows in sight the median error is {others.median:.0%} "
+                f"({others.rows} rows of {held_out.with_article(others.gpu)}, of more shapes)."
+            )
+    return [known, *([f"{name} is {best.outside}."] if best.outside else [])]
+
+
+def _error(error: ModelError) -> str:
+    from tflabench.conclusions.held_out import with_article
+
+    return f"{error.median:.0%} (held out: {error.rows} rows of {with_article(error.gpu)})"
+
+
+def _left_out(advice: Advice) -> list[str]:
+    """One line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
+    found: dict[str, list[Refused]] = {}
+    for each in advice.refused:
+        found.setdefault(each.implementation, []).append(each)
+    lines = []
+    for name, several in found.items():
+        sizes = ", ".join(str(each.chunk_size) for each in several if each.chunk_size is not None)
+        lines.append(f"Left out: {name}{f' at L = {sizes}:' if sizes else ''} {several[0].reason}.")
+    return lines
 
 
 def _print(advice: Advice, top: int, footer: list[str]) -> None:
@@ -184,7 +238,16 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
     steps = demand.tokens is not None or demand.layers > 1
     efficient = {id(choice) for choice in advice.frontier}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = ["kernel", "L", "batch", "call\nms", "bounds\nms", *(["calls", "step\nms"] if steps else [])]
+    columns = [
+        "kernel",
+        "L",
+        "batch",
+        "call\nms",
+        "held-out\nerror",
+        "bounds\nms",
+        "",
+        *(["calls", "step\nms"] if steps else []),
+    ]
     for column in [*columns, "memory\nGiB", "largest\nbatch", ""]:
         table.add_column(column, justify="left" if column in ("kernel", "") else "right", no_wrap=True)
     for choice in advice.ranked[:top]:
@@ -194,7 +257,9 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
             str(choice.problem.chunk_size),
             str(choice.problem.batch),
             f"{choice.call_s * 1e3:.4g}",
+            f"+-{error.median:.0%}" if (error := advice.error(choice)) else "-",
             f"{choice.bounds.lower * 1e3:.3g} to {choice.bounds.upper * 1e3:.3g}",
+            _side(choice),
             *([str(choice.calls * demand.layers), f"{choice.step_s * 1e3:.4g}"] if steps else []),
             f"{choice.memory_bytes / 2**30:.2f}",
             "-" if choice.largest_batch is None else str(choice.largest_batch),
@@ -210,10 +275,15 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
         )
     if demand.memory_bytes:
         console.print(f"Memory allowed: {_size(demand.memory_bytes)}; largest batch: what fits it.")
-    for name, reason in advice.refused.items():
-        console.print(f"Left out: {name} {reason}.")
-    for sentence in footer:
+    for sentence in [*_left_out(advice), *footer]:
         console.print(sentence)
+
+
+def _side(choice: Choice) -> str:
+    """On which side of its bounds the time is, where it is on one."""
+    if choice.outside is None:
+        return ""
+    return "above" if choice.call_s > choice.bounds.upper else "below"
 
 
 def _size(count: float) -> str:
@@ -221,12 +291,15 @@ def _size(count: float) -> str:
 
 
 def _json(advice: Advice, footer: list[str]) -> dict[str, Any]:
+    from tflabench.conclusions import held_out
+
     demand = advice.demand
     return {
-        "recommended": _row(advice.ranked[0]),
-        "ranked": [_row(choice) for choice in advice.ranked],
-        "frontier": [_row(choice) for choice in advice.frontier],
-        "refused": advice.refused,
+        "recommended": _row(advice, advice.ranked[0]),
+        "ranked": [_row(advice, choice) for choice in advice.ranked],
+        "frontier": [_row(advice, choice) for choice in advice.frontier],
+        "refused": [asdict(each) for each in advice.refused],
+        "never_run": not held_out.has_run_on(advice.gpu),
         "layers": demand.layers,
         "tokens": demand.tokens,
         "memory_budget_bytes": demand.memory_bytes,
@@ -236,7 +309,8 @@ def _json(advice: Advice, footer: list[str]) -> dict[str, Any]:
     }
 
 
-def _row(choice: Choice) -> dict[str, Any]:
+def _row(advice: Advice, choice: Choice) -> dict[str, Any]:
+    error = advice.error(choice)
     return {
         "implementation": choice.kernel.name,
         "gate": choice.kernel.gate,
@@ -244,8 +318,10 @@ def _row(choice: Choice) -> dict[str, Any]:
         "batch": choice.problem.batch,
         "call_ms": choice.call_s * 1e3,
         "source": choice.source,
+        "held_out_error": asdict(error) if error else None,
         "model_ms_lower": float(choice.bounds.lower) * 1e3,
         "model_ms_upper": float(choice.bounds.upper) * 1e3,
+        "outside_bounds": choice.outside,
         "calls": choice.calls,
         "step_ms": choice.step_s * 1e3,
         "memory_bytes": choice.memory_bytes,

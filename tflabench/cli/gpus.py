@@ -36,16 +36,22 @@ def gpus(as_json: JsonObject = False) -> None:
             f"{(gpu.memory_bytes or 0) / 1e9:g}",
             str(gpu.multiprocessors),
             f"{gpu.l2_bytes / 2**20:.0f}" if gpu.l2_bytes else "-",
+            ".".join(map(str, gpu.capability)) if gpu.capability else "-",
+            f"{gpu.shared_memory_bytes // 1024}" if gpu.shared_memory_bytes else "-",
         )
         for gpu in hardware.KNOWN
     ]
     console = Console()
-    columns = ("GPU", "bf16 dense\nTFLOP/s", "bandwidth\nTB/s", "I_acc\nFLOP/B", "memory\nGB", "SMs", "L2\nMiB")
+    columns = (
+        "GPU", "bf16 dense\nTFLOP/s", "bandwidth\nTB/s", "I_acc\nFLOP/B", "memory\nGB", "SMs", "L2\nMiB",
+        "compute\ncapability", "shared\nKiB",
+    )  # fmt: skip
     console.print(filled_table(columns, rows))
     console.print("Sources, in the order: rate and bandwidth; multiprocessors and L2.", style="bold")
     for gpu in hardware.KNOWN:
         note = f". {gpu.note}" if gpu.note else ""
         console.print(f"{gpu.name}: {gpu.ceilings.source}; {gpu.source}{note}", highlight=False)
+    console.print("Shared memory, of a block that asks for it: CUDA C++ programming guide, by compute capability.")
     console.print()
     kind = "no NVIDIA GPU" if here.kind == "cpu" else f"known as {known.name}" if known else "not in the list above"
     console.print(f"This machine: {here.name}, {here.memory_bytes / 2**30:.0f} GiB, {kind}.", highlight=False)

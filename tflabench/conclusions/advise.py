@@ -8,50 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from typing import Literal
+from dataclasses import dataclass, replace
 
+from tflabench.conclusions import held_out
+from tflabench.conclusions.held_out import ModelError
+from tflabench.conclusions.prediction import Kernel, Source, predict
 from tflabench.implementations import bundled, registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.mlstm import GATES
 from tflabench.problem import DeviceKind, InputError, Problem
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
-from tflabench.theory import calibrated, cost, fused, fused_kernels
-from tflabench.theory.calibrated import Algorithm, Modelled
-from tflabench.theory.cost import Cost
+from tflabench.theory import cost, fused, fused_kernels
 from tflabench.theory.hardware import Gpu
-from tflabench.theory.launches import Chip
-from tflabench.theory.roofline import TimeBounds, time_bounds
-
-Source = Literal["calibrated model", "published bound", "measured"]
+from tflabench.theory.roofline import TimeBounds
 
 COMPUTES = (*GATES, *(op.name for op in bundled.RECURRENCES))  # of the mLSTM, and the other linear RNNs
 SMALLEST_CHUNK = 64
 WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
-FUSED_ON = ("H100", "H200", "GH200")  # compute capability 9.0
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A chunkwise kernel as advice names it.
-
-    Attributes:
-        name: of the implementation.
-        gate: "exp" or "sig" of the mLSTM, or which other linear RNN it computes.
-        modelled: what it is to the calibrated model; None for what that does not know.
-        count: FLOPs and bytes of a call.
-    """
-
-    name: str
-    gate: str
-    modelled: Modelled | None
-    count: Callable[[Problem], Cost] = field(compare=False)
-
-    @property
-    def algorithm(self) -> Algorithm | None:
-        return self.modelled.algorithm if self.modelled else None
 
 
 @dataclass(frozen=True)
@@ -115,6 +89,7 @@ class Choice:
         step_s: of all calls of a step, in all layers.
         memory_bytes: of all layers.
         largest_batch: that fits the memory allowed; None without a limit.
+        outside: why `call_s` is not between the bounds (see `prediction.why_outside`); None where it is, or measured.
     """
 
     kernel: Kernel
@@ -126,6 +101,7 @@ class Choice:
     step_s: float
     memory_bytes: float
     largest_batch: int | None
+    outside: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -139,6 +115,7 @@ class Choice:
             self,
             call_s=call_s,
             source="measured",
+            outside=None,
             step_s=demand.layers * self.calls * call_s,
             memory_bytes=needed.of_layers(demand.layers),
             largest_batch=_largest_batch(demand, needed, self.problem.batch),
@@ -151,18 +128,19 @@ def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int], gpu: Gpu
     for size in chunk_sizes:
         for batch in demand.batches:
             problem = demand.problem.with_(chunk_size=size, batch=batch)
-            call_s, source = predict(kernel, problem, gpu)
+            predicted = predict(kernel, problem, gpu)
             needed = memory(kernel, problem)
             calls = math.ceil(demand.sequences / batch)
             found.append(
                 Choice(
                     kernel=kernel,
                     problem=problem,
-                    call_s=call_s,
-                    source=source,
-                    bounds=_bounds(kernel, problem, gpu),
+                    call_s=predicted.seconds,
+                    source=predicted.source,
+                    bounds=predicted.bounds,
+                    outside=predicted.outside,
                     calls=calls,
-                    step_s=demand.layers * calls * call_s,
+                    step_s=demand.layers * calls * predicted.seconds,
                     memory_bytes=needed.of_layers(demand.layers),
                     largest_batch=_largest_batch(demand, needed, batch),
                 )
@@ -188,19 +166,6 @@ def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
         if not kept or choice.step_s < (1 - gain) * kept[-1].step_s:
             kept.append(choice)
     return kept
-
-
-def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> tuple[float, Source]:
-    """Seconds of one call, and which model says so."""
-    known = gpu.float32_flops_per_s and gpu.clock_hz and gpu.multiprocessors
-    if kernel.modelled and known and problem.element_bytes == 2:
-        terms = calibrated.predict(problem, kernel.modelled, Chip.of(gpu))
-        return sum(terms.values()), "calibrated model"
-    return float(_bounds(kernel, problem, gpu).upper), "published bound"
-
-
-def _bounds(kernel: Kernel, problem: Problem, gpu: Gpu) -> TimeBounds:
-    return time_bounds(kernel.count(problem), gpu.ceilings)
 
 
 def memory(kernel: Kernel, problem: Problem) -> Memory:
@@ -247,6 +212,15 @@ def _order(choice: Choice) -> tuple[bool, float, float]:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """An implementation that was left out, at one chunk size or (None) at every one, and why."""
+
+    implementation: str
+    chunk_size: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class Advice:
     """Choices in the order of their ranks, all that were considered, and why other kernels were not."""
 
@@ -254,16 +228,23 @@ class Advice:
     gpu: Gpu
     ranked: list[Choice]
     considered: list[Choice]
-    refused: dict[str, str]
+    refused: list[Refused]
 
     @property
     def frontier(self) -> list[Choice]:
         """Of the memory needed against the time of a step, over all choices that fit, where memory buys time."""
         return frontier([choice for choice in self.considered if choice.fits], WORTH_MEMORY)
 
+    def error(self, choice: Choice) -> ModelError | None:
+        """Of the model that made a choice's time, on held-out rows; None where it is no calibrated one, or has none."""
+        algorithm = choice.kernel.algorithm
+        if choice.source != "calibrated model" or algorithm is None:
+            return None
+        return held_out.held_out_error(algorithm, self.gpu)
+
 
 def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pattern: str | None = None) -> Advice:
-    """Rank what theory says of every kernel that computes one of `gates`.
+    """Rank what theory says of every kernel that computes one of `gates` and runs on a GPU.
 
     Args:
         gates: of COMPUTES.
@@ -274,7 +255,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
         InputError: no kernel can run, with the first reason.
     """
     found: list[Choice] = []
-    refused: dict[str, str] = {}
+    refused: list[Refused] = []
     for impl in registry.select(pattern) if pattern else bundled.IMPLEMENTATIONS:
         plain = impl.package == "torch"
         computes = impl.gate or impl.operation
@@ -283,13 +264,12 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
         if pattern is None and plain != (kind == "cpu"):
             continue
         kernel = Kernel(impl.name, computes, impl.modelled, impl.count)
-        sizes, reason = _chunk_sizes(impl, kernel, demand, gpu, kind)
-        if not sizes:
-            refused[impl.name] = reason
+        sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
+        refused += left_out
         found += choices(demand, kernel, sizes, gpu)
     if not found:
-        why = "; ".join(f"{name} {reason}" for name, reason in list(refused.items())[:1])
-        raise InputError(f"no kernel can run this{f': {why}' if why else ''}: change the sizes, --gate or --impl")
+        why = f" on {gpu.name}: {refused[0].implementation} {refused[0].reason}" if refused else ""
+        raise InputError(f"no kernel can run this{why}: change the sizes, --gate, --impl or --gpu")
     return Advice(demand, gpu, rank(found), found, refused)
 
 
@@ -309,7 +289,7 @@ def measured(
         InputError: none could be measured, with the first reason.
     """
     done: list[Choice] = []
-    failed: dict[str, str] = {}
+    failed: list[Refused] = []
     for choice in [choice for choice in given.ranked if choice.fits][:top]:
         point = Point(registry.get(choice.kernel.name), choice.problem)
         row = measure(point)
@@ -317,24 +297,29 @@ def measured(
             done.append(choice.measured(given.demand, row.ms_median / 1e3, row.peak_bytes))
             on_choice(done[-1])
         else:
-            failed[f"{choice.kernel.name} at L = {choice.problem.chunk_size}"] = f"{row.status}: {row.reason}"
+            failed.append(Refused(choice.kernel.name, choice.problem.chunk_size, f"{row.status}: {row.reason}"))
     if not done:
-        why = "; ".join(f"{name} {reason}" for name, reason in list(failed.items())[:1])
-        raise InputError(f"nothing could be measured{f': {why}' if why else ': no choice fits the memory'}")
-    return replace(given, ranked=rank(done), considered=done, refused=given.refused | failed)
+        first = f": {failed[0].implementation} at L = {failed[0].chunk_size} {failed[0].reason}" if failed else ""
+        raise InputError(f"nothing could be measured{first or ': no choice fits the memory'}")
+    return replace(given, ranked=rank(done), considered=done, refused=given.refused + failed)
 
 
-def _chunk_sizes(
-    impl: Implementation, kernel: Kernel, demand: Demand, gpu: Gpu, kind: DeviceKind
-) -> tuple[list[int], str]:
-    """Powers of two up to the sequence length, and all of it, that the implementation takes, or why it takes none."""
-    if kernel.algorithm == "fused" and not any(name in gpu.name for name in FUSED_ON):
-        return [], f"runs on {', '.join(FUSED_ON)} only"
+def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu, kind: DeviceKind) -> tuple[list[int], list[Refused]]:
+    """Powers of two up to the sequence length, and all of it, that the implementation takes; the others with reasons.
+
+    A reason that holds at every size is named once.
+    """
     last = demand.problem.seq_len
     sizes = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]
     if last > SMALLEST_CHUNK and last not in sizes:
         sizes.append(-(-last // SMALLEST_CHUNK) * SMALLEST_CHUNK)
-    if kind == "cuda" and find_spec(impl.package) is None:
-        return sizes, ""  # theory needs no package; what it would refuse is not known without it
-    reasons = {size: impl.refuses(demand.problem.with_(chunk_size=size), kind) for size in sizes}
-    return [size for size in sizes if reasons[size] is None], str(reasons[sizes[-1]])
+    reasons: dict[int, str] = {}
+    for size in sizes:
+        problem = demand.problem.with_(chunk_size=size)
+        reason = impl.refusal_on(problem, gpu) if kind == "cuda" else impl.refusal(problem, kind)
+        if reason:
+            reasons[size] = reason
+    kept = [size for size in sizes if size not in reasons]
+    if not kept and len(set(reasons.values())) == 1:
+        return [], [Refused(impl.name, None, reasons[sizes[0]])]
+    return kept, [Refused(impl.name, size, reason) for size, reason in reasons.items()]

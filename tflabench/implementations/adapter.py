@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from tflabench.implementations.packages import taken_as_installed
 from tflabench.problem import INPUTS, InputError, Problem
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from tflabench.theory.calibrated import Modelled
     from tflabench.theory.cost import Cost
+    from tflabench.theory.hardware import Gpu
     from tflabench.theory.problem_bound import Bounded
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
@@ -90,6 +92,8 @@ class Implementation:
         tunes: whether its kernels have autotuners; it then needs a process of its own, for they remember what another
             shape made them choose.
         majors: the lowest and the highest major compute capability that its kernels take; None where a CPU does.
+        shared_bytes: (problem, compute capability) -> shared memory of the program that needs most, as its launchers
+            choose tiles there; None where only compiling can tell.
         modelled: what it is to the calibrated model, None where that does not describe it.
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...
@@ -111,6 +115,7 @@ class Implementation:
     own_process: bool = False
     tunes: bool = False
     majors: tuple[int, int] | None = None
+    shared_bytes: Callable[[Problem, tuple[int, int]], int] | None = None
     modelled: Modelled | None = None
     operation: str | None = None
     bound: Bounded | None = None
@@ -127,6 +132,31 @@ class Implementation:
             return reason
         if self.majors and capability and not self.majors[0] <= capability[0] <= self.majors[1]:
             return needs_capability(*self.majors, capability)
+        return None
+
+    def refusal_on(self, problem: Problem, gpu: Gpu) -> str | None:
+        """Return why it cannot run on a GPU that need not be here, or None if it can as far as facts tell.
+
+        Asks what `refuses` asks before a launch, every package taken as installed; then the compute capability, and
+        the shared memory of a program. Of a GPU whose capability is not known, kernels of one generation are refused.
+        """
+        with taken_as_installed():
+            reason = self.refusal(problem, "cuda", gpu.capability)
+        if reason or not self.majors:
+            return reason
+        if gpu.vendor != "NVIDIA":
+            return f"needs an NVIDIA GPU, not one of {gpu.vendor}"
+        if gpu.capability is None:
+            lowest, highest = self.majors
+            only = lowest == highest
+            return f"needs a GPU of compute capability {lowest}.x; that of {gpu.name} is not known" if only else None
+        if self.shared_bytes is None or gpu.shared_memory_bytes is None:
+            return None
+        needed, there = self.shared_bytes(problem, gpu.capability), gpu.shared_memory_bytes
+        if needed > there:
+            return (
+                f"needs {needed / 1024:.0f} KiB of shared memory a program, of which {gpu.name} has {there / 1024:.0f}"
+            )
         return None
 
     def count(self, problem: Problem) -> Cost:

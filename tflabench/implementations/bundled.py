@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tflabench.implementations.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
+from tflabench.implementations.packages import installed
+from tflabench.kernels.hopper import shapes
+from tflabench.kernels.tfla import config as tiling
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from tflabench.theory.problem_bound import Bounded
 
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
-ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
-HOPPER_D_QK, HOPPER_D_HV = (64, 128, 192, 256), (64, 128, 256, 512)  # as tflabench.kernels.hopper.chunkwise, with torch
 
 
 def build_reference(form: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
@@ -344,7 +344,7 @@ def refuse_kernels(dtypes: str, problem: Problem, device: str) -> str | None:
     """What all kernels need; the rest `build` can tell."""
     if problem.pass_ == "decode":
         return refuse_decode(problem, device)
-    if find_spec("triton") is None:
+    if not installed("triton"):
         return "needs the package triton"
     if device != "cuda":
         return "needs a CUDA device"
@@ -354,28 +354,31 @@ def refuse_kernels(dtypes: str, problem: Problem, device: str) -> str | None:
 
 
 def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
-    L = problem.chunk_size
     if reason := refuse_kernels("bfloat16, float16 and float32", problem, device):
         return reason
-    for name, d in (("d_qk", problem.d_qk), ("d_hv", problem.d_hv)):
-        if d % 16 or d > 1024:
-            return f"takes a {name} that is a multiple of 16 up to 1024, not {d}"
-    if L is not None and one_level and L not in ONE_LEVEL_CHUNK_SIZES:
-        return f"takes a chunk_size that is one tile, 16, 32, 64 or 128, not {L}"
-    if L is not None and L % 16:
-        return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {L}"
-    return None
+    levels = 1 if one_level else 2
+    return tiling.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
+
+
+def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
+    """Of the launch that needs most, as kernels/tfla/config.py tiles it for GPUs of this compute capability."""
+    p = problem
+    size = tiling.fitting(p.chunk_size or DEFAULT_CHUNK_SIZE, p.seq_len)
+    architecture = 10 * capability[0] + capability[1]
+    tiles = tiling.for_element_bytes(p.d_qk, p.d_hv, p.element_bytes, size, architecture)
+    return tiles.shared_bytes(p.element_bytes, architecture)
 
 
 def refuse_hopper(problem: Problem, device: str) -> str | None:
     if reason := refuse_kernels("bfloat16 and float16", problem, device):
         return reason
-    for name, d, known in (("d_qk", problem.d_qk, HOPPER_D_QK), ("d_hv", problem.d_hv, HOPPER_D_HV)):
-        if d not in known:
-            return f"takes a {name} of {', '.join(map(str, known))}, not {d}"
-    if problem.chunk_size is not None and problem.chunk_size % 64:
-        return f"takes a chunk_size that is a multiple of 64, its tile, not {problem.chunk_size}"
-    return None
+    return shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+
+
+def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
+    """What the fused kernels size their rings for, whatever the problem: all that a program can have on sm_90."""
+    del problem, capability
+    return shapes.SHARED_MEMORY
 
 
 def _reference(form: Formulation, gate: GateName) -> Implementation:
@@ -405,6 +408,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         package="triton",
         compiles=True,
         majors=(8, 12),
+        shared_bytes=tfla_shared_bytes,
         modelled=Modelled("tfla", gate),
     )
 
@@ -422,6 +426,7 @@ def _hopper(gate: GateName) -> Implementation:
         package="triton",
         compiles=True,
         majors=(9, 9),
+        shared_bytes=hopper_shared_bytes,
         modelled=Modelled("fused", gate),
     )
 
@@ -455,6 +460,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         package="torch" if kernels == "reference" else "triton",
         compiles=kernels != "reference",
         majors={"hopper": (9, 9), "tfla_xl": (8, 12)}.get(kernels),
+        shared_bytes={"hopper": hopper_shared_bytes, "tfla_xl": tfla_shared_bytes}.get(kernels),
         modelled=recurrence_model(op, kernels),
         operation=op.name,
         bound=recurrence_bound(op),

@@ -25,7 +25,7 @@ from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.constants import FITTED, NXAI_STATE_BYTES, TFLA_STATE_BYTES
 from tflabench.theory.cost import Gate
 from tflabench.theory.hardware import Gpu
-from tflabench.theory.launches import TERMS, Chip, Launch, total
+from tflabench.theory.launches import HOPPER, TERMS, Capability, Chip, Launch, total
 
 Algorithm = Literal["tfla", "unpipelined", "fused"]
 ALGORITHMS: dict[Algorithm, str] = {
@@ -58,8 +58,8 @@ class Modelled:
         return problem.heads if self.shared else 1
 
 
-def launches(problem: Problem, kernel: Modelled) -> list[Launch]:
-    """The kernels of one call at `problem.chunk_size`.
+def launches(problem: Problem, kernel: Modelled, capability: Capability = HOPPER) -> list[Launch]:
+    """The kernels of one call at `problem.chunk_size`, tiled for GPUs of a compute capability.
 
     Raises:
         InputError: no chunk size, a decode step, or inputs that are not 16 bits wide: those kernels are others.
@@ -75,12 +75,14 @@ def launches(problem: Problem, kernel: Modelled) -> list[Launch]:
         return fused.launches(problem, kernel.gate, problem.chunk_size, kernel.gate_gradients, group)
     tiles = None if kernel.algorithm == "tfla" else tfla.UNPIPELINED
     state_bytes = STATE_BYTES[kernel.algorithm]
-    return tfla.launches(problem, kernel.gate, problem.chunk_size, state_bytes, tiles, kernel.gate_gradients, group)
+    return tfla.launches(
+        problem, kernel.gate, problem.chunk_size, state_bytes, tiles, kernel.gate_gradients, group, capability
+    )
 
 
 def predict(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, float]:
     """Seconds by term (see `launches.TERMS`) at `problem.chunk_size`; their sum is the predicted time."""
-    return total(launches(problem, kernel), chip)
+    return total(launches(problem, kernel, chip.capability), chip)
 
 
 def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:

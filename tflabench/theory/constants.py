@@ -51,6 +51,7 @@ RATES = (
     Constant("ceilings.flops_per_s", None, "FLOP/s", "matrix rate", "calibrate: square products; else datasheet"),
     Constant("ceilings.bytes_per_s", None, "byte/s", "memory bandwidth", "calibrate: copy of 1 GiB; else datasheet"),
     Constant("vector_ops_per_s", None, "1/s", "pointwise operations, half the float32 rate", "datasheet"),
+    Constant("capability", None, "", "by which kernels choose tiles, and shared memory", "datasheet: CUDA programming guide"),
     Constant("multiprocessors", None, "", "on which programs run", "datasheet"),
     Constant("vector_ops", None, "", "pointwise operations, as the comments beside them count", "counted in kernels/"),
 )
@@ -73,8 +74,6 @@ ROUND_TRIP_S = _constant(
     f"fitted on {FITTED}",
 )  # fmt: skip
 EXP_LANES = _constant("EXP_LANES", 8, "", "pointwise operations in the time of an exponential: 128 to 16", _GUIDE)
-SHARED_MEMORY = _constant("SHARED_MEMORY", 227 * 1024, "byte", "of a multiprocessor, for programs", _GUIDE)
-
 ENDS = _constant("ENDS", 2, "", "round trips of a program before and after its loop: first fetch, last store", _TFLA)
 
 # --- Of the bundled Triton kernels
@@ -85,6 +84,7 @@ STATE_COLUMNS = _constant("STATE_COLUMNS", 128, "", "columns of the state in one
 STATE_STAGES = _constant("STATE_STAGES", 3, "", "tiles of it that lie in shared memory at once", _TFLA)
 STATE_PROGRAMS = _constant("STATE_PROGRAMS", 264, "", "sequences are cut until the state walk has about these", _TFLA)
 NARROW = _constant("NARROW", 64, "", "rows of the state in one product with it, each waited for", _TFLA)
+BESIDE_TILES = _constant("BESIDE_TILES", 1024, "byte", "shared memory of a program besides its tiles", _TFLA)
 TILE_GATES = _constant("TILE_GATES", 24, "byte", "a step of the gates' sums within tiles", _TFLA)
 SUMMING_WAVES = _constant("SUMMING_WAVES", 8, "", "times STATE_PROGRAMS are kept where programs add up heads", _TFLA)
 

@@ -48,6 +48,10 @@ RESOURCES = {
 }
 
 
+Capability = tuple[int, int]  # CUDA compute capability
+HOPPER: Capability = (9, 0)
+
+
 @dataclass(frozen=True)
 class Chip:
     """Rates of a GPU.
@@ -57,12 +61,14 @@ class Chip:
         vector_ops_per_s: pointwise operations, half the datasheet's float32 rate, which counts a multiply-add as two.
         multiprocessors: on which programs run.
         round_trip_s: of one dependent access to memory.
+        capability: compute capability, for which kernels choose their tiles; where it is not known, Hopper's.
     """
 
     ceilings: Ceilings
     vector_ops_per_s: float
     multiprocessors: int
     round_trip_s: float = ROUND_TRIP_S
+    capability: Capability = HOPPER
 
     @classmethod
     def of(cls, gpu: Gpu, ceilings: Ceilings | None = None) -> Chip:
@@ -86,7 +92,8 @@ class Chip:
             )
         assert gpu.float32_flops_per_s
         assert gpu.multiprocessors
-        return cls(ceilings or gpu.ceilings, gpu.float32_flops_per_s / 2, gpu.multiprocessors)
+        vector = gpu.float32_flops_per_s / 2
+        return cls(ceilings or gpu.ceilings, vector, gpu.multiprocessors, capability=gpu.capability or HOPPER)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tflabench.problem import Problem
 from tflabench.theory.constants import (
+    BESIDE_TILES,
     ENDS,
     EXP_LANES,
     NARROW,
@@ -23,7 +24,6 @@ from tflabench.theory.constants import (
     NXAI_STEPS,
     NXAI_WALK_STATE,
     NXAI_WALK_STEPS,
-    SHARED_MEMORY,
     STATE_COLUMNS,
     STATE_PROGRAMS,
     STATE_ROWS,
@@ -33,7 +33,20 @@ from tflabench.theory.constants import (
     TILE_GATES,
 )
 from tflabench.theory.cost import Gate, state_elements
-from tflabench.theory.launches import Launch
+from tflabench.theory.hardware import SHARED_MEMORY_BYTES
+from tflabench.theory.launches import HOPPER, Capability, Launch
+
+
+def shared_memory(capability: Capability) -> int:
+    """Bytes that kernels/tfla/config.py reckons with on GPUs of this compute capability."""
+    return SHARED_MEMORY_BYTES.get(capability, min(SHARED_MEMORY_BYTES[8, 9], SHARED_MEMORY_BYTES[12, 0]))
+
+
+def state_tile(capability: Capability) -> tuple[int, int, int, int]:
+    """Steps, rows and columns of the state that a program of the state walk holds, and tiles of steps on their way."""
+    if capability >= HOPPER:
+        return STATE_STEPS, STATE_ROWS, STATE_COLUMNS, STATE_STAGES
+    return STATE_STEPS, STATE_ROWS, STATE_COLUMNS // 2, STATE_STAGES - 1
 
 
 @dataclass(frozen=True)
@@ -55,27 +68,48 @@ class Tiles:
     pipelined: bool = True
 
     @classmethod
-    def of(cls, d_in: int, d_out: int, chunk_size: int, element_bytes: int) -> Tiles:
-        """What kernels/tfla/config.py picks on Hopper for 16-bit elements: the first tiling that fits."""
+    def of(cls, d_in: int, d_out: int, chunk_size: int, element_bytes: int, capability: Capability = HOPPER) -> Tiles:
+        """What kernels/tfla/config.py picks for 16-bit elements: the first tiling that fits."""
         tile = min(chunk_size & -chunk_size, 128)
-        whole, outer = _power_of_two(d_in), min(_power_of_two(d_out), 256)
-        short = ((64, 32, whole, 2, 2), (64, 64, min(whole, 128), 2, 2))
+        whole = _power_of_two(d_in)
+        if capability < HOPPER:
+            return cls._before_hopper(d_in, d_out, tile, element_bytes, shared_memory(capability))
+        outer = _block(d_out, 256)
+        short = ((64, 32, whole, 2, 2), (64, 64, _block(d_in, 128), 2, 2))
         options = (  # rows, cols, inner, stages, resident
             (64, 64, whole, 2, 2),
             (64, 32, whole, 3, 2),
             *(short if chunk_size < 1024 else ()),
             (128, 64, whole, 2, 1),
             (128, 32, whole, 2, 1),
-            (128, 64, min(whole, 128), 3, 1),
-            (64, 32, min(whole, 64), 2, 1),
+            (128, 64, _block(d_in, 128), 3, 1),
+            (64, 32, _block(d_in, 64), 2, 1),
         )
         for rows, cols, inner, stages, resident in options:
             rows = min(rows, tile)
             cols = min(cols, rows)
-            room = SHARED_MEMORY // resident - 1024 * (resident - 1)
+            room = shared_memory(capability) // resident - BESIDE_TILES * (resident - 1)
             if element_bytes * (rows * inner + stages * cols * (inner + outer)) <= room:
                 break
         return cls(rows, cols, inner, outer, resident)
+
+    @classmethod
+    def _before_hopper(cls, d_in: int, d_out: int, tile: int, element_bytes: int, shared: int) -> Tiles:
+        """Ampere's and Ada's, of at most 64 steps; of programs as many as fit, two at most for their registers."""
+        whole, outer = _power_of_two(d_in), _block(d_out, 128)
+        rows = min(64, tile)
+        for cols, inner, stages, most in (
+            (64, whole, 3, shared // 2 - BESIDE_TILES),
+            (64, whole, 2, shared),
+            (32, whole, 2, shared),
+            (32, _block(d_in, 128), 2, shared),
+            (32, _block(d_in, 64), 1, shared),
+        ):
+            cols = min(cols, rows)
+            needed = element_bytes * (rows * inner + stages * cols * (inner + outer))
+            if needed <= most:
+                break
+        return cls(rows, cols, inner, outer, min(2, shared // (needed + BESIDE_TILES)))
 
 
 # mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1).
@@ -84,7 +118,7 @@ UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_OUTER, NXAI_RESIDEN
 
 def launches(
     problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None,
-    gate_gradients: bool = True, group: int = 1,
+    gate_gradients: bool = True, group: int = 1, capability: Capability = HOPPER,
 ) -> list[Launch]:  # fmt: skip
     """The kernels of one call, in order.
 
@@ -94,8 +128,9 @@ def launches(
         tiles: of all four roles; None for those that fit each.
         gate_gradients: backward; without them their kernel is not launched, the others are the same.
         group: heads that share one of q and k, which then come from memory once.
+        capability: compute capability of the GPU, for which the kernels choose their tiles.
     """
-    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles, group)
+    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles, group, capability)
     qk, hv = p.d_qk * p.element_bytes, p.d_hv * p.element_bytes
     q_or_k = qk / group
     d_of_head = qk / call.members(p.d_hv, p.d_qk)
@@ -127,6 +162,7 @@ class _Call:
     state_bytes: float
     tiles: Tiles | None
     group: int
+    capability: Capability
 
     @property
     def heads(self) -> int:
@@ -168,8 +204,10 @@ class _Call:
             u, v = min(NXAI_WALK_STATE, p.d_qk), min(NXAI_WALK_STATE, p.d_hv)
             resident, waits = self.tiles.resident, math.ceil(p.seq_len / rows)
         else:
-            rows, u, v = STATE_STEPS, min(STATE_ROWS, p.d_qk), min(STATE_COLUMNS, p.d_hv)
-            resident, waits = max(1, SHARED_MEMORY // (STATE_STAGES * rows * (u + v) * p.element_bytes)), 0
+            rows, u, v, stages = state_tile(self.capability)
+            u, v = min(u, p.d_qk), min(v, p.d_hv)
+            tiles_bytes = stages * rows * (u + v) * p.element_bytes
+            resident, waits = max(1, shared_memory(self.capability) // tiles_bytes), 0
         blocks = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v)
         segments = 1 if self.tiles else max(1, min(self.chunks, STATE_PROGRAMS // (self.heads * blocks)))
         ends = 3 * self.heads * segments * p.d_qk * p.d_hv * 4  # float32: written, read and written when joined
@@ -222,8 +260,19 @@ class _Call:
         )
 
     def _tiles(self, d_in: int, d_out: int) -> Tiles:
-        p = self.problem
-        return self.tiles or Tiles.of(d_in, d_out, min(self.chunk_size, _power_of_two(p.seq_len)), p.element_bytes)
+        p, size = self.problem, min(self.chunk_size, _power_of_two(self.problem.seq_len))
+        return self.tiles or Tiles.of(d_in, d_out, size, p.element_bytes, self.capability)
+
+
+def _block(d: int, limit: int) -> int:
+    """The block for a dimension d: all of it up to `limit`, else the largest that pads d by at most a third."""
+    whole = _power_of_two(d)
+    if whole <= limit:
+        return whole
+    block = limit
+    while block > 64 and math.ceil(d / block) * block * 3 > 4 * d:
+        block //= 2
+    return block
 
 
 def _power_of_two(d: int) -> int:
