@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from tflabench.cli.main import app
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import Choice, Demand, Kernel, Memory
+from tflabench.conclusions.advise import Choice, Demand, Kernel, Memory, Refused
+from tflabench.conclusions.prediction import predict
 from tflabench.implementations import bundled, registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware
-from tflabench.theory.calibrated import Modelled
 from tflabench.theory.roofline import TimeBounds
 
 GIB = 2**30
@@ -45,17 +45,18 @@ MEASURED_H200 = replace(H200, ceilings=hardware.custom(782, 4.262).ceilings)
     ],
 )
 def test_predictions_come_near_the_times_in_kernels_measured_md(kernel, size, measured_ms):
-    seconds, source = advise.predict(kernel, FIG_4.with_(chunk_size=size), MEASURED_H200)
-    assert source == "calibrated model"
-    assert seconds * 1e3 == pytest.approx(measured_ms, rel=0.25)
+    predicted = predict(kernel, FIG_4.with_(chunk_size=size), MEASURED_H200)
+    assert predicted.source == "calibrated model"
+    assert predicted.seconds * 1e3 == pytest.approx(measured_ms, rel=0.25)
 
 
 def test_without_clocks_and_multiprocessors_the_published_bound_is_what_remains():
     chip = hardware.custom(989, 3.35)
-    seconds, source = advise.predict(SIG, FIG_4.with_(chunk_size=128), chip)
+    predicted = predict(SIG, FIG_4.with_(chunk_size=128), chip)
     (choice,) = advise.choices(Demand(FIG_4), SIG, [128], chip)
-    assert source == choice.source == "published bound"
-    assert seconds == pytest.approx(float(choice.bounds.upper))
+    assert predicted.source == choice.source == "published bound"
+    assert predicted.seconds == pytest.approx(float(choice.bounds.upper))
+    assert predicted.outside is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_every_bundled_kernel_is_advised_where_it_takes_the_sizes_and_named_wher
     with pytest.raises(InputError, match=r"no kernel can run this.*takes a d_qk that is a multiple of 16"):
         advise.advice(odd, H200, ["sig"], "cuda")
     wide = advise.advice(Demand(FIG_4.with_(d_qk=512)), H200, ["sig"], "cuda")
-    assert "takes a d_qk of 64, 128, 192, 256, not 512" in wide.refused["hopper_sig"]
+    assert Refused("hopper_sig", None, "takes a d_qk of 64, 128, 192, 256, not 512") in wide.refused
 
 
 def test_the_other_linear_rnns_are_advised_too():
@@ -173,13 +174,13 @@ def test_a_chunk_may_hold_a_sequence_of_any_length():
 
 
 def test_fused_kernels_are_for_hopper(monkeypatch):
-    fused = replace(registry.get("tfla_sig_xl"), name="fused_sig", modelled=Modelled("fused", "sig"))
+    fused = replace(registry.get("hopper_sig"), name="fused_sig")
     monkeypatch.setattr(bundled, "IMPLEMENTATIONS", (registry.get("tfla_sig_xl"), fused))
     on_hopper = advise.advice(Demand(FIG_4), H200, ["sig"], "cuda")
     assert on_hopper.ranked[0].kernel == replace(FUSED, name="fused_sig")
     on_ampere = advise.advice(Demand(FIG_4), hardware.find("A100"), ["sig"], "cuda")
     assert {choice.kernel.name for choice in on_ampere.ranked} == {"tfla_sig_xl"}
-    assert on_ampere.refused == {"fused_sig": "runs on H100, H200, GH200 only"}
+    assert on_ampere.refused == [Refused("fused_sig", None, "needs a GPU of compute capability 9.x, not 8.0")]
 
 
 def invoke(*words: str):

@@ -238,16 +238,8 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
     steps = demand.tokens is not None or demand.layers > 1
     efficient = {id(choice) for choice in advice.frontier}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = [
-        "kernel",
-        "L",
-        "batch",
-        "call\nms",
-        "held-out\nerror",
-        "bounds\nms",
-        "",
-        *(["calls", "step\nms"] if steps else []),
-    ]
+    columns = ["kernel", "L", "batch", "call\nms", "held-out\nerror", "bounds\nms", ""]
+    columns += ["calls", "step\nms"] if steps else []
     for column in [*columns, "memory\nGiB", "largest\nbatch", ""]:
         table.add_column(column, justify="left" if column in ("kernel", "") else "right", no_wrap=True)
     for choice in advice.ranked[:top]:

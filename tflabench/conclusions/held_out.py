@@ -20,9 +20,7 @@ from tflabench.theory.hardware import Gpu, find
 
 TABLE = Path(__file__).with_name("held_out.json")
 COMMAND = "python -m tflabench.conclusions.held_out results"
-FITTED_ON = (
-    "H200 SXM",
-)  # where the constants of `tflabench.theory` were chosen with rows in sight (kernels/MEASURED.md)
+FITTED_ON = ("H200 SXM",)  # where the constants of `tflabench.theory` were chosen, its rows in sight
 
 
 @dataclass(frozen=True)
