@@ -242,10 +242,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("triton")
     from tflabench.kernels.hopper import chunkwise as hopper
     from tflabench.kernels.hopper import cuts
-    from tflabench.kernels.tfla import config
+    from tflabench.kernels.tfla import device
 
-    for module in (hopper, config):
-        monkeypatch.setattr(module, "architecture", lambda device: 90)
+    for module in (hopper, device):
+        monkeypatch.setattr(module, "architecture", lambda _: 90)
     monkeypatch.setattr(cuts, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(backends, "_has_tensor_cores", lambda device: True)
     with FakeTensorMode():

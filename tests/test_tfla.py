@@ -14,7 +14,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tflabench.kernels.gates import RowSums, gate_gradients, log_gates, tile_gates
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla import chunkwise, config, outputs
+from tflabench.kernels.tfla import chunkwise, device, outputs
 from tflabench.kernels.tfla.config import TileConfig
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
@@ -94,7 +94,7 @@ def test_descriptors_made_in_the_kernel_read_the_same(gate: str, monkeypatch: py
     """What runs before compute capability 9.0, on strided inputs."""
     if DEVICE != "cpu":
         pytest.skip("the GPU decides how tiles travel")
-    monkeypatch.setattr(config, "architecture", lambda device: 80)
+    monkeypatch.setattr(device, "architecture", lambda _: 80)
     assert failures(small(gate=gate, layout="bthd", states=True, d_hv=48)) == []
 
 
