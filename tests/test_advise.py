@@ -222,6 +222,8 @@ def test_measured_advice_ranks_by_what_it_measured(monkeypatch):
     assert {row["implementation"] for row in result["ranked"]} == {"reference_sig"}
     assert [row["chunk_size"] for row in result["ranked"] if row["chunk_size"] in (64, 128)]
     assert "are measured here" in result["notes"][0]
+    assert result["never_run"] is False
+    assert {row["held_out_error"] for row in result["ranked"]} == {None}
 
 
 @pytest.mark.parametrize(

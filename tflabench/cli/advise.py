@@ -291,7 +291,7 @@ def _json(advice: Advice, footer: list[str]) -> dict[str, Any]:
         "ranked": [_row(advice, choice) for choice in advice.ranked],
         "frontier": [_row(advice, choice) for choice in advice.frontier],
         "refused": [asdict(each) for each in advice.refused],
-        "never_run": not held_out.has_run_on(advice.gpu),
+        "never_run": advice.ranked[0].source != "measured" and not held_out.has_run_on(advice.gpu),
         "layers": demand.layers,
         "tokens": demand.tokens,
         "memory_budget_bytes": demand.memory_bytes,

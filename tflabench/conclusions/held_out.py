@@ -102,4 +102,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "results"))
