@@ -24,8 +24,8 @@ from tflabench.theory import fused, tfla
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.constants import FITTED, NXAI_STATE_BYTES, TFLA_STATE_BYTES
 from tflabench.theory.cost import Gate
-from tflabench.theory.hardware import Gpu
-from tflabench.theory.launches import HOPPER, TERMS, Capability, Chip, Launch, total
+from tflabench.theory.hardware import HOPPER, Capability, Gpu
+from tflabench.theory.launches import TERMS, Chip, Launch, total
 
 Algorithm = Literal["tfla", "unpipelined", "fused"]
 ALGORITHMS: dict[Algorithm, str] = {

@@ -51,7 +51,9 @@ RATES = (
     Constant("ceilings.flops_per_s", None, "FLOP/s", "matrix rate", "calibrate: square products; else datasheet"),
     Constant("ceilings.bytes_per_s", None, "byte/s", "memory bandwidth", "calibrate: copy of 1 GiB; else datasheet"),
     Constant("vector_ops_per_s", None, "1/s", "pointwise operations, half the float32 rate", "datasheet"),
-    Constant("capability", None, "", "by which kernels choose tiles, and shared memory", "datasheet: CUDA programming guide"),
+    Constant(
+        "capability", None, "", "by which kernels choose tiles; shared memory", "datasheet: CUDA programming guide"
+    ),
     Constant("multiprocessors", None, "", "on which programs run", "datasheet"),
     Constant("vector_ops", None, "", "pointwise operations, as the comments beside them count", "counted in kernels/"),
 )

@@ -98,6 +98,8 @@ _H100_SHEET = "NVIDIA H100 datasheet (1,979 TFLOP/s sparse, 3.35 TB/s)"
 _BLACKWELL_SHEET = "NVIDIA Blackwell datasheet"
 _BLACKWELL_DRIVER = "NVIDIA Blackwell tuning guide (L2); multiprocessors as reported by the driver"
 
+Capability = tuple[int, int]  # CUDA compute capability
+HOPPER: Capability = (9, 0)
 # Of a block, by compute capability: "maximum amount of shared memory per thread block" in the table of technical
 # specifications in the CUDA C++ programming guide. More than 48 KiB a kernel has to ask for, as Triton does.
 SHARED_MEMORY_BYTES = {

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from tflabench.problem import InputError
 from tflabench.theory.constants import ROUND_TRIP_S
-from tflabench.theory.hardware import Ceilings, Gpu
+from tflabench.theory.hardware import HOPPER, Capability, Ceilings, Gpu
 
 # Term -> what its seconds are spent on, in the order of stacked bars. The first four are all that the published model
 # knows; the others, in this order, turn it into the calibrated one.
@@ -46,10 +46,6 @@ RESOURCES = {
     "vector": ("pointwise",),
     "memory": ("inputs and outputs", "states"),
 }
-
-
-Capability = tuple[int, int]  # CUDA compute capability
-HOPPER: Capability = (9, 0)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from tflabench.theory.constants import (
     TILE_GATES,
 )
 from tflabench.theory.cost import Gate, state_elements
-from tflabench.theory.hardware import SHARED_MEMORY_BYTES
-from tflabench.theory.launches import HOPPER, Capability, Launch
+from tflabench.theory.hardware import HOPPER, SHARED_MEMORY_BYTES, Capability
+from tflabench.theory.launches import Launch
 
 
 def shared_memory(capability: Capability) -> int:
