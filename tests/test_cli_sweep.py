@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_recorded_as_oom():
         (["--gpu", "H1000"], "no GPU is called 'H1000'; did you mean H100"),
         (["--tune-seconds", "fast"], "--tune-seconds is 'fast': it must be a number of seconds, or full"),
         (["--tune-seconds", "nan"], "--tune-seconds is 'nan'"),
-        (["--tuned-from", "nowhere"], "nowhere holds no journal.jsonl"),
+        (["--tuned-from", "nowhere"], "nowhere does not exist"),
         (["--device", "tpu"], "--device is 'tpu': it must be auto, cuda or cpu"),
         (["--memory-limit", "lots"], "--memory-limit is 'lots': it must be a size"),
         (["--plugin", "nowhere.py"], "plugin 'nowhere.py' cannot be used"),

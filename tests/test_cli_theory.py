@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,6 +18,9 @@ from tflabench.problem import Problem
 from tflabench.theory import hardware
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.hardware import Ceilings
+
+sys.path.insert(0, str(Path(__file__).parent))
+from synthetic import row, write
 
 PAPER = ["optimal-chunk", "--gpu", "H100", "--d-hv", "512", "--d-qk", "256"]
 
@@ -180,16 +183,11 @@ class TestGpus:
         assert "Measured, float32: 0.2 TFLOP/s, 0.02 TB/s (calibrate)" in output("gpus")
 
 
-def rows(**changes: object) -> pd.DataFrame:
-    row = {
-        "implementation": "tfla_sig_xl",
-        "device": "NVIDIA H200",
-        "status": "ok",
-        "ms_median": 2.0,
-        "model_flops": 4e11,
-        "model_bytes": 5e9,
-    }
-    return pd.DataFrame([row | changes, row | {"status": "oom", "ms_median": None}, row | {"model_flops": None}])
+def stored(folder: Path, **changes: object) -> str:
+    """A results folder with a measured row, one that failed and one without FLOPs."""
+    counts = {"model_flops": 4e11, "model_bytes": 5e9}
+    measured, failed = row(ms=2.0, **counts | changes), row("sdpa", ms=None, **counts | changes)
+    return str(write(folder, [measured, failed, row("fla_gla", model_bytes=5e9, **changes)]))
 
 
 class TestRoofline:
@@ -215,22 +213,13 @@ class TestRoofline:
         assert result.stderr == "wrote roofline.png\n"
 
     def test_overlay_draws_measured_rows_on_the_roof_of_their_gpu(self, tmp_path):
-        rows().to_parquet(tmp_path / "rows.parquet")
-        got = loads("roofline", "--overlay", str(tmp_path), "--out", "over.svg")
+        got = loads("roofline", "--overlay", stored(tmp_path / "rows"), "--out", "over.svg")
         assert [gpu["name"] for gpu in got["gpus"]] == ["H200 SXM"]
         assert got["measured"] == [{"label": "tfla_sig_xl", "intensity": 80.0, "flops_per_s": pytest.approx(2e14)}]
 
     def test_overlay_of_a_machine_without_a_known_gpu_keeps_the_usual_roofs(self, tmp_path):
-        rows(device="Some CPU, 2 cores").iloc[:1].to_parquet(tmp_path / "rows.parquet")
-        assert len(loads("roofline", "--overlay", str(tmp_path))["gpus"]) == 3
-
-    def test_overlay_of_other_rows_names_what_is_missing(self, tmp_path):
-        rows().drop(columns=["model_bytes", "device"]).to_parquet(tmp_path / "rows.parquet")
-        refused(["roofline", "--overlay", str(tmp_path)], "lacks the columns device, model_bytes")
-
-    def test_overlay_of_a_damaged_file(self, tmp_path):
-        (tmp_path / "rows.parquet").write_bytes(b"PAR1 cut short")
-        refused(["roofline", "--overlay", str(tmp_path)], "cannot read")
+        folder = stored(tmp_path / "rows", device="Some CPU, 2 cores")
+        assert len(loads("roofline", "--overlay", folder)["gpus"]) == 3
 
 
 def refused(argv: list[str], said: str) -> None:
@@ -279,7 +268,7 @@ def test_bad_input_to_optimal_chunk(argv, said):
         (["--d-qk", "0"], "d_qk is 0: it must be at least 1"),
         (["--chunk-size", "64:"], "chunk_size has '64:'"),
         (["--chunk-size", "auto"], "chunk_size is 'auto': it must name chunk sizes"),
-        (["--overlay", "nowhere"], "--overlay is nowhere: it must be the folder of a sweep, and has no rows.parquet"),
+        (["--overlay", "nowhere"], "nowhere does not exist: give a results folder"),
         (["--out", "roof"], "cannot draw roof: its suffix must be one of .png"),
     ],
 )

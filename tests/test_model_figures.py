@@ -147,7 +147,7 @@ class TestTheoryCommand:
             (["fig16", "--gate", "tanh"], "gate is 'tanh': it must be one of exp, sig"),
             (["fig16", "--pass", "decode"], "pass is 'decode': it must be one of fw, fwbw"),
             (["fig16", "--format", "gif"], "format is 'gif': it must be one of png, svg, pdf"),
-            (["fig16", "--overlay", "nowhere"], "nowhere holds no journal.jsonl"),
+            (["fig16", "--overlay", "nowhere"], "nowhere does not exist"),
             (["fig16", "--out", "/proc/figures"], "cannot write into /proc/figures"),
         ],
     )

@@ -211,7 +211,7 @@ def refused(arguments: list[str], says: str) -> None:
 
 
 def test_no_folder_no_results_no_rows(tmp_path):
-    refused([str(tmp_path / "missing")], "is no folder")
+    refused([str(tmp_path / "missing")], "does not exist")
     refused([str(tmp_path)], "holds no results")
     (tmp_path / "journal.jsonl").touch()  # of a sweep that was stopped before its first row
     refused([str(tmp_path)], "holds no rows yet")

@@ -106,7 +106,7 @@ def test_rows_of_another_device_and_a_folder_into_itself_are_refused(tmp_path, f
     assert "NVIDIA A100" in told
     assert "holds rows of one device, so merge into another one" in told
     assert "SOURCE must be another folder" in merge(into, source, "--into", into, code=2)
-    assert "holds no results" in merge(tmp_path / "nowhere", "--into", into, code=2)
+    assert "does not exist" in merge(tmp_path / "nowhere", "--into", into, code=2)
     assert (into / "journal.jsonl").read_bytes() == before
     assert json.loads((into / "environment.json").read_text())["runs"].keys() == {"run"}
 
@@ -153,7 +153,7 @@ def test_theory_is_counted_anew_and_times_stay(tmp_path):
     )
     assert [found[T] for T in (512, 1024, 2048)] == [right, gone, unknown]
     assert "0 of 4 rows changed" in recount(folder)
-    assert "holds no results" in recount(tmp_path / "nowhere", code=2)
+    assert "does not exist" in recount(tmp_path / "nowhere", code=2)
 
 
 NEW = ("comparison_id", "closed", "rounds", "tune_s", "check_s", "measure_s", "tuned", "gpu_kernels", "commit",
@@ -290,7 +290,7 @@ def test_a_last_line_cut_off_by_a_crash_is_dropped(tmp_path):
 
 
 def test_what_cannot_be_migrated_is_one_line_and_2(tmp_path):
-    assert "holds no results" in migrate(tmp_path / "nowhere", code=2)
+    assert "does not exist" in migrate(tmp_path / "nowhere", code=2)
     folder = old_folder(tmp_path, [row()])
     (folder / "environment.json").write_text("{")
     (only,) = migrate(folder, code=2).strip().splitlines()

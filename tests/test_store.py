@@ -131,7 +131,7 @@ def test_an_unwritable_folder_is_refused(tmp_path):
 
 
 def test_a_folder_without_rows_is_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no journal"):
+    with pytest.raises(InputError, match="holds no results"):
         read_rows(tmp_path)
     Store(tmp_path, DEVICE)
     with pytest.raises(InputError, match="holds no rows yet"):

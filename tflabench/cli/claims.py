@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tflabench.cli.common.app import app
-from tflabench.cli.common.options import Results
+from tflabench.cli.common.paths import Results
 
 if TYPE_CHECKING:
     from rich.table import Table

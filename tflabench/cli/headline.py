@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tflabench.cli.common.app import app
-from tflabench.cli.common.options import Results
+from tflabench.cli.common.paths import Results, file_to_write, out_file
 
 
 @app.command()
 def headline(
     directory: Results,
-    out: Annotated[Path | None, typer.Option(help="Write the page into this file, e.g. results/README.md.")] = None,
+    out: Annotated[Path | None, out_file("README.md", "the page is printed")] = None,
 ) -> None:
     """Our best kernel against each baseline, as Markdown: time and memory ratios, % of the bound, what is missing."""
     from tflabench.conclusions import headline as page
@@ -22,4 +20,4 @@ def headline(
     if out is None:
         print(page.markdown(directory, ["tflabench", "headline", str(directory)]), end="")
     else:
-        print(page.write(directory, out))
+        print(page.write(directory, file_to_write(out, "README.md")))

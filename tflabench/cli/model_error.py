@@ -14,6 +14,7 @@ from tflabench.cli.common.app import app
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import filled_table, print_json
 from tflabench.cli.common.options import JsonObject
+from tflabench.cli.common.paths import SomeResults, folder_to_write, out_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,18 +26,14 @@ if TYPE_CHECKING:
 
 @app.command("model-error")
 def model_error(
-    directories: Annotated[
-        list[Path] | None, typer.Argument(metavar="DIR...", help="Results folders, or folders above several.")
-    ] = None,
+    directories: SomeResults = None,
     constants: Annotated[
         bool, typer.Option(help="List every constant of the calibrated model, and where it is from, instead.")
     ] = False,
     fit: Annotated[
         bool, typer.Option(help="Also fit the fitted constant anew on a part of the rows and judge it on the others.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Also draw into this folder: errors, and time by term over L.")
-    ] = None,
+    out: Annotated[Path | None, out_folder("nothing is drawn")] = None,
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
     as_json: JsonObject = False,
 ) -> None:
@@ -173,7 +170,7 @@ def _draw_models(verdict: Verdict, out: Path, formats: Sequence[str]) -> None:
     from tflabench.figures import model_errors as model
     from tflabench.figures import theory
 
-    theory.make_folder(out)
+    out = folder_to_write(out)
     for stem, figure in [("model-error", model.errors(verdict)), *model.breakdowns(verdict)]:
         for suffix in formats:
             theory.save(figure, out / f"{stem}.{suffix}")

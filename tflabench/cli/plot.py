@@ -9,12 +9,13 @@ import typer
 
 from tflabench.cli.common.app import app
 from tflabench.cli.common.checks import words
+from tflabench.cli.common.paths import Results, folder_to_write, out_folder
 
 
 @app.command()
 def plot(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder written by `tflabench sweep`.")],
-    out: Annotated[Path | None, typer.Option(help="Where the files go. Default: DIR/figures.")] = None,
+    directory: Results,
+    out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
     what: Annotated[
         str, typer.Option(help="Any of runtime, memory, chunk, roofline, comma-separated.")
@@ -23,5 +24,5 @@ def plot(
     """Draw runtime, memory, chunk-size trade-off and roofline of stored rows over theory; print the files written."""
     from tflabench import figures
 
-    for path in figures.draw_all(directory, out, words(format_), words(what)):
+    for path in figures.draw_all(directory, folder_to_write(out) if out else None, words(format_), words(what)):
         print(path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common.app import app
+from tflabench.cli.common.paths import file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     calls: Annotated[int, typer.Option(min=1, help="Calls to profile; medians are shown.")] = 7,
     count: Annotated[bool, typer.Option("--counters/--no-counters", help="Whether to run ncu too.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Draw time by kernel and roofline: .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, out_file("profile.png", "nothing is drawn")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep what ncu wrote in this file.")] = None,
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="MODULE", help="Module or .py file with more IMPLEMENTATIONS.")
@@ -64,6 +65,7 @@ def profile(
     if out:
         from tflabench.figures import theory
 
+        out = file_to_write(out, "profile.png")
         theory.check_format(out)
     for name in plugin or ():
         registry.plug_in(name)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from tflabench.cli.common.app import app
+from tflabench.cli.common.paths import Results
 
 
 @app.command()
 def recount(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder, or one that holds some.")],
+    directory: Results,
 ) -> None:
     """Fill in the theory of stored rows anew (FLOPs, bytes, bounds, percentages), by the counts of this version.
 

@@ -9,6 +9,7 @@ import typer
 
 from tflabench.cli.common.app import app
 from tflabench.cli.common.options import Device, Impl, Jobs, StopAfter, Timeout, TuneSeconds, VerifySeconds
+from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
 @app.command()
@@ -28,9 +29,7 @@ def reproduce(
     root: Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results folders lie.")] = Path(
         "results"
     ),
-    out: Annotated[
-        Path | None, typer.Option(help="Where the figures go.", show_default="the folder `figures` beside their rows")
-    ] = None,
+    out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
     timeout: Timeout = 300.0,
     stop_after: StopAfter = None,
@@ -66,6 +65,7 @@ def reproduce(
     from tflabench.selection.comparisons import comparisons
 
     stop_at = end_of(stop_after)
+    out = folder_to_write(out) if out and not dry_run else out
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
     formats = words(format_)

@@ -25,6 +25,7 @@ from tflabench.cli.common.options import (
     PeakTflops,
     StateDtype,
 )
+from tflabench.cli.common.paths import Overlay, file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def roofline(
     counts: CountsOption = "published",
     peak_tflops: PeakTflops = None,
     bandwidth_tbs: BandwidthTbs = None,
-    overlay: Annotated[Path | None, typer.Option(help="Folder of a sweep: draw its measured rows.")] = None,
-    out: Annotated[Path, typer.Option(help="File to draw: .png, .svg or .pdf.")] = Path("roofline.png"),
+    overlay: Overlay = None,
+    out: Annotated[Path, out_file("roofline.png")] = Path("roofline.png"),
     as_json: JsonObject = False,
 ) -> None:
     """Arithmetic intensity of chunk sizes against the rooflines of GPUs, with measured points laid over."""
@@ -55,6 +56,7 @@ def roofline(
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.roofline import attainable, compute_bound
 
+    out = file_to_write(out, "roofline.png")
     measured, devices = _measured_points(overlay) if overlay else ([], [])
     if gpu or peak_tflops or bandwidth_tbs:
         chips = [chosen_gpu(name.strip() or None, dtype, peak_tflops, bandwidth_tbs) for name in (gpu or "").split(",")]
@@ -120,27 +122,15 @@ def roofline(
 
 def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:
     """Rows of a sweep that have a time and a cost, and the names of the GPUs they ran on."""
-    file = folder / "rows.parquet"
-    if not file.is_file():
-        raise InputError(f"--overlay is {folder}: it must be the folder of a sweep, and has no rows.parquet")
-    import pandas as pd
-
     from tflabench.figures.theory import Measured
+    from tflabench.rows.load import find_results
     from tflabench.theory import hardware
 
-    needed = ["implementation", "device", "status", "ms_median", "model_flops", "model_bytes"]
-    try:
-        rows = pd.read_parquet(file)
-    except Exception as error:  # pyarrow's, of many kinds
-        raise InputError(f"cannot read {file}: {error}") from None
-    if lacking := [column for column in needed if column not in rows]:
-        raise InputError(f"{file} lacks the columns {', '.join(lacking)}: it was written by another version")
-    rows = rows[(rows["status"] == "ok") & rows[needed].notna().all(axis="columns")]
+    rows = [row for results in find_results(folder) for row in results.rows if row.status == "ok"]
     points = [
-        Measured(str(name), float(flops) / float(moved), float(flops) / (float(ms) * 1e-3))
-        for name, flops, moved, ms in zip(
-            rows["implementation"], rows["model_flops"], rows["model_bytes"], rows["ms_median"], strict=True
-        )
+        Measured(row.implementation, row.model_flops / row.model_bytes, row.model_flops / (row.ms_median * 1e-3))
+        for row in rows
+        if row.model_flops and row.model_bytes and row.ms_median
     ]
-    known = [hardware.from_device_name(str(device)) for device in dict.fromkeys(rows["device"])]
+    known = [hardware.from_device_name(device) for device in dict.fromkeys(row.device for row in rows)]
     return points, [gpu.name for gpu in known if gpu]

@@ -31,6 +31,7 @@ from tflabench.cli.common.options import (
     TuneSeconds,
     VerifySeconds,
 )
+from tflabench.cli.common.paths import out_folder
 from tflabench.problem import InputError
 
 
@@ -45,7 +46,7 @@ def sweep(
         str | None,
         typer.Option(metavar="NAME", help="With --dry-run: select for this GPU, here or not, every library installed."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Results folder.", show_default="results/<device>/<preset>")] = None,
+    out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
     resume: Annotated[bool, typer.Option(help="Measure only comparisons that the results folder lacks.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be measured, and an estimate.")] = False,
     timeout: Timeout = 300.0,
@@ -55,7 +56,7 @@ def sweep(
     tune_seconds: TuneSeconds = "20",
     tuned_from: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Take the choices of autotuners from the rows of this results folder."),
+        typer.Option(metavar="DIR", help="Take the choices of autotuners from the rows in this folder and below."),
     ] = None,
     jobs: Jobs = None,
     memory_limit: MemoryLimit = None,
@@ -70,7 +71,7 @@ def sweep(
     from tflabench.bench.sweep import Session, Settings, require_runnable
     from tflabench.conclusions import summary
     from tflabench.implementations import registry
-    from tflabench.rows.load import read_results
+    from tflabench.rows.load import find_results
     from tflabench.selection import axes, presets
     from tflabench.selection.comparisons import comparisons
     from tflabench.selection.points import select_points
@@ -95,7 +96,7 @@ def sweep(
     protocol = PAPER if paper_protocol else PROTOCOLS[chosen.protocol.get(target.kind, "standard")]
     protocol = protocol.verifying_within(verify_seconds)
     tune_s = seconds_to_tune(tune_seconds)
-    tuned = read_results(tuned_from).rows if tuned_from else ()
+    tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
     slug = machine.slug if gpu is None else hardware.slug(target.name)
     folder = out or Path("results") / slug / preset
 

@@ -9,13 +9,14 @@ import typer
 
 from tflabench.cli.common.app import app
 from tflabench.cli.common.checks import one_of
+from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
 
 
 @app.command()
 def theory(
     figures: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig15 to fig22, or all.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder to draw into.")] = Path("theory"),
-    overlay: Annotated[Path | None, typer.Option(help="Results folder of a sweep: lay its rows over.")] = None,
+    out: Annotated[Path, out_folder()] = Path("theory"),
+    overlay: Overlay = None,
     gate: Annotated[str, typer.Option(help="exp or sig, or both, comma-separated.")] = "exp,sig",
     pass_: Annotated[str, typer.Option("--pass", help="fw or fwbw, or both, comma-separated.")] = "fw,fwbw",
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
@@ -35,7 +36,7 @@ def theory(
     passes = [one_of("pass", word.strip(), ("fw", "fwbw")) for word in pass_.split(",")]
     formats = [one_of("format", word.strip(), theory.FORMATS) for word in format_.split(",")]
     rows = read_rows(overlay) if overlay else None
-    theory.make_folder(out)
+    out = folder_to_write(out)
     for name in wanted:
         for own_gate in gates:
             for own_pass in passes:

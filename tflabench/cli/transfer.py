@@ -10,6 +10,7 @@ import typer
 
 from tflabench.cli.common.app import app
 from tflabench.cli.common.checks import one_of, words
+from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def transfer(
     d_qk: Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = 128,
     d_hv: Annotated[int, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = 128,
     seed: Annotated[int, typer.Option(min=0, help="Of q, k and v.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the files go.")] = Path("results/theory/transfer"),
+    out: Annotated[Path, out_folder()] = Path("results/theory/transfer"),
     format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")] = False,
 ) -> None:
@@ -55,6 +56,7 @@ def transfer(
         norm=norm,  # type: ignore[arg-type]
         seed=seed,
     )
+    out = folder_to_write(out)
     written: list[Path] = []
     found: dict[str, list[Gains]] = {}
     for name in names:
@@ -106,7 +108,6 @@ def _write(name: str, experiment: Experiment, found: Sequence[Gains], out: Path,
         columns |= {f"{label} after eps={value:g}": gain.ravel() for value, gain in row.after.items()}
     files = [out / f"transfer-fig{name}.{ending}" for ending in (*formats, "csv")]
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for path in files[:-1]:
             write(figure, path)
         header = ",".join(f'"{column}"' for column in columns)

@@ -12,6 +12,7 @@ from tflabench.cli.common.app import app
 from tflabench.cli.common.console import progress_bar, stderr, stdout
 from tflabench.cli.common.measuring import host_memory_limit
 from tflabench.cli.common.options import Axes, Device, Impl, Json, MemoryLimit, Plugin, Timeout
+from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
 @app.command()
@@ -24,7 +25,7 @@ def verify(
     timeout: Timeout = 600.0,
     memory_limit: MemoryLimit = None,
     plugin: Plugin = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write errors.csv here.")] = None,
+    out: Annotated[Path | None, out_folder("no errors.csv is written")] = None,
     json_: Json = False,
 ) -> None:
     """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
@@ -38,6 +39,7 @@ def verify(
     from tflabench.selection import axes, presets
     from tflabench.selection import points as sweeps
 
+    out = folder_to_write(out) if out else None
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)

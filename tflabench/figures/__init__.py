@@ -19,7 +19,7 @@ from tflabench.figures.quantities import MEMORY, RUNTIME, Rows, drawable
 from tflabench.figures.style import looks
 from tflabench.implementations.registry import nearest
 from tflabench.problem import InputError
-from tflabench.rows.load import read_results
+from tflabench.rows.load import Results, find_results
 from tflabench.rows.table import flat, frame
 
 WHAT = ("runtime", "memory", "chunk", "roofline")
@@ -31,9 +31,13 @@ def draw_all(
     formats: Sequence[str] = ("png", "svg"),
     what: Sequence[str] = WHAT,
 ) -> list[Path]:
-    """Draw the figures of a results folder into `out` (default: its folder `figures`); returns the files written.
+    """Draw the figures of every results folder at and below `directory`; returns the files written.
 
     Every figure comes in each of `formats`, with the rows it shows beside it as CSV: `runtime-seq_len.png`, ....
+
+    Args:
+        out: where they go: those of `directory` itself into it, those of folders below into folders of the same name.
+            Default: the folder `figures` beside the rows of each.
 
     Raises:
         InputError: no results folder, no rows, an unknown figure or format, or a folder that cannot be written.
@@ -43,9 +47,16 @@ def draw_all(
         for word in given:
             if word not in known:
                 raise InputError(f"no {kind} is called {word!r}; {nearest(word, known)}")
-    results = read_results(directory)
+    written: list[Path] = []
+    for results in find_results(directory):
+        folder = Path(out) / results.folder.relative_to(directory) if out else results.folder / "figures"
+        written += _draw(results, folder, formats, what)
+    return written
+
+
+def _draw(results: Results, out: Path, formats: Sequence[str], what: Sequence[str]) -> list[Path]:
+    """Draw the figures of one results folder into `out`; returns the files written."""
     rows = drawable(frame(results.rows))
-    out = Path(out) if out else directory / "figures"
     written: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)

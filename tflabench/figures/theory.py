@@ -48,14 +48,6 @@ def save(figure: Figure, path: Path) -> None:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def make_folder(path: Path) -> None:
-    """Raises InputError where figures cannot be written."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write into {path}: {error.strerror}") from None
-
-
 @styled
 def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, memory_budget: float | None) -> Figure:
     """Theoretical runtime (from lower to upper bound, the 5% band shaded) and peak memory over L, side by side."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.figures.quantities import Rows, drawable
-from tflabench.problem import InputError
 from tflabench.rows.load import Results, find_results
 from tflabench.rows.table import frame
 
@@ -54,8 +53,6 @@ def find(directory: Path) -> list[Part]:
     Raises:
         InputError: no folder, no results in it, or results that cannot be read (see `store.find_results`).
     """
-    if not directory.is_dir():
-        raise InputError(f"{directory} is no folder: give a results folder written by `tflabench sweep`, or one above")
     parts: list[Part] = []
     for results in find_results(directory):
         name = (

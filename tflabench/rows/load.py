@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 def read_rows(folder: Path | str) -> pd.DataFrame:
-    """The last row of every point of a results folder, columns as `Row` names them, `details` as dicts.
+    """Return the last row of every point of all results folders at and below `folder`, `details` as dicts.
+
+    Columns are as `Row` names them.
 
     Raises:
-        InputError: no such folder, no rows in it, or rows of another schema version.
+        InputError: no such folder, no rows in it or below, or rows of another schema version.
     """
-    return frame(_last_rows(Path(folder)))
+    return frame([row for results in find_results(folder) for row in results.rows])
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def read_results(folder: Path | str) -> Results:
     """A results folder with its rows and the environments behind them.
 
     Raises:
-        InputError: as `read_rows`, or an environment.json that no sweep wrote.
+        InputError: no such folder, no rows in it, rows of another schema version, or an environment.json that no sweep
+            wrote.
     """
     folder = Path(folder)
     path = folder / "environment.json"
@@ -70,18 +73,33 @@ def results_folders(root: Path | str) -> list[Path]:
     return sorted(path.parent for path in Path(root).rglob("journal.jsonl") if path.stat().st_size)
 
 
-def find_results(root: Path | str) -> list[Results]:
-    """Every results folder at and below `root`, sorted by path.
+def folders_below(root: Path | str) -> list[Path]:
+    """Return every results folder at and below `root`, sorted: what a path means to every command that reads rows.
 
     Raises:
-        InputError: there is none, or one of them cannot be read (see `read_results`).
+        InputError: no such folder, or none with rows in it or below.
     """
+    root = Path(root)
+    wanted = "give a results folder written by `tflabench sweep`, or a folder above several"
+    if not root.exists():
+        raise InputError(f"{root} does not exist: {wanted}")
+    if not root.is_dir():
+        raise InputError(f"{root} is a file: {wanted}")
     folders = results_folders(root)
-    if not folders and any(Path(root).rglob("journal.jsonl")):
-        raise InputError(f"{root} holds no rows yet: run `tflabench sweep` first")
+    if not folders and any(root.rglob("journal.jsonl")):
+        raise InputError(f"{root} holds no rows yet (its journal.jsonl is empty): {wanted}")
     if not folders:
-        raise InputError(f"{root} holds no results (no journal.jsonl in it or below): run `tflabench sweep` first")
-    return [read_results(folder) for folder in folders]
+        raise InputError(f"{root} holds no results (no journal.jsonl in it or below): {wanted}")
+    return folders
+
+
+def find_results(root: Path | str) -> list[Results]:
+    """Read every results folder at and below `root`, sorted by path.
+
+    Raises:
+        InputError: there is none (see `folders_below`), or one of them cannot be read (see `read_results`).
+    """
+    return [read_results(folder) for folder in folders_below(root)]
 
 
 def _last_rows(folder: Path) -> list[Row]:

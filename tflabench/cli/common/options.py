@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -78,10 +77,6 @@ MemoryLimit = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-
-# --- Which stored rows
-
-Results = Annotated[Path, typer.Argument(metavar="DIR", help="A results folder, or one above several.")]
 
 # --- Theory
 

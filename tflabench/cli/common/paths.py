@@ -1,0 +1,75 @@
+"""What a path means to every command: folders of rows that are read, and --out.
+
+Rows: a path is a results folder or a folder above several; all results folders in and below it are read
+(`tflabench.rows.load.find_results`).
+
+--out: a command that writes one file takes its name, or a folder for the file of its usual name there. A command that
+writes several files takes the folder. Folders that are missing are made, and files of the same name replaced.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tflabench.problem import InputError
+
+_ROWS = "A results folder or a folder above several: all rows in it and below are read."
+_FILE = "File to write{formats}; where it is a folder, {name} in it."
+_FOLDER = "Folder to write into; it is made where it is missing."
+
+Results = Annotated[Path, typer.Argument(metavar="DIR", help=_ROWS)]
+SomeResults = Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help=_ROWS, show_default=False)]
+Overlay = Annotated[Path | None, typer.Option(metavar="DIR", help=f"Lay measured rows over. {_ROWS}")]
+
+
+def out_file(name: str, otherwise: str | None = None) -> Any:
+    """Return the option --out of a command that writes one file.
+
+    Args:
+        name: the file in a folder that the user names; its suffix says whether it is a figure.
+        otherwise: what happens without the option, where the default does not say it.
+    """
+    formats = " (.png, .svg or .pdf)" if name.endswith(".png") else ""
+    return typer.Option(
+        "--out", metavar="FILE", help=_FILE.format(formats=formats, name=name), show_default=otherwise or True
+    )  # type: ignore[arg-type]
+
+
+def out_folder(otherwise: str | None = None) -> Any:
+    """Return the option --out of a command that writes several files; `otherwise` as in `out_file`."""
+    return typer.Option("--out", metavar="DIR", help=_FOLDER, show_default=otherwise or True)  # type: ignore[arg-type]
+
+
+def file_to_write(out: Path, name: str) -> Path:
+    """Return the file that --out means: `name` in it where it is a folder.
+
+    Its folder is made.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    path = out / name if out.is_dir() else out
+    _make(path.parent, out)
+    return path
+
+
+def folder_to_write(out: Path) -> Path:
+    """Return the folder that --out means, and make it.
+
+    Raises:
+        InputError: it is a file, or cannot be made.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out is {out}, which is a file: this command writes several files and needs a folder")
+    _make(out, out)
+    return out
+
+
+def _make(folder: Path, out: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out is {out}, which cannot be written ({error.strerror}): give another path") from None
