@@ -69,13 +69,13 @@ def test_a_point_that_failed_before_is_missing_and_no_regression():
     found = judge(row(ms=None), row())
     assert found.verdict == "missing"
     assert found.ratio is None
-    assert not found.regressed(0.0)
+    assert not found.regressed
 
 
 def test_wrong_results_have_a_time_and_no_ratio():
     wrong = row(ms=0.1, status="wrong", reason="dq is off")
     for pair in ((row(), wrong), (wrong, row())):
-        found = comparison.compare(match_points([pair[0]], [pair[1]]), Rules(), 0.05)
+        found = comparison.compare(match_points([pair[0]], [pair[1]]), Rules())
         assert (found.matches[0].ratio, found.matches[0].memory_ratio, found.geometric_mean) == (None, None, None)
     assert fastest([wrong, row()]) == row()
     assert fastest([wrong]) == wrong
@@ -100,12 +100,95 @@ def test_rows_apart_are_not_comparable(of_ours, of_theirs):
 def test_rules_can_be_relaxed():
     throttled = row(ms=2.0, throttled=True, samples=7)
     assert judge(row(), throttled, Rules(min_samples=7, allow_throttled=True)).verdict == "slower"
-    assert judge(row(), row(ms=1.005), Rules(least_difference=0.001)).verdict == "slower"
+    assert judge(row(), row(ms=1.005), Rules(threshold=0.001)).verdict == "slower"
 
 
 @pytest.mark.parametrize(("ms", "threshold", "regression"), [(1.04, 0.05, False), (1.06, 0.05, True), (None, 9, True)])
 def test_regressions_are_slower_than_the_threshold_or_broken(ms, threshold, regression):
-    assert judge(row(), row(ms=ms)).regressed(threshold) == regression
+    assert judge(row(), row(ms=ms), Rules(threshold)).regressed == regression
+
+
+UUIDS = {"gpu_uuid": "GPU-1"}, {"gpu_uuid": "GPU-2"}
+LATER = {"comparison_id": "later"}
+RELATIONS = {
+    "turns in one comparison": ({}, {}, 0.01),
+    "turns in one comparison on one GPU": (UUIDS[0], UUIDS[0], 0.01),
+    "a comparison that is not closed": (UUIDS[0], {**UUIDS[0], "closed": False}, 0.02),
+    "two runs on one GPU": (UUIDS[0], {**UUIDS[0], **LATER}, 0.02),
+    "rows of no comparison on one GPU": (
+        {**UUIDS[0], "comparison_id": None},
+        {**UUIDS[0], "comparison_id": None},
+        0.02,
+    ),
+    "two GPUs": (UUIDS[0], {**UUIDS[1], **LATER}, 0.03),
+    "a GPU that is not known": (UUIDS[0], LATER, 0.03),
+    "two GPUs that are not known": ({}, LATER, 0.03),
+    "rows of no comparison": ({"comparison_id": None}, {"comparison_id": None}, 0.03),
+}
+
+
+@pytest.mark.parametrize(("of_a", "of_b", "threshold"), RELATIONS.values(), ids=RELATIONS)
+def test_the_threshold_is_what_two_measurements_of_one_kernel_differ_by(of_a, of_b, threshold):
+    for percent in (0.5, 1.5, 2.5, 3.5):
+        verdicts = ("same", "same") if percent / 100 < threshold else ("slower", "faster")
+        a, b = row(**of_a), row(ms=1 + percent / 100, **of_b)
+        assert (judge(a, b).verdict, judge(b, a).verdict) == verdicts
+        assert judge(a, b).threshold.value == threshold
+
+
+def test_an_own_threshold_holds_everywhere():
+    for of_a, of_b, _ in RELATIONS.values():
+        a, b = row(**of_a), row(ms=1.06, **of_b)
+        assert [judge(a, b, Rules(threshold)).verdict for threshold in (0.05, 0.07)] == ["slower", "same"]
+
+
+def test_the_output_says_which_threshold_held_and_why(tmp_path):
+    a = write(tmp_path / "a", [row(**UUIDS[0]), row(seq_len=512, **UUIDS[0]), row(seq_len=1024)])
+    again = [row(ms=1.015, **UUIDS[0], **LATER), row(seq_len=512, ms=1.025, **UUIDS[1], **LATER)]
+    b = write(tmp_path / "b", [*again, row(seq_len=1024, ms=1.015)])
+    done = compare(a, b, "--no-plot", code=1)
+    lines = [line.strip() for line in done.stdout.splitlines() if line.startswith("Threshold")]
+    assert lines == [
+        "Threshold 1%: 1 point within one comparison",
+        "Threshold 2%: 1 point between runs on one GPU",
+        "Threshold 3%: 1 point between two GPUs",
+    ]
+    assert "2 same, 1 slower" in done.stdout
+    found = judged(a, b)
+    assert [(p["threshold"], p["verdict"]) for p in found["points"]] == [
+        (0.02, "same"),
+        (0.03, "same"),
+        (0.01, "slower"),
+    ]
+    assert found["thresholds"][0] == {"threshold": 0.01, "why": "within one comparison", "points": 1}
+    own = compare(a, b, "--no-plot", "--threshold", "2%", code=1)
+    assert "Threshold 2%: 3 points as --threshold says" in own.stdout
+
+
+def test_folders_above_several_meet_by_name_and_then_by_point(tmp_path):
+    write(tmp_path / "before" / "fig4", [row()])
+    write(tmp_path / "before" / "fig5", [row(seq_len=512)])
+    write(tmp_path / "after" / "fig4", [row(ms=2.0)])
+    write(tmp_path / "after" / "old", [row(seq_len=512, ms=3.0), row(ms=9.0)])
+    write(tmp_path / "after" / "new" / "er", [row(seq_len=512, ms=4.0, started_at="2026-11-22T12:00:00+00:00")])
+    found = judged(tmp_path / "before", tmp_path / "after")
+    assert [(point["seq_len"], point["ratio"]) for point in found["points"]] == [(4096, 2.0), (512, 4.0)]
+    one = judged(tmp_path / "before" / "fig4", tmp_path / "after" / "old")
+    assert [(point["seq_len"], point["ratio"]) for point in one["points"]] == [(4096, 9.0)]
+    assert [(p["seq_len"], p["ratio"]) for p in judged(tmp_path / "before", tmp_path / "after" / "old")["points"]] == [
+        (4096, 9.0),
+        (512, 3.0),
+    ]
+
+
+def test_two_implementations_below_a_folder_meet_within_each_results_folder(tmp_path):
+    write(tmp_path / "one", [row(), row("nxai_sig_xl", ms=2.0)])
+    write(tmp_path / "other", [row(seq_len=512), row("nxai_sig_xl", seq_len=512, ms=None)])
+    write(tmp_path / "third", [row("nxai_sig_xl", seq_len=1024)])
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", tmp_path, "--no-plot", "--json", code=1)
+    found = json.loads(done.stdout)
+    assert [(p["seq_len"], p["verdict"]) for p in found["points"]] == [(4096, "slower"), (512, "broken")]
+    assert len(found["only_b"]) == 1
 
 
 def test_points_of_two_folders_meet_by_identity():
@@ -154,7 +237,7 @@ def test_a_regression_ends_with_1_and_is_named(tmp_path):
     a = write(tmp_path / "a", [row(), row(seq_len=512)])
     b = write(tmp_path / "b", [row(ms=1.2), row(seq_len=512)])
     done = compare(a, b, "--no-plot", code=1)
-    assert "1 of 2 points regress beyond 5%" in done.stderr
+    assert "1 of 2 points regress, the worst" in done.stderr
     assert "takes 1.20 times as long" in done.stderr
     assert "1 same, 1 slower" in done.stdout
     compare(a, b, "--no-plot", "--threshold", "25%")
@@ -245,7 +328,7 @@ def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     compare(a, b, "--out", out, code=1)
     assert out.read_bytes().startswith(b"\x89PNG")
 
-    found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Rules(), 0.05)
+    found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Rules())
     ((stem, figure),) = figures(found, (Side("a", {}), Side("b", {})))
     assert stem == "seq_len"
     drawn = [line for line in figure.axes[0].lines if line.get_marker() not in ("", "None", None)]
@@ -266,7 +349,7 @@ def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["{a}", "{missing}"], "holds no journal.jsonl"),
+        (["{a}", "{missing}"], "does not exist"),
         (["{a}", "{empty}"], "holds no rows yet"),
         (["{a}", "{old}"], "row schema 99 and this version reads 3: "),
         (["{a}", "{b}", "--impl", "tfla_sg_xl"], "has no rows of 'tfla_sg_xl'; did you mean tfla_sig_xl?"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common.app import app
+from tflabench.cli.common.paths import file_to_write, out_file
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
@@ -24,60 +25,81 @@ STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous":
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A results folder; with --in, an implementation.")],
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A results folder or a folder above several; with --in, an implementation."),
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="What is held against A.")],
     inside: Annotated[
-        Path | None, typer.Option("--in", metavar="DIR", help="Compare two implementations of this results folder.")
+        Path | None,
+        typer.Option("--in", metavar="DIR", help="Compare two implementations of the rows in this folder and below."),
     ] = None,
     impl: Annotated[str, typer.Option(metavar="PATTERN", help="Of two folders, only these implementations.")] = "*",
-    threshold: Annotated[str, typer.Option(help="How much slower B may be without a regression: 5% or 0.05.")] = "5%",
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            help="Nearer medians are the same, slower ones a regression: 5% or 0.05.",
+            show_default="1% within a comparison, 2% between runs on one GPU, 3% between GPUs",
+        ),
+    ] = None,
     min_samples: Annotated[int, typer.Option(min=1, help="Fewer samples than this are ambiguous.")] = 30,
     allow_throttled: Annotated[bool, typer.Option(help="Judge throttled rows like others.")] = False,
-    out: Annotated[Path, typer.Option(help="File of the plot of ratios: .png, .svg or .pdf.")] = Path("compare.png"),
+    out: Annotated[Path, out_file("compare.png")] = Path("compare.png"),
     plot: Annotated[bool, typer.Option(help="Draw the ratios.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Match two results folders (or two implementations) point by point; exit code 1 where B is a regression.
 
-    A point is faster or slower where the medians are at least 1% apart, the intervals from minimum to 80th percentile
-    do not overlap, both have enough samples and neither was throttled; else it is the same, or ambiguous. A point that
-    ran in A and fails in B is broken, which is a regression too.
+    A point is faster or slower where the medians are further apart than the threshold, the intervals from minimum to
+    80th percentile do not overlap, both have enough samples and neither was throttled; else it is the same, or
+    ambiguous. The threshold is what two measurements of one kernel differ by: 1% where both sides took turns in one
+    comparison, 2% between two runs on one GPU, 3% between GPUs of one kind or where the GPU is not recorded. A point
+    that is slower, or ran in A and fails in B, is a regression.
     """
     from rich.console import Console
 
     from tflabench.conclusions import compare as comparison
     from tflabench.conclusions.campaigns import conditions_of, differences
 
-    allowed = _fraction(threshold)
+    allowed = None if threshold is None else _fraction(threshold)
     if inside and impl != "*":
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
-    left, right = _implementations(inside, a, b) if inside else _folders(Path(a), Path(b), impl)
-    conditions = [conditions_of(side.rows, side.runs) for side in (left, right)]
+    sides = _implementations(inside, a, b) if inside else [_side(Path(folder), impl) for folder in (a, b)]
+    conditions = [conditions_of(side.rows, side.runs) for side in sides]
     differing = differences(*conditions)
     note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
-    match = comparison.match_implementations if inside else comparison.match_points
-    matching = match(left.rows, right.rows)
+    left, right = sides
+    if inside:
+        pairs = zip(left.folders, right.folders, strict=True)
+        matching = comparison.joined(comparison.match_implementations(x.rows, y.rows) for x, y in pairs)
+    else:
+        matching = comparison.match_folders(left.folders, right.folders, (Path(a), Path(b)))
     if not matching.pairs:
-        sides = f"{a} ({len(left.rows)} points) and {b} ({len(right.rows)} points)"
+        sizes = f"{a} ({len(left.rows)} points) and {b} ({len(right.rows)} points)"
         if inside:
             why = "no point was measured of both in one comparison, tuned in full"
-            raise InputError(f"{sides}: {why}; sweep both into {inside} at once")
-        raise InputError(f"{sides} have none in common: sweep the same axes for both")
-    rules = comparison.Rules(min_samples=min_samples, allow_throttled=allow_throttled)
-    found = comparison.compare(matching, rules, allowed)
+            raise InputError(f"{sizes}: {why}; sweep both into {inside} at once")
+        raise InputError(f"{sizes} have none in common: sweep the same axes for both")
+    rules = comparison.Rules(allowed, min_samples, allow_throttled)
+    found = comparison.compare(matching, rules)
     files = []
     if plot:
         from tflabench.figures import ratios
 
-        files = ratios.draw_all(found, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), out)
+        files = ratios.draw_all(
+            found, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), file_to_write(out, "compare.png")
+        )
     if json_:
         head = {
             "a": {"name": a, **conditions[0]},
             "b": {"name": b, **conditions[1]},
             "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
-            "rules": asdict(rules) | {"threshold": allowed},
+            "rules": asdict(rules),
+            "thresholds": [
+                {"threshold": held.value, "why": held.why, "points": count} for held, count in found.thresholds.items()
+            ],
         }
         print(json.dumps({**head, **_as_json(found), "files": [str(file) for file in files]}, indent=2))
     else:
@@ -89,7 +111,7 @@ def compare(
     if found.regressions:
         worst = max(found.regressions, key=lambda match: match.ratio or inf)
         note.print(
-            f"{len(found.regressions)} of {len(found.matches)} points regress beyond {100 * allowed:g}%, the worst: "
+            f"{len(found.regressions)} of {len(found.matches)} points regress, the worst: "
             f"{worst.b.point} {f'takes {worst.ratio:.2f} times as long' if worst.ratio else worst.reason}",
             style="bold red",
         )
@@ -108,31 +130,46 @@ def _fraction(text: str) -> float:
     return value
 
 
-def _folders(a: Path, b: Path, pattern: str) -> list[Results]:
-    """Two results folders, each with the rows whose implementation matches the pattern."""
-    from tflabench.rows.load import read_results
+@dataclass(frozen=True)
+class _Side:
+    """The results folders of one side, with the rows that are compared; some may have none."""
 
-    return [_only(read_results(folder), pattern) for folder in (a, b)]
+    folders: list[Results]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for folder in self.folders for row in folder.rows]
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        return {run: described for folder in self.folders for run, described in folder.runs.items()}
 
 
-def _implementations(folder: Path, a: str, b: str) -> list[Results]:
-    """A results folder twice, each time with the rows of one implementation."""
-    from tflabench.rows.load import read_results
+def _side(folder: Path, pattern: str) -> _Side:
+    """All results folders at and below a folder, each with the rows whose implementation matches the pattern."""
+    from tflabench.rows.load import find_results
+
+    return _only(find_results(folder), folder, pattern)
+
+
+def _implementations(folder: Path, a: str, b: str) -> list[_Side]:
+    """The results folders at and below a folder twice, each time with the rows of one implementation."""
+    from tflabench.rows.load import find_results
 
     if a == b:
         raise InputError(f"A and B are both {a!r}: they must be two implementations")
-    found = read_results(folder)
-    return [_only(found, name) for name in (a, b)]
+    found = find_results(folder)
+    return [_only(found, folder, name) for name in (a, b)]
 
 
-def _only(results: Results, pattern: str) -> Results:
+def _only(folders: list[Results], root: Path, pattern: str) -> _Side:
     from tflabench.implementations.registry import nearest
 
-    found = results.only([pattern])
-    if not found.rows:
-        known = dict.fromkeys(row.implementation for row in results.rows)
-        raise InputError(f"{results.folder} has no rows of {pattern!r}; {nearest(pattern, known)}")
-    return found
+    side = _Side([results.only([pattern]) for results in folders])
+    if not side.rows:
+        known = dict.fromkeys(row.implementation for results in folders for row in results.rows)
+        raise InputError(f"{root} has no rows of {pattern!r}; {nearest(pattern, known)}")
+    return side
 
 
 def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
@@ -164,11 +201,13 @@ def _print(found: Comparison, title: str) -> None:
             _time(match.b),
             f"{match.ratio:.3f}" if match.ratio else "",
             f"{match.memory_ratio:.2f}" if match.memory_ratio else "",
-            f"{match.verdict}{' !' if match.regressed(found.threshold) else ''}",
+            f"{match.verdict}{' !' if match.regressed else ''}",
             match.reason or "",
             style=STYLES.get(match.verdict, ""),
         )
     console.print(table)
+    for held, count in found.thresholds.items():
+        console.print(f"Threshold {100 * held.value:g}%: {count} point{'s' * (count > 1)} {held.why}")
     console.print(", ".join(f"{count} {verdict}" for verdict, count in found.counts.items() if count), style="bold")
     if found.geometric_mean:
         console.print(f"B took {found.geometric_mean:.3f} times as long as A (geometric mean)")
@@ -206,7 +245,9 @@ def _as_json(found: Comparison) -> dict[str, Any]:
             "memory_ratio": match.memory_ratio,
             "verdict": match.verdict,
             "reason": match.reason,
-            "regression": match.regressed(found.threshold),
+            "threshold": match.threshold.value,
+            "threshold_why": match.threshold.why,
+            "regression": match.regressed,
         }
         for match in found.matches
     ]

@@ -9,9 +9,18 @@ from math import exp, inf, log
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tflabench.rows.load import Results
     from tflabench.rows.schema import Row
 
 Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
+# How far apart two medians of one kernel may lie without a difference between kernels, by what the rows share.
+WITHIN_COMPARISON = 0.01  # they took turns: what is left is the spread of the samples, which `judge` looks at too
+BETWEEN_RUNS = (
+    0.02  # 104 of 105 ratios of two sweeps on one H100 agree within it (docs/decisions/2026-11-24-main-job.md)
+)
+BETWEEN_GPUS = 0.03  # GPUs of one kind differ by 2 to 3% (docs/decisions/2026-11-22-rows-of-the-h200.md)
 VERDICTS: tuple[Verdict, ...] = ("faster", "same", "slower", "ambiguous", "broken", "missing")
 
 
@@ -20,24 +29,33 @@ class Rules:
     """When two times count as different.
 
     Attributes:
-        least_difference: medians nearer to each other than this are the same.
+        threshold: medians nearer to each other than this are the same (0.05: 5%). None: what the two rows share says
+            it (see `threshold_of`).
         min_samples: with fewer on either side nothing is said.
         allow_throttled: whether rows count that were measured while the GPU held its clock back.
     """
 
-    least_difference: float = 0.01
+    threshold: float | None = None
     min_samples: int = 30
     allow_throttled: bool = False
 
 
+class Threshold(NamedTuple):
+    """How far apart medians must be to count as different (0.02: 2%), and why."""
+
+    value: float
+    why: str
+
+
 @dataclass(frozen=True)
 class Match:
-    """The same point measured twice: `b` as held against `a`."""
+    """The same point measured twice: `b` as held against `a`, by a threshold."""
 
     a: Row
     b: Row
     verdict: Verdict
     reason: str | None
+    threshold: Threshold
 
     @property
     def ratio(self) -> float | None:
@@ -53,9 +71,10 @@ class Match:
     def _measured(self) -> bool:
         return self.a.status == self.b.status == "ok"
 
-    def regressed(self, threshold: float) -> bool:
-        """Whether b is slower by more than `threshold` (0.05: 5%), or failed where a ran."""
-        return self.verdict == "broken" or (self.verdict == "slower" and (self.ratio or 0) > 1 + threshold)
+    @property
+    def regressed(self) -> bool:
+        """Whether b is slower, or failed where a ran."""
+        return self.verdict in ("broken", "slower")
 
 
 class Matching(NamedTuple):
@@ -104,6 +123,42 @@ def fastest(rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: inf if row.status != "ok" or row.ms_median is None else row.ms_median)
 
 
+def threshold_of(a: Row, b: Row, rules: Rules = Rules()) -> Threshold:
+    """Return how far apart the medians of two rows must be to count as different."""
+    if rules.threshold is not None:
+        return Threshold(rules.threshold, "as --threshold says")
+    if a.comparison_id is not None and a.comparison_id == b.comparison_id and a.closed and b.closed:
+        return Threshold(WITHIN_COMPARISON, "within one comparison")
+    if a.gpu_uuid is not None and a.gpu_uuid == b.gpu_uuid:
+        return Threshold(BETWEEN_RUNS, "between runs on one GPU")
+    known = a.gpu_uuid is not None and b.gpu_uuid is not None
+    return Threshold(BETWEEN_GPUS, "between two GPUs" if known else "where rows do not say which GPU they are from")
+
+
+def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path, Path]) -> Matching:
+    """Return pairs of rows of two sets of results folders, which lie in and below one folder each.
+
+    Folders of the same name below their roots meet. Of the points of all others, each counts once on either side: as it
+    was measured last.
+    """
+    left, right = ({x.folder.relative_to(root): x.rows for x in side} for side, root in zip((a, b), roots, strict=True))
+    shared = left.keys() & right.keys()
+    parts = [(left[name], right[name]) for name in left if name in shared]
+    rest = [sorted((row for name in side if name not in shared for row in side[name]), key=lambda row: row.started_at)
+            for side in (left, right)]  # fmt: skip
+    parts.append((rest[0], rest[1]))
+    return joined(match_points(*part) for part in parts)
+
+
+def joined(matchings: Iterable[Matching]) -> Matching:
+    """Return several matchings as one."""
+    found = Matching([], [], [])
+    for one in matchings:
+        for all_, own in zip(found, one, strict=True):
+            all_.extend(own)  # type: ignore[arg-type]
+    return found
+
+
 def match_points(a: Iterable[Row], b: Iterable[Row]) -> Matching:
     """Rows of two results folders by the identity of their points, in the order of `a`."""
     left, right = ({row.point: row for row in side} for side in (a, b))
@@ -141,26 +196,27 @@ def match_implementations(a: Sequence[Row], b: Sequence[Row]) -> Matching:
 
 
 def judge(a: Row, b: Row, rules: Rules = Rules()) -> Match:
-    """What two rows of the same point say of `b`, and why where that is not clear.
+    """Say what two rows of the same point say of `b`, and why where that is not clear.
 
     - missing: not measured on one side; broken: ran in `a` and failed in `b`;
-    - ambiguous: too few samples or a throttled clock on either side, or medians that differ by `least_difference` or
-      more while the intervals [min, 80th percentile] overlap;
+    - ambiguous: too few samples or a throttled clock on either side, or medians that differ by the threshold or more
+      while the intervals [min, 80th percentile] overlap;
     - same: medians nearer than that;  faster, slower: apart, and the intervals do too.
     """
+    threshold = threshold_of(a, b, rules)
     if a.status != "ok" or b.status != "ok":
         broken = a.status == "ok" and b.status != "unsupported"
         failed = [f"{row.status} in {side}: {row.reason}" for side, row in (("A", a), ("B", b)) if row.status != "ok"]
-        return Match(a, b, "broken" if broken else "missing", "; ".join(failed))
+        return Match(a, b, "broken" if broken else "missing", "; ".join(failed), threshold)
     before, after, doubts = _span(a), _span(b), _doubts(a, b, rules)
     if not before or not after or doubts:
-        return Match(a, b, "ambiguous", "; ".join(doubts) or "no spread was recorded")
-    if abs(log(after.median / before.median)) < log(1 + rules.least_difference):
-        return Match(a, b, "same", None)
+        return Match(a, b, "ambiguous", "; ".join(doubts) or "no spread was recorded", threshold)
+    if abs(log(after.median / before.median)) < log(1 + threshold.value):
+        return Match(a, b, "same", None, threshold)
     if before.low <= after.high and after.low <= before.high:
         spans = (f"{span.low:.4g} to {span.high:.4g}" for span in (before, after))
-        return Match(a, b, "ambiguous", f"[min, p80] overlap: {' and '.join(spans)} ms")
-    return Match(a, b, "faster" if after.median < before.median else "slower", None)
+        return Match(a, b, "ambiguous", f"[min, p80] overlap: {' and '.join(spans)} ms", threshold)
+    return Match(a, b, "faster" if after.median < before.median else "slower", None, threshold)
 
 
 class _Span(NamedTuple):
@@ -189,12 +245,16 @@ def _doubts(a: Row, b: Row, rules: Rules) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All points of two sides; `threshold`: how much slower b may be without a regression (0.05: 5%)."""
+    """All points of two sides, each with its verdict, and rows that met no other."""
 
     matches: tuple[Match, ...]
     only_a: Sequence[Row]
     only_b: Sequence[Row]
-    threshold: float
+
+    @property
+    def thresholds(self) -> dict[Threshold, int]:
+        """The thresholds that points were judged by, small ones first, and how many by each."""
+        return dict(sorted(Counter(match.threshold for match in self.matches).items()))
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -210,10 +270,10 @@ class Comparison:
 
     @property
     def regressions(self) -> list[Match]:
-        return [match for match in self.matches if match.regressed(self.threshold)]
+        return [match for match in self.matches if match.regressed]
 
 
-def compare(matching: Matching, rules: Rules, threshold: float) -> Comparison:
+def compare(matching: Matching, rules: Rules) -> Comparison:
     """Judge every pair of a matching."""
     matches = tuple(judge(*pair, rules) for pair in matching.pairs)
-    return Comparison(matches, matching.only_a, matching.only_b, threshold)
+    return Comparison(matches, matching.only_a, matching.only_b)

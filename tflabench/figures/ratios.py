@@ -37,7 +37,7 @@ class Side:
 
 
 def draw_all(found: Comparison, sides: tuple[Side, Side], out: Path) -> list[Path]:
-    """Draw the ratios of matched points with a band of the threshold around 1; returns the files written.
+    """Draw the ratios of matched points with a band of their widest threshold around 1; returns the files written.
 
     One file is `out` itself; where several axes were swept, the axis is added to its name.
 
@@ -67,7 +67,7 @@ def figures(found: Comparison, sides: tuple[Side, Side]) -> Iterator[tuple[str, 
     names = f"B = {sides[1].name}, A = {sides[0].name}"
     for axis in facets.swept_axes(rows) or ["seq_len"]:
         for part in facets.split(rows, axis):
-            yield part.stem, _draw(part, table, names, found.threshold, footer)
+            yield part.stem, _draw(part, table, names, max(found.thresholds).value, footer)
 
 
 def _frame(matches: Sequence[Match]) -> Rows:
