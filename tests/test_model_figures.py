@@ -148,7 +148,7 @@ class TestTheoryCommand:
             (["fig16", "--pass", "decode"], "pass is 'decode': it must be one of fw, fwbw"),
             (["fig16", "--format", "gif"], "format is 'gif': it must be one of png, svg, pdf"),
             (["fig16", "--overlay", "nowhere"], "nowhere does not exist"),
-            (["fig16", "--out", "/proc/figures"], "cannot write into /proc/figures"),
+            (["fig16", "--out", "/proc/figures"], "--out is /proc/figures, which cannot be written"),
         ],
     )
     def test_bad_input(self, argv, said):

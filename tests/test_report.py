@@ -223,7 +223,8 @@ def test_rows_of_another_schema(tmp_path):
 
 
 def test_a_place_that_cannot_be_written(folder, tmp_path):
-    refused([str(folder), "--out", str(tmp_path / "no" / "page.html")], "cannot be written")
+    (tmp_path / "file").touch()
+    refused([str(folder), "--out", str(tmp_path / "file" / "page.html")], "cannot be written")
 
 
 @pytest.mark.parametrize("package", ["plotly", "jinja2"])
