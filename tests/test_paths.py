@@ -133,7 +133,7 @@ def test_out_of_several_files_is_a_folder(tmp_path, command):
     (tmp_path / "file").write_text("")
     done = runner.invoke(app, [*filled, "--out", "file"])
     assert done.exit_code == 2
-    assert "--out is file, which cannot be written into: it is a file, and this command writes several: give a folder" in done.stderr
+    assert "--out is file, which cannot be written into: it is a file, and this command needs a folder" in done.stderr
 
 
 @pytest.mark.parametrize(

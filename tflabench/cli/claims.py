@@ -28,10 +28,12 @@ def claims(
     from rich.console import Console
 
     from tflabench.conclusions.campaigns import campaigns
-    from tflabench.conclusions.claims import check_all, needed
+    from tflabench.conclusions.claim import needed
+    from tflabench.conclusions.claims import check_all
+    from tflabench.rows.errors import find_errors
     from tflabench.rows.load import find_results
 
-    outcomes = check_all(campaigns(find_results(directory)))
+    outcomes = check_all(campaigns(find_results(directory)), find_errors(directory))
     if json_:
         found = [
             {
@@ -42,10 +44,13 @@ def claims(
                 "criterion": outcome.claim.criterion,
                 "verdict": outcome.verdict,
                 "measured": outcome.measured,
+                "modelled": outcome.modelled,
                 "values": outcome.values,
+                "intervals": {at: [span.low, span.high] for at, span in outcome.spans.items()},
                 "over": outcome.claim.over,
                 "reason": outcome.reason,
                 "folder": outcome.folder,
+                "command": outcome.command,
             }
             for outcome in outcomes
         ]
@@ -55,6 +60,8 @@ def claims(
     if not console.is_terminal:
         console.width = WIDTH
     console.print(_table(outcomes))
+    for line in _commands(outcomes):
+        console.print(line, soft_wrap=True)
 
 
 def _table(outcomes: list[Outcome]) -> Table:
@@ -62,10 +69,10 @@ def _table(outcomes: list[Outcome]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from tflabench.conclusions.claims import needed
+    from tflabench.conclusions.claim import needed
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("claim", "needs", "kernels", "measured, or why not", "verdict"):
+    for column in ("claim", "needs", "kernels", "measured, or why not", "modelled", "verdict"):
         table.add_column(column, no_wrap=column in ("kernels", "verdict"), overflow="fold")
     by_claim: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -73,10 +80,24 @@ def _table(outcomes: list[Outcome]) -> Table:
     for says, own in by_claim.items():
         claim = own[0].claim
         needs = "; ".join(words for words in (needed(claim), claim.criterion) if words)
-        same = len({(outcome.verdict, outcome.reason, outcome.measured) for outcome in own}) == 1
-        for n, outcome in enumerate(own[:1] if same else own):
-            kernels = "" if not claim.needs else " ".join(one.kernels for one in own) if same else outcome.kernels
-            told = "; ".join(words for words in (outcome.measured, outcome.reason) if words)
+        alike = {(outcome.verdict, outcome.reason, outcome.measured, outcome.modelled) for outcome in own}
+        for n, outcome in enumerate(own[:1] if len(alike) == 1 else own):
+            kernels = " ".join(one.kernels for one in own) if len(alike) == 1 else outcome.kernels
+            cells = [outcome.measured, outcome.modelled]
+            told = 1 if outcome.modelled else 0  # the reason stands where the values do
+            cells[told] = "; ".join(words for words in (cells[told], outcome.reason) if words)
             verdict = Text(outcome.verdict, STYLES[outcome.verdict])
-            table.add_row(*((says, needs) if n == 0 else ("", "")), kernels, told, verdict)
+            table.add_row(*((says, needs) if n == 0 else ("", "")), "" if len(own) == 1 else kernels, *cells, verdict)
     return table
+
+
+def _commands(outcomes: list[Outcome]) -> list[str]:
+    """What would decide the claims that these rows do not: each command with the claims below it."""
+    by_command: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.command:
+            by_command.setdefault(outcome.command, []).append(outcome.claim.says)
+    lines = ["", "What is not measurable with these rows would be decided by"] if by_command else []
+    for command, claims in by_command.items():
+        lines += [f"  {command}", *(f"    {says}" for says in claims)]
+    return lines

@@ -1,4 +1,4 @@
-"""The paper's claims as data, and what measured rows say of each: holds, does not hold, not measurable here. No torch.
+"""The paper's claims as data; `tflabench.conclusions.claim` says what decides them. No torch.
 
 A claim is put to the kernels published with the paper (`nxai_*`) and to ours of the same algorithm (`tfla_*`). Its
 values are ratios, times, rates or sizes of rows of one campaign: one folder, one machine, one set of versions.
@@ -6,209 +6,31 @@ values are ratios, times, rates or sizes of rows of one campaign: one folder, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tflabench.conclusions.compare import comparable, fastest
+from tflabench.conclusions import claim as of
+from tflabench.conclusions.claim import Claim, Need, Outcome, Stated, Verified, check, percent_faster, printed
 
 if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
-    from tflabench.rows.schema import Row
-
-Verdict = Literal["holds", "does not hold", "not measurable"]
-Point = Mapping[str, "Row"]  # role -> row
-Values = Mapping[int, float]  # value of the axis -> value, ascending
+    from tflabench.rows.errors import ErrorLine
 
 KERNELS = ("nxai", "tfla")
-AXIS_SYMBOLS = {"seq_len": "T", "chunk_size": "L"}
 GIB = 2.0**30
 
 
-@dataclass(frozen=True)
-class Need:
-    """Rows that a claim takes: of an implementation, `{}` in its name being the kernels, where columns are as given.
-
-    Besides columns: `tokens` is batch * seq_len, `cut` (heads, d_qk, d_hv), `auto` whether the implementation chose L.
-    """
-
-    name: str
-    where: Mapping[str, Any]
-
-    def fits(self, row: Row, kernels: str) -> bool:
-        return row.implementation == self.name.format(kernels) and all(
-            _column(row, name) == value for name, value in self.where.items()
-        )
-
-
-def spread(values: Values, form: str, axis: str) -> str:
-    """Least, greatest and median value: "1.18x to 1.31x, median 1.25x, T = 512 to 65536"."""
-    low, high, ends = min(values.values()), max(values.values()), [str(at) for at in (min(values), max(values))]
-    where = f"{AXIS_SYMBOLS[axis]} = {' to '.join(dict.fromkeys(ends))}"
-    if len(values) == 1:
-        return f"{form.format(low)}, {where}"
-    return f"{form.format(low)} to {form.format(high)}, median {form.format(median(values.values()))}, {where}"
-
-
-def along(values: Values, form: str, axis: str) -> str:
-    """The least value and those at both ends: "least 14.1 ms at L = 128; 15.4 ms at 64, 71.9 ms at 4096"."""
-    best = min(values, key=lambda at: values[at])
-    ends = ", ".join(f"{form.format(values[at])} at {at}" for at in dict.fromkeys((min(values), max(values))))
-    return f"least {form.format(values[best])} at {AXIS_SYMBOLS[axis]} = {best}; {ends}"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, the rows it needs, and when they bear it out.
-
-    Attributes:
-        says: the claim, short.
-        source: where the paper says so.
-        needs: rows by role; empty where no row could tell, for the reason `unmeasurable`.
-        value: the number at one point, from the row of each role.
-        form: how the number is written.
-        criterion, holds: what is required of the numbers along `over`, in words and as a predicate.
-        over: the column whose values the roles must share to make a point.
-        tells: what of the numbers is shown.
-        at_least: points without which nothing can be said.
-    """
-
-    says: str
-    source: str
-    needs: Mapping[str, Need] = field(default_factory=dict)
-    value: Callable[[Point], float] = lambda point: 0.0
-    form: str = "{:.2f}x"
-    criterion: str = ""
-    holds: Callable[[Values], bool] = lambda values: False
-    over: str = "seq_len"
-    tells: Callable[[Values, str, str], str] = spread
-    at_least: int = 2
-    unmeasurable: str | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the rows say of a claim for one set of kernels.
-
-    `reason`: why it is not measurable, else empty; `folder`: of the campaign that the values are from.
-    """
-
-    claim: Claim
-    kernels: str
-    verdict: Verdict
-    values: Values
-    reason: str
-    folder: str | None = None
-
-    @property
-    def measured(self) -> str:
-        """The values in words; empty where there are none."""
-        return self.claim.tells(self.values, self.claim.form, self.claim.over) if self.values else ""
-
-
-def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> Outcome:
-    """A claim about one set of kernels, from the campaign that has most points of it (of several, the latest)."""
-    if claim.unmeasurable:
-        return Outcome(claim, kernels, "not measurable", {}, claim.unmeasurable)
-    found = [(points, campaign) for campaign in campaigns if (points := _points(claim, kernels, campaign.rows))]
-    if not found:
-        return Outcome(claim, kernels, "not measurable", {}, _lacking(claim, kernels, campaigns))
-    points, campaign = max(found, key=lambda one: (len(one[0]), max(row.started_at for row in one[1].rows)))
-    values = {at: claim.value(points[at]) for at in sorted(points)}
-    if len(values) < claim.at_least:
-        reason = f"{len(values)} {AXIS_SYMBOLS[claim.over]} measured, {claim.at_least} needed"
-        return Outcome(claim, kernels, "not measurable", values, reason, campaign.folder)
-    verdict: Verdict = "holds" if claim.holds(values) else "does not hold"
-    return Outcome(claim, kernels, verdict, values, "", campaign.folder)
-
-
-def check_all(campaigns: Sequence[Campaign]) -> list[Outcome]:
-    """Every claim for every set of kernels; one outcome where no row could tell."""
+def check_all(campaigns: Sequence[Campaign], errors: Sequence[ErrorLine] = ()) -> list[Outcome]:
+    """Decide every claim for every set of kernels; one outcome where nothing could tell."""
     return [
-        check(claim, kernels, campaigns)
+        check(claim, kernels, campaigns, errors)
         for claim in CLAIMS
-        for kernels in (KERNELS if claim.needs else ("any kernel",))
+        for kernels in (("any kernel",) if claim.unmeasurable else KERNELS)
     ]
 
 
-def _points(claim: Claim, kernels: str, rows: Iterable[Row]) -> dict[int, Point]:
-    """Value of the axis -> the row of each role, where all roles were measured in one comparison."""
-    by_role: dict[str, dict[int, list[Row]]] = {role: {} for role in claim.needs}
-    for row in rows:
-        for role, need in claim.needs.items():
-            if row.status == "ok" and need.fits(row, kernels):
-                by_role[role].setdefault(getattr(row, claim.over), []).append(row)
-    shared = set.intersection(*(set(found) for found in by_role.values()))
-    points = {at: {role: fastest(found[at]) for role, found in by_role.items()} for at in shared}
-    return {at: point for at, point in points.items() if len(point) == 1 or comparable(*point.values())}
-
-
-def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> str:
-    """Why a claim has no point: what was not asked for, what failed and why, or that nothing ran side by side."""
-    rows = [row for campaign in campaigns for row in campaign.rows]
-    reasons = []
-    for need in claim.needs.values():
-        asked = [row for row in rows if row.implementation == need.name.format(kernels)]
-        fitting = [row for row in asked if need.fits(row, kernels)]
-        name = need.name.format("*")
-        if not fitting:
-            reasons.append(f"no rows of {name}{f' with {setting(need.where)}' if asked else ''}")
-        elif not any(row.status == "ok" for row in fitting):
-            reasons.append(f"{name} {fitting[-1].status}: {fitting[-1].reason}")
-    return "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere in one comparison"
-
-
-def needed(claim: Claim) -> str:
-    """The rows a claim takes, in words: "fwbw, 16 heads of 128/256: *_exp_xl (L 128), *_exp_limit (L 64)"."""
-    if not claim.needs:
-        return ""
-    settings = [need.where.items() for need in claim.needs.values()]
-    common = dict(item for item in settings[0] if all(item in others for others in settings))
-    names = []
-    for need in claim.needs.values():
-        own = setting({name: value for name, value in need.where.items() if common.get(name) != value})
-        names.append(need.name.format("*") + (f" ({own})" if own else ""))
-    return f"{setting(common)}: {', '.join(dict.fromkeys(names))}"
-
-
-def setting(where: Mapping[str, Any]) -> str:
-    """Column values in words: "fwbw, T 8192, 16 heads of 128/256, L 64"."""
-    words = [str(where["pass_"])] if "pass_" in where else []
-    words += [f"T {where['seq_len']}"] if "seq_len" in where else []
-    if "cut" in where:
-        heads, *dims = where["cut"]
-        words.append(f"{heads} heads of {'/'.join(dict.fromkeys(map(str, dims)))}")
-    words += [f"L {where['chunk_size']}"] if "chunk_size" in where else []
-    words += ["L auto" if where["auto"] else "L swept"] if "auto" in where else []
-    return ", ".join(words)
-
-
-def _column(row: Row, name: str) -> Any:
-    if name == "tokens":
-        return row.batch * row.seq_len
-    if name == "cut":
-        return row.heads, row.d_qk, row.d_hv
-    if name == "auto":
-        return "/Lauto/" in row.point
-    return getattr(row, name)
-
-
-def _ms(over: str, under: str) -> Callable[[Point], float]:
-    return lambda point: (point[over].ms_median or 0) / (point[under].ms_median or 1)
-
-
-def _memory(over: str, under: str) -> Callable[[Point], float]:
-    return lambda point: (point[over].peak_bytes or 0) / (point[under].peak_bytes or 1)
-
-
-def _least_at(values: Values) -> int:
-    return min(values, key=lambda at: values[at])
-
-
-# Head configurations of the paper (formulas.md, section 9): mLSTM and FLA 16 heads of 128/256 in Fig. 4, 8 of 256/512
-# in Figs. 5, 12 and 17 to 20, 32 of 128 in Fig. 13, Mamba 2 64 of 64.
+# Head configurations of the paper: mLSTM and FLA 16 heads of 128/256 in Fig. 4, 8 of 256/512 in Figs. 5, 12 and 17 to
+# 20, 32 of 128 in Fig. 13, Mamba 2 64 of 64.
 _TOKENS = {"tokens": 65536, "dtype": "bfloat16"}
 _FIG4 = {**_TOKENS, "cut": (16, 128, 256)}
 _FIG12 = {**_TOKENS, "cut": (8, 256, 512)}
@@ -218,6 +40,25 @@ _FW, _FWBW = {"pass_": "fw"}, {"pass_": "fwbw"}
 _FIG5 = {"sig": Need("{}_sig_xl", {**_FWBW, **_FIG12, "seq_len": 8192})}
 _FIG17 = {"sig": Need("{}_sig_xl", {**_FW, **_FIG12, "seq_len": 8192})}
 _SIG_XL = Need("{}_sig_xl", {**_FWBW, **_FIG4, "chunk_size": 128})
+_SIMPLE_GLA = {
+    "sig": Need("{}_sig_xl", {**_FWBW, **_FIG12}),
+    "rival": Need("fla_simple_gla", {**_FWBW, **_FIG12}),
+}
+_LIGHTNING = {
+    "sig": Need("{}_sig_xl", {**_FWBW, **_FIG13, "chunk_size": 256}),
+    "rival": Need("lightning_attention_2", {**_FWBW, **_FIG13}),
+}
+_ERRORS = {**_FW, "dims": (128, 256), "seq_len": 8192, "inputs": "standard"}
+
+_SWEEP_FIG4 = "tflabench sweep --preset paper-fig4"
+_SWEEP_FIG12 = "tflabench sweep --preset paper-fig12 --pass fwbw"
+_SWEEP_FIG13 = "tflabench sweep --preset paper-fig13 --pass fwbw -a head_dim=128"
+_SWEEP_FIG5 = "tflabench sweep --preset paper-fig5"
+_SWEEP_FIG17 = "tflabench sweep --preset paper-fig17"
+_VERIFY = (
+    "tflabench verify --preset paper-fig4 -a pass=fw -a seq_len=8192 -a tokens=8192 -a embedding=1024 "
+    "-a chunk_size=64:2048:x2 -a dtype=float32,bfloat16 -a inputs=standard --out DIR/errors"
+)
 
 CLAIMS = (
     Claim(
@@ -227,9 +68,11 @@ CLAIMS = (
             "xl": Need("{}_exp_xl", {**_FWBW, **_FIG4, "chunk_size": 128}),
             "limit": Need("{}_exp_limit", {**_FWBW, **_FIG4, "chunk_size": 64}),
         },
-        _ms("limit", "xl"),
-        criterion="time of limit over xl, median 1.15 to 1.35",
-        holds=lambda values: 1.15 <= median(values.values()) <= 1.35,
+        of.ratio("limit", "xl"),
+        about="time of limit over xl, median",
+        of=of.middle,
+        stated=percent_faster("25"),
+        command=f"{_SWEEP_FIG4} --pass fwbw",
     ),
     Claim(
         "mLSTMsig forward over 30% faster than mLSTMexp forward",
@@ -238,138 +81,165 @@ CLAIMS = (
             "sig": Need("{}_sig_xl", {**_FW, **_FIG4, "chunk_size": 128}),
             "exp": Need("{}_exp_xl", {**_FW, **_FIG4, "chunk_size": 128}),
         },
-        _ms("exp", "sig"),
-        criterion="time of exp over sig, median above 1.3",
-        holds=lambda values: median(values.values()) > 1.3,
+        of.ratio("exp", "sig"),
+        about="time of exp over sig, median",
+        of=of.middle,
+        stated=Stated(low=1.3),
+        command=f"{_SWEEP_FIG4} --pass fw",
     ),
     Claim(
         "training: faster than FlashAttention 3 for longer T",
         "section 5.2, Fig. 4",
         {"sig": _SIG_XL, "rival": Need("flash_attention_3", {**_FWBW, **_FIG13})},
-        _ms("rival", "sig"),
-        criterion="time of the other over sig above 1 at the longest T",
-        holds=lambda values: values[max(values)] > 1,
+        of.ratio("rival", "sig"),
+        about="time of the other over sig at the longest T",
+        of=of.last,
+        stated=Stated(low=1),
+        command=f"{_SWEEP_FIG4} --pass fwbw",
     ),
     Claim(
         "training: over 2x faster than Mamba 2 at all T",
         "section 5.2, Fig. 4",
         {"sig": _SIG_XL, "rival": Need("mamba2", {**_FWBW, **_MAMBA2})},
-        _ms("rival", "sig"),
-        criterion="time of the other over sig above 2 at every T",
-        holds=lambda values: min(values.values()) > 2,
+        of.ratio("rival", "sig"),
+        about="time of the other over sig at every T",
+        stated=Stated(low=2),
+        command=f"{_SWEEP_FIG4} --pass fwbw",
     ),
     *(
         Claim(
             f"forward: {title} slightly faster (within 1 ms)",
             "appendix E.3, Fig. 4",
             {"sig": Need("{}_sig_xl", {**_FW, **_FIG4, "chunk_size": 128}), "rival": rival},
-            lambda point: (point["sig"].ms_median or 0) - (point["rival"].ms_median or 0),
+            of.difference("sig", "rival"),
             form="{:.2f} ms",
-            criterion="sig minus the other between 0 and 1 ms at every T",
-            holds=lambda values: all(0 <= value <= 1 for value in values.values()),
+            about="ms of sig minus the other at every T",
+            stated=Stated(0, 1),
+            command=f"{_SWEEP_FIG4} --pass fw",
         )
         for title, rival in (
             ("Mamba 2", Need("mamba2", {**_FW, **_MAMBA2})),
             ("Simple GLA", Need("fla_simple_gla", {**_FW, **_FIG4})),
         )
     ),
-    Claim(
-        "training at d_hv 512: Simple GLA up to 15% (3 ms) faster",
+    Claim(  # "slightly faster (within 3 ms or 15%)": of training alone, as Fig. 12 shows it, and in two units
+        "training at d_hv 512: Simple GLA slightly faster, within 15%",
         "appendix E.3, Fig. 12",
-        {"sig": Need("{}_sig_xl", {**_FWBW, **_FIG12}), "rival": Need("fla_simple_gla", {**_FWBW, **_FIG12})},
-        _ms("sig", "rival"),
-        criterion="time of sig over Simple GLA 1 to 1.18 at every T",
-        holds=lambda values: all(1 <= value <= 1.18 for value in values.values()),
+        _SIMPLE_GLA,
+        of.ratio("sig", "rival"),
+        about="time of sig over Simple GLA at every T",
+        stated=Stated(1, 1.15),
+        command=_SWEEP_FIG12,
+    ),
+    Claim(
+        "... and within 3 ms",
+        "appendix E.3, Fig. 12",
+        _SIMPLE_GLA,
+        of.difference("sig", "rival"),
+        form="{:.2f} ms",
+        about="ms of sig minus Simple GLA at every T",
+        stated=Stated(0, 3),
+        command=_SWEEP_FIG12,
     ),
     Claim(
         "... but takes almost twice the memory",
         "appendix E.3, Fig. 12",
-        {"sig": Need("{}_sig_xl", {**_FWBW, **_FIG12}), "rival": Need("fla_simple_gla", {**_FWBW, **_FIG12})},
-        _memory("rival", "sig"),
-        criterion="peak memory of Simple GLA over sig, median 1.7 to 2.1",
-        holds=lambda values: 1.7 <= median(values.values()) <= 2.1,
+        _SIMPLE_GLA,
+        of.memory("rival", "sig"),
+        about="peak memory of Simple GLA over sig, median",
+        of=of.middle,
+        stated=Stated(printed("2").low, 2),
+        command=_SWEEP_FIG12,
     ),
     Claim(
         "head dimension 128: LightningAttention-2 over 3x slower than sig, L = 256",
         "appendix E.3, Fig. 13",
-        {
-            "sig": Need("{}_sig_xl", {**_FWBW, **_FIG13, "chunk_size": 256}),
-            "rival": Need("lightning_attention_2", {**_FWBW, **_FIG13}),
-        },
-        _ms("rival", "sig"),
-        criterion="time of the other over sig above 3 at every T",
-        holds=lambda values: min(values.values()) > 3,
+        _LIGHTNING,
+        of.ratio("rival", "sig"),
+        about="time of the other over sig at every T",
+        stated=Stated(low=3),
+        command=_SWEEP_FIG13,
     ),
     Claim(
         "... but takes less memory (6.2 to 7.3 GB)",
         "appendix E.3, Fig. 13",
-        {
-            "sig": Need("{}_sig_xl", {**_FWBW, **_FIG13, "chunk_size": 256}),
-            "rival": Need("lightning_attention_2", {**_FWBW, **_FIG13}),
-        },
-        _memory("rival", "sig"),
-        criterion="peak memory of the other over sig below 1 at every T",
-        holds=lambda values: max(values.values()) < 1,
+        _LIGHTNING,
+        of.memory("rival", "sig"),
+        about="peak memory of the other over sig, median",
+        of=of.middle,
+        stated=Stated(6.15 / 7.35, 6.25 / 7.25),
+        command=_SWEEP_FIG13,
     ),
     Claim(
         "measured: the best L is about 128 to 256",
         "section 5.2, Fig. 5",
         _FIG5,
-        lambda point: point["sig"].ms_median or 0,
+        of.time("sig"),
         form="{:.1f} ms",
-        criterion="least measured time at L = 128 or 256",
-        holds=lambda values: _least_at(values) in (128, 256),
+        about="L of the least measured time, of those tried",
+        of=of.least_at,
+        stated=printed("128", "256"),
         over="chunk_size",
-        tells=along,
+        tells=of.along,
         at_least=3,
+        command=_SWEEP_FIG5,
     ),
     Claim(
         "theory: the best L is about 630",
         "appendix G, eq. 121",
         _FIG17,
-        lambda point: point["sig"].model_ms_upper or 0,
+        of.column("sig", "model_ms_upper"),
         form="{:.1f} ms",
-        criterion="least modelled time (upper bound) at L = 512 or 1024",
-        holds=lambda values: _least_at(values) in (512, 1024),
+        about="L of the least modelled time (upper bound), between those beside it",
+        of=of.least_between,
+        stated=printed("6.3e2"),
         over="chunk_size",
-        tells=along,
+        tells=of.along,
         at_least=3,
+        kind="modelled",
+        command=_SWEEP_FIG17,
     ),
     Claim(
         "FLOP/s rise with L ...",
         "appendix G, Fig. 20",
         _FIG17,
-        lambda point: point["sig"].tflops or 0,
+        of.rate("sig"),
         form="{:.0f} TFLOP/s",
-        criterion="no larger L lowers the rate by over 1%",
-        holds=lambda values: all(after >= 0.99 * before for before, after in pairwise(values.values())),
+        about="counted FLOPs over measured time, over those of the L before",
+        of=of.steps,
+        stated=Stated(low=1),
         over="chunk_size",
-        tells=along,
+        tells=of.along,
         at_least=3,
+        command=_SWEEP_FIG17,
     ),
     Claim(
         "... although runtime does not fall",
         "appendix G, Figs. 17, 20",
         _FIG17,
-        lambda point: point["sig"].ms_median or 0,
+        of.time("sig"),
         form="{:.1f} ms",
-        criterion="least time not at the largest L",
-        holds=lambda values: _least_at(values) != max(values),
+        about="time at the largest L over the least at another",
+        of=of.last_over_least_before,
+        stated=Stated(low=1),
         over="chunk_size",
-        tells=along,
+        tells=of.along,
         at_least=3,
+        command=_SWEEP_FIG17,
     ),
     Claim(
         "L is the knob that trades memory for batch size",
         "answers to the reviews",
         _FIG5,
-        lambda point: (point["sig"].peak_bytes or 0) / GIB,
+        of.column("sig", "peak_bytes", GIB),
         form="{:.2f} GiB",
-        criterion="peak memory at the largest L below that at the smallest",
-        holds=lambda values: values[max(values)] < values[min(values)],
+        about="peak memory at the largest L over that at the smallest",
+        of=of.last_over_first,
+        stated=Stated(high=1),
         over="chunk_size",
-        tells=along,
+        tells=of.along,
         at_least=3,
+        command=_SWEEP_FIG5,
     ),
     Claim(
         "choosing L can be automated",
@@ -378,27 +248,41 @@ CLAIMS = (
             "auto": Need("{}_sig_xl", {**_FWBW, **_FIG12, "auto": True}),
             "swept": Need("{}_sig_xl", {**_FWBW, **_FIG12, "auto": False}),
         },
-        _ms("auto", "swept"),
-        criterion="time at the chosen L at most 1.05 of the best swept one",
-        holds=lambda values: max(values.values()) <= 1.05,
+        of.ratio("auto", "swept"),
+        about="time at the chosen L over the best swept one",
+        stated=Stated(high=1.05),
         at_least=1,
+        command=_SWEEP_FIG5,
     ),
     Claim(
         "error of exp forward the same for every L, 64 to 2048",
         "answers to the reviews",
         {"exp": Need("{}_exp_xl", {**_FW, **_FIG4, "seq_len": 8192})},
-        lambda point: point["exp"].rel_error or 0,
+        of.column("exp", "rel_error"),
         form="{:.1e}",
-        criterion="greatest relative error at most 1.5 of the least",
-        holds=lambda values: max(values.values()) <= 1.5 * min(values.values()),
+        about="greatest error over the least",
+        of=of.greatest_over_least,
+        stated=printed("1"),
         over="chunk_size",
         at_least=3,
+        kind="counted",
+        verified=Verified(Need("{}_exp_xl", {**_ERRORS, "dtype": "bfloat16"}), "mean_absolute"),
+        command=_VERIFY,
     ),
-    Claim(
-        "mean absolute error of exp forward 7.86e-4 (float32), 2.905e-3 (bf16), for every L",
-        "answers to the reviews",
-        unmeasurable="rows hold errors relative to the root mean square of float64, not mean absolute ones; "
-        "`tflabench verify -a inputs=standard --out DIR` writes those",
+    *(
+        Claim(
+            f"mean absolute error of exp forward {error} ({dtype}), for every L",
+            "answers to the reviews",
+            form="{:.3e}",
+            about="mean absolute error at every L",
+            stated=printed(error),
+            over="chunk_size",
+            at_least=3,
+            kind="counted",
+            verified=Verified(Need("{}_exp_xl", {**_ERRORS, "dtype": dtype}), "mean_absolute"),
+            command=_VERIFY,
+        )
+        for dtype, error in (("float32", "7.86e-4"), ("bfloat16", "2.905e-3"))
     ),
     Claim(
         "training step of a 1.4B model: Llama 2.39 s, mLSTM 1.64 to 1.67 s",

@@ -63,7 +63,7 @@ def folder_to_write(out: Path) -> Path:
         InputError: it is a file, or cannot be made.
     """
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out is {out}, which cannot be written into: it is a file, and this command writes several: give a folder")
+        raise InputError(f"--out is {out}, which cannot be written into: it is a file, and this command needs a folder")
     _make(out, out)
     return out
 
