@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from typer.testing import CliRunner
 
 from tflabench.cli.main import app
 from tflabench.conclusions.campaigns import campaigns
-from tflabench.conclusions.claims import CLAIMS, KERNELS, Outcome, check, check_all, needed
+from tflabench.conclusions.claim import Outcome, check, needed
+from tflabench.conclusions.claims import CLAIMS, KERNELS, check_all
+from tflabench.conclusions.spans import percent_faster, printed
 from tflabench.implementations.registry import implementations
+from tflabench.rows.errors import ErrorLine, find_errors
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
@@ -94,6 +98,10 @@ CASES = {
         [*BIG, *training("fla_simple_gla", 9, 9, 9.5, **FIG12)],
         [*BIG, *training("fla_simple_gla", 9, 9, 11, **FIG12)],
     ),
+    "... and within 3 ms": (
+        [*BIG, *training("fla_simple_gla", 7.1, 9, 9.5, **FIG12)],
+        [*BIG, *training("fla_simple_gla", 6.9, 9, 9.5, **FIG12)],
+    ),
     "... but takes almost twice": (
         [*BIG, *training("fla_simple_gla", 9, 9, 9, **FIG12, peak_bytes=int(5.7 * GIB))],
         [*BIG, *training("fla_simple_gla", 9, 9, 9, **FIG12, peak_bytes=3 * GIB)],
@@ -130,8 +138,8 @@ def claim(start: str):
     return found
 
 
-def outcome(start: str, rows: list[Row], kernels: str = "tfla") -> Outcome:
-    return check(claim(start), kernels, campaigns([Results(Path("fig"), tuple(rows), {"run": RUN})]))
+def outcome(start: str, rows: list[Row], kernels: str = "tfla", errors: Sequence[ErrorLine] = ()) -> Outcome:
+    return check(claim(start), kernels, campaigns([Results(Path("fig"), tuple(rows), {"run": RUN})]), errors)
 
 
 def test_every_claim_that_rows_can_tell_has_a_case():
@@ -166,7 +174,7 @@ def test_the_same_rows_say_nothing_of_other_kernels(start):
 def test_values_are_those_of_the_rows():
     found = outcome("training: over 2x", CASES["training: over 2x faster than Mamba 2"][1])
     assert found.values == {512: 2.25, 4096: 2.25, 65536: 1.75}
-    assert found.measured == "1.75x to 2.25x, median 2.25x, T = 512 to 65536"
+    assert found.measured == "1.75x to 2.25x, median 2.25x (± 0.1%), T = 512 to 65536"
     assert outcome("measured: the best L", over_chunks(VALLEY)).measured == (
         "least 14.0 ms at L = 256; 15.0 ms at 64, 70.0 ms at 4096"
     )
@@ -188,7 +196,7 @@ def test_one_point_says_nothing_of_all_lengths():
     assert (found.verdict, found.reason, found.measured) == (
         "not measurable",
         "1 T measured, 2 needed",
-        "2.25x, T = 4096",
+        "2.25x (± 0.1%), T = 4096",
     )
 
 
@@ -229,6 +237,180 @@ def test_what_a_claim_needs_is_said_in_words():
     assert needed(claim("training step")) == ""
 
 
+# --- The rule: what is stated against what was measured, each with its interval
+
+
+def test_a_printed_number_stands_for_all_that_round_to_it():
+    assert (percent_faster("25").low, percent_faster("25").high) == pytest.approx((1.245, 1.255))
+    assert (printed("7.86e-4").low, printed("7.86e-4").high) == pytest.approx((7.855e-4, 7.865e-4))
+    assert (printed("128", "256").low, printed("128", "256").high) == (127.5, 256.5)
+    assert (printed("6.3e2").low, printed("6.3e2").high) == (625, 635)
+
+
+def of_exp(ratio: float, by: float = 0.0) -> Outcome:
+    """What rows say of "25% faster" whose three rounds have the ratio, and `by` more and less."""
+    rounds = {"details": {"ms_by_round": [ratio - by, ratio, ratio + by]}}
+    limit = training("tfla_exp_limit", ratio, ratio, ratio, chunk_size=64, **rounds)
+    xl = training("tfla_exp_xl", 1, 1, 1, details={"ms_by_round": [1, 1, 1]})
+    return outcome("mLSTMexp: xl_chunk", [*xl, *limit])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "by", "verdict"),
+    [
+        (1.1526, 0.003, "does not hold"),
+        (1.246, 0, "holds"),
+        (1.254, 0, "holds"),
+        (1.244, 0, "does not hold"),
+        (1.256, 0, "does not hold"),
+        (1.244, 0.002, "holds"),
+        (1.256, 0.002, "holds"),
+        (1.3, 0.04, "does not hold"),
+    ],
+)
+def test_25_percent_faster_holds_where_the_interval_reaches_what_rounds_to_it(ratio, by, verdict):
+    found = of_exp(ratio, by)
+    assert found.verdict == verdict
+    if (ratio, by) == (1.1526, 0.003):
+        assert found.reason == "1.15 to 1.156 is not within 1.245 to 1.255"
+
+
+def test_a_bound_is_not_rounded_and_must_be_passed():
+    rounds = {"details": {"ms_by_round": [1.99, 2.0]}}
+    ours = training("tfla_sig_xl", 1, 1, 1, details={"ms_by_round": [1.0, 1.0]})
+    for ms, changes, verdict in (
+        (2.001, {"details": {"ms_by_round": [2.001, 2.001]}}, "holds"),
+        (2.0, {"details": {"ms_by_round": [2.0, 2.0]}}, "does not hold"),
+        (1.997, rounds, "holds"),
+        (1.99, rounds, "does not hold"),
+    ):
+        assert outcome("training: over 2x", [*ours, *training("mamba2", ms, ms, ms, **changes)]).verdict == verdict
+
+
+def test_simple_gla_at_d_hv_512_is_slightly_faster_or_the_claim_does_not_hold():
+    """ "Slightly faster (within 3 ms or 15%)": neither slower, nor faster by more."""
+    for ms, within_15, within_3 in ((9.0, "holds", "holds"), (11.0, "does not hold", "does not hold")):
+        rows = [*BIG, *training("fla_simple_gla", ms, ms, ms, **FIG12)]
+        assert outcome("training at d_hv 512", rows).verdict == within_15
+        assert outcome("... and within 3 ms", rows).verdict == within_3
+    rows = [*BIG, *training("fla_simple_gla", 8.6, 8.6, 8.6, **FIG12)]  # 16%, and 1.4 ms
+    assert outcome("training at d_hv 512", rows).verdict == "does not hold"
+    assert outcome("... and within 3 ms", rows).verdict == "holds"
+
+
+def test_a_best_chunk_size_is_as_sure_as_the_times_beside_it():
+    near = over_chunks({64: 13.9, 256: 14.0, 4096: 70.0})
+    assert outcome("measured: the best L", near).verdict == "does not hold"
+    wide = [
+        r.model_copy(update={"ms_p20": 0.98 * (r.ms_median or 0), "ms_p80": 1.02 * (r.ms_median or 0)}) for r in near
+    ]
+    assert outcome("measured: the best L", wide).verdict == "holds"
+
+
+ALONG_L = [start for start in CASES if claim(start).over == "chunk_size" and claim(start).kind == "measured"]
+
+
+@pytest.mark.parametrize("start", ALONG_L)
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_chunk_sizes_are_held_against_each_other_within_one_comparison(start, of_ours, of_theirs):
+    first, *others = CASES[start][0]
+    apart = [first.model_copy(update=of_ours), *(r.model_copy(update=of_theirs) for r in others)]
+    found = outcome(start, apart)
+    assert found.verdict == "not measurable"
+    assert found.command is not None
+
+
+def test_rows_without_the_number_are_no_points():
+    without = over_chunks(VALLEY, "fw", tflops=dict.fromkeys(VALLEY), peak_bytes=dict.fromkeys(VALLEY))
+    for start in ("FLOP/s rise", "theory: the best L"):
+        assert (outcome(start, without).verdict, outcome(start, without).values) == ("not measurable", {})
+    rows = [r.model_copy(update={"peak_bytes": None}) for r in CASES["... but takes less memory"][0]]
+    assert outcome("... but takes less memory", rows).verdict == "not measurable"
+
+
+def test_the_comparison_with_most_chunk_sizes_counts():
+    few = [r.model_copy(update={"comparison_id": "few"}) for r in over_chunks({64: 9.0, 128: 10.0, 512: 11.0})]
+    found = outcome("measured: the best L", [*few, *over_chunks(VALLEY | {1024: 20.0})])
+    assert (found.verdict, list(found.values)) == ("holds", [64, 256, 1024, 4096])
+
+
+def test_a_modelled_number_is_never_called_measured(tmp_path):
+    held, _ = CASES["theory: the best L"]
+    found = outcome("theory: the best L", held)
+    assert found.measured == ""
+    assert found.modelled == "least 2.0 ms at L = 512; 5.0 ms at 64, 4.0 ms at 4096"
+    assert all(outcome(start, CASES[start][0]).modelled == "" for start in CASES if not start.startswith("theory"))
+    table = claims(write(tmp_path, held)).stdout.splitlines()
+    head = table[0]
+    (line,) = [line for line in table if "least 2.0 ms" in line]
+    assert line.index("least 2.0 ms") == head.index("modelled")
+    (entry,) = [e for e in json.loads(claims(tmp_path, "--json").stdout) if e["modelled"]]
+    assert (entry["claim"], entry["measured"]) == ("theory: the best L is about 630", "")
+
+
+# --- Errors against float64
+
+
+def error_lines(value: float, dtype: str, kernels: str = "tfla", **changes) -> list[ErrorLine]:
+    fields = {
+        "folder": "errors", "point": "", "implementation": f"{kernels}_exp_xl", "pass_": "fw", "batch": 1, "heads": 4,
+        "seq_len": 8192, "d_qk": 128, "d_hv": 256, "dtype": dtype, "inputs": "standard", "status": "ok",
+        "tensor": "forward", "error": 9.0, "mean_absolute": value,
+    }  # fmt: skip
+    return [ErrorLine(chunk_size=L, **fields | changes) for L in (64, 128, 2048)]
+
+
+def test_errors_csv_decides_what_it_can():
+    for start, dtype, value in (
+        ("mean absolute error of exp forward 7.86e-4", "float32", 7.86e-4),
+        ("mean absolute error of exp forward 2.905e-3", "bfloat16", 2.905e-3),
+    ):
+        assert outcome(start, [], errors=error_lines(value, dtype)).verdict == "holds"
+        found = outcome(start, [], errors=error_lines(value / 2, dtype))
+        assert (found.verdict, found.folder) == ("does not hold", "errors")
+        for changes in ({"inputs": "normal"}, {"seq_len": 512}, {"tensor": "dq"}, {"kernels": "nxai"}, {"d_hv": 512}):
+            other = outcome(start, [], errors=error_lines(value, dtype, **changes))
+            assert (other.verdict, other.reason) == ("not measurable", "no errors.csv has enough of *_exp_xl")
+            assert other.command
+            assert other.command.startswith("tflabench verify")
+    same = outcome("error of exp", CASES["error of exp"][1], errors=error_lines(1e-3, "bfloat16"))
+    assert (same.verdict, same.folder) == ("holds", "errors")
+    uneven = [*error_lines(1e-3, "bfloat16")[:2], *error_lines(2e-3, "bfloat16")[2:]]
+    assert outcome("error of exp", [], errors=uneven).verdict == "does not hold"
+
+
+def test_what_the_stored_errors_csv_answers_is_not_called_not_measurable():
+    results = Path(__file__).resolve().parent.parent / "results" / "h200"
+    outcomes = check_all([], find_errors(results))
+    decided = {o.claim.says: o.verdict for o in outcomes if o.verdict != "not measurable"}
+    assert decided == {
+        "error of exp forward the same for every L, 64 to 2048": "holds",
+        "mean absolute error of exp forward 7.86e-4 (float32), for every L": "does not hold",
+        "mean absolute error of exp forward 2.905e-3 (bfloat16), for every L": "does not hold",
+    }
+
+
+def test_the_command_reads_errors_below_its_folder(tmp_path):
+    write(tmp_path / "rows", SIG)
+    lines = [f"p,tfla_exp_xl,1,4,8192,128,256,{L},float32,fw,standard,ok,forward,1e-3,7.86e-4" for L in (64, 128, 256)]
+    head = "point,implementation,batch,heads,seq_len,d_qk,d_hv,chunk_size,dtype,pass,inputs,status,name,error"
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "errors" / "errors.csv").write_text("\n".join([f"{head},mean_absolute", *lines]))
+    (held,) = [e for e in json.loads(claims(tmp_path, "--json").stdout) if e["verdict"] == "holds"]
+    assert (held["claim"].split("(")[0], held["kernels"]) == ("mean absolute error of exp forward 7.86e-4 ", "tfla")
+    (tmp_path / "errors" / "errors.csv").write_text("a,b\n1,2\n")
+    assert "is not what `tflabench verify --out` writes" in claims(tmp_path, code=2).stderr
+
+
+def test_no_command_is_named_where_results_were_wrong():
+    rows = [
+        r.model_copy(update={"status": "wrong", "reason": "dq is off"}) for r in training("tfla_exp_limit", 5, 5, 5)
+    ]
+    rows = [r.model_copy(update={"chunk_size": 64}) for r in rows]
+    found = outcome("mLSTMexp: xl", [*training("tfla_exp_xl", 4, 4, 4), *rows])
+    assert (found.reason, found.command) == ("*_exp_limit wrong: dq is off", None)
+
+
 def claims(*arguments, code: int = 0):
     done = CliRunner().invoke(app, ["claims", *map(str, arguments)])
     assert done.exit_code == code, done.output
@@ -239,7 +421,8 @@ def test_the_table_has_every_claim_and_120_columns(tmp_path):
     write(tmp_path / "h200" / "fig4", [*SIG, *training("mamba2", 9, 9, 9), *CASES["mLSTMexp: xl_chunk"][0]])
     write(tmp_path / "h200" / "fig5", [*over_chunks(VALLEY), *over_chunks(VALLEY, "fw")])
     lines = claims(tmp_path).stdout.splitlines()
-    assert max(map(len, lines)) <= 120
+    table = lines[: lines.index("What is not measurable with these rows would be decided by")]
+    assert max(map(len, table)) <= 120
     text = " ".join(" ".join(lines).split())
     assert all(claim.says.split()[0] in text for claim in CLAIMS)
     assert text.count("not measurable") > 5
@@ -254,7 +437,7 @@ def test_reasons_are_printed_as_they_are(tmp_path):
 def test_json_has_every_outcome(tmp_path):
     write(tmp_path, [*SIG, *training("mamba2", 9, 9, 9)])
     found = json.loads(claims(tmp_path, "--json").stdout)
-    assert len(found) == len(check_all([])) == len(KERNELS) * len(CASES) + 2
+    assert len(found) == len(check_all([])) == len(KERNELS) * (len(CASES) + 2) + 1
     (held,) = [entry for entry in found if entry["verdict"] == "holds"]
     assert (held["kernels"], held["values"]["4096"], held["folder"]) == ("tfla", 2.25, str(tmp_path))
 

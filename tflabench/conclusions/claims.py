@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tflabench.conclusions import claim as of
-from tflabench.conclusions.claim import Claim, Need, Outcome, Stated, Verified, check, percent_faster, printed
+from tflabench.conclusions import spans as of
+from tflabench.conclusions.claim import Claim, Need, Outcome, Verified, check
+from tflabench.conclusions.spans import Stated, percent_faster, printed
 
 if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
