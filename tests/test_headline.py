@@ -142,6 +142,61 @@ def test_a_baseline_is_held_against_ours_that_computes_the_same(tmp_path):
     assert cells(text, "mamba2")[0].split()[0] not in ("2.00x", "4.00x", "5.00x")  # ours was not measured
 
 
+HELD_BACK = {"throttled": True}
+
+
+def test_a_ratio_of_a_throttled_row_stands_in_the_table_and_in_no_sentence(tmp_path):
+    rows = [
+        *(at("tfla_sig_xl", T, 1.0) for T in (512, 4096)),
+        at("sdpa_cudnn", 512, 0.5, **ATTENTION, **HELD_BACK),
+        at("sdpa_cudnn", 4096, 4.0, **ATTENTION),
+        *(at("fla_gla", T, ms) for T, ms in ((512, 3.0), (4096, 5.0))),
+    ]
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "sdpa cudnn") == ["0.50x† (40%)", "4.00x (40%)"]
+    assert cells(text, "sdpa cudnn", 1) == ["1.00x", "1.00x"]  # memory is what it is
+    assert cells(text, "ours") == ["1 ms (40%)"] * 2
+    out = "left out, throttled: sdpa cudnn at T = 512"
+    assert f"Baselines that are faster: none; {out}." in text
+    assert (
+        "faster than every baseline at 2 of 2; against the strongest one 3.00x at T = 512 (against fla gla), "
+        f"4.00x at T = 4096 (against sdpa cudnn); {out}"
+    ) in text
+    assert text.count("†: the GPU held its clock back") == 1
+
+
+def test_ours_is_left_out_by_name_where_it_is_throttled(tmp_path):
+    rows = [
+        at("tfla_sig_xl", 512, 1.0, **HELD_BACK),
+        at("tfla_sig_xl", 4096, 1.0),
+        *(at("sdpa_cudnn", T, 0.5, **ATTENTION) for T in (512, 4096)),
+    ]
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "ours") == ["1 ms† (40%)", "1 ms (40%)"]
+    assert cells(text, "sdpa cudnn") == ["0.50x† (40%)", "**0.50x** (40%)"]
+    assert (
+        "sdpa cudnn at T = 4096 (ours takes up to 2.00 times as much); left out, throttled: tfla_sig_xl at T = 512."
+        in text
+    )
+    assert "faster than every baseline at 0 of 1;" in text
+
+
+def test_where_everything_is_throttled_nothing_is_said_but_that(tmp_path):
+    rows = [at("tfla_sig_xl", 512, 1.0, **HELD_BACK), at("sdpa_cudnn", 512, 2.0, **ATTENTION, **HELD_BACK)]
+    text = page(write(tmp_path, rows, run=RUN))
+    out = "no ratio without throttling; left out, throttled: tfla_sig_xl everywhere, sdpa cudnn everywhere"
+    assert text.count(out) == 2
+    assert "faster than every baseline" not in text
+    assert cells(text, "sdpa cudnn") == ["2.00x† (40%)"]
+
+
+def test_throttled_values_without_a_ratio_are_marked_too(tmp_path):
+    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, **HELD_BACK, comparison_id="other")]
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "sdpa cudnn") == ["2 ms† (40%)"]
+    assert "left out, throttled" not in text
+
+
 def test_where_a_baseline_wins_it_says_so(fig4):
     text = page(fig4)
     assert "Baselines that are faster: sdpa cudnn at T = 512 (ours takes up to 2.00 times as much)." in text

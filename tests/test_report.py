@@ -227,6 +227,20 @@ def test_a_place_that_cannot_be_written(folder, tmp_path):
     refused([str(folder), "--out", str(tmp_path / "file" / "page.html")], "cannot be written")
 
 
+def test_throttled_points_do_not_count_in_the_headline_and_are_named(tmp_path):
+    ours = [row("tfla_sig_xl", 1.0, seq_len=T) for T in (512, 1024)]
+    theirs = [row("fla_gla", ms, seq_len=T, throttled=T == 512) for T, ms in ((512, 0.5), (1024, 3.0))]
+    said = compare(tmp_path / "some", [*ours, *theirs])
+    assert [duel.ratio for duel in said.verdicts[0].comparisons[0].duels] == [3.0]
+    assert said.left_out == ("NVIDIA H200, bfloat16, forward: fla gla (1 point)",)
+    ours = [one.model_copy(update={"throttled": True}) for one in ours]
+    said = compare(tmp_path / "all", [*ours, *theirs])
+    assert (said.verdicts, said.left_out) == ((), ("NVIDIA H200, bfloat16, forward: fla gla (2 points)",))
+    page = report.write(tmp_path / "all").read_text()
+    assert "No ratio without throttling" in page
+    assert "Left out, throttled: the GPU held its clock back" in page
+
+
 @pytest.mark.parametrize("package", ["plotly", "jinja2"])
 def test_a_missing_package_is_named_with_its_remedy(folder, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)

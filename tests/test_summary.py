@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from tflabench.conclusions.contests import contests, faster
-from tflabench.conclusions.summary import NOISY_MEANS, closing, ending, failures, line
+from tflabench.conclusions.summary import NOISY_MEANS, best_table, closing, ending, failures, line, verdicts
+from tflabench.rows.labels import waits_for_host
+from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -135,5 +137,70 @@ def test_calls_that_wait_for_the_host_are_named():
     rows = [row(ms=1.0, host_ms=0.5), row(ms=0.2, host_ms=0.5), row(ms=0.4, host_ms=0.5), row(ms=None, host_ms=None)]
     assert [line(one).count("host 0.5 ms") for one in rows] == [0, 1, 1, 0]
     assert failures(rows)[1:] == [
-        "enqueued slower than run (2x, up to 2.5 times): eager PyTorch waits for the host, a CUDA graph does not"
+        "enqueued slower than run (2x, up to 2.5 times): tfla_sig_xl (2x): eager PyTorch waits for the host, a CUDA "
+        "graph does not"
     ]
+
+
+def test_the_note_on_the_host_names_the_implementations_of_the_rows_at_hand():
+    rows = [
+        row("hopper_sig", ms=0.2, host_ms=0.5),
+        row("fla_gla", ms=0.2, host_ms=0.5),
+        row("nxai_sig_xl", host_ms=0.5),
+    ]
+    (note,) = failures([*rows, row("hopper_sig", ms=0.4, host_ms=0.5, seq_len=512)])
+    assert "hopper_sig (2x), fla_gla: eager" in note
+    assert "nxai" not in note
+
+
+def test_the_stored_note_on_the_host_is_what_the_rows_say():
+    root = Path(__file__).resolve().parent.parent
+    rows = [r for results in find_results(root / "results" / "h200") for r in results.rows if r.comparison_id is None]
+    waiting = [r.implementation for r in rows if waits_for_host(r)]
+    timed = sum(r.host_ms is not None for r in rows)
+    fused, triton = (sum(name.startswith(start) for name in waiting) for start in ("hopper_", "tfla_"))
+    (rest,) = set(waiting) - {name for name in waiting if name.startswith(("hopper_", "tfla_"))}
+    note = (
+        f"In {len(waiting)} of the {timed:,} rows that have it `host_ms` is above `ms_median`: {fused} of the fused "
+        f"kernels, {triton} of the Triton ones, one of `{rest}`."
+    )
+    assert waiting.count(rest) == 1
+    assert note in (root / "docs" / "decisions" / "2026-11-22-rows-of-the-h200.md").read_text()
+
+
+# --- Throttled rows
+
+
+SLOW, CLEAR, CLEARER = row("sdpa", ms=2.0, throttled=True), row("fla_gla", ms=3.0), row("fla_retention", ms=6.0)
+
+
+def test_what_is_said_of_who_ran_faster_leaves_throttled_rows_out_by_name():
+    ours = row(ms=1.0)
+    assert verdicts([ours, SLOW, CLEAR]) == [
+        "forward, B=16 T=4096 heads 16x128/256: tfla_sig_xl (L=128) ran",
+        "  3.00 ± 0.00 times faster than fla_gla (L=128)",
+        "  left out, throttled: sdpa (L=128)",
+    ]
+    assert (closing([ours, SLOW, CLEAR]) or "").endswith(
+        "tfla_sig_xl (L=128) 1 ms, 3.00 ± 0.00 times faster than fla_gla (L=128); left out, throttled: sdpa (L=128)"
+    )
+    fast = row(ms=1.0, throttled=True)
+    assert verdicts([fast, CLEAR, CLEARER]) == [
+        "forward, B=16 T=4096 heads 16x128/256: fla_gla (L=128) ran",
+        "  2.00 ± 0.00 times faster than fla_retention (L=128)",
+        "  left out, throttled: tfla_sig_xl (L=128)",
+    ]
+    only = "forward, B=16 T=4096 heads 16x128/256: left out, throttled: tfla_sig_xl (L=128)"
+    assert verdicts([fast, CLEAR]) == [only]
+    assert closing([fast, CLEAR]) == only
+
+
+def test_the_table_marks_throttled_times_once_explained_and_does_not_make_them_bold():
+    text = said([row(ms=1.0, throttled=True), CLEAR, row(ms=2.0, seq_len=512), row("sdpa", ms=4.0, seq_len=512)])
+    assert "1 ms†" in text
+    assert "3.00x† fla_gla" in text
+    assert "2.00x sdpa" in text
+    assert text.count("† the GPU held its clock back") == 1
+    bold = {str(cell): cell.style for cell in best_table([row(ms=1.0, throttled=True)]).columns[3].cells}
+    assert bold == {"tfla_sig_xl (L=128)": ""}
+    assert "†" not in said([row(ms=1.0), CLEAR])

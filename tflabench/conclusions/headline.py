@@ -18,7 +18,7 @@ from tflabench.conclusions.compare import comparable, fastest, questions, ratio
 from tflabench.conclusions.summary import NOISY_MEANS
 from tflabench.implementations.registry import bundled_kernels, operation
 from tflabench.problem import InputError
-from tflabench.rows.labels import PASS_TITLES, heads, label
+from tflabench.rows.labels import PASS_TITLES, THROTTLED, heads, label, mark
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 
@@ -57,7 +57,6 @@ class Column:
     label: str
     kernels: Mapping[str, list[Row]]
     baselines: Mapping[str, list[Row]]
-    campaign: Campaign
 
     def ours(self, rival: Row | None = None) -> Row | None:
         """Return our fastest kernel of those that answer a baseline, or of mLSTM (see `answers`).
@@ -80,6 +79,18 @@ class Column:
         if not (rival and ours and comparable(rival, ours)):
             return None
         return ratio(getattr(rival, quantity.column), getattr(ours, quantity.column))
+
+    def clear_ratio(self, name: str, quantity: Quantity) -> float | None:
+        """Return the ratio that counts in what is said of winners: None of a time measured on a throttled GPU."""
+        return None if quantity is TIME and self.throttled(name) else self.ratio(name, quantity)
+
+    def throttled(self, name: str) -> list[str]:
+        """Return which side of a ratio of times was measured on a throttled GPU: ours, the baseline, or both."""
+        rival = self.rival(name)
+        ours = self.ours(rival) if rival else None
+        if not (rival and ours and self.ratio(name, TIME) is not None):
+            return []
+        return [title for title, row in ((ours.implementation, ours), (rival.title, rival)) if row.throttled]
 
 
 @dataclass(frozen=True)
@@ -154,6 +165,9 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
         "once and each output written once a pass, each product of the chunkwise form made once, at the GPU's copy",
         "bandwidth and matrix rate. The delta rules and Mamba have no such bound: *own* stands for the own roofline,",
         "which is what the FLOPs and bytes of that implementation take at least.",
+        f"{THROTTLED}: the GPU held its clock back while this, or a side of this ratio, was measured, as it does at",
+        "its power limit where a kernel keeps it busy. Such a ratio stands in the table; what is said of who is",
+        "faster leaves it out, and names it.",
         "",
         "## In short",
         "",
@@ -181,7 +195,7 @@ def tables(campaign: Campaign, kernels: Container[str]) -> list[Table]:
         row = rows[0]
         size = (row.batch * row.seq_len, row.heads * row.d_hv)
         groups[PASSES.index(row.pass_), *size, row.dtype, row.inputs].append(rows)
-    return [table for _, group in sorted(groups.items()) for table in _split(group, kernels, campaign)]
+    return [table for _, group in sorted(groups.items()) for table in _split(group, kernels)]
 
 
 def _heading(campaign: Campaign, every: Sequence[Campaign], root: Path) -> str:
@@ -194,14 +208,14 @@ def _heading(campaign: Campaign, every: Sequence[Campaign], root: Path) -> str:
     return ", ".join([name, *(f"{key} {' '.join(own.get(key, ['not recorded']))}" for key in telling)])
 
 
-def _split(group: Sequence[list[Row]], kernels: Container[str], campaign: Campaign) -> list[Table]:
+def _split(group: Sequence[list[Row]], kernels: Container[str]) -> list[Table]:
     """One table over T; of several questions at one T, one table a head dimension, or one over these at a single T."""
     row = group[0][0]
     words = [f"{row.batch * row.seq_len:,} tokens", f"embedding {row.heads * row.d_hv}", row.dtype]
     words += [] if row.inputs == "normal" else [f"{row.inputs} inputs"]
 
     def table(axis: str, columns: Mapping[str, list[Row]], *more: str) -> Table:
-        found = tuple(_column(label, rows, kernels, campaign) for label, rows in columns.items())
+        found = tuple(_column(label, rows, kernels) for label, rows in columns.items())
         return Table(", ".join([PASS_TITLES[row.pass_], *more, *words]), axis, found)
 
     by_length = defaultdict(list)
@@ -220,8 +234,8 @@ def _split(group: Sequence[list[Row]], kernels: Container[str], campaign: Campai
     return [*found, *(table("T", columns, f"heads {cut}") for cut, columns in by_heads.items())]
 
 
-def _column(label: str, rows: Iterable[Row], kernels: Container[str], campaign: Campaign) -> Column:
-    column = Column(label, defaultdict(list), defaultdict(list), campaign)
+def _column(label: str, rows: Iterable[Row], kernels: Container[str]) -> Column:
+    column = Column(label, defaultdict(list), defaultdict(list))
     for row in rows:
         side = column.kernels if row.implementation in kernels else column.baselines
         side[row.implementation].append(row)
@@ -253,7 +267,9 @@ def _title(row: Row) -> str:
 
 def _own(row: Row, quantity: Quantity) -> str:
     value = getattr(row, quantity.column)
-    return "" if value is None else quantity.write(value) + (_nearness(row) if quantity is TIME else "")
+    if value is None:
+        return ""
+    return quantity.write(value) + (f"{mark(row)}{_nearness(row)}" if quantity is TIME else "")
 
 
 def _nearness(row: Row) -> str:
@@ -272,22 +288,27 @@ def _cell(column: Column, name: str, quantity: Quantity) -> str:
         return f"*{rival.status}*"
     if found is None:
         return _own(rival, quantity)
-    mark = "**" if found < 1 - TIE else ""
-    return f"{mark}{found:.2f}x{mark}{_nearness(rival) if quantity is TIME else ''}"
+    clear = column.clear_ratio(name, quantity)
+    bold = "**" if clear is not None and clear < 1 - TIE else ""
+    shown = f"{bold}{found:.2f}x{bold}"
+    return shown if quantity is MEMORY else f"{shown}{THROTTLED if column.throttled(name) else ''}{_nearness(rival)}"
 
 
 def _winners(table: Table, quantity: Quantity) -> str:
     """Which baselines beat our fastest kernel, where, and by how much at most."""
     if not any(column.ours() for column in table.columns):
         return "No kernel of ours was measured here: the table has the baselines' own values."
-    found = []
+    found, counted = [], 0
     for name, example in table.baselines.items():
-        ratios = {column.label: column.ratio(name, quantity) for column in table.columns}
+        ratios = {column.label: column.clear_ratio(name, quantity) for column in table.columns}
+        counted += sum(value is not None for value in ratios.values())
         lost = {label: value for label, value in ratios.items() if value is not None and value < 1 - TIE}
         if lost:
             most = 1 / min(lost.values())
             found.append(f"{example.title} {_where(lost, table)} (ours takes up to {most:.2f} times as much)")
-    return f"Baselines that are {quantity.wins}: {'; '.join(found) or 'none'}."
+    out = _left_out(table) if quantity is TIME else ""
+    none = "no ratio without throttling" if out and not counted else "none"
+    return f"Baselines that are {quantity.wins}: {'; '.join(found) or none}{out}."
 
 
 def _where(labels: Collection[str], table: Table) -> str:
@@ -318,16 +339,28 @@ def _short(table: Table) -> str:
     """How often ours is the fastest, and its ratio to the strongest baseline in the first and the last column."""
     duels = {}
     for column in table.columns:
-        ratios = {name: column.ratio(name, TIME) for name in table.baselines}
+        ratios = {name: column.clear_ratio(name, TIME) for name in table.baselines}
         if measured := {name: value for name, value in ratios.items() if value is not None}:
             strongest = min(measured, key=lambda name: measured[name])
             duels[column.label] = measured[strongest], "x", table.baselines[strongest].title
+    out = _left_out(table)
     if not duels:
-        return "no kernel of ours and a baseline in one comparison"
+        return f"no ratio without throttling{out}" if out else "no kernel of ours and a baseline in one comparison"
     won = sum(value > 1 + TIE for value, _, _ in duels.values())
     ends = {label: duels[label] for label in (next(iter(duels)), list(duels)[-1])}
     words = [f"{value:.2f}{x} at {table.axis} = {label} (against {title})" for label, (value, x, title) in ends.items()]
-    return f"faster than every baseline at {won} of {len(duels)}; against the strongest one {', '.join(words)}"
+    return f"faster than every baseline at {won} of {len(duels)}; against the strongest one {', '.join(words)}{out}"
+
+
+def _left_out(table: Table) -> str:
+    """Whose times do not count because the GPU held its clock back, and where: "; left out, throttled: ..."."""
+    where = defaultdict(dict)
+    for column in table.columns:
+        for name in table.baselines:
+            for title in column.throttled(name):
+                where[title][column.label] = None
+    told = ", ".join(f"{title} {_where(labels, table)}" for title, labels in where.items())
+    return f"; left out, throttled: {told}" if told else ""
 
 
 def _origin(campaign: Campaign, beside: Path) -> list[str]:

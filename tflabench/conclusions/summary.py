@@ -12,7 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from tflabench.conclusions.contests import contests, faster
-from tflabench.rows.labels import PASS_TITLES, label, milliseconds, on_datasheet, percentages, size, waits_for_host
+from tflabench.rows.labels import (
+    PASS_TITLES,
+    THROTTLED,
+    label,
+    mark,
+    milliseconds,
+    on_datasheet,
+    percentages,
+    size,
+    waits_for_host,
+)
 from tflabench.rows.schema import Row
 
 NOISY_MEANS = "its median is known less well than its place among the others needs"
@@ -39,23 +49,28 @@ def tuning(row: Row) -> str:
 def closing(rows: Sequence[Row]) -> str | None:
     """Return what a closed comparison says in one line: its fastest implementation, and by how much; None of one."""
     measured = sorted((row for row in rows if row.status == "ok"), key=lambda row: row.ms_median or 0.0)
-    others = [row for row in measured if row.implementation != measured[0].implementation]
-    if not others:
+    if len({row.implementation for row in measured}) < 2:
         return None
-    best, ratio = measured[0], None
-    for other in others:
-        if ratio := faster(best, other):
-            break
-    if ratio is None:
-        return None
-    return (
-        f"{PASS_TITLES[best.pass_]}, {size(best)}: {label(best)} {milliseconds(best)}, "
-        f"{ratio[0]:.2f} ± {ratio[1]:.2f} times faster than {label(other)}"
-    )
+    out = left_out(measured)
+    said = [f"left out, {out}"] if out else []
+    if best := next((row for row in measured if not row.throttled), None):
+        others = [row for row in measured if row.implementation != best.implementation and not row.throttled]
+        if beaten := next(((row, *ratio) for row in others if (ratio := faster(best, row))), None):
+            other, ratio, by = beaten
+            words = f"{label(best)} {milliseconds(best)}, {ratio:.2f} ± {by:.2f} times faster than {label(other)}"
+            said.insert(0, words)
+    return f"{PASS_TITLES[measured[0].pass_]}, {size(measured[0])}: {'; '.join(said)}" if said else None
+
+
+def left_out(rows: Iterable[Row]) -> str:
+    """Name the rows that no statement about who is faster uses: "throttled: hopper_sig (L=4096), sdpa_cudnn"."""
+    names = ", ".join(dict.fromkeys(label(row) for row in rows if row.throttled))
+    return f"throttled: {names}" if names else ""
 
 
 def best_table(rows: Iterable[Row]) -> Table:
-    """The best implementation a point, and what it beat."""
+    """Return the best implementation a point, and what it beat; what was measured on a throttled GPU is marked."""
+    rows = list(rows)
     table = Table(
         "pass",
         "size",
@@ -79,13 +94,16 @@ def best_table(rows: Iterable[Row]) -> Table:
             best.pass_,
             size(best),
             best.dtype,
-            Text(label(best), "bold"),
-            milliseconds(best),
+            Text(label(best), "" if best.throttled else "bold"),
+            f"{milliseconds(best)}{mark(best)}",
             _percent(best.percent_of_bound),
             _percent(best.percent_of_own_roofline),
             f"{best.peak_bytes / 2**20:.0f} MiB",  # type: ignore[operator]
-            f"{rivals[0][1]:.2f}x {label(rivals[0][0])}" if rivals else "",
+            f"{rivals[0][1]:.2f}x{mark(best, rivals[0][0])} {label(rivals[0][0])}" if rivals else "",
         )
+    if any(row.throttled for row in rows if row.status == "ok"):
+        table.caption = f"{THROTTLED} the GPU held its clock back; below, it is left out of who ran faster"
+        table.caption_justify = "left"
     return table
 
 
@@ -94,18 +112,25 @@ def _percent(value: float | None) -> str:
 
 
 def verdicts(rows: Iterable[Row]) -> list[str]:
-    """For the largest problem of every pass: how much faster its best implementation ran than each other one."""
+    """Say for the largest problem of every pass how much faster its best implementation ran than each other one.
+
+    Rows of a throttled GPU are left out, by name.
+    """
     largest = {group[0].pass_: group for group in contests(rows)}
     lines = []
     for group in largest.values():
         best_of = {}
         for row in group:
-            best_of.setdefault(row.implementation, row)
-        best, *others = best_of.values()
-        ratios = [(other, ratio) for other in others if (ratio := faster(best, other))]
-        if ratios:
-            lines.append(f"{PASS_TITLES[best.pass_]}, {size(best)}: {label(best)} ran")
+            if not row.throttled:
+                best_of.setdefault(row.implementation, row)
+        best, *others = best_of.values() or [None]
+        ratios = [(other, ratio) for other in others if best and (ratio := faster(best, other))]
+        head = f"{PASS_TITLES[group[0].pass_]}, {size(group[0])}:"
+        if best and ratios:
+            lines.append(f"{head} {label(best)} ran")
             lines += [f"  {ratio:.2f} ± {by:.2f} times faster than {label(other)}" for other, (ratio, by) in ratios]
+        if (out := left_out(group)) and len({row.implementation for row in group}) > 1:
+            lines.append(f"  left out, {out}" if ratios else f"{head} left out, {out}")
     return lines
 
 
@@ -134,9 +159,11 @@ def failures(rows: Iterable[Row]) -> list[str]:
         if count := sum(bool(getattr(row, flag)) for row in rows):
             lines.append(f"{flag} ({count}x): {meaning}")
     if waiting := [row.host_ms / row.ms_median for row in rows if waits_for_host(row)]:  # type: ignore[operator]
+        names = Counter(row.implementation for row in rows if waits_for_host(row))
+        told = ", ".join(f"{name} ({count}x)" if count > 1 else name for name, count in names.most_common())
         lines.append(
-            f"enqueued slower than run ({len(waiting)}x, up to {max(waiting):.1f} times): eager PyTorch waits for the "
-            "host, a CUDA graph does not"
+            f"enqueued slower than run ({len(waiting)}x, up to {max(waiting):.1f} times): {told}: eager PyTorch waits "
+            "for the host, a CUDA graph does not"
         )
     for what, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
         if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:

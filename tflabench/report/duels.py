@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -13,6 +13,7 @@ from tflabench.conclusions.compare import comparable
 from tflabench.conclusions.contests import contests, faster
 from tflabench.conclusions.headline import answers
 from tflabench.implementations.registry import bundled_kernels
+from tflabench.rows.labels import PASS_TITLES
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
@@ -68,22 +69,30 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Headline:
-    """`stand_in`: the PyTorch forms stand for our kernels, because none of these was measured."""
+    """What is said first.
+
+    Attributes:
+        stand_in: the PyTorch forms stand for our kernels, because none of these was measured.
+        left_out: the points that do not count because a side was measured on a throttled GPU: a line a device and pass.
+    """
 
     verdicts: tuple[Verdict, ...]
     stand_in: bool
+    left_out: tuple[str, ...] = ()
 
 
 def compare(results: Iterable[Results]) -> Headline:
     """Our fastest row of every point against the fastest of each baseline there, within one comparison.
 
-    Which of ours: see `tflabench.conclusions.headline.answers`.
+    Which of ours: see `tflabench.conclusions.headline.answers`. Points of which a side was measured on a throttled GPU
+    do not count.
     """
     kernels = bundled_kernels()
     found = campaigns(results)
     measured = [row for campaign in found for row in campaign.rows if row.status == "ok"]
     stand_in = not any(row.implementation in kernels for row in measured)
     duels: dict[tuple[str, str, str], dict[str, list[Duel]]] = defaultdict(lambda: defaultdict(list))
+    throttled: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for campaign in found:
         for contest in contests(campaign.rows):  # the fastest first
             ours = [row for row in contest if (_plain(row) if stand_in else row.implementation in kernels)]
@@ -91,14 +100,23 @@ def compare(results: Iterable[Results]) -> Headline:
             for name, row in baselines.items():
                 best = next((each for each in answers(ours, row) if comparable(each, row)), None)
                 if best and name not in kernels and not _plain(row) and (ratio := faster(best, row)):
-                    duels[row.device, row.dtype, row.pass_][name].append(Duel(best, row, *ratio))
+                    kind = row.device, row.dtype, row.pass_
+                    if best.throttled or row.throttled:
+                        throttled[kind][row.title] += 1
+                    else:
+                        duels[kind][name].append(Duel(best, row, *ratio))
     verdicts = []
     for (device, dtype, pass_), fought in duels.items():
         comparisons = [
             Comparison(name, own[0].baseline.title, tuple(sorted(own, key=_size))) for name, own in fought.items()
         ]
         verdicts.append(Verdict(device, dtype, pass_, tuple(sorted(comparisons, key=lambda one: one.median))))
-    return Headline(tuple(verdicts), stand_in)
+    left_out = [
+        f"{device}, {dtype}, {PASS_TITLES[pass_]}: "
+        + ", ".join(f"{title} ({count} point{'s' * (count > 1)})" for title, count in counts.items())
+        for (device, dtype, pass_), counts in throttled.items()
+    ]
+    return Headline(tuple(verdicts), stand_in, tuple(left_out))
 
 
 def _plain(row: Row) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tflabench.rows.schema import Row
 
+THROTTLED = "†"  # after a number; every page and table that has it says what it means
 PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode step"}
 
 
@@ -18,6 +19,11 @@ def size(row: Row) -> str:
 
 def heads(row: Row) -> str:
     return f"{row.heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{row.heads}x{row.d_qk}/{row.d_hv}"
+
+
+def mark(*rows: Row) -> str:
+    """Return the mark of a number of which any row was measured while the GPU held its clock back; "" for others."""
+    return THROTTLED if any(row.throttled for row in rows) else ""
 
 
 def waits_for_host(row: Row) -> bool:
