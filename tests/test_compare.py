@@ -143,9 +143,9 @@ def test_an_own_threshold_holds_everywhere():
 
 
 def test_the_output_says_which_threshold_held_and_why(tmp_path):
-    a = write(tmp_path / "a", [row(**UUIDS[0]), row(seq_len=512, **UUIDS[0]), row(seq_len=1024)])
+    a = write(tmp_path / "a", [row(**UUIDS[0]), row(seq_len=512, **UUIDS[0]), row(seq_len=1024), row("sdpa", ms=None)])
     again = [row(ms=1.015, **UUIDS[0], **LATER), row(seq_len=512, ms=1.025, **UUIDS[1], **LATER)]
-    b = write(tmp_path / "b", [*again, row(seq_len=1024, ms=1.015)])
+    b = write(tmp_path / "b", [*again, row(seq_len=1024, ms=1.015), row("sdpa")])
     done = compare(a, b, "--no-plot", code=1)
     lines = [line.strip() for line in done.stdout.splitlines() if line.startswith("Threshold")]
     assert lines == [
@@ -153,12 +153,13 @@ def test_the_output_says_which_threshold_held_and_why(tmp_path):
         "Threshold 2%: 1 point between runs on one GPU",
         "Threshold 3%: 1 point between two GPUs",
     ]
-    assert "2 same, 1 slower" in done.stdout
+    assert "2 same, 1 slower, 1 missing" in done.stdout
     found = judged(a, b)
     assert [(p["threshold"], p["verdict"]) for p in found["points"]] == [
         (0.02, "same"),
         (0.03, "same"),
         (0.01, "slower"),
+        (0.01, "missing"),
     ]
     assert found["thresholds"][0] == {"threshold": 0.01, "why": "within one comparison", "points": 1}
     own = compare(a, b, "--no-plot", "--threshold", "2%", code=1)

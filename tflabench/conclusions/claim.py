@@ -175,7 +175,7 @@ def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> Itera
             yield dict(sorted(values.items())), folder
 
 
-def _points(claim: Claim, kernels: str, rows: Iterable[Row]) -> dict[int, Point]:
+def _points(claim: Claim, kernels: str, rows: Iterable[Row]) -> Mapping[int, Point]:
     """Value of the axis -> the row of each role.
 
     Rows that are held against each other were measured in one comparison: all roles, and all chunk sizes.

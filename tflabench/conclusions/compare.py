@@ -141,13 +141,16 @@ def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path,
     Folders of the same name below their roots meet. Of the points of all others, each counts once on either side: as it
     was measured last.
     """
-    left, right = ({x.folder.relative_to(root): x.rows for x in side} for side, root in zip((a, b), roots, strict=True))
+    left, right = (
+        {results.folder.relative_to(root): results.rows for results in side}
+        for side, root in zip((a, b), roots, strict=True)
+    )
     shared = left.keys() & right.keys()
-    parts = [(left[name], right[name]) for name in left if name in shared]
-    rest = [sorted((row for name in side if name not in shared for row in side[name]), key=lambda row: row.started_at)
-            for side in (left, right)]  # fmt: skip
-    parts.append((rest[0], rest[1]))
-    return joined(match_points(*part) for part in parts)
+    rest = [
+        sorted((row for name in side if name not in shared for row in side[name]), key=lambda row: row.started_at)
+        for side in (left, right)
+    ]
+    return joined([*(match_points(left[name], right[name]) for name in left if name in shared), match_points(*rest)])
 
 
 def joined(matchings: Iterable[Matching]) -> Matching:
@@ -254,7 +257,7 @@ class Comparison:
     @property
     def thresholds(self) -> dict[Threshold, int]:
         """The thresholds that points were judged by, small ones first, and how many by each."""
-        return dict(sorted(Counter(match.threshold for match in self.matches).items()))
+        return dict(sorted(Counter(match.threshold for match in self.matches if match.ratio).items()))
 
     @property
     def counts(self) -> dict[Verdict, int]:

@@ -119,15 +119,15 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
     largest = {group[0].pass_: group for group in contests(rows)}
     lines = []
     for group in largest.values():
-        best_of = {}
+        best_of: dict[str, Row] = {}
         for row in group:
             if not row.throttled:
                 best_of.setdefault(row.implementation, row)
-        best, *others = best_of.values() or [None]
-        ratios = [(other, ratio) for other in others if best and (ratio := faster(best, other))]
+        clear = [*best_of.values()]
+        ratios = [(other, ratio) for other in clear[1:] if (ratio := faster(clear[0], other))]
         head = f"{PASS_TITLES[group[0].pass_]}, {size(group[0])}:"
-        if best and ratios:
-            lines.append(f"{head} {label(best)} ran")
+        if ratios:
+            lines.append(f"{head} {label(clear[0])} ran")
             lines += [f"  {ratio:.2f} ± {by:.2f} times faster than {label(other)}" for other, (ratio, by) in ratios]
         if (out := left_out(group)) and len({row.implementation for row in group}) > 1:
             lines.append(f"  left out, {out}" if ratios else f"{head} left out, {out}")

@@ -67,7 +67,7 @@ def figures(found: Comparison, sides: tuple[Side, Side]) -> Iterator[tuple[str, 
     names = f"B = {sides[1].name}, A = {sides[0].name}"
     for axis in facets.swept_axes(rows) or ["seq_len"]:
         for part in facets.split(rows, axis):
-            yield part.stem, _draw(part, table, names, max(found.thresholds).value, footer)
+            yield part.stem, _draw(part, table, names, max(match.threshold.value for match in found.matches), footer)
 
 
 def _frame(matches: Sequence[Match]) -> Rows:

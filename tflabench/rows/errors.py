@@ -59,11 +59,18 @@ def find_errors(root: Path | str) -> list[ErrorLine]:
 
 
 def _line(folder: str, line: Mapping[str, str]) -> ErrorLine:
-    sizes = {name: int(line[name]) for name in ("batch", "heads", "seq_len", "d_qk", "d_hv")}
     return ErrorLine(
         folder=folder,
-        **{name: line[name] for name in ("point", "implementation", "dtype", "inputs", "status")},
-        **sizes,
+        point=line["point"],
+        implementation=line["implementation"],
+        batch=int(line["batch"]),
+        heads=int(line["heads"]),
+        seq_len=int(line["seq_len"]),
+        d_qk=int(line["d_qk"]),
+        d_hv=int(line["d_hv"]),
+        dtype=line["dtype"],
+        inputs=line["inputs"],
+        status=line["status"],
         pass_=line["pass"],
         chunk_size=int(float(line["chunk_size"])) if line["chunk_size"] else None,
         tensor=line.get("name") or "",
