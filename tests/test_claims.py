@@ -321,7 +321,7 @@ def test_chunk_sizes_are_held_against_each_other_within_one_comparison(start, of
 
 
 def test_rows_without_the_number_are_no_points():
-    without = over_chunks(VALLEY, "fw", tflops=dict.fromkeys(VALLEY), peak_bytes=dict.fromkeys(VALLEY))
+    without = over_chunks(VALLEY, "fw")
     for start in ("FLOP/s rise", "theory: the best L"):
         assert (outcome(start, without).verdict, outcome(start, without).values) == ("not measurable", {})
     rows = [r.model_copy(update={"peak_bytes": None}) for r in CASES["... but takes less memory"][0]]
@@ -351,9 +351,9 @@ def test_a_modelled_number_is_never_called_measured(tmp_path):
 # --- Errors against float64
 
 
-def error_lines(value: float, dtype: str, kernels: str = "tfla", **changes) -> list[ErrorLine]:
+def error_lines(value: float, dtype: str, **changes) -> list[ErrorLine]:
     fields = {
-        "folder": "errors", "point": "", "implementation": f"{kernels}_exp_xl", "pass_": "fw", "batch": 1, "heads": 4,
+        "folder": "errors", "point": "", "implementation": "tfla_exp_xl", "pass_": "fw", "batch": 1, "heads": 4,
         "seq_len": 8192, "d_qk": 128, "d_hv": 256, "dtype": dtype, "inputs": "standard", "status": "ok",
         "tensor": "forward", "error": 9.0, "mean_absolute": value,
     }  # fmt: skip
@@ -368,7 +368,13 @@ def test_errors_csv_decides_what_it_can():
         assert outcome(start, [], errors=error_lines(value, dtype)).verdict == "holds"
         found = outcome(start, [], errors=error_lines(value / 2, dtype))
         assert (found.verdict, found.folder) == ("does not hold", "errors")
-        for changes in ({"inputs": "normal"}, {"seq_len": 512}, {"tensor": "dq"}, {"kernels": "nxai"}, {"d_hv": 512}):
+        for changes in (
+            {"inputs": "normal"},
+            {"seq_len": 512},
+            {"tensor": "dq"},
+            {"implementation": "nxai_exp_xl"},
+            {"d_hv": 512},
+        ):
             other = outcome(start, [], errors=error_lines(value, dtype, **changes))
             assert (other.verdict, other.reason) == ("not measurable", "no errors.csv has enough of *_exp_xl")
             assert other.command

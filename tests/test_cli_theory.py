@@ -183,11 +183,11 @@ class TestGpus:
         assert "Measured, float32: 0.2 TFLOP/s, 0.02 TB/s (calibrate)" in output("gpus")
 
 
-def stored(folder: Path, **changes: object) -> str:
+def stored(folder: Path, device: str = "NVIDIA H200") -> str:
     """A results folder with a measured row, one that failed and one without FLOPs."""
-    counts = {"model_flops": 4e11, "model_bytes": 5e9}
-    measured, failed = row(ms=2.0, **counts | changes), row("sdpa", ms=None, **counts | changes)
-    return str(write(folder, [measured, failed, row("fla_gla", model_bytes=5e9, **changes)]))
+    measured = row(ms=2.0, model_flops=4e11, model_bytes=5e9, device=device)
+    failed = row("sdpa", ms=None, model_flops=4e11, model_bytes=5e9, device=device)
+    return str(write(folder, [measured, failed, row("fla_gla", model_bytes=5e9, device=device)]))
 
 
 class TestRoofline:

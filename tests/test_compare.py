@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,8 +109,8 @@ def test_regressions_are_slower_than_the_threshold_or_broken(ms, threshold, regr
     assert judge(row(), row(ms=ms), Rules(threshold)).regressed == regression
 
 
-UUIDS = {"gpu_uuid": "GPU-1"}, {"gpu_uuid": "GPU-2"}
-LATER = {"comparison_id": "later"}
+UUIDS: tuple[dict[str, Any], ...] = ({"gpu_uuid": "GPU-1"}, {"gpu_uuid": "GPU-2"})
+LATER: dict[str, Any] = {"comparison_id": "later"}
 RELATIONS = {
     "turns in one comparison": ({}, {}, 0.01),
     "turns in one comparison on one GPU": (UUIDS[0], UUIDS[0], 0.01),
