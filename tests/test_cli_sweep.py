@@ -274,7 +274,7 @@ def test_what_does_not_fit_is_recorded_as_oom():
         (["--device", "tpu"], "--device is 'tpu': it must be auto, cuda or cpu"),
         (["--memory-limit", "lots"], "--memory-limit is 'lots': it must be a size"),
         (["--plugin", "nowhere.py"], "plugin 'nowhere.py' cannot be used"),
-        (["--impl", "fine", "--out", "/dev/null/out"], "/dev/null/out cannot be written"),
+        (["--impl", "fine", "--out", "/dev/null/out"], "--out is /dev/null/out, which cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(invoke, arguments, message):

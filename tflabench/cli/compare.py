@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common.app import app
-from tflabench.cli.common.paths import file_to_write, out_file
+from tflabench.cli.common.paths import ROWS, file_to_write, out_file
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
@@ -25,14 +25,10 @@ STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous":
 
 @app.command()
 def compare(
-    a: Annotated[
-        str,
-        typer.Argument(metavar="A", help="A results folder or a folder above several; with --in, an implementation."),
-    ],
+    a: Annotated[str, typer.Argument(metavar="A", help=f"{ROWS} With --in, an implementation.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What is held against A.")],
     inside: Annotated[
-        Path | None,
-        typer.Option("--in", metavar="DIR", help="Compare two implementations of the rows in this folder and below."),
+        Path | None, typer.Option("--in", metavar="DIR", help=f"Compare two implementations of one folder. {ROWS}")
     ] = None,
     impl: Annotated[str, typer.Option(metavar="PATTERN", help="Of two folders, only these implementations.")] = "*",
     threshold: Annotated[

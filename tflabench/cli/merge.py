@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common.app import app
+from tflabench.cli.common.paths import ROWS
 from tflabench.implementations.registry import split
 from tflabench.problem import InputError
 
 
 @app.command()
 def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Results folders, or folders of them.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help=f"One or more. {ROWS}")],
     into: Annotated[
         Path, typer.Option(help="The results folder to add to; for folders of them, the one that holds those.")
     ],

@@ -31,7 +31,7 @@ from tflabench.cli.common.options import (
     TuneSeconds,
     VerifySeconds,
 )
-from tflabench.cli.common.paths import out_folder
+from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
 
 
@@ -107,6 +107,8 @@ def sweep(
         print_selection(selected, target, folder, protocol, json_)
         return
     require_runnable(points, machine.kind)
+    if out is not None:
+        folder_to_write(out)
     folder = folder_for(folder, given=out is not None) if resume else folder
     limit = host_memory_limit(memory_limit, machine)
     settings = Settings(machine, protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)

@@ -16,13 +16,13 @@ import typer
 
 from tflabench.problem import InputError
 
-_ROWS = "A results folder or a folder above several: all rows in it and below are read."
+ROWS = "A results folder or a folder above several: all rows in it and below are read."
 _FILE = "File to write{formats}; where it is a folder, {name} in it."
 _FOLDER = "Folder to write into; it is made where it is missing."
 
-Results = Annotated[Path, typer.Argument(metavar="DIR", help=_ROWS)]
-SomeResults = Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help=_ROWS, show_default=False)]
-Overlay = Annotated[Path | None, typer.Option(metavar="DIR", help=f"Lay measured rows over. {_ROWS}")]
+Results = Annotated[Path, typer.Argument(metavar="DIR", help=ROWS)]
+SomeResults = Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help=ROWS, show_default=False)]
+Overlay = Annotated[Path | None, typer.Option(metavar="DIR", help=f"Lay measured rows over. {ROWS}")]
 
 
 def out_file(name: str, otherwise: str | None = None) -> Any:
