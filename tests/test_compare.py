@@ -138,6 +138,7 @@ def test_the_threshold_is_what_two_measurements_of_one_kernel_differ_by(of_a, of
 
 
 def test_an_own_threshold_holds_everywhere():
+    assert judge(row(), row(ms=1.005), Rules(threshold=0.0)).verdict == "slower"
     for of_a, of_b, _ in RELATIONS.values():
         a, b = row(**of_a), row(ms=1.06, **of_b)
         assert [judge(a, b, Rules(threshold)).verdict for threshold in (0.05, 0.07)] == ["slower", "same"]

@@ -190,6 +190,14 @@ def test_where_everything_is_throttled_nothing_is_said_but_that(tmp_path):
     assert cells(text, "sdpa cudnn") == ["2.00x† (40%)"]
 
 
+def test_memory_does_not_depend_on_the_clock(tmp_path):
+    small = {"peak_bytes": 2**29}
+    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, **HELD_BACK, **small)]
+    text = page(write(tmp_path, rows, run=RUN))
+    assert cells(text, "sdpa cudnn", 1) == ["**0.50x**"]
+    assert "Baselines that are smaller: sdpa cudnn everywhere (ours takes up to 2.00 times as much)." in text
+
+
 def test_throttled_values_without_a_ratio_are_marked_too(tmp_path):
     rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, **HELD_BACK, comparison_id="other")]
     text = page(write(tmp_path, rows, run=RUN))

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
 # How far apart two medians of one kernel may lie without a difference between kernels, by what the rows share.
-WITHIN_COMPARISON = 0.01  # they took turns: what is left is the spread of the samples, which `judge` looks at too
-BETWEEN_RUNS = (
-    0.02  # 104 of 105 ratios of two sweeps on one H100 agree within it (docs/decisions/2026-11-24-main-job.md)
-)
-BETWEEN_GPUS = 0.03  # GPUs of one kind differ by 2 to 3% (docs/decisions/2026-11-22-rows-of-the-h200.md)
+# Within a comparison they took turns: what is left is the spread of the samples, which `judge` looks at too. Of two
+# sweeps on one H100 104 of 105 ratios agree within 2% (docs/decisions/2026-11-24-main-job.md). GPUs of one kind differ
+# by 2 to 3% (docs/decisions/2026-11-22-rows-of-the-h200.md).
+WITHIN_COMPARISON = 0.01
+BETWEEN_RUNS = 0.02
+BETWEEN_GPUS = 0.03
 VERDICTS: tuple[Verdict, ...] = ("faster", "same", "slower", "ambiguous", "broken", "missing")
 
 
