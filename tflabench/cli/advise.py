@@ -202,8 +202,8 @@ def _recommendation(advice: Advice) -> list[str]:
         known = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call, +-{_error(error)}, worst {error.worst:+.0%}."
         if others:
             known += (
-                f" Where constants were chosen with rows in sight the median error is {others.median:.0%} "
-                f"({others.rows} rows of {held_out.with_article(others.gpu)}, of more shapes)."
+                f" On {held_out.with_article(others.gpu)}, where its one constant was fitted, the median error is "
+                f"{others.median:.0%} ({others.rows} rows, of more shapes)."
             )
     return [known, *([f"{name} is {best.outside}."] if best.outside else [])]
 

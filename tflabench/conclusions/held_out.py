@@ -1,4 +1,4 @@
-"""How far the calibrated model is from rows of a GPU on which none of its constants was chosen, and where it ever ran.
+"""How far the calibrated model is from rows of a GPU on which its constant was not fitted, and where it ever ran.
 
 The answers come out of `held_out.json` beside this file, so that advice on any machine needs no results folder. It is
 made of the rows stored in the repository, again after a change of the model or new rows:
@@ -16,11 +16,12 @@ from functools import cache
 from pathlib import Path
 
 from tflabench.theory.calibrated import Algorithm, Judged, median_and_worst
+from tflabench.theory.constants import FITTED
 from tflabench.theory.hardware import Gpu, find
 
 TABLE = Path(__file__).with_name("held_out.json")
 COMMAND = "python -m tflabench.conclusions.held_out results"
-FITTED_ON = ("H200 SXM",)  # where the constants of `tflabench.theory` were chosen, its rows in sight
+FITTED_ON = (FITTED.gpu,)  # the one fitted constant has seen rows of that kind
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ModelError:
         rows: that were measured.
         median: of absolute errors, predicted over measured time less 1.
         worst: of largest size, with its sign: + is predicted too slow.
-        held_out: whether no constant was chosen on that GPU kind.
+        held_out: whether no constant was fitted on rows of that GPU kind.
     """
 
     gpu: str
@@ -71,7 +72,7 @@ def held_out_error(algorithm: Algorithm, gpu: Gpu) -> ModelError | None:
 
 
 def in_sample_error(algorithm: Algorithm) -> ModelError | None:
-    """The error where constants were chosen, on rows of more shapes; None where there are none."""
+    """The error where the constant was fitted, on rows of more shapes; None where there are none."""
     known = [row for row in stored() if not row.held_out and row.algorithm == algorithm]
     return max(known, key=lambda row: row.rows, default=None)
 
