@@ -165,6 +165,23 @@ def test_a_ranking_has_the_percentage_of_the_bound_and_says_what_its_ceilings_ar
     assert "of the problem's bound." in words(drawn(measured, ["runtime"])["runtime-seq_len"][0])
 
 
+def test_sweeps_of_other_axes_at_one_length_make_no_figures_of_their_own():
+    """A sweep of T, one of d_hv and one of L have T = 8192 in common: one figure an axis, with its curves alone."""
+    over_t = lengths(("tfla_sig_xl", "sdpa_flash"), ("fw",))
+    over_d = [
+        row(asked="auto", heads=4096 // d, d_hv=d, d_qk=d, chunk_size=size) for d, size in ((64, 128), (512, 256))
+    ]
+    over_l = [row(heads=8, d_hv=512, d_qk=256, chunk_size=size) for size in (64, 128, 1024)]
+    alone = row("tfla_exp_xl", seq_len=4096, batch=16)
+    frame = framed([*over_t, *over_d, *over_l, alone])
+    curves = {axis: facets.split(frame, axis) for axis in ("seq_len", "chunk_size")}
+    (over_lengths,), (over_sizes,) = curves.values()
+    points = {row.point for row in [*over_t, alone]}
+    assert set(over_lengths.rows["point"]) == points, "one point of its own may stand beside curves"
+    assert {row.point for row in over_l} <= set(over_sizes.rows["point"])
+    assert set(over_sizes.rows["seq_len"]) == {8192}
+
+
 def test_axes_that_follow_from_another_make_no_figures():
     frame = framed(SWEEPS["lengths"])
     assert facets.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"

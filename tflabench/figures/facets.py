@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tflabench.figures.quantities import AXES, Rows, plain
+
+# Axis -> the columns that change with it where tokens and embedding stay.
+FOLLOWING = {"seq_len": ("batch",), "d_hv": ("heads", "d_qk"), "d_qk": ("heads", "d_hv"), "heads": ("d_hv", "d_qk")}
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,13 @@ def swept_axes(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, axis: str) -> list[Slice]:
-    """One Slice a setting of the columns that vary while `axis` stays; rows without such a column join all of them.
+    """Return one Slice a setting of the columns that vary while `axis` stays; rows without such a column join all.
 
-    Settings with fewer than two values of `axis` make no figure, unless there is nothing else.
+    A setting makes a figure if some implementation has two values of `axis` in it, unless there is no such setting. Of
+    implementations that have curves, points outside of these are left out: a sweep of T is no sweep of d_hv because it
+    has two head sizes somewhere.
     """
+    rows = _of_curves(rows, axis)
     if axis == "chunk_size":  # an L that was asked for and also chosen is one point here
         rows = rows.drop_duplicates(["implementation", "pass", *AXES], keep="last")
         others = [column for column in AXES if column != axis]
@@ -65,8 +72,32 @@ def split(rows: Rows, axis: str) -> list[Slice]:
             [(rows[column] == value) | rows[column].isna() for column, value in setting.items()]
         )
         found.append(Slice(axis, {str(column): value for column, value in setting.items()}, rows[match]))
-    curves = [part for part in found if part.rows.loc[part.rows.index.isin(owned.index), axis].nunique() > 1]
+    curves = [part for part in found if _longest_curve(part.rows[part.rows.index.isin(owned.index)], axis) > 1]
     return _shortest_settings(curves or found)
+
+
+def _longest_curve(rows: Rows, axis: str) -> int:
+    """Return the most values of `axis` that an implementation has in one pass."""
+    return int(rows.groupby(["implementation", "pass"])[axis].nunique().max()) if len(rows) else 0
+
+
+def _of_curves(rows: Rows, axis: str) -> Rows:
+    """Return the rows of curves over `axis`, and those of implementations without one that can stand beside them.
+
+    A point can stand beside a curve of its embedding and dtype that has a point at the same sequence length, if it is
+    the only one of its implementation there.
+    """
+    varying = {axis, "chunk_asked" if axis == "chunk_size" else "chunk_size", *FOLLOWING.get(axis, ())}
+    fixed = [column for column in (*AXES, "chunk_asked") if column not in varying]
+    values = rows.groupby(["implementation", "pass", *fixed], dropna=False)[axis].transform("nunique")
+    curve = values > 1
+    if not curve.any():
+        return rows
+    place = (rows["heads"] * rows["d_hv"], rows["dtype"], rows["seq_len"])
+    places = pd.Series(list(zip(*place, strict=True)), index=rows.index)
+    alone = places.groupby([rows["implementation"], rows["pass"], places]).transform("size") == 1
+    single = ~rows["implementation"].isin(rows.loc[curve, "implementation"]) & places.isin(places[curve]) & alone
+    return rows[curve | single]
 
 
 def _shortest_settings(parts: list[Slice]) -> list[Slice]:
