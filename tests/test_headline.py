@@ -173,7 +173,7 @@ def test_ours_is_left_out_by_name_where_it_is_throttled(tmp_path):
     ]
     text = page(write(tmp_path, rows, run=RUN))
     assert cells(text, "ours") == ["1 ms† (30%)", "1 ms (30%)"]
-    assert cells(text, "sdpa cudnn") == ["0.50x† (30%)", "**0.50x** (40%)"]
+    assert cells(text, "sdpa cudnn") == ["0.50x† (30%)", "**0.50x** (30%)"]
     assert (
         "sdpa cudnn at T = 4096 (ours takes up to 2.00 times as much); left out, throttled: tfla_sig_xl at T = 512."
         in text
