@@ -136,7 +136,7 @@ def write(root: Path, out: Path, command: Sequence[str] | None = None) -> Path:
 def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
     """The page about all results at and below `root`, its links relative to the folder `beside`."""
     kernels = bundled_kernels()
-    sections, shorts = [], []
+    sections, shorts, apart = [], [], dict[str, None]()
     every = campaigns(find_results(root))
     ours = [campaign for campaign in every if any(row.implementation in kernels for row in campaign.rows)]
     folders = {campaign.folder for campaign in ours}
@@ -149,7 +149,13 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
             sections += ["", f"## {name}", "", *_origin(campaign, beside), *(_beyond(campaign, x) for x in beyond)]
             for table in found:
                 sections += ["", f"### {table.title}", "", *_rendered(table)]
-                shorts += [f"- [{name}](#{_anchor(name)}), {table.title}: {_short(table)}"]
+                link = f"[{name}](#{_anchor(name)})"
+                if said := _short(table):
+                    shorts += [f"- {link}, {table.title}: {said}"]
+                else:
+                    apart[link] = None
+    if alone := [link for link in apart if not any(link in short for short in shorts)]:
+        shorts += [f"- no kernel of ours and a baseline in one comparison: {', '.join(alone)}"]
     head = [
         "# Results",
         "",
@@ -336,7 +342,10 @@ def _caveats(table: Table) -> list[str]:
 
 
 def _short(table: Table) -> str:
-    """How often ours is the fastest, and its ratio to the strongest baseline in the first and the last column."""
+    """Return how often ours is the fastest, and its ratio to the strongest baseline in the first and the last column.
+
+    Nothing is said where no kernel of ours and a baseline are of one comparison.
+    """
     duels = {}
     for column in table.columns:
         ratios = {name: column.clear_ratio(name, TIME) for name in table.baselines}
@@ -345,7 +354,7 @@ def _short(table: Table) -> str:
             duels[column.label] = measured[strongest], "x", table.baselines[strongest].title
     out = _left_out(table)
     if not duels:
-        return f"no ratio without throttling{out}" if out else "no kernel of ours and a baseline in one comparison"
+        return f"no ratio without throttling{out}" if out else ""
     won = sum(value > 1 + TIE for value, _, _ in duels.values())
     ends = {label: duels[label] for label in (next(iter(duels)), list(duels)[-1])}
     words = [f"{value:.2f}{x} at {table.axis} = {label} (against {title})" for label, (value, x, title) in ends.items()]
