@@ -5,6 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 EXTRAS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu,baselines || echo cpu)
 STAMP := $(VENV)/.installed-$(EXTRAS)
+TOOLS := $(VENV)/.tools-$(EXTRAS)
 OLD_TRITON := 3.6.0
 OLD_TRITON_DIR := .triton-$(OLD_TRITON)
 
@@ -14,13 +15,13 @@ OLD_TRITON_DIR := .triton-$(OLD_TRITON)
 sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
 	$(PY) -m tflabench sweep $(ARGS)
 
-test: $(STAMP) $(OLD_TRITON_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
+test: $(TOOLS) $(OLD_TRITON_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
 	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile $(ARGS)
 
-test-gpu: $(STAMP)
+test-gpu: $(TOOLS)
 	$(PY) -m pytest -m gpu $(ARGS)
 
-check: $(STAMP)
+check: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
@@ -29,6 +30,11 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: tflabench needs Python 3.11 or newer (make PYTHON=/path/to/python3.11)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade 'pip>=24'
+	$(PY) -m pip install -q -e '.[$(EXTRAS),report]'
+	@touch $@
+
+# What lint, types and tests need besides: the main job does without.
+$(TOOLS): $(STAMP)
 	$(PY) -m pip install -q -e '.[$(EXTRAS),report,dev]'
 	@touch $@
 
@@ -42,7 +48,7 @@ baselines-compiled: $(STAMP) ## FlashAttention 2, Mamba, causal-conv1d: needs nv
 	$(PY) -m pip install --no-build-isolation -e '.[baselines-compiled]'
 
 # A second Triton, the oldest supported, for the compile-only tests.
-$(OLD_TRITON_DIR)/.installed: | $(STAMP)
+$(OLD_TRITON_DIR)/.installed: | $(TOOLS)
 	$(PY) -m pip install -q --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
 	@touch $@
 
