@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is too old: tflabench needs Python 3.11 or newer (make PYTHON=/path/to/python3.11)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade 'pip>=24'
-	$(PY) -m pip install -q -e '.[$(EXTRAS),report]'
+	$(PY) -m pip install -q --no-compile -e '.[$(EXTRAS),report]'
 	@touch $@
 
 # What lint, types and tests need besides: the main job does without.

@@ -42,7 +42,5 @@ class Protocol:
 
 STANDARD = Protocol("standard")
 PAPER = Protocol("paper", 10, 0.0, min_samples=30, max_samples=30, cap_s=inf, min_rounds=1, max_rounds=1)
-SHORT = Protocol(
-    "short", 2, 0.02, max_samples=20, budget_s=0.1, cap_s=2.0, max_rounds=4, settled_rounds=0.05, verify_s=0.15
-)
+SHORT = Protocol("short", 2, 0.02, max_samples=20, budget_s=0.1, cap_s=2.0, max_rounds=3, verify_s=0.15)
 PROTOCOLS = {protocol.name: protocol for protocol in (STANDARD, PAPER, SHORT)}
