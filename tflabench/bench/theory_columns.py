@@ -61,10 +61,13 @@ def with_bound(row: Row, run: Mapping[str, Any]) -> Row:
             called as the row's, the row stays as it is.
     """
     found = run.get("ceilings", {}).get(row.dtype)
-    known = {impl.name: impl for impl in registry.implementations()}
-    if found is None or row.ms_median is None or row.implementation not in known:
+    if found is None or row.ms_median is None:
         return row
-    percent = percent_of_bound(known[row.implementation], _problem(row), Ceilings(**found), row.ms_median)
+    try:
+        impl = registry.get(row.implementation)
+    except KeyError:
+        return row
+    percent = percent_of_bound(impl, _problem(row), Ceilings(**found), row.ms_median)
     return row.model_copy(update={"percent_of_bound": percent})
 
 
