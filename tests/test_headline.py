@@ -1,7 +1,8 @@
-"""The generated results/README.md: ratios of one comparison, who wins, what is missing and why, whose rows."""
+"""The generated results/README.md: which ratios stand in it, who is first, what is missing and why, whose rows."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,319 +15,236 @@ from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
-from synthetic import APART, IN_FULL, IN_PART, RUN, row, write
+from synthetic import APART, RUN, row, write
 
 RUN = RUN | {"arguments": ["sweep", "--preset", "paper-fig4", "--impl", "tfla*"], "commit": "0123456789ab"}
 ATTENTION = {"family": "attention", "gate": None, "heads": 32, "d_qk": 128, "d_hv": 128, "chunk_size": None}
+THROTTLED = {"throttled": True}
 
 
-def page(folder: Path) -> str:
+def page(folder: Path, rows: list[Row] | None = None, **runs) -> str:
+    """The page of a folder, with these rows in it where they are given."""
+    if rows is not None:
+        write(folder, rows, **({"run": RUN} | runs))
     return headline.markdown(folder, ["tflabench", "headline", "results"], folder)
 
 
-def cells(text: str, label: str, n: int = 0) -> list[str]:
-    """The cells of the n-th table line with this label."""
-    lines = [line for line in text.splitlines() if line.startswith(f"| {label} |")]
-    return [cell.strip() for cell in lines[n].strip("|").split("|")][1:]
+def table(text: str) -> dict[str, list[str]]:
+    """The cells behind the first, by the first, in order, of all lines of tables."""
+    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {first.strip(): [cell.strip() for cell in rest] for first, *rest in lines}
+
+
+def peers(text: str) -> list[str]:
+    return list(table(text))[2:]
+
+
+def sections(text: str) -> list[str]:
+    return [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
 
 
 def at(name: str, T: int, ms: float | None, **changes) -> Row:
     return row(name, ms, **({"seq_len": T, "batch": 65536 // T} | changes))
 
 
-@pytest.fixture
-def fig4(tmp_path):
-    """Ours is faster than attention at 4096 only; exp is slower than sig; flash ran out of memory at 4096."""
-    rows = [
-        *(at("tfla_sig_xl", T, ms, peak_bytes=3 * 2**30) for T, ms in ((512, 1.0), (4096, 1.0))),
-        *(at("tfla_sig_xl", T, 1.5, chunk_size=64) for T in (512, 4096)),
-        *(at("tfla_exp_xl", T, 1.2, gate="exp") for T in (512, 4096)),
-        *(at("nxai_exp_xl", T, 2.4, gate="exp") for T in (512, 4096)),
-        *(at("sdpa_cudnn", T, ms, **ATTENTION, package_version="2.11.0") for T, ms in ((512, 0.5), (4096, 4.0))),
-        *(at("sdpa_flash", T, ms, **ATTENTION) for T, ms in ((512, 1.001), (4096, None))),
-        *(at("reference_sig", T, 0.1) for T in (512, 4096)),
-    ]
-    folder = write(tmp_path / "fig4", rows, run=RUN)
-    return folder.parent
-
-
 @pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
-def test_rows_that_are_not_comparable_stand_side_by_side_without_a_ratio(tmp_path, of_ours, of_theirs):
-    rows = [
-        *(at("tfla_sig_xl", T, 1.0, **of_ours) for T in (512, 4096)),
-        *(at("sdpa_cudnn", T, 0.5, **ATTENTION, **of_theirs, peak_bytes=2**29) for T in (512, 4096)),
-    ]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "ours") == ["1 ms (30%)"] * 2
-    assert cells(text, "sdpa cudnn") == ["0.5 ms (30%)"] * 2
-    assert cells(text, "sdpa cudnn", 1) == ["0.50 GiB"] * 2
-    assert "Baselines that are faster: none." in text
-    assert "Baselines that are smaller: none." in text
-    assert "no kernel of ours and a baseline in one comparison" in text  # in short
-    assert "x (30%)" not in text
+def test_times_that_are_not_comparable_stand_without_a_ratio(tmp_path, of_ours, of_theirs):
+    rows = [at("tfla_sig_xl", 512, 1.0, **of_ours), at("sdpa_cudnn", 512, 0.5, **ATTENTION, **of_theirs)]
+    text = page(tmp_path, rows)
+    assert table(text)["sdpa_cudnn"] == ["tfla_sig_xl", "0.500/1.00"]
+    assert "- No ratio: 1/1 not of one closed comparison." in text
 
 
-def test_only_the_points_apart_lose_their_ratio(tmp_path):
+@pytest.mark.parametrize(
+    ("of_ours", "of_theirs", "cell"),
+    [(THROTTLED, {}, "0.500/1.00†"), ({}, THROTTLED, "0.500†/1.00"), ({}, {}, "0.500/1.00 = **0.500**")],
+)
+def test_a_throttled_time_is_marked_and_has_no_ratio(tmp_path, of_ours, of_theirs, cell):
+    rows = [at("tfla_sig_xl", 512, 1.0, **of_ours), at("sdpa_cudnn", 512, 0.5, **ATTENTION, **of_theirs)]
+    text = page(tmp_path, rows)
+    assert table(text)["sdpa_cudnn"] == ["tfla_sig_xl", cell]
+    assert ("- No ratio: 1/1 throttled." in text) == ("†" in cell)
+
+
+def test_the_strongest_peer_is_first_and_those_without_a_ratio_or_a_time_last(tmp_path):
     rows = [
         *(at("tfla_sig_xl", T, 1.0) for T in (512, 4096)),
-        at("sdpa_cudnn", 512, 2.0, **ATTENTION),
-        at("sdpa_cudnn", 4096, 0.5, **ATTENTION, tuned=IN_PART),
-        at("fla_gla", 512, 0.5, tuned=IN_FULL),
-        at("fla_gla", 4096, 3.0, tuned=IN_FULL),
+        *(at("sdpa", T, 3.0, **ATTENTION) for T in (512, 4096)),
+        *(at("fla_gla", T, ms) for T, ms in ((512, 5.0), (4096, 2.0))),
+        *(at("fla_linear", T, 0.4, comparison_id="other") for T in (512, 4096)),
+        *(at("fla_kda", T, 0.3, **THROTTLED) for T in (512, 4096)),
+        *(at("sdpa_flash", T, None, **ATTENTION) for T in (512, 4096)),
     ]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "sdpa cudnn") == ["2.00x (30%)", "0.5 ms (30%)"]
-    assert cells(text, "fla gla") == ["**0.50x** (30%)", "3.00x (30%)"]
-    assert "faster than every baseline at 1 of 2; against the strongest one 0.50x at T = 512 (against fla gla)" in text
-    assert "3.00x at T = 4096 (against fla gla)" in text
+    text = page(tmp_path, rows)
+    assert peers(text) == ["fla_gla", "sdpa", "fla_kda", "fla_linear"]
+    assert table(text)["peer"] == ["ours", "forward, T = 512", "forward, T = 4096"]
+    assert table(text)["fla_gla"] == ["tfla_sig_xl", "5.00/1.00 = 5.00", "2.00/1.00 = 2.00"]
+    assert table(text)["*% of bound (not recorded)*"] == ["tfla_sig_xl", "1.00 (30%)", "1.00 (30%)"]
 
 
-def test_a_baseline_meets_ours_of_its_comparison_before_a_faster_one_of_another(tmp_path):
-    rows = [
-        at("tfla_sig_xl", 512, 1.0),
-        at("hopper_sig", 512, 0.5, comparison_id="later"),
-        at("sdpa_cudnn", 512, 2.0, **ATTENTION),
-    ]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "ours") == ["0.5 ms (30%)"]
-    assert cells(text, "sdpa cudnn") == ["2.00x (30%)"]
-
-
-def test_wrong_results_are_neither_ours_nor_a_ratio(tmp_path):
-    wrong = {"status": "wrong", "reason": "dq is off by 0.3"}
-    rows = [
-        at("tfla_sig_xl", 512, 0.1, chunk_size=64, **wrong),
-        at("tfla_sig_xl", 512, 1.0),
-        at("fla_gla", 512, 0.1, chunk_size=64, **wrong),
-        at("fla_gla", 512, 2.0),
-        at("sdpa_cudnn", 512, 0.1, **ATTENTION, **wrong),
-    ]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "ours") == ["1 ms (30%)"]
-    assert cells(text, "fla gla") == ["2.00x (30%)"]
-    assert cells(text, "sdpa cudnn") == ["*wrong*"]
-    assert "- not measured: sdpa cudnn everywhere: wrong: dq is off by 0.3" in text
-    assert "not measured: fla gla" not in text
-
-
-def test_a_ratio_is_the_baseline_over_our_fastest(fig4):
-    text = page(fig4)
-    assert cells(text, "our fastest kernel") == ["tfla_sig_xl (L=128)"] * 2
-    assert cells(text, "ours") == ["1 ms (30%)"] * 2
-    assert cells(text, "sdpa cudnn (torch 2.11.0)") == ["**0.50x** (30%)", "4.00x (30%)"]
-    assert cells(text, "ours", 1) == ["3.00 GiB"] * 2
-    assert cells(text, "sdpa cudnn (torch 2.11.0)", 1) == ["**0.33x**"] * 2
-
-
-def test_an_mlstm_is_held_against_ours_of_the_same_gate(fig4):
-    assert cells(page(fig4), "nxai exp xl") == ["2.00x (30%)"] * 2
-
-
-def test_a_baseline_is_held_against_ours_that_computes_the_same(tmp_path):
-    """Retention, faster than Simple GLA, does not answer for it; attention meets mLSTM."""
+def test_a_peer_is_held_against_ours_that_computes_the_same(tmp_path):
+    """Attention meets mLSTM, here of its own comparison."""
     linear = {"family": "linear_attention", "gate": None}
     rows = [
         at("hopper_simple_gla", 512, 0.5, **linear),
         at("hopper_retention", 512, 0.4, **linear),
         at("tfla_sig_xl", 512, 1.0),
+        at("hopper_sig", 512, 1.0, comparison_id="later"),
+        at("tfla_sig_xl", 512, 1.5, chunk_size=64),
+        at("tfla_exp_xl", 512, 1.2, gate="exp"),
         at("fla_simple_gla", 512, 1.5, **linear),
-        at("fla_retention", 512, 1.2, **linear),
-        at("fla_gla", 512, 3.0, **linear),
+        at("fla_retention", 512, 1.6, **linear),
+        at("nxai_exp_xl", 512, 2.4, gate="exp"),
         at("sdpa_cudnn", 512, 2.0, **ATTENTION),
         at("mamba2", 512, 2.0, **linear),
+        at("reference_sig", 512, 0.1),
     ]
-    text = page(write(tmp_path, rows, run=RUN))
-    found = {name: cells(text, name)[0].split()[0] for name in ("fla simple gla", "fla retention", "fla gla")}
-    assert found == {"fla simple gla": "3.00x", "fla retention": "3.00x", "fla gla": "3.00x"}
-    assert cells(text, "sdpa cudnn")[0].split()[0] == "2.00x"
-    assert cells(text, "mamba2")[0].split()[0] not in ("2.00x", "4.00x", "5.00x")  # ours was not measured
+    assert table(page(tmp_path, rows)) == {
+        "peer": ["ours", "forward"],
+        "*% of bound (not recorded)*": ["tfla_sig_xl", "1.00 (30%)"],
+        "nxai_exp_xl": ["tfla_exp_xl", "2.40/1.20 = 2.00"],
+        "sdpa_cudnn": ["tfla_sig_xl", "2.00/1.00 = 2.00"],
+        "fla_simple_gla": ["hopper_simple_gla", "1.50/0.500 = 3.00"],
+        "fla_retention": ["hopper_retention", "1.60/0.400 = 4.00"],
+        "mamba2": ["", "2.00"],
+    }
 
 
-HELD_BACK = {"throttled": True}
-
-
-def test_a_ratio_of_a_throttled_row_stands_in_the_table_and_in_no_sentence(tmp_path):
+def test_wrong_results_have_a_reason_and_no_time(tmp_path):
+    wrong = {"status": "wrong", "reason": "dq is off by 0.3; dk is off by 0.4"}
     rows = [
-        *(at("tfla_sig_xl", T, 1.0) for T in (512, 4096)),
-        at("sdpa_cudnn", 512, 0.5, **ATTENTION, **HELD_BACK),
-        at("sdpa_cudnn", 4096, 4.0, **ATTENTION),
-        *(at("fla_gla", T, ms) for T, ms in ((512, 3.0), (4096, 5.0))),
+        at("tfla_sig_xl", 512, 0.1, chunk_size=64, **wrong),
+        at("tfla_sig_xl", 512, 1.0),
+        at("sdpa_cudnn", 512, 0.1, **ATTENTION, **wrong),
+        at("sdpa_cudnn", 512, 2.0, **ATTENTION, pass_="fwbw"),
     ]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "sdpa cudnn") == ["0.50x† (30%)", "4.00x (30%)"]
-    assert cells(text, "sdpa cudnn", 1) == ["1.00x", "1.00x"]  # memory is what it is
-    assert cells(text, "ours") == ["1 ms (30%)"] * 2
-    out = "left out, throttled: sdpa cudnn at T = 512"
-    assert f"Baselines that are faster: none; {out}." in text
-    assert (
-        "faster than every baseline at 2 of 2; against the strongest one 3.00x at T = 512 (against fla gla), "
-        f"4.00x at T = 4096 (against sdpa cudnn); {out}"
-    ) in text
-    assert text.count("†: the GPU held its clock back") == 1
+    text = page(tmp_path, rows)
+    assert table(text)["sdpa_cudnn"] == ["", "*wrong*", "2.00"]
+    assert "- sdpa_cudnn: wrong (1/2): dq is off by 0.3\n" in text
+    assert "tfla_sig_xl: wrong" not in text  # another chunk size is right
 
 
-def test_ours_is_left_out_by_name_where_it_is_throttled(tmp_path):
-    rows = [
-        at("tfla_sig_xl", 512, 1.0, **HELD_BACK),
-        at("tfla_sig_xl", 4096, 1.0),
-        *(at("sdpa_cudnn", T, 0.5, **ATTENTION) for T in (512, 4096)),
-    ]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "ours") == ["1 ms† (30%)", "1 ms (30%)"]
-    assert cells(text, "sdpa cudnn") == ["0.50x† (30%)", "**0.50x** (30%)"]
-    assert (
-        "sdpa cudnn at T = 4096 (ours takes up to 2.00 times as much); left out, throttled: tfla_sig_xl at T = 512."
-        in text
-    )
-    assert "faster than every baseline at 0 of 1;" in text
+def test_failures_that_differ_in_numbers_are_one_line_and_told_once(tmp_path):
+    def rows(device: str) -> list[Row]:
+        unsupported = {"status": "unsupported", "device": device}
+        return [
+            *(at("tfla_sig_xl", T, 1.0, device=device) for T in (512, 4096)),
+            *(at(name, T, None, reason=f"not {T}", **unsupported) for name in ("sdpa", "fla_gla") for T in (512, 4096)),
+            at("fla_kda", 512, 1.0, device=device),
+            at("fla_kda", 4096, None, device=device, reason="no\nmemory" + 99 * " at all"),
+        ]
 
-
-def test_where_everything_is_throttled_nothing_is_said_but_that(tmp_path):
-    rows = [at("tfla_sig_xl", 512, 1.0, **HELD_BACK), at("sdpa_cudnn", 512, 2.0, **ATTENTION, **HELD_BACK)]
-    text = page(write(tmp_path, rows, run=RUN))
-    out = "no ratio without throttling; left out, throttled: tfla_sig_xl everywhere, sdpa cudnn everywhere"
-    assert text.count(out) == 2
-    assert "faster than every baseline" not in text
-    assert cells(text, "sdpa cudnn") == ["2.00x† (30%)"]
-
-
-def test_memory_does_not_depend_on_the_clock(tmp_path):
-    small = {"peak_bytes": 2**29}
-    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, **HELD_BACK, **small)]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "sdpa cudnn", 1) == ["**0.50x**"]
-    assert "Baselines that are smaller: sdpa cudnn everywhere (ours takes up to 2.00 times as much)." in text
-
-
-def test_throttled_values_without_a_ratio_are_marked_too(tmp_path):
-    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, **HELD_BACK, comparison_id="other")]
-    text = page(write(tmp_path, rows, run=RUN))
-    assert cells(text, "sdpa cudnn") == ["2 ms† (30%)"]
-    assert "left out, throttled" not in text
-
-
-def test_where_a_baseline_wins_it_says_so(fig4):
-    text = page(fig4)
-    assert "Baselines that are faster: sdpa cudnn at T = 512 (ours takes up to 2.00 times as much)." in text
-    assert "faster than every baseline at 1 of 2; against the strongest one 0.50x at T = 512" in text
-    write(fig4 / "fig4", [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION)], run=RUN)
-    assert "Baselines that are faster: none." in page(fig4)
-
-
-def test_missing_points_have_their_reason(fig4):
-    text = page(fig4)
-    assert cells(text, "sdpa flash")[1] == "*oom*"
-    assert "- not measured: sdpa flash at T = 4096: oom: no memory" in text
-
-
-def test_plain_pytorch_is_neither_kernel_nor_baseline(fig4):
-    assert "reference" not in page(fig4)
-
-
-def test_every_section_names_command_machine_and_versions(fig4):
-    text = page(fig4)
-    assert "- command: `tflabench sweep --preset paper-fig4 --impl 'tfla*'`" in text
-    assert "- machine: NVIDIA H200; driver 580.1, cuda 13.0, torch 2.11.0, triton 3.6.0, commit 0123456789ab" in text
-    assert "[rows](fig4/rows.csv)" in text
-
-
-def test_without_a_kernel_of_ours_there_are_the_baselines_own_values(tmp_path):
-    write(tmp_path / "attention", [at("sdpa_cudnn", 512, 2.0, **ATTENTION), at("reference_sig", 512, 9.0)])
+    write(tmp_path / "a", rows("NVIDIA H100"))
+    write(tmp_path / "b", rows("NVIDIA H200"))
     text = page(tmp_path)
-    assert cells(text, "sdpa cudnn") == ["2 ms (30%)"]
-    assert "No kernel of ours was measured here" in text
-    assert "no kernel of ours and a baseline in one comparison" in text
+    assert text.count("- sdpa, fla_gla: unsupported, e.g.: not 512\n") == 1
+    assert text.count("- fla_kda: oom (1/2): no memory at all") == 1
+    assert "- For the reasons above: sdpa, fla_gla: unsupported; fla_kda: oom (1/2)\n" in text
+    assert max(map(len, text.splitlines())) < 200
 
 
-def test_other_versions_make_a_section_of_their_own_and_no_ratio(tmp_path):
+def test_markdown_in_names_and_reasons_is_shown_as_it_is(tmp_path):
+    rows = [
+        at("tfla_sig_xl", 512, 1.0),
+        at("my|kernel_*2*", 512, 2.0),
+        at("_b_", 512, None, reason="<b>[x](y) `z`", status="error"),
+    ]
+    text = page(tmp_path, rows)
+    assert table(text)[r"my\|kernel\_\*2\*"] == ["tfla_sig_xl", "2.00/1.00 = 2.00"]
+    assert r"- \_b\_: error: \<b>\[x\](y) \`z\`" in text
+
+
+def test_a_figure_has_one_table_of_the_folder_with_most_ratios_and_names_the_others(tmp_path):
+    apart = {"comparison_id": None}
+    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa", 512, 2.0, **ATTENTION)]
+    more = [at(name, T, 1.0, **apart) for name in ("tfla_sig_xl", "sdpa") for T in (512, 1024, 4096)]
+    matched = RUN | {"arguments": ["sweep", "--preset=paper-fig4-matched"]}
+    write(tmp_path / "few", rows, run=RUN)
+    write(tmp_path / "many", more, run=matched)
+    write(tmp_path / "h100", [each.model_copy(update={"device": "NVIDIA H100"}) for each in more], run=RUN)
+    write(tmp_path / "quick", more, run=RUN | {"arguments": ["sweep"]})
+    (write(tmp_path / "mine", more) / "environment.json").unlink()
+    text = page(tmp_path)
+    fig4 = "Fig. 4: runtime over sequence length, 65,536 tokens"
+    quick = "Quick look: mLSTM and its rivals, then over sequence length, chunk size and head dimension"
+    assert sections(text) == [
+        *(f"{fig4} (NVIDIA {gpu})" for gpu in ("H200", "H100")),  # with ratios, and without
+        *(f"{sweep} (NVIDIA H200)" for sweep in ("mine", quick)),
+    ]
+    assert "- Rows: [few](few/rows.csv), 2026-11-21, torch 2.11.0, triton 3.6.0, commit 0123456.\n" in text
+    assert "- Other rows: [many](many/rows.csv).\n" in text
+
+
+def test_rows_of_other_versions_in_a_folder_are_named_and_not_divided(tmp_path):
     newer = RUN | {"packages": {"torch": "2.12.0", "triton": "3.6.0"}}
-    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, run_id="newer")]
-    write(tmp_path / "fig4", [*rows, at("tfla_sig_xl", 1024, 1.0, run_id="newer")], newer=newer)
+    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa", 512, 2.0, **ATTENTION, run_id="newer")]
+    write(tmp_path / "fig4", rows, run=RUN, newer=newer)
     text = page(tmp_path)
-    assert [line for line in text.splitlines() if line.startswith("## ")][1:] == [
-        "## fig4, torch 2.11.0",
-        "## fig4, torch 2.12.0",
-    ]
-    assert "[fig4, torch 2.12.0](#fig4-torch-2120)" in text
-    assert cells(text, "sdpa cudnn") == ["2 ms (30%)", ""]
+    assert peers(text) == []
+    assert "- Rows: [fig4, torch 2.11.0](fig4/rows.csv), " in text
+    assert "- Other rows: [fig4, torch 2.12.0](fig4/rows.csv)." in text
 
 
-def test_baselines_of_other_versions_with_none_of_ours_are_named_where_ours_are(tmp_path):
-    newer = RUN | {"packages": {"torch": "2.12.0", "triton": "3.6.0"}}
-    rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa_cudnn", 512, 2.0, **ATTENTION, run_id="newer")]
-    write(tmp_path / "fig4", rows, newer=newer)
-    text = page(tmp_path)
-    assert [line for line in text.splitlines() if line.startswith("## ")][1:] == ["## fig4"]
-    assert "from torch 2.12.0 with no kernel of ours to divide by: sdpa cudnn (forward)" in text
+@pytest.mark.parametrize(
+    ("more", "heads", "shown"),
+    [(0, ["forward, T = 512", "forward, T = 4096"], 1), (150, ["forward"], 151), (300, ["forward"], 10)],
+)
+def test_a_page_of_many_peers_has_fewer_sizes_then_fewer_peers_and_at_most_1500_words(tmp_path, more, heads, shown):
+    rows = [at(name, T, 1.0, comparison_id=None) for name in ("tfla_sig_xl", "sdpa") for T in (512, 1024, 4096)]
+    rows += [at(f"peer{n:03}", 1024, 2.0 + n, comparison_id=None) for n in range(more)]
+    text = page(tmp_path, rows)
+    assert table(text)["peer"] == ["ours", *heads]
+    assert len(peers(text)) == shown
+    assert ("T = 1024, 65,536 tokens, embedding 4096, bfloat16:" in text) == (len(heads) == 1)
+    assert ("- 291 more peers, behind these: in the rows." in text) == (more == 300)
+    assert len(text.split()) <= headline.MOST_WORDS == 1500
 
 
-def test_passes_and_head_dimensions_make_tables(tmp_path):
-    fig13 = [
-        at(name, T, 1.0, heads=4096 // d, d_qk=d, d_hv=d, pass_=pass_)
-        for name in ("tfla_sig_xl", "lightning_attention_2")
-        for T in (512, 4096)
-        for d in (64, 128)
-        for pass_ in ("fw", "fwbw")
-    ]
-    write(tmp_path / "fig13", fig13)
-    titles = [line.split(",")[:2] for line in page(tmp_path).splitlines() if line.startswith("### ")]
-    heads = [" heads 64x64", " heads 32x128"]
-    assert titles == [[f"### {p}", h] for p in ("forward", "forward + backward") for h in heads]
+@pytest.mark.parametrize(
+    ("commands", "again"),
+    [
+        ("sweep --out 'a b' -a seq_len=512", "`tflabench sweep -a seq_len=512 --out again`"),
+        ("sweep;sweep --jobs 2", "`tflabench sweep --preset quick --out again` (2 commands so far)"),
+        ("reproduce fig4", "the command was not recorded."),
+    ],
+)
+def test_the_last_line_measures_again(tmp_path, commands, again):
+    runs = {str(n): RUN | {"arguments": shlex.split(command)} for n, command in enumerate(commands.split(";"))}
+    rows = [at("tfla_sig_xl", 512 * 2 ** int(name), 1.0, run_id=name) for name in runs]
+    assert page(tmp_path, rows, **runs).endswith(f"- Again: {again}\n")
 
 
-def test_a_single_length_has_a_column_a_head_dimension(tmp_path):
-    write(
-        tmp_path / "fig14",
-        [at("tfla_sig_xl", 8192, d / 64, heads=4096 // d, d_qk=d, d_hv=d, batch=4) for d in (256, 64, 128)],
-    )
-    text = page(tmp_path)
-    assert cells(text, "time, heads =") == ["64x64", "32x128", "16x256"]
-    assert cells(text, "ours") == ["1 ms (30%)", "2 ms (30%)", "4 ms (30%)"]
+def test_where_nothing_of_ours_was_measured_a_line_says_so(tmp_path):
+    text = page(tmp_path / "attention", [at("sdpa", 512, 2.0, **ATTENTION), at("reference_sig", 512, 9.0)])
+    assert text.endswith("No kernel of ours was measured in [attention](rows.csv) (NVIDIA H200).\n")
+    assert sections(text) == []
 
 
-def test_brackets_have_the_bound_or_say_that_they_have_the_own_roofline(tmp_path):
-    rows = [
-        at("tfla_sig_xl", 512, 1.0, ceilings="measured: calibrate"),
-        at("mamba2", 512, 2.0, family="ssm", percent_of_bound=None, ceilings="datasheet: NVIDIA"),
-        at("fla_kda", 512, 3.0, family="linear_attention", percent_of_bound=None, percent_of_own_roofline=None),
-    ]
-    text = page(write(tmp_path, rows))
-    assert cells(text, "ours") == ["1 ms (30%)"]
-    assert cells(text, "mamba2")[0].endswith(" (own 40%)")
-    assert "(" not in cells(text, "fla kda")[0]
-    assert "protocol standard, ceilings: datasheet and measured; [rows]" in text
-
-
-def test_rows_without_memory_leave_their_cell_empty(tmp_path):
-    rows = [at("tfla_sig_xl", 512, 1.0, peak_bytes=None), at("sdpa_cudnn", 512, 2.0, **ATTENTION, peak_bytes=None)]
-    text = page(write(tmp_path, rows))
-    assert cells(text, "ours", 1) == cells(text, "sdpa cudnn", 1) == [""]
-
-
-def test_failures_only_and_decode_steps_make_no_ratio(tmp_path):
-    write(tmp_path / "failed", [at("tfla_sig_xl", 512, None), at("sdpa_cudnn", 512, None, **ATTENTION)])
-    write(tmp_path / "decode", [row("step_sig", pass_="decode", seq_len=1)])
-    text = page(tmp_path)
-    assert "x (" not in text
-    assert "- not measured: tfla sig xl everywhere: oom: no memory" in text
-    assert "## decode" not in text
-
-
-def test_the_command_prints_or_writes_the_page(fig4):
-    printed = CliRunner().invoke(app, ["headline", str(fig4)])
+def test_the_command_prints_or_writes_the_page(tmp_path):
+    write(tmp_path / "fig4", [at("tfla_sig_xl", 512, 1.0)])
+    printed = CliRunner().invoke(app, ["headline", str(tmp_path)])
     assert printed.stdout.startswith("# Results\n")
-    out = fig4 / "README.md"
-    done = CliRunner().invoke(app, ["headline", str(fig4), "--out", str(out)])
+    out = tmp_path / "README.md"
+    done = CliRunner().invoke(app, ["headline", str(tmp_path), "--out", str(out)])
     assert (done.exit_code, done.stdout.strip()) == (0, str(out))
-    assert f"`tflabench headline {fig4} --out {out}`" in out.read_text()
-    assert CliRunner().invoke(app, ["headline", str(fig4), "--out", str(out / "below")]).exit_code == 2
+    assert f"`tflabench headline {tmp_path} --out {out}`" in out.read_text()
+    assert CliRunner().invoke(app, ["headline", str(tmp_path), "--out", str(out / "below")]).exit_code == 2
 
 
-def test_the_committed_page_is_what_the_stored_rows_make():
-    results = Path(__file__).resolve().parent.parent / "results"
-    command = ["tflabench", "headline", "results/h200", "--out", "results/README.md"]
-    made = headline.markdown(results / "h200", command, results)
+def test_an_empty_folder_is_one_line_and_exit_code_2(tmp_path):
+    done = CliRunner().invoke(app, ["headline", str(tmp_path)])
+    assert (done.exit_code, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
+    assert f"{tmp_path} holds no results" in done.stderr
+
+
+def test_the_committed_page_is_what_the_stored_rows_make(monkeypatch):
+    monkeypatch.chdir(Path(__file__).resolve().parent.parent)
+    results, command = Path("results"), ["tflabench", "headline", "results", "--out", "results/README.md"]
+    made = headline.markdown(results, command, results)
     assert made == (results / "README.md").read_text(), f"rows have changed: run `{' '.join(command)}`"
+    assert len(made.split()) <= 1500
+    figures = [title.split(":")[0] for title in sections(made) if title.startswith("Fig.") and "H200" in title]
+    assert figures == ["Fig. 4", "Fig. 5", "Fig. 12", "Fig. 13", "Fig. 14"]
 
 
 def test_our_kernels_are_the_bundled_ones_without_the_pytorch_forms():

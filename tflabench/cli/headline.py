@@ -14,7 +14,7 @@ def headline(
     directory: Results,
     out: Annotated[Path | None, out_file("README.md", "the page is printed")] = None,
 ) -> None:
-    """Our best kernel against each baseline, as Markdown: time and memory ratios, % of the bound, what is missing."""
+    """Compare our best kernel with each baseline, as Markdown: a table a figure, what is missing and why."""
     from tflabench.conclusions import headline as page
 
     if out is None:

@@ -1,130 +1,71 @@
-"""The generated results/README.md: our best kernel against each baseline, from stored rows only. No torch.
-
-A table belongs to one campaign (a folder, a machine, a set of versions) and one pass; a ratio is the baseline's time or
-memory over that of our fastest kernel at the same point, so above 1 ours is better.
-"""
+"""The generated results/README.md: a table a figure, the strongest peer first, from stored rows only. No torch."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from textwrap import shorten
+from typing import NamedTuple
 
-from tflabench.conclusions.campaigns import DECISIVE, Campaign, campaigns, conditions_of, differences
-from tflabench.conclusions.compare import comparable, fastest, questions, ratio
-from tflabench.conclusions.summary import NOISY_MEANS
-from tflabench.implementations.registry import bundled_kernels, operation
+from tflabench.conclusions.campaigns import DECISIVE, Campaign, campaigns, conditions_of
+from tflabench.conclusions.compare import fastest
+from tflabench.conclusions.standings import Chosen, Pair, Question, Standing, choose, preset_of
 from tflabench.problem import InputError
-from tflabench.rows.labels import PASS_TITLES, THROTTLED, heads, label, mark
+from tflabench.rows.labels import PASS_TITLES, THROTTLED, mark
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
+from tflabench.selection.presets import load_preset, preset_names
 
-PASSES = ("fw", "fwbw")
+MOST_WORDS = 1500
 TIE = 0.01  # nearer to each other than this, nobody wins
+LONGEST_REASON = 120  # characters
+FEW_COMMITS = 2  # more are counted
+VERSIONS = ("threads", "torch", "triton")  # the driver and all else are in environment.json
+
+
+class Detail(NamedTuple):
+    """How many sizes a table shows where ratios may be taken, and where not; and how many peers at most."""
+
+    sizes_with_ratios: int
+    other_sizes: int
+    peers: int | None
+
+
+# The first that makes a page of at most MOST_WORDS words holds.
+DETAILS = (Detail(2, 2, None), Detail(2, 1, None), Detail(1, 1, None), Detail(1, 1, 10), Detail(1, 1, 5))
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """What a table compares: a column of a row, how it is written, and the verb of its winner."""
+class Page:
+    """What the page is about: all results at and below `root`. Its links are relative to the folder `beside`."""
 
-    name: str
-    column: str
-    write: Callable[[float], str]
-    wins: str
+    root: Path
+    beside: Path
+    every: tuple[Campaign, ...]
 
-
-TIME = Quantity("time", "ms_median", lambda ms: f"{ms:.3g} ms", "faster")
-MEMORY = Quantity("peak memory", "peak_bytes", lambda size: f"{size / 2**30:.2f} GiB", "smaller")
-
-
-def answers(ours: Sequence[Row], rival: Row | None) -> list[Row]:
-    """Those of our rows that a baseline is compared with: of the same operation where there is a kernel of ours for it,
-    measured here or not; else mLSTM, what this project is about, or all of ours where no mLSTM was measured.
-    """
-    wanted = operation(rival.implementation, rival.gate) if rival else None
-    if rival and wanted and (rival.family == "mlstm" or wanted in {operation(name) for name in bundled_kernels()}):
-        return [row for row in ours if operation(row.implementation, row.gate) == wanted]
-    return [row for row in ours if row.family == "mlstm"] or list(ours)
+    def link(self, campaign: Campaign) -> str:
+        """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
+        rows = Path(os.path.relpath(campaign.folder, self.beside)) / "rows.csv"
+        folder = Path(os.path.relpath(campaign.folder, self.root))
+        name = self.root.resolve().name if folder == Path() else folder.as_posix()
+        siblings = [_decisive(other) for other in self.every if other.folder == campaign.folder]
+        telling = [f"{key} {own}" for key, own in _decisive(campaign).items() if any(x[key] != own for x in siblings)]
+        return f"[{_plain(', '.join([name, *telling]))}]({rows.as_posix()})"
 
 
-@dataclass(frozen=True)
-class Column:
-    """The rows of one question of a campaign: those of our kernels and those of baselines, by implementation."""
-
-    label: str
-    kernels: Mapping[str, list[Row]]
-    baselines: Mapping[str, list[Row]]
-
-    def ours(self, rival: Row | None = None) -> Row | None:
-        """Return our fastest kernel of those that answer a baseline, or of mLSTM (see `answers`).
-
-        Kernels of the baseline's comparison come before others.
-        """
-        rows = answers([row for own in self.kernels.values() for row in own if row.status == "ok"], rival)
-        if rival and (beside := [row for row in rows if comparable(row, rival)]):
-            rows = beside
-        return fastest(rows) if rows else None
-
-    def rival(self, name: str) -> Row | None:
-        """The fastest row of a baseline, one that failed where none was measured, None where it was not asked for."""
-        return fastest(self.baselines[name]) if name in self.baselines else None
-
-    def ratio(self, name: str, quantity: Quantity) -> float | None:
-        """The baseline's value over ours."""
-        rival = self.rival(name)
-        ours = self.ours(rival) if rival else None
-        if not (rival and ours and comparable(rival, ours)):
-            return None
-        return ratio(getattr(rival, quantity.column), getattr(ours, quantity.column))
-
-    def clear_ratio(self, name: str, quantity: Quantity) -> float | None:
-        """Return the ratio that counts in what is said of winners: None of a time measured on a throttled GPU."""
-        return None if quantity is TIME and self.throttled(name) else self.ratio(name, quantity)
-
-    def throttled(self, name: str) -> list[str]:
-        """Return which side of a ratio of times was measured on a throttled GPU: ours, the baseline, or both."""
-        rival = self.rival(name)
-        ours = self.ours(rival) if rival else None
-        if not (rival and ours and self.ratio(name, TIME) is not None):
-            return []
-        return [title for title, row in ((ours.implementation, ours), (rival.title, rival)) if row.throttled]
-
-
-@dataclass(frozen=True)
-class Table:
-    """One pass at one number of tokens, embedding and dtype, over the sequence length or the head dimension."""
-
-    title: str
-    axis: str
-    columns: tuple[Column, ...]
-
-    @property
-    def rows(self) -> list[Row]:
-        sides = (side for column in self.columns for side in (column.kernels, column.baselines))
-        return [row for side in sides for rows in side.values() for row in rows]
-
-    @property
-    def baselines(self) -> dict[str, Row]:
-        """A row of every baseline, by name; one with a version where there is one."""
-        found: dict[str, Row] = {}
-        for column in self.columns:
-            for name, rows in column.baselines.items():
-                for row in rows:
-                    known = found.setdefault(name, row)
-                    found[name] = known if known.package_version else row
-        return found
-
-
-def write(root: Path, out: Path, command: Sequence[str] | None = None) -> Path:
-    """Write the page about all results at and below `root`; `command`: what it says made it, if not `headline`.
+def write(root: Path, out: Path) -> Path:
+    """Write the page about all results at and below `root`.
 
     Raises:
         InputError: no results, results that cannot be read, or a file that cannot be written.
     """
-    text = markdown(root, command or ["tflabench", "headline", str(root), "--out", str(out)], out.parent)
+    text = markdown(root, ["tflabench", "headline", str(root), "--out", str(out)], out.parent)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)
@@ -134,266 +75,228 @@ def write(root: Path, out: Path, command: Sequence[str] | None = None) -> Path:
 
 
 def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
-    """The page about all results at and below `root`, its links relative to the folder `beside`."""
-    kernels = bundled_kernels()
-    sections, shorts, apart = [], [], dict[str, None]()
-    every = campaigns(find_results(root))
-    ours = [campaign for campaign in every if any(row.implementation in kernels for row in campaign.rows)]
-    folders = {campaign.folder for campaign in ours}
-    shown = [campaign for campaign in every if campaign in ours or campaign.folder not in folders]
-    for campaign in shown:
-        found = tables(campaign, kernels)
-        if found:
-            name = _heading(campaign, shown, root)
-            beyond = [other for other in every if other.folder == campaign.folder and other not in shown]
-            sections += ["", f"## {name}", "", *_origin(campaign, beside), *(_beyond(campaign, x) for x in beyond)]
-            for table in found:
-                sections += ["", f"### {table.title}", "", *_rendered(table)]
-                link = f"[{name}](#{_anchor(name)})"
-                if said := _short(table):
-                    shorts += [f"- {link}, {table.title}: {said}"]
-                else:
-                    apart[link] = None
-    if alone := [link for link in apart if not any(link in short for short in shorts)]:
-        shorts += [f"- no kernel of ours and a baseline in one comparison: {', '.join(alone)}"]
-    head = [
+    """Return the page about all results at and below `root`, made by `command`, links relative to `beside`.
+
+    Raises:
+        InputError: no results, or results that cannot be read.
+    """
+    page = Page(root, beside, tuple(campaigns(find_results(root))))
+    chosen = choose(page.every)
+    for detail in DETAILS:
+        text = "\n".join([*_opening(root, command), *_sections(page, chosen, detail)]) + "\n"
+        if len(text.split()) <= MOST_WORDS:
+            break
+    return text
+
+
+def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[str]:
+    """Yield a section a figure and device, then where nothing of ours was measured."""
+    told: set[tuple[str, ...]] = set()
+    for each in chosen:
+        if each.best.has_ours:
+            yield from ("", *_section(page, each, detail, told))
+    without = [each.best.campaign for each in chosen if not each.best.has_ours]
+    if without:
+        folders = (f"{page.link(campaign)} ({_plain(campaign.rows[0].device)})" for campaign in without)
+        yield from ("", f"No kernel of ours was measured in {', '.join(folders)}.")
+
+
+def _opening(root: Path, command: Sequence[str]) -> list[str]:
+    return [
         "# Results",
         "",
-        f"Generated by `{shlex.join(command)}` from the rows in these folders; do not edit.",
+        f"Made by `{shlex.join(command)}` from stored rows; do not edit.",
         "",
-        "A ratio is the baseline's value over that of our fastest kernel at the same point: above 1, ours is better;",
-        "**bold** where the baseline is. Both sides are of one comparison: they took turns on one GPU. Where they",
-        "are not, or where a baseline was not tuned in full, the plain value stands. Against Simple GLA, Retention,",
-        "Lightning attention, Mamba 2 or an mLSTM of a library, ours is the fastest that computes the same (mLSTM: the",
-        "same gate); against all others the fastest mLSTM. Each runs at its fastest of the chunk sizes measured.",
+        "A table compares the kernels of this project (*ours*) with those of other libraries (*peers*). There is one",
+        "for each figure of the paper, or other sweep, and each device. Names are those that `--impl` takes.",
         "",
-        "In brackets: how near a time comes to the bound of its problem, whichever kernel computes it: each input read",
-        "once and each output written once a pass, each product of the chunkwise form made once, at the GPU's copy",
-        "bandwidth and matrix rate. The delta rules and Mamba have no such bound: *own* stands for the own roofline,",
-        "which is what the FLOPs and bytes of that implementation take at least.",
-        f"{THROTTLED}: the GPU held its clock back while this, or a side of this ratio, was measured, as it does at",
-        "its power limit where a kernel keeps it busy. Such a ratio stands in the table; what is said of who is",
-        "faster leaves it out, and names it.",
+        "- A cell has the median times of peer and ours in milliseconds: `peer/ours = ratio`. Above 1 ours is faster;",
+        "  **bold**: the peer is.",
+        "- A ratio is taken only within one closed comparison, where both took turns on one GPU with their tuners",
+        f"  done, and never of throttled times ({THROTTLED}: the GPU held its clock back). Never divide the others.",
+        "- The strongest peer, with the smallest ratio, comes first. Peers without a ratio follow by their times.",
+        "- A peer meets our fastest kernel that computes the same, or else our fastest mLSTM. Each runs at its best",
+        "  measured chunk size.",
+        "- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over ours.",
+        "- Empty: not asked for. *wrong* and the like: see below the table. (1/4): at 1 of 4 points.",
         "",
-        "## In short",
-        "",
-        *(shorts or ["No kernel was measured."]),
+        "A table shows the folder with most ratios, then most pairs compared, then most measured rows. It has the one",
+        "or two sizes with most peers. Every point, with its memory, is in the linked rows and in",
+        f"`tflabench report {shlex.quote(str(root))}`. *Again* measures into a folder `again`.",
     ]
-    return "\n".join([*head, *sections]) + "\n"
 
 
-def _beyond(campaign: Campaign, other: Campaign) -> str:
-    """That a folder also has rows of baselines from other conditions, with which nothing of ours can be divided."""
-    differing = differences(*(conditions_of(each.rows, each.runs) for each in (other, campaign)))
-    told = ", ".join(f"{name} {differing[name][0]}" for name in DECISIVE if name in differing)
-    names = ", ".join(dict.fromkeys(f"{row.title} ({PASS_TITLES[row.pass_]})" for row in other.rows))
-    return f"- also in this folder and its figures, from {told} with no kernel of ours to divide by: {names}"
+def _section(page: Page, chosen: Chosen, detail: Detail, told: set[tuple[str, ...]]) -> Iterator[str]:
+    best = chosen.best
+    name = preset_of(best.campaign)
+    title = load_preset(name).title if name in preset_names() else name
+    columns = best.at_sizes(detail.sizes_with_ratios if best.has_ratios else detail.other_sizes)
+    peers = _in_order(columns)
+    yield f"## {_plain(f'{title} ({best.campaign.rows[0].device})')}"
+    yield ""
+    yield from _table(columns, peers[: detail.peers])
+    yield ""
+    if more := len(peers[detail.peers :]) if detail.peers else 0:
+        yield f"- {more} more peers, behind these: in the rows."
+    yield from _refusals(columns)
+    yield from _missing(best, told)
+    yield f"- Rows: {page.link(best.campaign)}, {_origin(best.campaign)}."
+    if chosen.others:
+        yield f"- Other rows: {', '.join(map(page.link, chosen.others))}."
+    yield f"- Again: {_again(best.campaign)}"
 
 
-def tables(campaign: Campaign, kernels: Container[str]) -> list[Table]:
-    """The tables of a campaign, forward first: by tokens, embedding, dtype and, where several ran, by head dimension.
-
-    The plain PyTorch forms of our kernels are left out: neither kernels nor baselines.
-    """
-    groups = defaultdict(list)
-    compared = (row for row in campaign.rows if row.pass_ in PASSES and not row.implementation.startswith("reference_"))
-    for rows in questions(compared):
-        row = rows[0]
-        size = (row.batch * row.seq_len, row.heads * row.d_hv)
-        groups[PASSES.index(row.pass_), *size, row.dtype, row.inputs].append(rows)
-    return [table for _, group in sorted(groups.items()) for table in _split(group, kernels)]
-
-
-def _heading(campaign: Campaign, every: Sequence[Campaign], root: Path) -> str:
-    """The folder below `root`, with the conditions that tell its campaigns apart where it has several."""
-    folder = Path(campaign.folder)
-    name = root.resolve().name if folder == root else folder.relative_to(root).as_posix()
-    own = conditions_of(campaign.rows, campaign.runs)
-    siblings = [conditions_of(other.rows, other.runs) for other in every if other.folder == campaign.folder]
-    telling = [key for key in DECISIVE if any(other.get(key) != own.get(key) for other in siblings)]
-    return ", ".join([name, *(f"{key} {' '.join(own.get(key, ['not recorded']))}" for key in telling)])
-
-
-def _split(group: Sequence[list[Row]], kernels: Container[str]) -> list[Table]:
-    """One table over T; of several questions at one T, one table a head dimension, or one over these at a single T."""
-    row = group[0][0]
-    words = [f"{row.batch * row.seq_len:,} tokens", f"embedding {row.heads * row.d_hv}", row.dtype]
-    words += [] if row.inputs == "normal" else [f"{row.inputs} inputs"]
-
-    def table(axis: str, columns: Mapping[str, list[Row]], *more: str) -> Table:
-        found = tuple(_column(label, rows, kernels) for label, rows in columns.items())
-        return Table(", ".join([PASS_TITLES[row.pass_], *more, *words]), axis, found)
-
-    by_length = defaultdict(list)
-    for rows in group:
-        by_length[rows[0].seq_len].append(rows)
-    if len(by_length) == 1 and len(group) > 1:
-        in_order = sorted(group, key=lambda rows: (rows[0].d_hv, rows[0].d_qk))
-        return [table("heads", {heads(rows[0]): rows for rows in in_order}, f"T = {row.seq_len}")]
-    found = []
-    if alone := {str(T): several[0] for T, several in by_length.items() if len(several) == 1}:
-        found.append(table("T", alone))
-    by_heads = defaultdict(dict)
-    for T, several in by_length.items():
-        for rows in several if len(several) > 1 else ():
-            by_heads[heads(rows[0])][str(T)] = rows
-    return [*found, *(table("T", columns, f"heads {cut}") for cut, columns in by_heads.items())]
-
-
-def _column(label: str, rows: Iterable[Row], kernels: Container[str]) -> Column:
-    column = Column(label, defaultdict(list), defaultdict(list))
-    for row in rows:
-        side = column.kernels if row.implementation in kernels else column.baselines
-        side[row.implementation].append(row)
-    return column
-
-
-def _rendered(table: Table) -> list[str]:
-    """Time, then memory, each followed by where baselines win; then what was not measured."""
-    lines = []
-    best = [column.ours() for column in table.columns]
-    for quantity in (TIME, MEMORY):
-        lines += [_line([f"{quantity.name}, {table.axis} =", *(column.label for column in table.columns)])]
-        lines += ["|---|" + "---:|" * len(table.columns)]
-        lines += [_line(["our fastest kernel", *(label(row) if row else "-" for row in best)])] * (quantity is TIME)
-        lines += [_line(["ours", *(_own(row, quantity) if row else "-" for row in best)])]
-        for name, example in table.baselines.items():
-            lines.append(_line([_title(example), *(_cell(column, name, quantity) for column in table.columns)]))
-        lines += ["", _winners(table, quantity), ""]
-    return lines + _caveats(table)
+def _table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
+    """Yield what all columns share, then the table of these peers."""
+    facts = [question.size.facts for question in columns]
+    shared = [fact for fact in facts[0] if all(fact in own for own in facts)]
+    heads = [
+        ", ".join([PASS_TITLES[question.pass_], *(fact for fact in own if fact not in shared)])
+        for question, own in zip(columns, facts, strict=True)
+    ]
+    yield f"{', '.join(shared)}:"
+    yield ""
+    yield _line(["peer", "ours", *heads])
+    yield "|---|---|" + "---:|" * len(heads)
+    own = [question.best() for question in columns]
+    ceilings = {row.ceilings.partition(":")[0] for row in own if row and row.ceilings}
+    yield _line([f"*% of bound ({', '.join(sorted(ceilings)) or 'not recorded'})*", _names(own), *map(_bound, own)])
+    for name in peers:
+        pairs = [question.pairs.get(name) for question in columns]
+        ours = _names(pair.ours for pair in pairs if pair and pair.timed)
+        yield _line([_plain(name), ours, *map(_cell, pairs)])
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _title(row: Row) -> str:
-    return f"{row.title} ({row.package} {row.package_version})" if row.package_version else row.title
+def _names(rows: Iterable[Row | None]) -> str:
+    """Return the implementations of rows, each once."""
+    return ", ".join(dict.fromkeys(row.implementation for row in rows if row))
 
 
-def _own(row: Row, quantity: Quantity) -> str:
-    value = getattr(row, quantity.column)
-    if value is None:
+def _bound(row: Row | None) -> str:
+    """Return the time of a kernel of ours, and how near that comes to the bound of its problem."""
+    if row is None:
         return ""
-    return quantity.write(value) + (f"{mark(row)}{_nearness(row)}" if quantity is TIME else "")
+    return _time(row) + ("" if row.percent_of_bound is None else f" ({row.percent_of_bound:.0f}%)")
 
 
-def _nearness(row: Row) -> str:
-    """ " (44%)" of the bound, " (own 68%)" of the own roofline where there is no bound."""
-    if row.percent_of_bound is not None:
-        return f" ({row.percent_of_bound:.0f}%)"
-    return "" if row.percent_of_own_roofline is None else f" (own {row.percent_of_own_roofline:.0f}%)"
+def _in_order(columns: Sequence[Question]) -> list[str]:
+    """Return the peers that have a time, the strongest first.
 
-
-def _cell(column: Column, name: str, quantity: Quantity) -> str:
-    """A ratio, bold where the baseline wins; the plain value where there is none to take; a status."""
-    rival, found = column.rival(name), column.ratio(name, quantity)
-    if rival is None:
-        return ""
-    if rival.status != "ok":
-        return f"*{rival.status}*"
-    if found is None:
-        return _own(rival, quantity)
-    clear = column.clear_ratio(name, quantity)
-    bold = "**" if clear is not None and clear < 1 - TIE else ""
-    shown = f"{bold}{found:.2f}x{bold}"
-    return shown if quantity is MEMORY else f"{shown}{THROTTLED if column.throttled(name) else ''}{_nearness(rival)}"
-
-
-def _winners(table: Table, quantity: Quantity) -> str:
-    """Which baselines beat our fastest kernel, where, and by how much at most."""
-    if not any(column.ours() for column in table.columns):
-        return "No kernel of ours was measured here: the table has the baselines' own values."
-    found, counted = [], 0
-    for name, example in table.baselines.items():
-        ratios = {column.label: column.clear_ratio(name, quantity) for column in table.columns}
-        counted += sum(value is not None for value in ratios.values())
-        lost = {label: value for label, value in ratios.items() if value is not None and value < 1 - TIE}
-        if lost:
-            most = 1 / min(lost.values())
-            found.append(f"{example.title} {_where(lost, table)} (ours takes up to {most:.2f} times as much)")
-    out = _left_out(table) if quantity is TIME else ""
-    none = "no ratio without throttling" if out and not counted else "none"
-    return f"Baselines that are {quantity.wins}: {'; '.join(found) or none}{out}."
-
-
-def _where(labels: Collection[str], table: Table) -> str:
-    """Columns of a table in words."""
-    return "everywhere" if len(labels) == len(table.columns) else f"at {table.axis} = {', '.join(labels)}"
-
-
-def _caveats(table: Table) -> list[str]:
-    """What was not measured and why, a line a reason; and how many rows were measured in bad conditions."""
-    missing = defaultdict(list)
-    for column in table.columns:
-        for rows in (*column.kernels.values(), *column.baselines.values()):
-            row = fastest(rows)
-            if row.status != "ok":
-                missing[row.title, row.status, row.reason].append(column.label)
-    lines = [
-        f"- not measured: {title} {_where(labels, table)}: {status}: {reason}"
-        for (title, status, reason), labels in missing.items()
-    ]
-    shown = [row for row in table.rows if row.status == "ok"]
-    for flag, meaning in (("throttled", "the GPU held its clock back"), ("noisy", NOISY_MEANS)):
-        if count := sum(bool(getattr(row, flag)) for row in shown):
-            lines.append(f"- {count} of {len(shown)} rows are flagged {flag} ({meaning})")
-    return lines
-
-
-def _short(table: Table) -> str:
-    """Return how often ours is the fastest, and its ratio to the strongest baseline in the first and the last column.
-
-    Nothing is said where no kernel of ours and a baseline are of one comparison.
+    Those with a ratio are ordered by their smallest. The others follow by time over the least time of a column.
     """
-    duels = {}
-    for column in table.columns:
-        ratios = {name: column.clear_ratio(name, TIME) for name in table.baselines}
-        if measured := {name: value for name, value in ratios.items() if value is not None}:
-            strongest = min(measured, key=lambda name: measured[name])
-            duels[column.label] = measured[strongest], "x", table.baselines[strongest].title
-    out = _left_out(table)
-    if not duels:
-        return f"no ratio without throttling{out}" if out else ""
-    won = sum(value > 1 + TIE for value, _, _ in duels.values())
-    ends = {label: duels[label] for label in (next(iter(duels)), list(duels)[-1])}
-    words = [f"{value:.2f}{x} at {table.axis} = {label} (against {title})" for label, (value, x, title) in ends.items()]
-    return f"faster than every baseline at {won} of {len(duels)}; against the strongest one {', '.join(words)}{out}"
+    found: dict[str, tuple[float, float]] = {}
+    for question in columns:
+        timed = {name: pair for name, pair in question.pairs.items() if pair.timed}
+        least = min((pair.peer.ms_median or inf for pair in timed.values()), default=inf)
+        for name, pair in timed.items():
+            ratio, time = found.get(name, (inf, inf))
+            found[name] = min(ratio, pair.ratio or inf), min(time, (pair.peer.ms_median or inf) / least)
+    return sorted(found, key=lambda name: found[name])
 
 
-def _left_out(table: Table) -> str:
-    """Whose times do not count because the GPU held its clock back, and where: "; left out, throttled: ..."."""
-    where = defaultdict(dict)
-    for column in table.columns:
-        for name in table.baselines:
-            for title in column.throttled(name):
-                where[title][column.label] = None
-    told = ", ".join(f"{title} {_where(labels, table)}" for title, labels in where.items())
-    return f"; left out, throttled: {told}" if told else ""
+def _cell(pair: Pair | None) -> str:
+    """Return "peer/ours = ratio", the times alone where no ratio may be taken, a status, or ""."""
+    if pair is None:
+        return ""
+    if not pair.timed:
+        return f"*{pair.peer.status}*"
+    times = "/".join(_time(row) for row in pair if row)
+    if pair.ratio is None:
+        return times
+    bold = "**" if pair.ratio < 1 - TIE else ""
+    return f"{times} = {bold}{_number(pair.ratio)}{bold}"
 
 
-def _origin(campaign: Campaign, beside: Path) -> list[str]:
-    """Commands, machine and versions behind a campaign's tables."""
-    rows = Path(os.path.relpath(campaign.folder, beside)) / "rows.csv"
-    commands = dict.fromkeys(
-        shlex.join(["tflabench", *run["arguments"]]) for run in campaign.runs.values() if "arguments" in run
-    )
+def _time(row: Row) -> str:
+    return _number(row.ms_median or 0.0) + mark(row)
+
+
+def _number(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
+
+
+def _refusals(columns: Iterable[Question]) -> Iterator[str]:
+    """Yield for how many pairs of a table no ratio may be taken, and why."""
+    pairs = [pair for question in columns for pair in question.pairs.values() if pair.timed and pair.ours]
+    throttled = sum(pair.compared and pair.throttled for pair in pairs)
+    apart = sum(not pair.compared for pair in pairs)
+    counts = {"throttled": throttled, "not of one closed comparison": apart}
+    if why := [f"{count}/{len(pairs)} {reason}" for reason, count in counts.items() if count]:
+        yield f"- No ratio: {', '.join(why)}."
+
+
+def _kind(row: Row) -> tuple[str, ...]:
+    """Return what failures have in common that share a line: a kernel's wrong results, else the words of a reason."""
+    if row.status == "wrong":
+        return row.status, row.implementation
+    return row.status, "", re.sub(r"\d[\d.,]*", "#", row.reason or "")
+
+
+def _missing(best: Standing, told: set[tuple[str, ...]]) -> Iterator[str]:
+    """Yield a line a kind of failure at all chunk sizes; kinds `told` in an earlier section share one line."""
+    outcomes = [fastest(rows) for question in best.questions for rows in question.rows.values()]
+    points = Counter(row.implementation for row in outcomes)
+    failed: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in (row for row in outcomes if row.status != "ok"):
+        failed[_kind(row)].append(row)
+    before = []
+    for kind, rows in failed.items():
+        names = dict.fromkeys(row.implementation for row in rows)
+        whole = sum(points[name] for name in names)
+        share = f" ({len(rows)}/{whole})" if len(rows) < whole else ""
+        words = f"{_plain(', '.join(names))}: {kind[0].replace('_', ' ')}{share}"
+        if kind in told:
+            before.append(words)
+        else:
+            yield f"- {words}{', e.g.' if len({row.reason for row in rows}) > 1 else ''}: {_reason(rows[0])}"
+    if before:
+        yield f"- For the reasons above: {'; '.join(before)}"
+    told.update(failed)
+
+
+def _reason(row: Row) -> str:
+    """Return the first of a row's reasons in one line."""
+    first = re.split(r"; |\. ", row.reason or "no reason was given")[0]
+    return _plain(shorten(first, LONGEST_REASON, placeholder=" ..."))
+
+
+def _origin(campaign: Campaign) -> str:
+    """Return the days on which a campaign was measured, its versions and its commits."""
     found = conditions_of(campaign.rows, campaign.runs)
-    versions = [
-        f"{name} {', '.join(found[name])}" for name in (*DECISIVE[1:], "python", "tflabench", "commit") if name in found
-    ]
-    sources = sorted(
-        {(row.ceilings or "").partition(":")[0] for row in campaign.rows if row.ms_median is not None} - {""}
-    )
     days = sorted({row.started_at[:10] for row in campaign.rows})
-    return [
-        f"- command: {'; '.join(f'`{command}`' for command in commands) or 'not recorded'}",
-        f"- machine: {', '.join(found['device'])}; {', '.join(versions) or 'versions not recorded'}",
-        f"- measured {' to '.join(dict.fromkeys((days[0], days[-1])))}, protocol {', '.join(found['protocol'])}, "
-        f"ceilings: {' and '.join(sources) or 'not recorded'}; [rows]({rows.as_posix()})",
-    ]
+    packages = dict.fromkeys(
+        f"{row.package} {row.package_version}"
+        for row in campaign.rows
+        if row.package_version and row.package not in VERSIONS
+    )
+    versions = [f"{name} {' and '.join(found[name])}" for name in VERSIONS if name in found]
+    commits = sorted({commit[:7] for commit in found.get("commit", ["not recorded"])})
+    code = f"commit {' and '.join(commits)}" if len(commits) <= FEW_COMMITS else f"{len(commits)} commits"
+    return _plain(", ".join([" to ".join(dict.fromkeys((days[0], days[-1]))), *versions, *packages, code]))
 
 
-def _anchor(heading: str) -> str:
-    """How GitHub names a heading in a link."""
-    return "".join(letter for letter in heading.lower().replace(" ", "-") if letter.isalnum() or letter in "-_")
+def _again(campaign: Campaign) -> str:
+    """Return the command that measures a campaign again; that of its whole preset where several commands did."""
+    recorded = {tuple(run.get("arguments", ())) for run in campaign.runs.values()}
+    command, preset = next(iter(recorded), ()), preset_of(campaign)
+    if len(recorded) == 1 and command[:1] == ("sweep",):
+        words = re.sub(r" --out[ =]('[^']*'|\S+)", "", shlex.join(["tflabench", *command]))
+        return f"`{words} --out again`"
+    if preset in preset_names():
+        return f"`tflabench sweep --preset {preset} --out again` ({len(recorded)} commands so far)"
+    return "the command was not recorded."
+
+
+def _decisive(campaign: Campaign) -> dict[str, str]:
+    """Return the conditions that decide the times of a campaign."""
+    found = conditions_of(campaign.rows, campaign.runs)
+    return {key: " ".join(found.get(key, ["not recorded"])) for key in DECISIVE}
+
+
+def _plain(words: str) -> str:
+    """Return words that Markdown shows as they are, in one line."""
+    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", words).split())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.compare import comparable
 from tflabench.conclusions.contests import contests, faster
-from tflabench.conclusions.headline import answers
+from tflabench.conclusions.standings import answers
 from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.labels import PASS_TITLES
 from tflabench.rows.load import Results
@@ -84,7 +84,7 @@ class Headline:
 def compare(results: Iterable[Results]) -> Headline:
     """Our fastest row of every point against the fastest of each baseline there, within one comparison.
 
-    Which of ours: see `tflabench.conclusions.headline.answers`. Points of which a side was measured on a throttled GPU
+    Which of ours: see `tflabench.conclusions.standings.answers`. Points of which a side was measured on a throttled GPU
     do not count.
     """
     kernels = bundled_kernels()
