@@ -94,7 +94,7 @@ def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[
     told: set[tuple[str, ...]] = set()
     for each in chosen:
         if each.best.has_ours:
-            yield from ("", *_section(page, each, detail, told))
+            yield from _section(page, each, detail, told)
     without = [each.best.campaign for each in chosen if not each.best.has_ours]
     if without:
         folders = (f"{page.link(campaign)} ({_plain(campaign.rows[0].device)})" for campaign in without)
@@ -117,7 +117,8 @@ def _opening(root: Path, command: Sequence[str]) -> list[str]:
         "- The strongest peer, with the smallest ratio, comes first. Peers without a ratio follow by their times.",
         "- A peer meets our fastest kernel that computes the same, or else our fastest mLSTM. Each runs at its best",
         "  measured chunk size.",
-        "- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over ours.",
+        "- *% of bound*: our fastest mLSTM, and the least time of any kernel, which reads inputs and writes outputs",
+        "  once, over its time.",
         "- Empty: not asked for. *wrong* and the like: see below the table. (1/4): at 1 of 4 points.",
         "",
         "A table shows the folder with most ratios, then most pairs compared, then most measured rows. It has the one",
@@ -132,10 +133,8 @@ def _section(page: Page, chosen: Chosen, detail: Detail, told: set[tuple[str, ..
     title = load_preset(name).title if name in preset_names() else name
     columns = best.at_sizes(detail.sizes_with_ratios if best.has_ratios else detail.other_sizes)
     peers = _in_order(columns)
-    yield f"## {_plain(f'{title} ({best.campaign.rows[0].device})')}"
-    yield ""
-    yield from _table(columns, peers[: detail.peers])
-    yield ""
+    yield from ("", f"## {_plain(f'{title} ({best.campaign.rows[0].device})')}", "")
+    yield from (*_table(columns, peers[: detail.peers]), "")
     if more := len(peers[detail.peers :]) if detail.peers else 0:
         yield f"- {more} more peers, behind these: in the rows."
     yield from _refusals(columns)
@@ -154,21 +153,20 @@ def _table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
         ", ".join([PASS_TITLES[question.pass_], *(fact for fact in own if fact not in shared)])
         for question, own in zip(columns, facts, strict=True)
     ]
-    yield f"{', '.join(shared)}:"
-    yield ""
-    yield _line(["peer", "ours", *heads])
-    yield "|---|---|" + "---:|" * len(heads)
+    yield from (
+        f"{', '.join(shared)}:",
+        "",
+        f"| peer | ours | {' | '.join(heads)} |",
+        "|---|---|" + "---:|" * len(heads),
+    )
     own = [question.best() for question in columns]
     ceilings = {row.ceilings.partition(":")[0] for row in own if row and row.ceilings}
-    yield _line([f"*% of bound ({', '.join(sorted(ceilings)) or 'not recorded'})*", _names(own), *map(_bound, own)])
+    bound = f"*% of bound ({', '.join(sorted(ceilings)) or 'not recorded'})*"
+    lines = [[bound, _names(own), *map(_bound, own)]]
     for name in peers:
         pairs = [question.pairs.get(name) for question in columns]
-        ours = _names(pair.ours for pair in pairs if pair and pair.timed)
-        yield _line([_plain(name), ours, *map(_cell, pairs)])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+        lines.append([_plain(name), _names(pair.ours for pair in pairs if pair and pair.timed), *map(_cell, pairs)])
+    yield from (f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _names(rows: Iterable[Row | None]) -> str:
