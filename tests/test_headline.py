@@ -89,7 +89,7 @@ def test_a_peer_is_held_against_ours_that_computes_the_same(tmp_path):
         at("hopper_simple_gla", 512, 0.5, **linear),
         at("hopper_retention", 512, 0.4, **linear),
         at("tfla_sig_xl", 512, 1.0),
-        at("hopper_sig", 512, 1.0, comparison_id="later"),
+        at("hopper_sig", 512, 0.9, comparison_id="later"),
         at("tfla_sig_xl", 512, 1.5, chunk_size=64),
         at("tfla_exp_xl", 512, 1.2, gate="exp"),
         at("fla_simple_gla", 512, 1.5, **linear),
@@ -101,7 +101,7 @@ def test_a_peer_is_held_against_ours_that_computes_the_same(tmp_path):
     ]
     assert table(page(tmp_path, rows)) == {
         "peer": ["ours", "forward"],
-        "*% of bound (not recorded)*": ["tfla_sig_xl", "1.00 (30%)"],
+        "*% of bound (not recorded)*": ["hopper_sig", "0.900 (30%)"],
         "nxai_exp_xl": ["tfla_exp_xl", "2.40/1.20 = 2.00"],
         "sdpa_cudnn": ["tfla_sig_xl", "2.00/1.00 = 2.00"],
         "fla_simple_gla": ["hopper_simple_gla", "1.50/0.500 = 3.00"],
@@ -116,11 +116,12 @@ def test_wrong_results_have_a_reason_and_no_time(tmp_path):
         at("tfla_sig_xl", 512, 0.1, chunk_size=64, **wrong),
         at("tfla_sig_xl", 512, 1.0),
         at("sdpa_cudnn", 512, 0.1, **ATTENTION, **wrong),
+        at("sdpa_cudnn", 1024, 0.1, **ATTENTION, **wrong | {"reason": "forward is off by 0.1"}),
         at("sdpa_cudnn", 512, 2.0, **ATTENTION, pass_="fwbw"),
     ]
     text = page(tmp_path, rows)
-    assert table(text)["sdpa_cudnn"] == ["", "*wrong*", "2.00"]
-    assert "- sdpa_cudnn: wrong (1/2): dq is off by 0.3\n" in text
+    assert table(text)["sdpa_cudnn"] == ["", "*wrong*", "*wrong*", "2.00"]
+    assert "- sdpa_cudnn: wrong (2/3), e.g.: dq is off by 0.3\n" in text
     assert "tfla_sig_xl: wrong" not in text  # another chunk size is right
 
 
@@ -183,6 +184,14 @@ def test_rows_of_other_versions_in_a_folder_are_named_and_not_divided(tmp_path):
     assert peers(text) == []
     assert "- Rows: [fig4, torch 2.11.0](fig4/rows.csv), " in text
     assert "- Other rows: [fig4, torch 2.12.0](fig4/rows.csv)." in text
+
+
+def test_two_sizes_have_heads_cut_the_same_way(tmp_path):
+    cuts = [{"heads": 4096 // d, "d_qk": d, "d_hv": d} for d in (64, 128)]
+    rows = [at(name, T, 1.0, **cut) for name in ("tfla_sig_xl", "sdpa") for T in (512, 4096) for cut in cuts]
+    text = page(tmp_path, rows)
+    assert "65,536 tokens, embedding 4096, bfloat16, heads 32x128:" in text
+    assert table(text)["peer"] == ["ours", "forward, T = 512", "forward, T = 4096"]
 
 
 @pytest.mark.parametrize(
