@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from tflabench.figures.looks import Look
 from tflabench.figures.quantities import Rows, plain
-from tflabench.figures.style import Look
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
@@ -35,11 +35,11 @@ def caption(rows: Rows, axis: str | None = None) -> str:
     elif embedding := common(rows["heads"] * rows["d_hv"]):
         words.append(f"embedding {plain(embedding)}")
     if d_hv and axis != "d_hv":
-        words.append(f"$d_{{hv}}$ = {plain(d_hv)}")
+        words.append(f"d_hv = {plain(d_hv)}")
     if d_qk and axis != "d_qk":
-        words.append(f"$d_{{qk}}$ = {plain(d_qk)}")
+        words.append(f"d_qk = {plain(d_qk)}")
     elif not d_qk and not d_hv and (ratio := common(rows["d_qk"] / rows["d_hv"])) and ratio != 1:
-        words.append(f"$d_{{qk}}$ = {ratio:g} $d_{{hv}}$")
+        words.append(f"d_qk = {ratio:g} d_hv")
     if axis != "chunk_size" and (chunk_size := common(rows["chunk_size"])):
         words.append(f"L = {plain(chunk_size)}")
     if axis != "dtype" and (dtype := common(rows["dtype"])):
@@ -98,7 +98,6 @@ def _with_ranges(texts: list[str]) -> str:
 def _gist(reason: Any, longest: int = 110) -> str:
     """A reason in short, without the size at hand (", not 512"): points that share it share a line."""
     text = " ".join(reason.split(", not ")[0].split()) if isinstance(reason, str) else ""
-    text = text.replace("$", r"\$")  # else matplotlib reads formulas
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
 
 

@@ -2,103 +2,234 @@
 
 from __future__ import annotations
 
-import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from tflabench.figures.axes import Swept, linear, swept, upwards
 from tflabench.figures.captions import caption, legend_name, missing
 from tflabench.figures.facets import Slice
-from tflabench.figures.layout import Sheet, text_width
-from tflabench.figures.panel import Panel, legend_keys, say_if_empty
-from tflabench.figures.quantities import PASSES, RUNTIME, Quantity, by_pass, flagged, plain
-from tflabench.figures.style import NOTE_SIZE, TICK_SIZE, Look, kind_colour, measured, styled
-from tflabench.figures.ticks import x_axis
-from tflabench.rows.labels import on_datasheet
+from tflabench.figures.highlights import chosen, device_name, finding, title
+from tflabench.figures.looks import GREY, OWNERS, Look
+from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Panel
+from tflabench.figures.quantities import AXES, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
+from tflabench.figures.source import Source
 
-MOST_IN_A_COLUMN = 10  # implementations whose legend fits under a panel of column width
+BACKGROUND = Ink(GREY)
+CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses to the next
+Points = tuple[np.ndarray, np.ndarray]
 
 
-@styled
-def draw(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -> Figure:
-    """`quantity` over the axis of a slice: a panel a pass, a line an implementation, theory as a band in its colour.
+@dataclass(frozen=True)
+class Chart:
+    """How a quantity is drawn over an axis.
 
-    Open markers are rows that are noisy, throttled or wrong, whiskers the 20th to 80th percentile. Crosses at the top
-    stand for points that were asked for and not measured; the note below names their status.
+    Attributes:
+        unit, size: of the quantity, e.g. "ms" and 1.0.
+        names: the implementations to highlight.
+        theory: whether the leading kernel's bounds are drawn as a band.
     """
-    if part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1:
-        return _ranking(part, quantity, looks, footer)
-    panels = by_pass(part.rows)
-    sheet = Sheet(len(panels), wide=part.rows["implementation"].nunique() > MOST_IN_A_COLUMN)
-    unit, size = quantity.unit(part.rows)
-    for ax, (pass_, rows) in zip(sheet.axes, panels.items(), strict=True):
-        ax.set_title(PASSES[pass_])
-        panel = Panel(ax, part.axis, x_axis(ax, part), quantity, size)
-        panel.band(rows, looks)
-        for name, look in looks.items():
-            panel.curve(rows[rows["implementation"] == name], look)
-        panel.finish(rows, looks)
-        say_if_empty(ax, rows.loc[rows["timed"], quantity.column])
-    sheet.axes[0].set_ylabel(f"{quantity.label} [{unit}]")
-    handles = [
-        Line2D([], [], label=legend_name(look, name, part.rows), **look.line())
-        for name, look in measured(part.rows, looks)
-    ]
-    notes = missing(part.rows, part.axis, looks)
-    sheet.finish(caption(part.rows, part.axis), handles, legend_keys(part.rows, quantity), notes, footer)
-    return sheet.figure
+
+    part: Slice
+    quantity: Quantity
+    unit: str
+    size: float
+    looks: dict[str, Look]
+    names: Sequence[str]
+    theory: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.quantity.label} [{self.unit}]"
+
+    @property
+    def leader(self) -> str | None:
+        """The implementation whose bounds are drawn: our best mLSTM, else our best kernel, else the best."""
+        families = dict(zip(self.part.rows["implementation"], self.part.rows["family"], strict=True))
+        ours = [name for name in self.names if self.looks[name].owner == "ours"]
+        mlstm = [name for name in ours if families[name] == "mlstm"]
+        return [*mlstm, *ours, *self.names, None][0]
 
 
-def _ranking(part: Slice, quantity: Quantity, looks: dict[str, Look], footer: str) -> Figure:
-    """`quantity` at a single point: a line an implementation, its value beside the mark, theory as a bar.
+def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: bool = True) -> Figure:
+    """Return `quantity` over the axis of a slice: a panel a pass, a line an implementation.
 
-    A runtime has the percentage of the problem's bound with it. What was not measured has its status in place of the
-    mark.
+    Args:
+        theory: draw the bounds of the leading kernel as a band, where the quantity has any.
     """
-    panels = by_pass(part.rows)
-    asked = [name for name in looks if name in set(part.rows["implementation"])][::-1]
-    names = [legend_name(looks[name], name, part.rows) for name in asked]
-    left = max(text_width(name, TICK_SIZE) for name in names) + 0.2
-    sheet = Sheet(len(panels), height=0.17 * len(asked) + 0.1, left=left, gap=0.15)
     unit, size = quantity.unit(part.rows)
-    done = part.rows[part.rows["timed"]]
-    shown = [quantity.column, *(quantity.theory or ())[1:]]
-    most = max([value for column in shown for value in done[column].dropna()] or [1])
-    shows = quantity == RUNTIME
-    bounded = done[done["percent_of_bound"].notna() & shows]
-    room = 1.4 if len(bounded) else 1.16  # for what stands beside the marks
-    for ax, (pass_, rows) in zip(sheet.axes, panels.items(), strict=True):
-        ax.set_title(PASSES[pass_])
-        ax.set(xlim=(0, room * most / size), ylim=(-0.6, len(asked) - 0.4), xlabel=f"{quantity.label} [{unit}]")
-        ax.set_yticks(range(len(asked)), names if ax is sheet.axes[0] else [""] * len(asked))
-        by_name = rows.set_index("implementation")
-        for y, name in enumerate(asked):
-            if name not in by_name.index:
-                continue
-            row, look = by_name.loc[name], looks[name]
-            if quantity.theory:
-                lower, upper = row[list(quantity.theory)].astype(float) / size
-                ax.barh(y, upper - lower, left=lower, height=0.6, color=kind_colour(look.kind), alpha=0.3, linewidth=0)
-            if not row["timed"]:
-                place = (0.01 * most / size, y)
-                ax.text(*place, row["status"], va="center", fontsize=NOTE_SIZE, style="italic", color="0.4")
-                continue
-            value = row[quantity.column] / size
-            wary = flagged(rows[rows["implementation"] == name], quantity).any()
-            open_ = {"markerfacecolor": "white"} if wary else {}
-            ax.plot(value, y, **look.line(**open_))
-            percent = row["percent_of_bound"]
-            nearness = f" ({percent:.0f}%)" if shows and pd.notna(percent) else ""
-            ax.annotate(
-                f"{value:.3g}{nearness}",
-                (value, y),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=NOTE_SIZE,
-            )
-    title = f"T = {plain(part.rows[part.axis].iloc[0])}, {caption(part.rows, part.axis)}"
-    datasheet = bounded["ceilings"].map(on_datasheet, na_action="ignore").any()
-    note = "In brackets: percent of the problem's bound" + (", with datasheet ceilings" if datasheet else "")
-    notes = [f"{note}."] if len(bounded) else []
-    sheet.finish(title, [], legend_keys(part.rows, quantity), notes, footer)
-    return sheet.figure
+    names = chosen(part.rows, quantity, source.looks, source.highlight)
+    chart = Chart(part, quantity, unit, size, source.looks, names, theory and quantity.theory is not None)
+    single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
+    panels, heads = [], []
+    for pass_, rows in by_pass(part.rows).items():
+        found = finding(source.records_of(rows), quantity, None if single else part.axis)
+        heads.append(title(found, pass_, device_name(rows)))
+        words = f"{PASSES[pass_]}: {found.subject} {found.words}" if found.words else PASSES[pass_]
+        panels.append(ranking(chart, rows, words) if single else over_axis(chart, rows, words))
+    whole = f"{quantity.name}{'' if single else f' over {_axis_name(part)}'}, {device_name(part.rows)}"
+    if len(panels) == 1:
+        panels = [Panel("", panels[0].x, panels[0].y, panels[0].items, panels[0].empty)]
+        whole = heads[0]
+    return Figure(
+        stem=stem,
+        title=whole,
+        setting=_setting(part, single),
+        panels=tuple(panels),
+        keys=keys(chart),
+        caption=tuple(notes(chart, source, single)),
+        rows=part.rows,
+        height=0.15 * part.rows["implementation"].nunique() + 0.1 if single else 1.6,
+    )
+
+
+def over_axis(chart: Chart, rows: Rows, words: str) -> Panel:
+    """Return a panel over the swept axis: context behind, the band of theory, highlighted lines, crosses on top."""
+    x = swept(chart.part)
+    items: list[Item] = []
+    for name in chart.looks:
+        if name not in chart.names:
+            items += curve(chart, x, rows[rows["implementation"] == name], name)
+    if chart.theory and chart.leader:
+        items += _band(chart, x, rows[rows["implementation"] == chart.leader])
+    for name in chart.names[::-1]:
+        items += curve(chart, x, rows[rows["implementation"] == name], name)
+    crosses = list(_crosses(chart, x, rows))
+    levels = max((sum(other.x == cross.x for other in crosses) for cross in crosses), default=0)
+    y = upwards(chart.label, _heights(items), room=0.03 + min(0.2, CROSS_LEVEL * levels))
+    measured = any(isinstance(item, Curve) for item in items)
+    return Panel(words, x.axis, y, (*items, *crosses), "" if measured else "no point was measured")
+
+
+def curve(chart: Chart, x: Swept, own: Rows, name: str) -> list[Curve]:
+    """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
+    quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
+    axis = chart.part.axis
+    if not own["timed"].any():
+        return []
+    label, ink = (look.title, look.ink) if lit else ("", BACKGROUND)
+    role = "highlight" if lit else "context"
+    if own[axis].isna().all():  # the axis means nothing to it (a chunk size to attention): one level for all
+        done = own[own["timed"]]
+        level = float(done[quantity.column].median() / chart.size)
+        ends = np.array(x.axis.limits)
+        same = [int(done.index[0])] * 2
+        return [Curve(label, ends, [level] * 2, Ink(ink.colour, "", ink.dash), role, rows=same, name=name)]
+    own = own.dropna(subset=[axis]).sort_values(axis)
+    y = own[quantity.column].where(own["timed"]).to_numpy(float) / chart.size
+    spread = None
+    if quantity.spread and lit:
+        low, high = (own[column].to_numpy(float) / chart.size for column in quantity.spread)
+        spread = (np.where(np.isnan(y), np.nan, low), np.where(np.isnan(y), np.nan, high))
+    return [
+        Curve(
+            label, x.position(own[axis]), y, ink, role,
+            joined=axis != "dtype",  # nothing lies between two data types
+            spread=spread,
+            hollow=flagged(own, quantity).to_numpy(bool) if lit else (),
+            rows=[int(index) for index in own.index],
+            name=name,
+        )
+    ]  # fmt: skip
+
+
+def _band(chart: Chart, x: Swept, own: Rows) -> list[Band]:
+    columns = list(chart.quantity.theory or ())
+    own = own.dropna(subset=[chart.part.axis, *columns]).sort_values(chart.part.axis)
+    if own.empty or chart.part.axis == "dtype":
+        return []
+    lower, upper = own[columns].to_numpy(float).T / chart.size
+    return [Band(x.position(own[chart.part.axis]), lower, upper, chart.looks[str(chart.leader)].ink.colour)]
+
+
+def _crosses(chart: Chart, x: Swept, rows: Rows) -> Iterator[Cross]:
+    """Yield a cross for each point of a highlighted implementation that was asked for and not measured."""
+    for name in chart.names:
+        own = rows[(rows["implementation"] == name) & ~rows["timed"]].dropna(subset=[chart.part.axis])
+        for place, index in zip(x.position(own[chart.part.axis]), own.index, strict=True):
+            yield Cross(float(place), chart.looks[name].ink, int(index))
+
+
+def _heights(items: Sequence[Item]) -> Iterator[float]:
+    """Yield what the y axis must hold: highlighted lines and bands; context within four times their range."""
+    lit: list[float] = []
+    for item in items:
+        if isinstance(item, Band):
+            lit += [*item.lower, *item.upper]
+        elif isinstance(item, Curve) and item.role == "highlight":
+            lit += [*item.y, *(value for side in item.spread or () for value in side)]
+    known = [value for value in lit if value > 0]
+    yield from known
+    for item in items:
+        if isinstance(item, Curve) and item.role == "context":
+            yield from (value for value in item.y if not known or min(known) / 4 < value < 4 * max(known))
+
+
+def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
+    """Return bars at a single point, the best on top, with theory behind and the percentage of the problem's bound.
+
+    What was not measured has its status in place of the bar.
+    """
+    column = chart.quantity.column
+    ordered = rows.assign(value=rows[column].where(rows["timed"])).sort_values("value", na_position="last")
+    shows = chart.quantity == RUNTIME
+    bars: list[tuple[Any, ...]] = []
+    for index, row in ordered.iterrows():
+        look = chart.looks[row["implementation"]]
+        value = row["value"] / chart.size
+        percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
+        said = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
+        bounds = tuple(row[list(chart.quantity.theory)].astype(float) / chart.size) if chart.theory else None
+        colour = OWNERS[look.owner] if row["implementation"] in chart.names else GREY
+        bars.append((legend_name(look, row["implementation"], rows), float(value), said, colour, bounds, int(index)))
+    most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
+    labels, values, said, colours, ranges, indices = zip(*bars, strict=True)
+    items = (Bars(labels, values, said, colours, ranges if chart.theory else (), indices),)
+    empty = "" if rows["timed"].any() else "no point was measured"
+    return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), Axis(""), items, empty)
+
+
+def keys(chart: Chart) -> tuple[Key, ...]:
+    """Return the legend: whose bounds the band is, and what hollow points are."""
+    rows, found = chart.part.rows, []
+    if chart.theory and chart.leader and rows[chart.quantity.theory[0]].notna().any():  # type: ignore[index]
+        look = chart.looks[chart.leader]
+        found.append(Key(f"bounds of {look.title}", Ink(look.ink.colour), "area"))
+    if why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity):
+        found.append(Key(" or ".join(why), Ink("#595959", "circle"), "hollow"))
+    return tuple(found)
+
+
+def notes(chart: Chart, source: Source, single: bool = False) -> Iterator[str]:
+    """Yield the lines of the caption file."""
+    rows = chart.part.rows
+    asked = set(rows["implementation"])
+    yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
+    grey = [legend_name(look, name, rows) for name, look in chart.looks.items() if name in asked - set(chart.names)]
+    if grey:
+        yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
+    yield f"Colours: {', '.join(f'{owner} {colour}' for owner, colour in OWNERS.items())}."
+    if chart.quantity.spread and not single:
+        yield "Whiskers: 20th to 80th percentile of the samples."
+    if chart.theory and chart.leader:
+        origins = sorted({str(origin) for origin in rows["ceilings"].dropna()})
+        yield (
+            f"Shaded: the bounds of {chart.looks[chart.leader].title} by its FLOPs and bytes, from max(FLOPs/rate, "
+            f"bytes/bandwidth) up to their sum; ceilings {'; '.join(origins) or 'unknown'}."
+        )
+    if chart.quantity == RUNTIME and single and rows["percent_of_bound"].notna().any():
+        yield "In brackets: percent of the bound of the problem."
+    yield from missing(rows, chart.part.axis, chart.looks)
+    yield source.origin
+
+
+def _setting(part: Slice, single: bool) -> str:
+    said = caption(part.rows, part.axis)
+    return f"T = {int(part.rows['seq_len'].iloc[0])}, {said}" if single else said
+
+
+def _axis_name(part: Slice) -> str:
+    return AXES[part.axis].partition(" [")[0]

@@ -13,8 +13,8 @@ Rows = Any  # a pandas DataFrame, columns as store.Row: pandas infers the types 
 # Column of a row -> axis label. In this order axes are drawn; one that follows from those before it is not.
 AXES = {
     "seq_len": "sequence length T [tokens]",
-    "d_hv": "head dimension $d_{hv}$ [channels]",
-    "d_qk": "head dimension $d_{qk}$ [channels]",
+    "d_hv": "head dimension d_hv [channels]",
+    "d_qk": "head dimension d_qk [channels]",
     "chunk_size": "chunk size L [tokens]",
     "heads": "number of heads",
     "batch": "batch size [sequences]",
@@ -45,11 +45,16 @@ def drawable(rows: Rows) -> Rows:
 
 
 class Quantity(NamedTuple):
-    """A measured column as figures show it, with the columns of its spread and of its theory where it has them."""
+    """A measured column as figures show it, with the columns of its spread and of its theory where it has them.
 
+    `better`: how a value equal to, below and above another is called.
+    """
+
+    name: str
     column: str
     label: str
     units: tuple[tuple[str, float], ...]  # (unit, size), smallest first
+    better: tuple[str, str, str]
     spread: tuple[str, str] | None = None
     theory: tuple[str, str] | None = None
 
@@ -61,13 +66,21 @@ class Quantity(NamedTuple):
 
 
 RUNTIME = Quantity(
+    "Runtime",
     "ms_median",
     "median runtime",
     (("µs", 1e-3), ("ms", 1.0), ("s", 1e3)),
+    ("fast", "faster than", "slower than"),
     spread=("ms_p20", "ms_p80"),
     theory=("model_ms_lower", "model_ms_upper"),
 )
-MEMORY = Quantity("peak_bytes", "peak memory", (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)))
+MEMORY = Quantity(
+    "Peak memory",
+    "peak_bytes",
+    "peak memory",
+    (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)),
+    ("small in memory", "less memory than", "more memory than"),
+)
 
 
 def by_pass(rows: Rows) -> dict[str, Rows]:

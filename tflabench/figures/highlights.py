@@ -1,0 +1,125 @@
+"""Which implementations of a figure stand out, and what a reader sees at a glance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import numpy as np
+
+from tflabench.conclusions.compare import comparable
+from tflabench.figures.looks import OWNERS, Look, owner_of
+from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
+from tflabench.implementations.registry import bundled_kernels
+from tflabench.rows.schema import Row
+from tflabench.theory.hardware import from_device_name
+
+MOST = 7  # highlighted series in a figure
+SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv", "d_qk": "d_qk", "heads": "heads", "batch": "batch"}
+
+
+def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Sequence[str] = ()) -> list[str]:
+    """Return the implementations to highlight, at most MOST, the least runtime or memory first.
+
+    Without patterns: the best of each owner, of ours the best mLSTM; then more of ours, then more of the others. Those
+    with less than half as many points as the longest line come last. Plain PyTorch stays in the background where there
+    is a kernel of ours.
+    """
+    excess = _excess(rows, quantity)
+    points = rows[rows["timed"]].groupby("implementation").size()
+    best = sorted(excess, key=lambda name: (2 * points[name] < points.max(), excess[name], name))
+    if patterns:
+        return [name for name in best if any(fnmatchcase(name, pattern) for pattern in patterns)][:MOST]
+    families = dict(zip(rows["implementation"], rows["family"], strict=True))
+    owners = {name: looks[name].owner for name in best}
+    foreground = [name for name in best if owners[name] != "PyTorch" or "ours" not in owners.values()]
+    leading = []
+    for owner in OWNERS:
+        own = [name for name in foreground if owners[name] == owner]
+        leading += sorted(own, key=lambda name: owner == "ours" and families[name] != "mlstm")[:1]
+    others = sorted((name for name in foreground if name not in leading), key=lambda name: owners[name] != "ours")
+    return sorted([*leading, *others][:MOST], key=lambda name: (excess[name], name))
+
+
+def _excess(rows: Rows, quantity: Quantity) -> dict[str, float]:
+    """Return how many times the least value each implementation takes, as the geometric mean over its points."""
+    done = rows[rows["timed"] & (rows[quantity.column] > 0)]
+    if done.empty:
+        return {}
+    place = [done[column] for column in ("pass", "seq_len", "batch", "dtype")]
+    embedding = done["heads"] * done["d_hv"]
+    ratio = done[quantity.column] / done.groupby([*place, embedding])[quantity.column].transform("min")
+    return np.exp(np.log(ratio.astype(float)).groupby(done["implementation"]).mean()).to_dict()
+
+
+class Finding(NamedTuple):
+    """What one comparison says: who is compared with whom, and where."""
+
+    subject: str
+    words: str
+
+
+def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Finding:
+    """Return in a few words how ours compares with its strongest peer; no words where no ratio may be taken.
+
+    Ours is our best mLSTM, or our best kernel where there is none. Its peer is the best mLSTM of another library, else
+    the best of all others. Both are of one closed comparison, neither was throttled. Of several comparisons the one
+    with most rows counts, then the one at the larger problem.
+    """
+    kernels = bundled_kernels()
+    comparisons: dict[str, list[Row]] = {}
+    for row in records:
+        if row.comparison_id and row.closed and row.status == "ok" and not row.throttled:
+            comparisons.setdefault(row.comparison_id, []).append(row)
+    subject = "mLSTM" if any(row.family == "mlstm" for row in records) else quantity.name
+    for rows in sorted(comparisons.values(), key=lambda rows: (-len(rows), -rows[0].seq_len)):
+        rows = sorted(rows, key=lambda row: getattr(row, quantity.column) or 0.0)
+        ours = _mlstm_first([row for row in rows if row.implementation in kernels])
+        others = [
+            row for row in rows if row.implementation not in kernels and not row.implementation.startswith("reference_")
+        ]
+        peers = _mlstm_first([row for row in others if ours and comparable(ours[0], row)])
+        if ours and peers:
+            name = "mLSTM" if ours[0].family == "mlstm" else ours[0].title
+            return Finding(name, _ratio(ours[0], peers[0], quantity, axis))
+    return Finding(subject, "")
+
+
+def _mlstm_first(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with those of mLSTM in front, each part in its order."""
+    return sorted(rows, key=lambda row: row.family != "mlstm")
+
+
+def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
+    ratio = getattr(peer, quantity.column) / getattr(ours, quantity.column)
+    owner = owner_of(peer.implementation, peer.family, peer.package)
+    name = owner if owner in ("mlstm_kernels", "fla", "mamba") else peer.title
+    where = (
+        f" at {SYMBOLS[axis]}\u00a0=\u00a0{plain(getattr(ours, axis))}"
+        if axis in SYMBOLS and axis != "chunk_size"
+        else ""
+    )
+    if abs(ratio - 1) < 0.005:
+        return f"as {quantity.better[0]} as {name}{where}"
+    times = ratio if ratio > 1 else 1 / ratio
+    return f"{times:.{1 if times >= 2 else 2}f}x {quantity.better[1 if ratio > 1 else 2]} {name}{where}"
+
+
+def device_name(rows: Rows) -> str:
+    """Return the short name of the device behind rows: "H100", or "CPU"."""
+    return ", ".join(dict.fromkeys(_short(name) for name in rows["device"].unique()))
+
+
+def _short(device: str) -> str:
+    if re.search(r"\d+ cores?$", device):  # as `bench.machine` names a CPU
+        return "CPU"
+    gpu = from_device_name(device)
+    return gpu.name.split()[0] if gpu else device
+
+
+def title(finding: Finding, pass_: str, device: str) -> str:
+    """Return a sentence for the head of a figure: "mLSTM forward, H100: 4.5x faster than mlstm_kernels"."""
+    head = f"{finding.subject} {PASSES[pass_]}, {device}"
+    return f"{head}: {finding.words}" if finding.words else head

@@ -1,0 +1,216 @@
+"""A figure as plain data: panels of curves, bands and lines on axes with units, and a caption.
+
+Nothing here draws. `figures.matplotlib_renderer` makes PNG, SVG and PDF of a figure, `figures.plotly_renderer` makes it
+interactive. All texts are plain: no renderer reads formulas or markup in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Scale = Literal["linear", "log"]
+Side = Literal["x", "y"]
+Dash = Literal["solid", "dash", "dot", "dashdot"]
+Role = Literal["highlight", "context", "theory"]
+Numbers = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Ink:
+    """The colour ("#rrggbb"), marker and dashes of a line. A marker of "" draws none."""
+
+    colour: str
+    marker: str = ""
+    dash: Dash = "solid"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a panel.
+
+    Attributes:
+        label: what it shows, with the unit in brackets.
+        limits: lowest and highest value shown; None leaves them to what is drawn.
+        ticks: (value, words) of each tick; empty leaves them to the renderer.
+    """
+
+    label: str
+    scale: Scale = "linear"
+    limits: tuple[float, float] | None = None
+    ticks: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one implementation or one formula, joined by a line where `joined`.
+
+    Attributes:
+        label: written beside the panel, at the height of its last point; "" writes nothing.
+        x, y: values; NaN breaks the line.
+        role: highlighted, thin and grey behind the others, or a line of theory.
+        spread: lower and upper ends of the whiskers.
+        hollow: which points are drawn hollow, because something is wrong with them; empty for none.
+        rows: index of the row behind each point; empty for theory.
+        name: of the implementation; "" for theory.
+    """
+
+    label: str
+    x: Numbers
+    y: Numbers
+    ink: Ink
+    role: Role = "highlight"
+    joined: bool = True
+    spread: tuple[Numbers, Numbers] | None = None
+    hollow: Sequence[bool] = ()
+    rows: Sequence[int] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Band:
+    """The area between two curves over the same x."""
+
+    x: Numbers
+    lower: Numbers
+    upper: Numbers
+    colour: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A straight line across the panel at one value of an axis, with words at its upper or right end."""
+
+    side: Side
+    value: float
+    label: str = ""
+    ink: Ink = Ink("#595959", dash="dot")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A shaded range of one axis, with words at its end."""
+
+    side: Side
+    low: float
+    high: float
+    colour: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Cross:
+    """A point that was asked for and not measured: a mark at the top of the panel. `row` is its index."""
+
+    x: float
+    ink: Ink
+    row: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Words beside a point; the renderer moves them where they strike nothing. `ring` draws a ring around the point."""
+
+    x: float
+    y: float
+    words: str
+    colour: str = "#404040"
+    ring: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars from zero, the first on top, with a label before each and words after it.
+
+    A bar of value NaN is only its words. `ranges` are theory's lower and upper bound, drawn behind the bars.
+    """
+
+    labels: Sequence[str]
+    values: Numbers
+    words: Sequence[str]
+    colours: Sequence[str]
+    ranges: Sequence[tuple[float, float] | None] = ()
+    rows: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Vertical bars, a place on x each, cut into named parts."""
+
+    places: Numbers
+    parts: dict[str, Numbers]
+    colours: dict[str, str]
+    width: float = 0.72
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Values over a grid as colours from `low` to `high`; `level` draws a contour.
+
+    Attributes:
+        values: of shape (y, x).
+        label: of the colour bar; "" draws no bar.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    values: np.ndarray
+    low: float
+    high: float
+    scale: Scale = "linear"
+    label: str = ""
+    level: float | None = None
+
+
+Item = Curve | Band | Rule | Span | Cross | Note | Bars | Stack | HeatMap
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. `empty` is said in a panel that has nothing to draw."""
+
+    title: str
+    x: Axis
+    y: Axis
+    items: tuple[Item, ...]
+    empty: str = ""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A legend entry for what curves have in common: a line in this ink, or a filled area."""
+
+    words: str
+    ink: Ink
+    kind: Literal["line", "area", "hollow"] = "line"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A whole figure.
+
+    Attributes:
+        stem: name of its files without their ending.
+        title: what one sees.
+        setting: what all that it shows have in common.
+        panels: row by row.
+        columns: panels in a row.
+        keys: its legend, one row.
+        caption: lines of the caption file: what marks mean, what is missing and why, where the numbers come from.
+        rows: the measured rows that it shows, written beside it as CSV; None for theory.
+        height: of a panel, in inches.
+    """
+
+    stem: str
+    title: str
+    setting: str
+    panels: tuple[Panel, ...]
+    columns: int = 1
+    keys: tuple[Key, ...] = ()
+    caption: tuple[str, ...] = ()
+    rows: Any = field(default=None, compare=False)
+    height: float = 1.55

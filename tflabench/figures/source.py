@@ -1,0 +1,52 @@
+"""What figures of measured rows start from: the rows of one results folder, and the looks of its implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tflabench.figures.captions import provenance
+from tflabench.figures.looks import Look, looks
+from tflabench.figures.quantities import Rows, drawable
+from tflabench.rows.load import Results
+from tflabench.rows.schema import Row
+from tflabench.rows.table import frame
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows as figures draw them.
+
+    Attributes:
+        rows: as `quantities.drawable` gives them; their index counts `records`.
+        records: the same rows as they are stored.
+        runs: run_id -> what environment.json says of that run.
+        looks: of every implementation, by name.
+        highlight: patterns of the implementations to highlight; empty leaves the choice to the figure.
+    """
+
+    rows: Rows
+    records: Sequence[Row]
+    runs: Mapping[str, Any]
+    looks: dict[str, Look]
+    highlight: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, results: Results, highlight: Sequence[str] = ()) -> Source:
+        """Return the rows of a results folder."""
+        rows = drawable(frame(results.rows))
+        return cls(rows, results.rows, results.runs, looks(rows), tuple(highlight))
+
+    def only(self, rows: Rows) -> Source:
+        """Return the source of some of the rows; looks and records stay."""
+        return replace(self, rows=rows)
+
+    def records_of(self, rows: Rows) -> list[Row]:
+        """Return rows as they are stored."""
+        return [self.records[index] for index in rows.index]
+
+    @property
+    def origin(self) -> str:
+        """The device, days and versions behind the rows, in one line."""
+        return provenance(self.rows, self.runs)
