@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tflabench import figures
+from tflabench.figures.model import Curve, Figure, Panel
 from tflabench.figures.quantities import drawable
+from tflabench.figures.source import Source
+from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
 H200 = {"flops_per_s": 989e12, "bytes_per_s": 4.8e12}
@@ -129,39 +130,19 @@ def framed(rows: list[Row]) -> pd.DataFrame:
     return drawable(pd.DataFrame([r.model_dump(by_alias=True) for r in rows]))
 
 
-def drawn(rows: list[Row], what=figures.WHAT, runs=None) -> dict[str, tuple]:
-    """stem -> (figure, rows shown)."""
-    found = figures.figures(framed(rows), {"run": RUN} if runs is None else runs, what)
-    return {stem: (figure, shown) for stem, figure, shown in found}
+def source(rows: list[Row], runs=None, highlight=()) -> Source:
+    return Source.of(Results(Path("rows"), tuple(rows), {"run": RUN} if runs is None else runs), highlight)
 
 
-def words(figure) -> str:
-    return "\n".join(text.get_text() for text in figure.texts)
+def made(rows: list[Row], what=figures.WHAT, runs=None, highlight=()) -> dict[str, Figure]:
+    """stem -> figure."""
+    return {figure.stem: figure for figure in figures.figures(source(rows, runs, highlight), what)}
 
 
-def legend_words(figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+def items(panel: Panel, kind: type) -> list:
+    return [item for item in panel.items if isinstance(item, kind)]
 
 
-def curves_of(ax, colour) -> list:
-    """Lines with markers of one colour that are placed in data coordinates."""
-    return [
-        line
-        for line in ax.lines
-        if line.get_transform() == ax.transData
-        and line.get_color() == colour
-        and line.get_marker() not in ("", "None", None)
-    ]
-
-
-def stays_on_the_page(figure) -> None:
-    renderer, page = FigureCanvasAgg(figure).get_renderer(), figure.bbox
-    figure.draw(renderer)
-    labels = [label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label)]
-    words = {text.get_text(): text.get_window_extent(renderer) for text in [*figure.texts, *labels] if text.get_text()}
-    legends = [legend.get_window_extent(renderer) for legend in figure.legends]
-    for box in [*words.values(), *legends]:
-        assert page.x0 <= box.x0 < box.x1 <= page.x1, words
-        assert page.y0 <= box.y0 < box.y1 <= page.y1, words
-    assert not any(box.overlaps(ax.bbox) for box in legends for ax in figure.axes), "a legend covers data"
-    assert not any(one.overlaps(other) for one, other in combinations(legends, 2)), "legends cover each other"
+def lit(panel: Panel) -> dict[str, Curve]:
+    """Implementation -> its highlighted curve."""
+    return {curve.name: curve for curve in items(panel, Curve) if curve.role == "highlight"}

@@ -32,7 +32,9 @@ def test_prints_the_files_it_wrote(results):
     done = runner.invoke(app, ["plot", str(results), "--format", "svg", "--what", "runtime,memory"])
     assert done.exit_code == 0, done.output
     expected = [
-        results / "figures" / f"{stem}-seq_len.{kind}" for stem in ("runtime", "memory") for kind in ("svg", "csv")
+        results / "figures" / f"{stem}-seq_len.{kind}"
+        for stem in ("runtime", "memory")
+        for kind in ("svg", "txt", "csv")
     ]
     assert done.stdout.split() == [str(path) for path in expected]
     assert all(path.exists() for path in expected)
@@ -42,7 +44,7 @@ def test_writes_where_it_is_told(results, tmp_path):
     out = tmp_path / "elsewhere"
     done = runner.invoke(app, ["plot", str(results), "--out", str(out), "--format", "png", "--what", "runtime"])
     assert done.exit_code == 0, done.output
-    assert {path.name for path in out.iterdir()} == {"runtime-seq_len.png", "runtime-seq_len.csv"}
+    assert {path.name for path in out.iterdir()} == {f"runtime-seq_len.{kind}" for kind in ("png", "txt", "csv")}
     assert not (results / "figures").exists()
 
 

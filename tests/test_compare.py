@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -26,7 +25,8 @@ from tflabench.conclusions.compare import (
     match_points,
     questions,
 )
-from tflabench.figures.ratios import Side, figures
+from tflabench.figures import ratios
+from tflabench.figures.model import Curve
 from tflabench.rows.load import find_results, read_results
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -319,7 +319,9 @@ def test_every_swept_axis_is_a_figure(tmp_path):
     done = compare(a, a, "--out", tmp_path / "ratios.png")
     assert [line.rpartition("/")[2] for line in done.stderr.splitlines() if line.startswith("wrote")] == [
         "ratios-seq_len.png",
+        "ratios-seq_len.txt",
         "ratios-chunk_size.png",
+        "ratios-chunk_size.txt",
     ]
 
 
@@ -332,18 +334,19 @@ def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     assert out.read_bytes().startswith(b"\x89PNG")
 
     found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Rules())
-    ((stem, figure),) = figures(found, (Side("a", {}), Side("b", {})))
-    assert stem == "seq_len"
-    drawn = [line for line in figure.axes[0].lines if line.get_marker() not in ("", "None", None)]
-    assert np.asarray(drawn[0].get_ydata()) == pytest.approx([0.5, 1.0, 2.0])
-    assert [ax.get_title() for ax in figure.axes] == ["forward", "forward + backward"]
+    (figure,) = ratios.draw(found, (ratios.Side("a", {}), ratios.Side("b", {})), "ratios")
+    assert figure.stem == "ratios"
+    assert figure.title == "Runtime of B over A: B = b, A = a"
+    (curve,) = [item for item in figure.panels[0].items if isinstance(item, Curve)]
+    assert list(curve.y) == pytest.approx([0.5, 1.0, 2.0])
+    assert [panel.title.partition(";")[0] for panel in figure.panels] == ["forward", "forward + backward"]
 
 
 def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
     a = write(tmp_path / "a", [row(), row(seq_len=512)])
     b = write(tmp_path / "b", [row(ms=None), row(seq_len=512)])
     compare(a, b, "--out", tmp_path / "both.svg", code=1)
-    assert "× oom" in (tmp_path / "both.svg").read_text()
+    assert "× oom" in (tmp_path / "both.txt").read_text()
     compare(write(tmp_path / "c", [row()]), a, "--out", tmp_path / "one.png", "--threshold", "0%")
     compare(write(tmp_path / "d", [row()]), b, "--out", tmp_path / "none.png", "--impl", "tfla*", code=1)
     assert (tmp_path / "one.png").exists()
@@ -359,7 +362,7 @@ def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
         (["{a}", "{far}"], "none in common"),
         (["{a}", "{b}", "--threshold", "5"], "--threshold is '5'"),
         (["{a}", "{b}", "--threshold", "-5%"], "--threshold is '-5%'"),
-        (["{a}", "{b}", "--out", "ratios.gif"], "not gif"),
+        (["{a}", "{b}", "--out", "ratios.gif"], "cannot draw ratios.gif: its suffix must be one of .png, .svg, .pdf"),
         (["tfla_sig_xl", "tfla_sig_xl", "--in", "{a}"], "two implementations"),
         (["tfla_sig_xl", "sdpa", "--in", "{a}"], "no rows of 'sdpa'"),
         (["tfla_sig_xl", "sdpa", "--in", "{a}", "--impl", "tfla*"], "--impl is for two folders"),

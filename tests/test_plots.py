@@ -1,110 +1,84 @@
-"""Figures say what the rows say: every point, band, missing point, unit and origin. Content is checked, not pixels."""
+"""Figures say what the rows say: every point, band, missing point, unit and origin, before any renderer draws them."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_rgb
 
 from tflabench import figures
-from tflabench.figures import facets, layout, roofline, style
+from tflabench.figures import axes, facets, looks, matplotlib_renderer
 from tflabench.figures.captions import compact, provenance
-from tflabench.figures.style import looks
+from tflabench.figures.highlights import MOST
+from tflabench.figures.model import Band, Bars, Cross, Curve, Note
 from tflabench.problem import InputError
 from tflabench.rows.load import read_rows
-from tflabench.theory import hardware
 
 sys.path.insert(0, str(Path(__file__).parent))
-from figure_rows import SWEEPS, curves_of, drawn, framed, legend_words, lengths, row, stays_on_the_page, words, write
+from figure_rows import RUN, SWEEPS, framed, items, lengths, lit, made, row, source, write
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_every_sweep_makes_figures_with_units_whose_words_stay_on_the_page(name):
-    for stem, (figure, shown) in drawn(SWEEPS[name]).items():
-        assert len(shown), stem
-        assert figure.get_size_inches()[0] in (layout.COLUMN_WIDTH, layout.PAGE_WIDTH)
-        labels = [label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label) if label.get_text()]
-        assert all("[" in label.get_text() or label.get_text() == "data type" for label in labels), stem
-        assert len(labels) >= len(figure.axes), stem
-        stays_on_the_page(figure)
+def test_every_sweep_makes_figures_with_units_and_few_highlights(name):
+    for stem, figure in made(SWEEPS[name]).items():
+        assert len(figure.rows), stem
+        assert figure.title, stem
+        assert figure.caption[-1].startswith("NVIDIA H200"), stem
+        for panel in figure.panels:
+            labels = [axis.label for axis in (panel.x, panel.y) if axis.label]
+            assert all("[" in label or label == "data type" for label in labels), stem
+            assert len({curve.name for curve in items(panel, Curve) if curve.label and curve.name}) <= MOST, stem
 
 
 def test_runtime_draws_each_measured_point_once_where_the_rows_say():
-    figure, shown = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
-    assert [ax.get_title() for ax in figure.axes] == ["forward", "forward + backward"]
-    for ax, pass_ in zip(figure.axes, ("fw", "fwbw"), strict=True):
-        for name, look in looks(shown).items():
-            own = shown[(shown["implementation"] == name) & (shown["pass"] == pass_)].sort_values("seq_len")
-            times = own["ms_median"].where(own["timed"]).reset_index(drop=True)
-            matches = [
-                line
-                for line in curves_of(ax, look.colour)
-                if len(line.get_xdata()) == 8 and line.get_marker() == look.marker
-                and pd.Series(line.get_ydata()).equals(times)
-            ]  # fmt: skip
-            assert len(matches) == 1, name
-            assert list(matches[0].get_xdata()) == list(own["seq_len"])
+    figure = made(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    for panel, pass_ in zip(figure.panels, ("fw", "fwbw"), strict=True):
+        curves = items(panel, Curve)
+        assert len(curves) == len({curve.name for curve in curves}) == 7
+        for curve in curves:
+            own = figure.rows[(figure.rows["implementation"] == curve.name) & (figure.rows["pass"] == pass_)]
+            own = own.sort_values("seq_len")
+            assert list(curve.x) == list(own["seq_len"])
+            np.testing.assert_array_equal(curve.y, own["ms_median"].where(own["timed"]))
+            assert list(curve.rows) == list(own.index)
 
 
-def test_theory_is_a_band_from_lower_to_upper_and_says_whose_ceilings():
-    figure, shown = drawn(SWEEPS["one_pass"], ["runtime"])["runtime-seq_len"]
-    (ax,) = figure.axes
-    bands = [
-        path.vertices[:, 1]
-        for band in ax.collections
-        if "FillBetween" in type(band).__name__
-        for path in band.get_paths()
-    ]
-    assert len(bands) == 2, "exp and sig have the same counts here and share a band; attention has its own"
-    for name, band in (("tfla_exp_xl", bands[0]), ("sdpa_flash", bands[1])):
-        own = shown[shown["implementation"] == name]
-        assert band.min() == pytest.approx(own["model_ms_lower"].min())
-        assert band.max() == pytest.approx(own["model_ms_upper"].max())
-    assert "theory, lower to upper bound (datasheet ceilings)" in legend_words(figure)
-
-
-def test_bounds_that_differ_make_bands_of_their_own():
-    slower = [r.model_copy(update={"model_ms_lower": 7.0, "model_ms_upper": 8.0}) for r in lengths(("tfla_exp_xl",))]
-    figure, _ = drawn([*slower, *lengths(("tfla_sig_xl",))], ["runtime"])["runtime-seq_len"]
-    assert sum("FillBetween" in type(band).__name__ for band in figure.axes[0].collections) == 2
+def test_the_band_is_that_of_the_leading_kernel_and_named():
+    figure = made(SWEEPS["one_pass"], ["runtime"])["runtime-seq_len"]
+    (panel,) = figure.panels
+    (band,) = items(panel, Band)
+    own = figure.rows[figure.rows["implementation"] == "tfla_sig_xl"].sort_values("seq_len")
+    np.testing.assert_array_equal(band.lower, own["model_ms_lower"])
+    np.testing.assert_array_equal(band.upper, own["model_ms_upper"])
+    assert [key.words for key in figure.keys] == ["bounds of tfla sig xl"]
+    assert any("ceilings datasheet: NVIDIA" in line for line in figure.caption)
 
 
 def test_missing_points_are_marked_named_and_break_the_line():
-    figure, shown = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
-    forward, backward = figure.axes
-    crosses = [[line for line in ax.lines if line.get_marker() == "x"] for ax in (forward, backward)]
-    assert [sorted(float(line.get_xdata()[0]) for line in of) for of in crosses] == [
-        [2**14, 2**15, 2**16],
-        [2**13, 2**14, 2**15, 2**16],
-    ]
-    assert "× oom: sdpa math at 16Ki–64Ki (fw); sdpa math at 8Ki–64Ki (fwbw)" in words(figure)
-    assert "○ wrong: mamba2 at 4Ki (fwbw)" in words(figure)
-    look = looks(shown)["sdpa_math"]
-    own = [line for line in curves_of(backward, look.colour) if line.get_marker() == look.marker]
-    (line,) = [line for line in own if len(line.get_xdata()) == 8]
-    assert pd.isna(line.get_ydata()).tolist() == [False] * 4 + [True] * 4
+    figure = made(SWEEPS["lengths"], ["runtime"], highlight=["sdpa_math", "mamba2"])["runtime-seq_len"]
+    crosses = [sorted(cross.x for cross in items(panel, Cross)) for panel in figure.panels]
+    assert crosses == [[2**14, 2**15, 2**16], [2**13, 2**14, 2**15, 2**16]]
+    assert "× oom: sdpa math at 16Ki–64Ki (fw); sdpa math at 8Ki–64Ki (fwbw)" in figure.caption
+    assert "○ wrong: mamba2 at 4Ki (fwbw)" in figure.caption
+    assert np.isnan(lit(figure.panels[1])["sdpa_math"].y).tolist() == [False] * 4 + [True] * 4
 
 
 def test_many_missing_points_leave_the_curves_their_height():
-    names = [f"kernel_{n}" for n in range(16)]
     rows = [
-        row(name, seq_len=2**power, batch=2 ** (16 - power), status="oom" if power == 16 else "ok")
-        for name in names
+        row(f"kernel_{n}", seq_len=2**power, batch=2 ** (16 - power), status="oom" if power == 16 else "ok")
+        for n in range(16)
         for power in range(9, 17)
     ]
-    figure, _ = drawn(rows, ["runtime"])["runtime-seq_len"]
-    ax = figure.axes[0]
-    crosses = sorted(line.get_ydata()[0] for line in ax.lines if line.get_marker() == "x")
-    assert len(set(crosses)) == len(names)
-    highest = max(
-        np.nanmax(line.get_ydata()) for line in ax.lines if line.get_marker() != "x" and len(line.get_xdata())
-    )
-    top = ax.transAxes.inverted().transform(ax.transData.transform((ax.get_xlim()[1], highest)))[1]
-    assert 2 / 3 < top < crosses[0]
+    panel = made(rows, ["runtime"])["runtime-seq_len"].panels[0]
+    highest = max(np.nanmax(curve.y) for curve in lit(panel).values())
+    assert panel.y.limits
+    assert highest / panel.y.limits[1] > 2 / 3
+    crosses = len(items(panel, Cross))
+    assert highest / panel.y.limits[1] < 0.98 - matplotlib_renderer.CROSS_LEVEL * (crosses - 1)
 
 
 def test_wrong_results_share_a_line_however_wrong_they_are():
@@ -113,56 +87,115 @@ def test_wrong_results_share_a_line_however_wrong_they_are():
         row("mamba2", seq_len=2**power, batch=2 ** (16 - power), status="wrong", reason=reason)
         for power, reason in reasons.items()
     ]
-    figure, _ = drawn([*failed, *lengths(("tfla_sig_xl",), ("fw",))], ["runtime"])["runtime-seq_len"]
-    said = " ".join(words(figure).split())
-    assert "○ wrong: mamba2 everywhere (forward is off by 0.008 to 0.012, 0.0048 to 0.0049 allowed)" in said
+    figure = made([*failed, *lengths(("tfla_sig_xl",), ("fw",))], ["runtime"])["runtime-seq_len"]
+    said = "○ wrong: mamba2 everywhere (forward is off by 0.008 to 0.012, 0.0048 to 0.0049 allowed)"
+    assert said in figure.caption
 
 
-def test_noisy_points_are_open():
-    figure, _ = drawn(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
-    open_ = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
-    assert [list(line.get_xdata()) for line in open_] == [[1024]]
-    assert "noisy or wrong" in legend_words(figure)
+def test_noisy_points_are_hollow():
+    figure = made(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    hollow = {
+        name: [x for x, open_ in zip(curve.x, curve.hollow, strict=True) if open_]
+        for name, curve in lit(figure.panels[0]).items()
+    }
+    assert {name: at for name, at in hollow.items() if at} == {"simple_gla": [1024]}
+    assert "noisy or wrong" in [key.words for key in figure.keys]
 
 
-def test_wrong_results_that_were_timed_are_open_and_those_that_were_not_are_crosses():
+def test_wrong_results_that_were_timed_are_hollow_and_those_that_were_not_are_crosses():
     wrong = row("mamba2", seq_len=4096, batch=16, status="wrong", reason="forward is off by 0.008, 0.0049 allowed")
     untimed = row("mamba2", seq_len=8192, batch=8, status="wrong", reason="not repeatable", ms_median=None)
     rows = [wrong, untimed, row("mamba2", seq_len=16384, batch=4), *lengths(("tfla_sig_xl",), ("fw",))]
-    figure, _ = drawn(rows, ["runtime"])["runtime-seq_len"]
-    lines = [line for line in figure.axes[0].lines if len(line.get_xdata())]
-    open_ = [line for line in lines if line.get_markerfacecolor() == "white"]
-    assert [4096] in [list(line.get_xdata()) for line in open_]
-    assert [list(line.get_xdata()) for line in lines if line.get_marker() == "x"] == [[8192]]
-    assert any("wrong" in words for words in legend_words(figure))
+    panel = made(rows, ["runtime"], highlight=["mamba2"])["runtime-seq_len"].panels[0]
+    assert list(lit(panel)["mamba2"].hollow) == [True, False, False]
+    assert [cross.x for cross in items(panel, Cross)] == [8192]
 
 
 def test_nothing_measured_is_said():
-    for stem, (figure, _) in drawn(SWEEPS["failed"]).items():
-        assert "no point was measured" in [text.get_text() for text in figure.axes[0].texts], stem
-        assert "unsupported" in words(figure), stem
+    for stem, figure in made(SWEEPS["failed"]).items():
+        assert figure.panels[0].empty == "no point was measured", stem
+        assert any("unsupported" in line for line in figure.caption), stem
 
 
 def test_a_single_point_is_ranked_with_its_values_and_statuses():
     rows = [*SWEEPS["one_point"][:-1], row("simple_gla", status="timeout")]
-    figure, _ = drawn(rows, ["runtime"])["runtime-seq_len"]
-    (ax,) = figure.axes
-    texts = [text.get_text() for text in ax.texts]
-    assert texts[0] == "timeout" or "timeout" in texts
-    assert {f"{r.ms_median:.3g}" for r in rows if r.ms_median} <= set(texts)
-    assert len(ax.get_yticks()) == len(rows)
+    (panel,) = made(rows, ["runtime"])["runtime-seq_len"].panels
+    (bars,) = items(panel, Bars)
+    assert list(bars.values)[:-1] == sorted(r.ms_median for r in rows if r.ms_median)
+    assert bars.words[-1] == "timeout"
+    assert {f"{r.ms_median:.3g}" for r in rows if r.ms_median} <= set(bars.words)
+    assert len(bars.labels) == len(rows)
 
 
-def test_a_ranking_has_the_percentage_of_the_bound_and_says_what_its_ceilings_are():
+def test_a_ranking_has_the_percentage_of_the_bound_and_says_what_it_is():
     rows = [row("mamba2"), row(percent_of_bound=43.6), row("simple_gla", percent_of_bound=20.0)]
-    drawings = drawn(rows, ["runtime", "memory"])
-    texts = [text.get_text() for text in drawings["runtime-seq_len"][0].axes[0].texts]
-    assert {f"{rows[0].ms_median:.3g}", f"{rows[1].ms_median:.3g} (44%)"} <= set(texts)
-    note = "In brackets: percent of the problem's bound, with datasheet ceilings."
-    assert note in words(drawings["runtime-seq_len"][0])
-    assert note not in words(drawings["memory-seq_len"][0])
-    measured = [row(percent_of_bound=43.6, ceilings="measured: calibrate")]
-    assert "of the problem's bound." in words(drawn(measured, ["runtime"])["runtime-seq_len"][0])
+    found = made(rows, ["runtime", "memory"])
+    (bars,) = items(found["runtime-seq_len"].panels[0], Bars)
+    assert {f"{rows[0].ms_median:.3g}", f"{rows[1].ms_median:.3g} (44%)"} <= set(bars.words)
+    note = "In brackets: percent of the bound of the problem."
+    assert note in found["runtime-seq_len"].caption
+    assert note not in found["memory-seq_len"].caption
+
+
+# --- what stands out
+
+
+def test_the_best_of_each_owner_stands_out_and_all_others_are_grey():
+    panel = made(SWEEPS["many"], ["runtime"])["runtime-seq_len"].panels[0]
+    context = [curve for curve in items(panel, Curve) if curve.role == "context"]
+    assert len(lit(panel)) == MOST
+    assert len(context) == 25 - MOST
+    assert {curve.ink.colour for curve in context} == {looks.GREY}
+    assert not any(curve.label for curve in context)
+
+
+def test_plain_pytorch_stays_in_the_background_of_kernels():
+    kernels = [row(name, seq_len=2**n) for name in ("tfla_sig_xl", "reference_sig") for n in (10, 11)]
+    assert set(lit(made(kernels, ["runtime"])["runtime-seq_len"].panels[0])) == {"tfla_sig_xl"}
+    alone = [row("reference_sig", seq_len=2**n) for n in (10, 11)]
+    assert set(lit(made(alone, ["runtime"])["runtime-seq_len"].panels[0])) == {"reference_sig"}
+
+
+def test_what_is_asked_for_stands_out():
+    panel = made(SWEEPS["lengths"], ["runtime"], highlight=["sdpa*"])["runtime-seq_len"].panels[0]
+    assert set(lit(panel)) == {"sdpa_flash", "sdpa_math"}
+
+
+def test_lines_of_one_owner_on_top_of_each_other_are_one_with_the_number_of_the_others():
+    twin = [r.model_copy(update={"implementation": "tfla_exp_xl"}) for r in lengths(("tfla_sig_xl",), ("fw",))]
+    figure = made([*lengths(("tfla_sig_xl", "sdpa_flash"), ("fw",)), *twin], ["runtime"])["runtime-seq_len"]
+    labels = {curve.label for curve in lit(figure.panels[0]).values()}
+    assert any(label.endswith("+ 1 alike") for label in labels)
+    assert len(labels) == 2
+    assert any(line.startswith("Within 2% of tfla sig xl: ") for line in figure.caption)
+
+
+def compared(ratio: float = 4.5, **changes) -> list:
+    """Ours and mlstm_kernels at two lengths, each a closed comparison."""
+    rows = []
+    for n, T in enumerate((1024, 4096)):
+        where = {"seq_len": T, "batch": 65536 // T, "comparison_id": f"c{n}", "closed": True}
+        ours = row("hopper_sig", ms_median=1.0, **where)
+        rows += [ours, row("nxai_sig_xl", ms_median=ratio, **where, **({"package": "mlstm_kernels"} | changes))]
+    return rows
+
+
+def test_the_title_is_a_ratio_of_one_comparison():
+    figure = made(compared(), ["runtime"])["runtime-seq_len"]
+    assert figure.title == "mLSTM forward, H200: 4.5x faster than mlstm_kernels at T\u00a0=\u00a04096"
+    slower = made(compared(0.8), ["runtime"])["runtime-seq_len"]
+    assert slower.title == "mLSTM forward, H200: 1.25x slower than mlstm_kernels at T\u00a0=\u00a04096"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"throttled": True}, {"comparison_id": "other"}, {"closed": False}, {"status": "wrong"}]
+)
+def test_the_title_is_plain_where_no_ratio_may_be_taken(changes):
+    rows = [r.model_copy(update=changes if r.implementation == "nxai_sig_xl" else {}) for r in compared()]
+    assert made(rows, ["runtime"])["runtime-seq_len"].title == "mLSTM forward, H200"
+
+
+# --- which figures there are
 
 
 def test_sweeps_of_other_axes_at_one_length_make_no_figures_of_their_own():
@@ -194,85 +227,100 @@ def test_a_star_of_sweeps_makes_a_figure_an_axis():
     rows = [row(seq_len=2**n, asked="auto") for n in range(10, 14)]
     rows += [row(chunk_size=size) for size in (64, 128, 256)]
     rows += [row("sdpa_flash", seq_len=2**n) for n in range(10, 14)]
-    found = drawn(rows, ["runtime", "chunk"])
+    found = made(rows, ["runtime", "chunk"])
     assert set(found) == {"runtime-seq_len", "runtime-chunk_size", "chunk-tfla_sig_xl"}
-    assert sorted(found["runtime-seq_len"][1]["seq_len"]) == sorted([2**n for n in range(10, 14)] * 2)
-    assert sorted(found["chunk-tfla_sig_xl"][1]["chunk_size"]) == [64, 128, 256]
-    figure, _ = found["runtime-chunk_size"]
-    assert any(list(line.get_xdata()) == [0, 1] for line in figure.axes[0].lines), "attention has no L: a level line"
+    assert sorted(found["runtime-seq_len"].rows["seq_len"]) == sorted([2**n for n in range(10, 14)] * 2)
+    assert sorted(found["chunk-tfla_sig_xl"].rows["chunk_size"]) == [64, 128, 256]
+    panel = found["runtime-chunk_size"].panels[0]
+    level = lit(panel)["sdpa_flash"]
+    assert tuple(level.x) == panel.x.limits, "attention has no L: a level line"
+    assert len(set(level.y)) == 1
 
 
 def test_settings_become_files_of_their_own():
-    assert {"runtime-seq_len-dtype_bfloat16", "runtime-dtype-seq_len_512"} <= set(drawn(SWEEPS["dtypes"], ["runtime"]))
+    assert {"runtime-seq_len-dtype_bfloat16", "runtime-dtype-seq_len_512"} <= set(made(SWEEPS["dtypes"], ["runtime"]))
 
 
 def test_the_tradeoff_has_runtime_left_memory_right_and_rings_the_least_runtime():
-    figure, shown = drawn(SWEEPS["chunks"], ["chunk"])["chunk-tfla_sig_xl"]
-    left, right = figure.axes[0], figure.axes[2]
-    assert left.get_ylabel() == "median runtime [ms]"
-    assert right.get_ylabel() == "peak memory [GiB]"
-    forward = shown[shown["pass"] == "fw"].sort_values("chunk_size")
-    (memory,) = right.lines
-    assert list(memory.get_ydata()) == pytest.approx(list(forward["peak_bytes"] / 2**30))
-    (ring,) = [line for line in left.lines if line.get_markersize() == 8]
-    assert ring.get_ydata()[0] == forward["ms_median"].min()
+    figure = made(SWEEPS["chunks"], ["chunk"])["chunk-tfla_sig_xl"]
+    assert figure.columns == 2
+    left, right = figure.panels[:2]
+    assert left.y.label == "median runtime [ms]"
+    assert right.y.label == "peak memory [GiB]"
+    forward = figure.rows[figure.rows["pass"] == "fw"].sort_values("chunk_size")
+    (memory,) = items(right, Curve)
+    np.testing.assert_allclose(memory.y, forward["peak_bytes"] / 2**30)
+    (ring,) = items(left, Note)
+    assert ring.ring
+    assert ring.y == forward["ms_median"].min()
+    assert f"L\u00a0=\u00a0{ring.x:.0f} forward" in figure.title
 
 
-def test_the_roofline_has_both_roofs_every_point_and_names_its_regions():
-    figure, shown = drawn(SWEEPS["lengths"], ["roofline"])["roofline-bfloat16"]
-    ax = figure.axes[0]
-    points = {(float(x), float(y)) for line in ax.lines if line.get_linestyle() == "None" for x, y in line.get_xydata()}
-    done = shown[(shown["pass"] == "fw") & (shown["status"] == "ok")]
+def test_the_roofline_has_every_point_and_the_measured_roof_alone():
+    figure = made(SWEEPS["lengths"], ["roofline"])["roofline-bfloat16"]
+    panel = figure.panels[0]
+    points = {
+        (float(x), float(y))
+        for curve in items(panel, Curve)
+        if curve.name
+        for x, y in zip(curve.x, curve.y, strict=True)
+    }
+    done = figure.rows[(figure.rows["pass"] == "fw") & (figure.rows["status"] == "ok")]
     expected = {
         (f / b, f / ms / 1e9)
         for f, b, ms in zip(done["model_flops"], done["model_bytes"], done["ms_median"], strict=True)
     }
     assert sorted(points) == [pytest.approx(point) for point in sorted(expected)]
-    roofs = [line for line in ax.lines if line.get_color() == style.ROOF_COLOUR]
-    assert [line.get_ydata()[1:] for line in roofs] == [pytest.approx([989, 989]), pytest.approx([807, 807])]
-    assert [line.get_xdata()[1] for line in roofs] == pytest.approx([989 / 4.8, 807 / 4.2]), "ridges alpha / beta"
-    texts = [text.get_text() for text in ax.texts]
-    assert "memory-bound" in texts
-    assert "compute-bound" in texts
-    assert legend_words(figure)[-2:] == ["datasheet: 989 TFLOP/s, 4,800 GB/s", "measured: 807 TFLOP/s, 4,200 GB/s"]
-
-
-@pytest.mark.parametrize("ridge", [3.0, 200.0, 30_000.0])
-def test_the_names_of_regions_lie_within_the_axes(ridge):
-    """Also where all points are on one side of the ridge, as on a CPU."""
-    roof = hardware.Ceilings(ridge * 30e9, 30e9, "measured", "here")
-    figure = roofline.draw(framed(SWEEPS["lengths"]), [roof], {}, "")
-    figure.canvas.draw()
-    for ax in figure.axes:
-        inside = ax.get_window_extent()
-        names = {text.get_text(): text.get_window_extent() for text in ax.texts}
-        assert names["memory-bound"].x0 > inside.x0
-        assert names["compute-bound"].x1 < inside.x1
+    (roof,) = [curve for curve in items(panel, Curve) if curve.role == "theory"]
+    assert roof.label == "measured roof"
+    assert list(roof.y)[1:] == pytest.approx([807, 807])
+    assert roof.x[1] == pytest.approx(807 / 4.2), "the ridge, alpha / beta"
+    assert any("807 TFLOP/s, 4,200 GB/s" in line for line in figure.caption)
+    datasheet = made(SWEEPS["lengths"], ["roofline"], runs={})["roofline-bfloat16"]
+    assert [c.label for c in items(datasheet.panels[0], Curve) if c.role == "theory"] == ["datasheet roof"]
 
 
 def test_a_roofline_without_known_ceilings_says_how_to_get_them():
     rows = [row(device="some CPU", seq_len=2**n) for n in (9, 10)]
-    figure, _ = drawn(rows, ["roofline"], runs={})["roofline-bfloat16"]
-    assert "tflabench calibrate" in words(figure)
+    figure = made(rows, ["roofline"], runs={})["roofline-bfloat16"]
+    assert any("tflabench calibrate" in line for line in figure.caption)
+
+
+# --- looks and axes
 
 
 def test_an_implementation_looks_the_same_whatever_else_was_measured():
     some = framed([row("sdpa"), row("reference_exp")])
     more = framed([row("reference_exp"), row("mamba2")])
-    assert looks(some)["reference_exp"] == looks(more)["reference_exp"]
+    assert looks.looks(some)["reference_exp"] == looks.looks(more)["reference_exp"]
 
 
 def test_thirty_implementations_are_told_apart():
-    frame = framed(SWEEPS["many"])
-    table = looks(frame)
-    assert len({(look.colour, look.marker, str(look.dashes)) for look in table.values()}) == len(table) == 30
+    table = looks.looks(framed(SWEEPS["many"]))
+    assert len({look.ink for look in table.values()}) == len(table) == 30
 
 
-def test_colours_are_those_of_okabe_and_ito():
-    okabe_ito = "#000000 #E69F00 #56B4E9 #009E73 #F0E442 #0072B2 #D55E00 #CC79A7".split()
-    used = [*style.COLOURS.values(), style.OTHER_COLOUR]
-    assert {to_rgb(colour) for colour in used} <= {to_rgb(colour) for colour in okabe_ito}
-    assert len(set(used)) == len(used)
+@pytest.mark.parametrize(
+    ("name", "family", "package", "owner"),
+    [
+        ("hopper_sig", "mlstm", "triton", "ours"),
+        ("step_mamba2", "ssm", "torch", "ours"),
+        ("reference_sig", "mlstm", "torch", "PyTorch"),
+        ("nxai_sig_xl", "mlstm", "mlstm_kernels", "mlstm_kernels"),
+        ("fla_gla", "linear_attention", "flash-linear-attention", "fla"),
+        ("mamba2", "ssm", "mamba-ssm", "mamba"),
+        ("sdpa_cudnn", "attention", "torch", "softmax attention"),
+        ("my_kernel", "mlstm", "mine", "others"),
+    ],
+)
+def test_the_colour_says_whose_kernel_it_is(name, family, package, owner):
+    assert looks.owner_of(name, family, package) == owner
+    okabe_ito = "#000000 #e69f00 #56b4e9 #009e73 #f0e442 #0072b2 #d55e00 #cc79a7".split()
+    assert looks.OWNERS[owner] in okabe_ito
+
+
+def test_owners_have_colours_of_their_own():
+    assert len(set(looks.OWNERS.values())) == len(looks.OWNERS)
 
 
 @pytest.mark.parametrize(("value", "text"), [(512, "512"), (1024, "1Ki"), (65536, "64Ki"), (3000, "3000")])
@@ -280,17 +328,34 @@ def test_counts_are_written_in_binary_thousands(value, text):
     assert compact(value) == text
 
 
-def test_draw_all_writes_figures_and_the_rows_of_each(tmp_path):
+@pytest.mark.parametrize(("low", "high"), [(0.3, 0.4), (1, 7), (0.5, 60), (1e-3, 1e5), (99, 101), (1, 1e14)])
+def test_logarithmic_axes_have_a_few_ticks_within_their_limits(low, high):
+    axis = axes.logarithmic("x [y]", low, high)
+    assert axis.limits
+    assert axis.limits[0] < low < high < axis.limits[1]
+    assert 2 <= len(axis.ticks) <= 10
+    assert all(axis.limits[0] <= value <= axis.limits[1] for value, _ in axis.ticks)
+    assert len({words for _, words in axis.ticks}) == len(axis.ticks)
+
+
+# --- files
+
+
+def test_draw_all_writes_figures_their_captions_and_the_rows_of_each(tmp_path):
     folder = write(tmp_path / "results", SWEEPS["chunks_one_pass"])
     files = figures.draw_all(folder)
     assert all(file.parent == folder / "figures" and file.stat().st_size for file in files)
     stems = {"runtime-chunk_size", "memory-chunk_size", "chunk-tfla_sig_xl", "roofline-bfloat16"}
-    assert {file.name for file in files} == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "csv")}
+    kinds = ("png", "svg", "txt", "csv")
+    assert {file.name for file in files} == {f"{stem}.{kind}" for stem in stems for kind in kinds}
     data = pd.read_csv(folder / "figures" / "chunk-tfla_sig_xl.csv")
     rows = read_rows(folder)
     assert list(data.columns) == list(rows.columns)
     for column in ("chunk_size", "ms_median", "peak_bytes", "model_ms_upper"):
         assert list(data[column]) == list(rows[column])
+    caption = (folder / "figures" / "runtime-chunk_size.txt").read_text()
+    assert "NVIDIA H200 · 2026-11-21 · torch 2.13.0 · triton 3.9.0 · tflabench 0.1.0 (0123456789ab)" in caption
+    assert caption.startswith("mLSTM forward + backward, H200\n")
 
 
 def test_the_same_rows_give_the_same_svg(tmp_path):
@@ -301,12 +366,13 @@ def test_the_same_rows_give_the_same_svg(tmp_path):
     assert first == second
 
 
-def test_the_footer_tells_device_day_and_versions():
-    figure, _ = drawn(SWEEPS["single"], ["runtime"])["runtime-seq_len"]
-    assert "NVIDIA H200 · 2026-11-21 · torch 2.13.0 · triton 3.9.0 · tflabench 0.1.0 (0123456789ab)" in words(figure)
+def test_an_implementation_that_is_not_there_cannot_be_highlighted(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    with pytest.raises(InputError, match=r"--highlight tfla_sgi: no implementation in .* did you mean tfla_sig_xl"):
+        figures.draw_all(folder, highlight=["tfla_sgi"])
 
 
-def test_the_footer_names_a_version_once_with_all_its_commits():
+def test_the_origin_names_a_version_once_with_all_its_commits():
     rows = pd.DataFrame({"run_id": list("abc"), "started_at": "2026-11-21", "device": "H200", "status": "error"})
     rows["package"] = rows["package_version"] = "torch"
     made = [("0.1.0", "2222222222222"), ("0.1.0", "1111111111111"), ("0.2.0", "3333333333333")]
@@ -325,3 +391,38 @@ def test_a_damaged_description_is_the_users_to_mend(tmp_path):
     (folder / "environment.json").write_text("{")
     with pytest.raises(InputError, match=r"environment\.json"):
         figures.draw_all(folder)
+
+
+# --- bad input
+
+
+HOSTILE = {
+    "markup": "<script>alert(1)</script><b>bold</b>",
+    "formula": r"$\frac{1}{0$ \nonsense _{x}^{",
+    "long": "a kernel with a very long name that says everything it does " * 2,
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_words_whatever_they_hold(name, tmp_path):
+    rows = [row(seq_len=2**n, title=HOSTILE[name]) for n in (10, 11)]
+    for figure in made(rows).values():
+        matplotlib_renderer.write(figure, tmp_path / "figure.svg")
+    drawing = matplotlib_renderer.draw(made(rows, ["runtime"])["runtime-seq_len"])
+    said = " ".join(text.get_text().replace("\n", " ") for text in drawing.texts)
+    assert re.sub(r"\s+", " ", HOSTILE[name])[:15].strip() in said
+
+
+def test_values_that_are_no_numbers_make_a_figure(tmp_path):
+    rows = [row(seq_len=2**n, ms_median=float("nan") if n == 10 else 1.0, model_flops=None) for n in (10, 11, 12)]
+    for figure in made(rows).values():
+        matplotlib_renderer.write(figure, tmp_path / f"{figure.stem}.png")
+        assert (tmp_path / f"{figure.stem}.png").stat().st_size > 1000
+
+
+def test_sources_keep_rows_and_records_together():
+    own = source(SWEEPS["lengths"])
+    part = own.rows[own.rows["implementation"] == "mamba2"]
+    assert [record.point for record in own.records_of(part)] == list(part["point"])
+    assert own.runs == {"run": RUN}

@@ -83,10 +83,11 @@ def compare(
     files = []
     if plot:
         from tflabench.figures import ratios
+        from tflabench.figures.files import write_figure
 
-        files = ratios.draw_all(
-            found, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), file_to_write(out, "compare.png")
-        )
+        path = file_to_write(out, "compare.png")
+        drawn = ratios.draw(found, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), path.stem)
+        files = [file for figure in drawn for file in write_figure(figure, path.with_stem(figure.stem))]
     if json_:
         head = {
             "a": {"name": a, **conditions[0]},

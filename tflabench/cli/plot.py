@@ -20,9 +20,18 @@ def plot(
     what: Annotated[
         str, typer.Option(help="Any of runtime, memory, chunk, roofline, comma-separated.")
     ] = "runtime,memory,chunk,roofline",
+    highlight: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Implementations to colour and name, by pattern, comma-separated; at most 7."
+        ),
+    ] = None,
 ) -> None:
     """Draw runtime, memory, chunk-size trade-off and roofline of stored rows over theory; print the files written."""
     from tflabench import figures
+    from tflabench.implementations.registry import split
 
-    for path in figures.draw_all(directory, folder_to_write(out) if out else None, words(format_), words(what)):
+    folder = folder_to_write(out) if out else None
+    named = split(highlight) if highlight else ()
+    for path in figures.draw_all(directory, folder, words(format_), words(what), named):
         print(path)

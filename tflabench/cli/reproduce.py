@@ -58,7 +58,7 @@ def reproduce(
         seconds_to_tune,
     )
     from tflabench.figures import reproduce as paper
-    from tflabench.figures.layout import FORMATS
+    from tflabench.figures.files import check_formats
     from tflabench.implementations import registry
     from tflabench.problem import InputError
     from tflabench.selection.axes import parse_overrides
@@ -69,9 +69,7 @@ def reproduce(
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
     formats = words(format_)
-    for word in formats:
-        if word not in FORMATS:
-            raise InputError(f"no format is called {word!r}; {registry.nearest(word, FORMATS)}")
+    check_formats(formats)
     patterns = registry.split(",".join(impl)) if impl else None
     machine = detect(device)
     part = parse_overrides(axis or ())

@@ -12,7 +12,7 @@ import pandas as pd
 from tflabench.figures.axes import Swept, linear, swept, upwards
 from tflabench.figures.captions import caption, legend_name, missing
 from tflabench.figures.facets import Slice
-from tflabench.figures.highlights import chosen, device_name, finding, title
+from tflabench.figures.highlights import Highlights, chosen, device_name, finding, title
 from tflabench.figures.looks import GREY, OWNERS, Look
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Panel
 from tflabench.figures.quantities import AXES, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
@@ -29,7 +29,7 @@ class Chart:
 
     Attributes:
         unit, size: of the quantity, e.g. "ms" and 1.0.
-        names: the implementations to highlight.
+        lit: the implementations to highlight.
         theory: whether the leading kernel's bounds are drawn as a band.
     """
 
@@ -38,8 +38,12 @@ class Chart:
     unit: str
     size: float
     looks: dict[str, Look]
-    names: Sequence[str]
+    lit: Highlights
     theory: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.lit.names
 
     @property
     def label(self) -> str:
@@ -61,8 +65,8 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         theory: draw the bounds of the leading kernel as a band, where the quantity has any.
     """
     unit, size = quantity.unit(part.rows)
-    names = chosen(part.rows, quantity, source.looks, source.highlight)
-    chart = Chart(part, quantity, unit, size, source.looks, names, theory and quantity.theory is not None)
+    lit = chosen(part.rows, quantity, source.looks, source.highlight)
+    chart = Chart(part, quantity, unit, size, source.looks, lit, theory and quantity.theory is not None)
     single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
     panels, heads = [], []
     for pass_, rows in by_pass(part.rows).items():
@@ -110,7 +114,8 @@ def curve(chart: Chart, x: Swept, own: Rows, name: str) -> list[Curve]:
     axis = chart.part.axis
     if not own["timed"].any():
         return []
-    label, ink = (look.title, look.ink) if lit else ("", BACKGROUND)
+    alike = len(chart.lit.alike.get(name, ()))
+    label, ink = (look.title + f" + {alike} alike" * bool(alike), look.ink) if lit else ("", BACKGROUND)
     role = "highlight" if lit else "context"
     if own[axis].isna().all():  # the axis means nothing to it (a chunk size to attention): one level for all
         done = own[own["timed"]]
@@ -182,7 +187,7 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
         value = row["value"] / chart.size
         percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
         said = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
-        bounds = tuple(row[list(chart.quantity.theory)].astype(float) / chart.size) if chart.theory else None
+        bounds = tuple(row[list(chart.quantity.theory or ())].astype(float) / chart.size) if chart.theory else None
         colour = OWNERS[look.owner] if row["implementation"] in chart.names else GREY
         bars.append((legend_name(look, row["implementation"], rows), float(value), said, colour, bounds, int(index)))
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
@@ -208,6 +213,9 @@ def notes(chart: Chart, source: Source, single: bool = False) -> Iterator[str]:
     rows = chart.part.rows
     asked = set(rows["implementation"])
     yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
+    for name, others in chart.lit.alike.items():
+        if others:
+            yield f"Within 2% of {chart.looks[name].title}: {'; '.join(chart.looks[other].title for other in others)}."
     grey = [legend_name(look, name, rows) for name, look in chart.looks.items() if name in asked - set(chart.names)]
     if grey:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,18 +22,33 @@ MOST = 7  # highlighted series in a figure
 SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv", "d_qk": "d_qk", "heads": "heads", "batch": "batch"}
 
 
-def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Sequence[str] = ()) -> list[str]:
-    """Return the implementations to highlight, at most MOST, the least runtime or memory first.
+@dataclass(frozen=True)
+class Highlights:
+    """The implementations that stand out in a figure.
+
+    Attributes:
+        names: at most MOST, the least runtime or memory first.
+        alike: name -> implementations of the same owner whose line would lie on its line.
+    """
+
+    names: tuple[str, ...]
+    alike: dict[str, list[str]] = field(default_factory=dict)
+
+
+def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Sequence[str] = ()) -> Highlights:
+    """Return the implementations to highlight.
 
     Without patterns: the best of each owner, of ours the best mLSTM; then more of ours, then more of the others. Those
     with less than half as many points as the longest line come last. Plain PyTorch stays in the background where there
-    is a kernel of ours.
+    is a kernel of ours. Of lines on top of each other one is chosen.
     """
-    excess = _excess(rows, quantity)
-    points = rows[rows["timed"]].groupby("implementation").size()
-    best = sorted(excess, key=lambda name: (2 * points[name] < points.max(), excess[name], name))
+    ratios = _ratios(rows, quantity)
+    excess = {name: math.exp(np.mean(np.log(list(own.values())))) for name, own in ratios.items()}
+    most = max(map(len, ratios.values()), default=0)
+    best = sorted(excess, key=lambda name: (2 * len(ratios[name]) < most, excess[name], name))
     if patterns:
-        return [name for name in best if any(fnmatchcase(name, pattern) for pattern in patterns)][:MOST]
+        named = [name for name in best if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        return Highlights(tuple(named[:MOST]))
     families = dict(zip(rows["implementation"], rows["family"], strict=True))
     owners = {name: looks[name].owner for name in best}
     foreground = [name for name in best if owners[name] != "PyTorch" or "ours" not in owners.values()]
@@ -40,18 +57,35 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
         own = [name for name in foreground if owners[name] == owner]
         leading += sorted(own, key=lambda name: owner == "ours" and families[name] != "mlstm")[:1]
     others = sorted((name for name in foreground if name not in leading), key=lambda name: owners[name] != "ours")
-    return sorted([*leading, *others][:MOST], key=lambda name: (excess[name], name))
+    alike: dict[str, list[str]] = {}
+    for name in [*leading, *others]:
+        twin = next((o for o in alike if owners[o] == owners[name] and _coincide(ratios[o], ratios[name])), None)
+        if twin:
+            alike[twin].append(name)
+        elif len(alike) < MOST:
+            alike[name] = []
+    return Highlights(tuple(sorted(alike, key=lambda name: (excess[name], name))), alike)
 
 
-def _excess(rows: Rows, quantity: Quantity) -> dict[str, float]:
-    """Return how many times the least value each implementation takes, as the geometric mean over its points."""
+def _ratios(rows: Rows, quantity: Quantity) -> dict[str, dict[Any, float]]:
+    """Return by implementation how many times the least value at each of its points it takes."""
     done = rows[rows["timed"] & (rows[quantity.column] > 0)]
     if done.empty:
         return {}
-    place = [done[column] for column in ("pass", "seq_len", "batch", "dtype")]
-    embedding = done["heads"] * done["d_hv"]
-    ratio = done[quantity.column] / done.groupby([*place, embedding])[quantity.column].transform("min")
-    return np.exp(np.log(ratio.astype(float)).groupby(done["implementation"]).mean()).to_dict()
+    shape = ["pass", "seq_len", "batch", "dtype"]
+    least = done.groupby([*(done[column] for column in shape), done["heads"] * done["d_hv"]])[quantity.column]
+    found = done[["implementation", *shape, "heads", "chunk_asked"]].assign(
+        ratio=done[quantity.column] / least.transform("min")
+    )
+    table: dict[str, dict[Any, float]] = {}
+    for name, *place, ratio in found.itertuples(index=False):
+        table.setdefault(name, {})[tuple(place)] = float(ratio)
+    return table
+
+
+def _coincide(one: dict[Any, float], other: dict[Any, float]) -> bool:
+    """Return whether the line of `other` lies on that of `one`: all of its points within 2%."""
+    return all(place in one and abs(value / one[place] - 1) < 0.02 for place, value in other.items())
 
 
 class Finding(NamedTuple):

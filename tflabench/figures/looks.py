@@ -89,7 +89,9 @@ def looks(rows: Rows) -> dict[str, Look]:
     table = {}
     for name, place in {**registered, **found}.items():
         marker = _marker(markers[place.owner], place.algorithm)
-        variant = variants[place.owner, place.algorithm] = variants.get((place.owner, place.algorithm), -1) + 1
+        if variants.get((place.owner, marker), -1) + 1 == len(DASHES):  # no dashes are left: a marker of its own
+            marker = _marker(markers[place.owner], name)
+        variant = variants[place.owner, marker] = variants.get((place.owner, marker), -1) + 1
         if name in found:
             ink = Ink(OWNERS[place.owner], marker, DASHES[variant % len(DASHES)])
             table[name] = Look(found[name].title, place.owner, ink)
@@ -103,5 +105,5 @@ def _marker(taken: dict[str, str], algorithm: str) -> str:
         reserved = MARKERS[: len(SHARED)]
         free = [marker for marker in (*MARKERS[len(SHARED) :], *reserved) if marker not in taken.values()]
         own = MARKERS[SHARED.index(algorithm)] if algorithm in SHARED else None
-        taken[algorithm] = own or (free or MARKERS)[0]
+        taken[algorithm] = own or (free[0] if free else MARKERS[len(taken) % len(MARKERS)])
     return taken[algorithm]

@@ -39,7 +39,6 @@ from tflabench.figures.model import (
     Stack,
 )
 
-FORMATS = ("png", "svg", "pdf")
 WIDTH = 85 / 25.4  # inches
 EDGE, GAP = 0.05, 0.42  # inches: around the figure, between panels of a row
 MOST_MARGIN = 1.12  # inches for names beside a panel
@@ -103,12 +102,12 @@ def draw(figure: Figure) -> Drawing:
     rows = _rows(figure)
     left, right = max(map(_left, figure.panels)), max(map(_right, figure.panels))
     width = (WIDTH - left - right - (figure.columns - 1) * GAP) / figure.columns
-    top = EDGE + LINE * len(titles) + SMALL_LINE * len(settings) + 0.04
+    top = EDGE + LINE * len(titles) + SMALL_LINE * len(settings) + 0.06
     height = top + sum(row.above + figure.height + row.below for row in rows) + LEGEND * bool(figure.keys) + EDGE
     drawing = Drawing(figsize=(WIDTH, height), facecolor="white")
     sheet = _Sheet(drawing, WIDTH, height)
     sheet.write(titles, EDGE, height - EDGE, fontsize=TITLE, weight="bold", va="top")
-    sheet.write(settings, EDGE, height - EDGE - LINE * len(titles) - 0.01, fontsize=SMALL, color="0.35", va="top")
+    sheet.write(settings, EDGE, height - EDGE - LINE * len(titles) - 0.03, fontsize=SMALL, color="0.35", va="top")
     y = height - top
     for row in rows:
         y -= row.above + figure.height
@@ -128,7 +127,7 @@ def draw(figure: Figure) -> Drawing:
 
 @styled
 def write(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that its suffix names, one of FORMATS; the same figure gives the same file."""
+    """Write a figure in the format that its suffix names, png, svg or pdf; the same figure gives the same file."""
     draw(figure).savefig(path, metadata=UNDATED.get(path.suffix.lstrip(".")))
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 Scale = Literal["linear", "log"]
 Side = Literal["x", "y"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 Role = Literal["highlight", "context", "theory"]
-Numbers = Sequence[float]
+Numbers = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)

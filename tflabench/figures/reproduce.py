@@ -7,12 +7,12 @@ laid over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tflabench.implementations.registry import nearest, split
 from tflabench.problem import InputError
@@ -22,11 +22,8 @@ from tflabench.selection.points import Point, select_points
 from tflabench.selection.presets import load_preset
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from tflabench.figures.quantities import Quantity, Rows
-
-Drawn = Iterator[tuple[list[str], "Figure", "Rows"]]  # what follows the figure's name in the file's; it; its rows
+    from tflabench.figures.model import Figure
+    from tflabench.figures.source import Source
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,13 @@ class PaperFigure:
     Attributes:
         preset: the sweep that measures it.
         matched: the preset that gives every kernel the same heads and dimensions; None where `preset` does.
-        draw: rows as `tflabench.figures.quantities.drawable` gives them, and run_id -> environment -> what is drawn.
+        draw: the start of the files' names, and the rows -> the figures.
         theory: says something without any rows.
     """
 
     name: str
     preset: str
-    draw: Callable[[Rows, Mapping[str, Any]], Drawn]
+    draw: Callable[[str, Source], Iterator[Figure]]
     matched: str | None = None
     theory: bool = False
 
@@ -90,7 +87,7 @@ def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
 def draw(
     figure: PaperFigure, results: Results | None, out: Path, formats: Sequence[str], matched_heads: bool = False
 ) -> list[Path]:
-    """Write a figure as `out`/fig4.png or fig4-matched.png, ... in each format, with the rows it shows as CSV.
+    """Write a figure as `out`/fig4.png or fig4-matched.png, ... in each format, with its caption and rows.
 
     Returns:
         The files.
@@ -98,27 +95,14 @@ def draw(
     Raises:
         InputError: no rows where the figure is nothing without them, or a folder that cannot be written.
     """
-    from tflabench.figures.layout import write
-    from tflabench.figures.quantities import drawable
-    from tflabench.rows.table import flat, frame
+    from tflabench.figures.files import write_figures
+    from tflabench.figures.source import Source
 
     if results is None and not figure.theory:
         raise InputError(f"{figure.name} shows measurements only, and none of its points is stored")
-    rows = drawable(frame(results.rows if results else ()))
-    written: list[Path] = []
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for suffix, drawn, shown in figure.draw(rows, results.runs if results else {}):
-            stem = "-".join([figure.name, *(["matched"] if matched_heads and figure.matched else []), *suffix])
-            for format_ in formats:
-                written.append(out / f"{stem}.{format_}")
-                write(drawn, written[-1])
-            if len(shown):
-                written.append(out / f"{stem}.csv")
-                flat(shown.drop(columns=["chunk_asked", "timed"])).to_csv(written[-1], index=False)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from None
-    return written
+    source = Source.of(results or Results(out, (), {}))
+    name = f"{figure.name}-matched" if matched_heads and figure.matched else figure.name
+    return write_figures(figure.draw(name, source), out, formats)
 
 
 def find(name: str) -> PaperFigure:
@@ -133,50 +117,42 @@ def find(name: str) -> PaperFigure:
 
 
 def _curves(
-    axis: str,
-    quantities: Sequence[str],
-    rows: Rows,
-    runs: Mapping[str, Any],
-    sheets: Mapping[str, str] = {"": "*"},
-) -> Drawn:
-    """Quantities over an axis, a panel a pass, as measured: the paper draws no theory beside them.
+    axis: str, quantities: Sequence[str], name: str, source: Source, sheets: Mapping[str, str] = {"": "*"}
+) -> Iterator[Figure]:
+    """Yield quantities over an axis, a panel a pass, as measured: the paper draws no theory beside them.
 
     `sheets`: what a file's name ends in -> patterns of the implementations it shows.
     """
     from tflabench.figures import curves, facets
-    from tflabench.figures.captions import provenance
     from tflabench.figures.quantities import MEMORY, RUNTIME
-    from tflabench.figures.style import looks
 
-    table, footer = looks(rows), provenance(rows, runs)
-    known: dict[str, Quantity] = {"runtime": RUNTIME._replace(theory=None), "memory": MEMORY}
+    known = {"runtime": RUNTIME, "memory": MEMORY}
     for sheet, patterns in sheets.items():
-        belongs = [any(fnmatchcase(name, pattern) for pattern in split(patterns)) for name in rows["implementation"]]
-        shown = rows[belongs]
-        for name, part in product(quantities, facets.split(shown, axis) if (shown["status"] == "ok").any() else ()):
-            words = [*([sheet] if sheet else []), *([name] if len(quantities) > 1 else []), *part.tags]
-            yield words, curves.draw(part, known[name], table, footer), part.rows
+        names = source.rows["implementation"]
+        shown = source.rows[[any(fnmatchcase(each, pattern) for pattern in split(patterns)) for each in names]]
+        if (shown["status"] == "ok").any():
+            for quantity, part in product(quantities, facets.split(shown, axis)):
+                words = [name, *([sheet] if sheet else []), *([quantity] if len(quantities) > 1 else []), *part.tags]
+                yield curves.draw("-".join(words), source.only(part.rows), part, known[quantity], theory=False)
 
 
-def _tradeoffs(rows: Rows, runs: Mapping[str, Any]) -> Drawn:
-    """Runtime and memory over the chunk size, a figure an implementation."""
+def _tradeoffs(name: str, source: Source) -> Iterator[Figure]:
+    """Yield runtime and memory over the chunk size, a figure an implementation."""
     from tflabench.figures import facets, tradeoff
-    from tflabench.figures.captions import provenance
-    from tflabench.figures.style import looks
 
-    table, footer = looks(rows), provenance(rows, runs)
-    for part in facets.split(rows, "chunk_size"):
-        for name in table:
-            own = part.rows[part.rows["implementation"] == name]
+    for part in facets.split(source.rows, "chunk_size"):
+        for each in source.looks:
+            own = part.rows[part.rows["implementation"] == each]
             if own.loc[own["status"] == "ok", "chunk_size"].nunique() > 1:
-                yield [name, *part.tags], tradeoff.draw(part, name, table, footer), own
+                yield tradeoff.draw("-".join([name, each, *part.tags]), source.only(own), part, each)
 
 
-def _theory(name: str, rows: Rows, runs: Mapping[str, Any]) -> Drawn:
-    """A figure of the paper's theory, mLSTMsig forward as there."""
+def _theory(name: str, source: Source) -> Iterator[Figure]:
+    """Yield a figure of the paper's theory, mLSTMsig forward as there, with the rows laid over."""
     from tflabench.figures import paper
 
-    yield [], paper.FIGURES[name]("sig", "fw", rows if len(rows) else None), rows
+    rows = source.rows if len(source.rows) else None
+    yield replace(paper.FIGURES[name]("sig", "fw", rows), stem=name, rows=rows)
 
 
 # Fig. 4 has too many lines for one: the paper's kernels, and the other linear RNNs, ours and the libraries'.
@@ -195,8 +171,8 @@ FIGURES = {
         PaperFigure("fig12", "paper-fig12", partial(_curves, "seq_len", BOTH)),
         PaperFigure("fig13", "paper-fig13", partial(_curves, "seq_len", BOTH)),
         PaperFigure("fig14", "paper-fig14", partial(_curves, "d_hv", ("runtime",))),
-        PaperFigure("fig17", "paper-fig17", partial(_theory, "fig17"), theory=True),
-        PaperFigure("fig19", "paper-fig17", partial(_theory, "fig19"), theory=True),
-        PaperFigure("fig20", "paper-fig17", partial(_theory, "fig20"), theory=True),
+        PaperFigure("fig17", "paper-fig17", _theory, theory=True),
+        PaperFigure("fig19", "paper-fig17", _theory, theory=True),
+        PaperFigure("fig20", "paper-fig17", _theory, theory=True),
     )
 }

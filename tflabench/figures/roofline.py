@@ -1,126 +1,111 @@
-"""The roofline: measured points under the roofs of their device."""
+"""The roofline: measured points under the roof of their GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from tflabench.figures.axes import logarithmic
 from tflabench.figures.captions import caption
-from tflabench.figures.layout import Sheet
-from tflabench.figures.panel import say_if_empty
-from tflabench.figures.quantities import PASSES, Rows, by_pass
-from tflabench.figures.style import DASHES, NOTE_SIZE, ROOF_COLOUR, Look, measured, styled
-from tflabench.figures.ticks import log_ticks
+from tflabench.figures.curves import BACKGROUND
+from tflabench.figures.highlights import chosen, device_name
+from tflabench.figures.model import Curve, Figure, Ink, Item, Panel
+from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
+from tflabench.figures.source import Source
 from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, from_device_name
 from tflabench.theory.roofline import attainable
 
-
-def roofs(rows: Rows, runs: Mapping[str, Any]) -> list[Ceilings]:
-    """The ceilings to draw for rows of one dtype: the datasheet's where the device is known, then what was measured."""
-    dtype = rows["dtype"].iloc[0]
-    gpu = from_device_name(rows["device"].iloc[0])
-    found = [gpu.ceilings] if gpu and dtype in DATASHEET_DTYPES else []
-    for run in sorted(set(rows["run_id"])):
-        if stored := runs.get(run, {}).get("ceilings", {}).get(dtype):
-            found.append(Ceilings(**stored))
-    return list(dict.fromkeys(found))
+ROOF = Ink("#404040")
+RATES = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
+INTENSITY = "arithmetic intensity, modelled [FLOP/byte]"
 
 
-@styled
-def draw(rows: Rows, roofs: Sequence[Ceilings], looks: dict[str, Look], footer: str) -> Figure:
-    """Every measured point at (modelled intensity, modelled FLOPs over measured time), under the roofs of the device.
+def draw(stem: str, source: Source, rows: Rows) -> Figure:
+    """Return rows of one dtype at (modelled intensity, modelled FLOPs over measured time), a panel a pass.
 
-    The regions left and right of the first roof's ridge I_acc = alpha / beta are named (eqs. 117-119).
+    The roof is the measured one of the last run that has one, else the datasheet's.
     """
-    panels = by_pass(rows)
-    sheet = Sheet(len(panels), height=2.3)
-    done = rows[(rows["status"] == "ok") & (rows["model_bytes"] > 0)]
+    done = rows[(rows["status"] == "ok") & (rows[["model_bytes", "model_flops", "ms_median"]] > 0).all(axis=1)]
     done = done.assign(
         intensity=done["model_flops"] / done["model_bytes"], rate=done["model_flops"] / done["ms_median"] * 1e3
     )
-    top = max([*(ceilings.flops_per_s for ceilings in roofs), *done["rate"], 1.0])
-    unit, size = next(
-        (unit, size)
-        for unit, size in (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
-        if top >= size or size == 1e6
+    ceilings = roof_of(rows, source.runs)
+    unit, size = _unit([*done["rate"], ceilings.flops_per_s if ceilings else 0.0])
+    names = chosen(rows, RUNTIME, source.looks, source.highlight).names
+    ridge = [ceilings.intensity] if ceilings else []
+    marks = [*done["intensity"], *ridge] or [1.0]
+    x = logarithmic(INTENSITY, min(marks) / 1.3, max(marks) * 1.3)
+    roof = [_roof(ceilings, x.limits, size)] if ceilings and x.limits else []
+    heights = [*(done["rate"] / size), *(value for curve in roof for value in curve.y)] or [1.0]
+    y = logarithmic(f"achieved rate [{unit}]", min(heights), max(heights))
+    panels = []
+    for pass_ in by_pass(rows):
+        own = done[done["pass"] == pass_]
+        items: tuple[Item, ...] = (*roof, *_points(own, source, names, size))
+        panels.append(Panel(PASSES[pass_], x, y, items, "" if len(own) else "no point was measured"))
+    return Figure(
+        stem=stem,
+        title=f"Roofline, {device_name(rows)}",
+        setting=caption(rows),
+        panels=tuple(panels),
+        caption=tuple(_notes(rows, ceilings, source)),
+        rows=rows,
+        height=1.7,
     )
-    ridges = [ceilings.intensity for ceilings in roofs]
-    marks = [*done["intensity"], *ridges] or [1.0]
-    low, high = min(marks) / 3, max(marks) * 3
-    if roofs:
-        low, high = _with_room(low, high, ridges[0])
-    heights = [
-        *done["rate"],
-        *(float(attainable(ceilings, low)) for ceilings in roofs),
-        *(ceilings.flops_per_s for ceilings in roofs),
-    ] or [1e6]
-    for ax, pass_ in zip(sheet.axes, panels, strict=True):
-        ax.set_title(PASSES[pass_])
-        ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(heights) / size / 1.8, max(heights) / size * 2))
-        ax.set_xlabel("arithmetic intensity, modelled [FLOP/byte]")
-        for ceilings in roofs:
-            roof(ax, ceilings, size, color=ROOF_COLOUR, linestyle=_dashes(ceilings), linewidth=0.9)
-        if roofs:
-            _regions(ax, ridges[0])
-        for name, look in looks.items():
-            own = done[(done["implementation"] == name) & (done["pass"] == pass_)]
-            ax.plot(
-                own["intensity"],
-                own["rate"] / size,
-                **look.line(linestyle="", markersize=4, markeredgecolor="white", markeredgewidth=0.35),
-            )
-        say_if_empty(ax, done.loc[done["pass"] == pass_, "rate"])
-        log_ticks(ax.xaxis)
-        log_ticks(ax.yaxis)
-    sheet.axes[0].set_ylabel(f"achieved rate [{unit}]")
-    handles = [
-        Line2D([], [], label=look.title, **look.line(linestyle="", markersize=4)) for _, look in measured(rows, looks)
-    ]
-    keys = []
-    for ceilings in roofs:
-        label = f"{ceilings.provenance}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e9:,.4g} GB/s"
-        keys.append(Line2D([], [], color=ROOF_COLOUR, linestyle=_dashes(ceilings), label=label))
-    notes = [] if roofs else ["No roof: the ceilings of this device are not known; tflabench calibrate measures them."]
-    failed = rows[rows["status"] != "ok"]
-    if len(failed):
-        counts = ", ".join(
-            f"{count} {status}" for status, count in failed["status"].value_counts().sort_index().items()
-        )
-        notes.append(f"Not measured: {counts}")
-    sheet.finish(caption(rows), handles, keys, notes, footer)
-    return sheet.figure
 
 
-def roof(ax: Axes, ceilings: Ceilings, size: float, **line: Any) -> Line2D:
-    """min(beta I, alpha) in units of `size` FLOP/s, from one end of the axes to the other (eq. 119)."""
-    low, high = ax.get_xlim()
-    corners = np.array([low, ceilings.intensity, high])
-    return ax.plot(corners, attainable(ceilings, corners) / size, **line)[0]
+def roof_of(rows: Rows, runs: Mapping[str, Any]) -> Ceilings | None:
+    """Return the ceilings of rows of one dtype: what their last run measured, else the datasheet's, else None."""
+    dtype = rows["dtype"].iloc[0]
+    for run in reversed(list(dict.fromkeys(rows.sort_values("started_at")["run_id"]))):
+        if stored := runs.get(run, {}).get("ceilings", {}).get(dtype):
+            return Ceilings(**stored)
+    gpu = from_device_name(rows["device"].iloc[0])
+    return gpu.ceilings if gpu and dtype in DATASHEET_DTYPES else None
 
 
 def rate(flops_per_s: float) -> str:
-    """A rate with its unit."""
+    """Return a rate with its unit."""
     return f"{flops_per_s / 1e12:,.4g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:,.4g} GFLOP/s"
 
 
-def _dashes(ceilings: Ceilings) -> Any:
-    return DASHES[1] if ceilings.provenance == "measured" else DASHES[0]
+def _points(own: Rows, source: Source, names: Sequence[str], size: float) -> Iterator[Curve]:
+    """Yield the points of each implementation: the background first, the best last."""
+    lit = [name for name in names[::-1] if name in set(own["implementation"])]
+    for name in [*(name for name in source.looks if name not in names), *lit]:
+        found = own[own["implementation"] == name].sort_values("rate")
+        if len(found):
+            look = source.looks[name]
+            ink = look.ink if name in names else Ink(BACKGROUND.colour, "circle")
+            label, role = (look.title, "highlight") if name in names else ("", "context")
+            x, y = found["intensity"].to_numpy(float), found["rate"].to_numpy(float) / size
+            yield Curve(label, x, y, ink, role, joined=False, rows=[int(n) for n in found.index], name=name)
 
 
-def _with_room(low: float, high: float, ridge: float) -> tuple[float, float]:
-    """Limits on a logarithmic axis that leave the names of both regions room beside the ridge."""
-    share = 0.3
-    low = min(low, ridge * (ridge / high) ** (share / (1 - share)))
-    return low, max(high, ridge * (ridge / low) ** (share / (1 - share)))
+def _roof(ceilings: Ceilings, limits: tuple[float, float], size: float) -> Curve:
+    """Return min(bandwidth x intensity, rate) from one end of the axis to the other (eq. 119)."""
+    x = np.array([limits[0], ceilings.intensity, limits[1]])
+    return Curve(f"{ceilings.provenance} roof", x, attainable(ceilings, x) / size, ROOF, "theory")
 
 
-def _regions(ax: Axes, ridge: float) -> None:
-    ax.axvspan(ax.get_xlim()[0], ridge, color="0.55", alpha=0.07, linewidth=0)
-    for x, align, words in ((ridge / 1.12, "right", "memory-bound"), (ridge * 1.12, "left", "compute-bound")):
-        place = ax.get_xaxis_transform()
-        ax.text(x, 0.955, words, transform=place, ha=align, fontsize=NOTE_SIZE, style="italic", color="0.4")
+def _notes(rows: Rows, ceilings: Ceilings | None, source: Source) -> Iterator[str]:
+    if ceilings:
+        yield (
+            f"Roof, {ceilings.provenance}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e9:,.4g} GB/s; "
+            f"{ceilings.source}. Left of its corner, at {ceilings.intensity:.0f} FLOP/byte, memory is the limit."
+        )
+    else:
+        yield "No roof: the ceilings of this device are not known; tflabench calibrate measures them."
+    yield "Rate: modelled FLOPs over the measured median; intensity: modelled FLOPs over modelled bytes."
+    failed = rows.loc[rows["status"] != "ok", "status"].value_counts().sort_index()
+    if len(failed):
+        yield f"Not measured: {', '.join(f'{count} {status}' for status, count in failed.items())}."
+    yield source.origin
+
+
+def _unit(rates: list[float]) -> tuple[str, float]:
+    """Return the largest unit that the highest rate reaches, and its size in FLOP/s."""
+    top = max(rates, default=0.0)
+    return next((unit for unit in RATES if top >= unit[1]), RATES[-1])

@@ -1,54 +1,68 @@
-"""The chunk size as a trade-off between runtime and memory."""
+"""The chunk size as a trade-off between runtime and memory: the paper's Fig. 5."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
-from tflabench.figures.captions import caption, missing
+from tflabench.figures.axes import swept
+from tflabench.figures.captions import caption
+from tflabench.figures.curves import Chart, keys, notes, over_axis
 from tflabench.figures.facets import Slice
-from tflabench.figures.layout import Sheet
-from tflabench.figures.panel import Panel, legend_keys
-from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
-from tflabench.figures.style import DASHES, Look, kind_colour, styled
-from tflabench.figures.ticks import limits, x_axis
+from tflabench.figures.highlights import Highlights, device_name
+from tflabench.figures.model import Axis, Curve, Figure, Note, Panel
+from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass
+from tflabench.figures.source import Source
+
+TICKS = 4  # below a panel of half the width
 
 
-@styled
-def draw(part: Slice, name: str, looks: dict[str, Look], footer: str) -> Figure:
-    """Runtime (left) and peak memory (right) of one implementation over its chunk size, as the paper's Fig. 5."""
+def draw(stem: str, source: Source, part: Slice, name: str) -> Figure:
+    """Return runtime (left) and peak memory (right) of one implementation over its chunk size, a row a pass."""
     part = replace(part, rows=part.rows[part.rows["implementation"] == name])
-    look = looks[name]
-    memory_look = replace(look, colour=(0.35, 0.35, 0.35), marker="s", dashes=DASHES[1])
-    ring = {"marker": "o", "mfc": "none", "mew": 0.7, "ls": "", "color": look.colour}
-    panels = by_pass(part.rows)
-    sheet = Sheet(len(panels), right=0.5, gap=0.95)
-    (unit, size), (memory_unit, memory_size) = RUNTIME.unit(part.rows), MEMORY.unit(part.rows)
-    for ax, (pass_, rows) in zip(sheet.axes, panels.items(), strict=True):
-        ax.set_title(PASSES[pass_])
-        runtime = Panel(ax, part.axis, x_axis(ax, part), RUNTIME, size)
-        runtime.band(rows, looks)
-        runtime.curve(rows, look)
-        best = rows[(rows["status"] == "ok") & (rows["ms_median"] == rows["ms_median"].min())]
-        ax.plot(best["chunk_size"], best["ms_median"] / size, ms=8, **ring)
-        runtime.finish(rows, looks)
-        ax.set_ylabel(f"median runtime [{unit}]", color=kind_colour(look.kind))
-        ax.tick_params(axis="y", colors=kind_colour(look.kind))
-        right = ax.twinx()
-        right.grid(visible=False)
-        right.spines["right"].set_visible(True)
-        replace(runtime, ax=right, quantity=MEMORY, size=memory_size).curve(rows, memory_look)
-        limits(right)
-        right.set_ylabel(f"peak memory [{memory_unit}]", color=memory_look.colour)
-        right.tick_params(axis="y", colors=memory_look.colour)
-    handles = [
-        Line2D([], [], label="runtime", **look.line()),
-        Line2D([], [], label="peak memory", **memory_look.line()),
-        Line2D([], [], label="least runtime", ms=7, **ring),
-    ]
-    title = f"{look.title}: {caption(part.rows, part.axis)}"
-    notes = missing(part.rows, part.axis, looks)
-    sheet.finish(title, handles, legend_keys(part.rows, RUNTIME), notes, footer)
-    return sheet.figure
+    look, panels, best = source.looks[name], [], []
+    for pass_, rows in by_pass(part.rows).items():
+        runtime = _chart(source, part, name, RUNTIME)
+        for chart in (runtime, _chart(source, part, name, MEMORY)):
+            panel = over_axis(chart, rows, PASSES[pass_])
+            panels.append(replace(panel, x=_fewer_ticks(panel.x), items=_nameless(panel)))
+        if ring := _best(rows, runtime):
+            panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
+            best.append(f"L\u00a0=\u00a0{ring.x:.0f} {PASSES[pass_]}")
+    found = f": fastest at {', '.join(best)}" if best else ""
+    return Figure(
+        stem=stem,
+        title=f"{look.title}, {device_name(part.rows)}{found}",
+        setting=caption(part.rows, part.axis),
+        panels=tuple(panels),
+        columns=2,
+        keys=keys(_chart(source, part, name, RUNTIME)),
+        caption=("Ring: the least runtime.", *notes(_chart(source, part, name, RUNTIME), source)),
+        rows=part.rows,
+        height=1.3,
+    )
+
+
+def _chart(source: Source, part: Slice, name: str, quantity: Quantity) -> Chart:
+    unit, size = quantity.unit(part.rows)
+    return Chart(part, quantity, unit, size, source.looks, Highlights((name,)), quantity.theory is not None)
+
+
+def _best(rows: Rows, chart: Chart) -> Note | None:
+    """Return a ring around the point of least runtime."""
+    done = rows[rows["status"] == "ok"]
+    if done.empty:
+        return None
+    best = done.loc[done["ms_median"].idxmin()]
+    x = float(swept(chart.part).position(done.loc[[best.name], chart.part.axis])[0])
+    return Note(x, best["ms_median"] / chart.size, "", chart.looks[chart.names[0]].ink.colour, ring=True)
+
+
+def _fewer_ticks(axis: Axis) -> Axis:
+    """Return the axis with as many ticks as fit below a narrow panel, the last one among them."""
+    stride = -(-len(axis.ticks) // TICKS)
+    return replace(axis, ticks=axis.ticks[::-1][::stride][::-1])
+
+
+def _nameless(panel: Panel) -> tuple:
+    """Return the items without names beside the panel: the title names the only line."""
+    return tuple(replace(item, label="") if isinstance(item, Curve) else item for item in panel.items)
