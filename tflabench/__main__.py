@@ -1,9 +1,10 @@
 """Entry point of the `tflabench` command and of `python -m tflabench`."""
 
-import logging
 import os
+import signal
 import sys
-from pathlib import Path
+
+INTERRUPTED = 130
 
 
 def leave_repository_root() -> None:
@@ -12,6 +13,8 @@ def leave_repository_root() -> None:
     `python -m tflabench` puts the working directory first; in a checkout that makes the folder `kernels/` importable
     as a namespace package, where transformers (which fla needs) looks for the PyPI distribution of that name.
     """
+    from pathlib import Path
+
     root = Path(__file__).resolve().parent.parent
     if not (root / "pyproject.toml").exists():
         return  # installed as a wheel: site-packages stays
@@ -21,12 +24,46 @@ def leave_repository_root() -> None:
 
 
 def main() -> None:
+    """Run the command line. What stdout does not take is one line and exit code 1; an interrupt is exit code 130."""
+    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a shell has them ignored
+    if interrupts:
+        signal.signal(signal.SIGINT, _leave)  # imports come first: an interrupt would end in a traceback of theirs
     leave_repository_root()
     from tflabench.cli.main import app
 
     if level := os.environ.get("TFLABENCH_LOG"):
+        import logging
+
         logging.basicConfig(level=level.upper(), format="%(relativeCreated)7.0f ms  %(name)s  %(message)s")
-    app()
+    if interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        app(prog_name="tflabench")
+    finally:
+        if interrupts:
+            signal.signal(signal.SIGINT, _leave)
+        _close_stdout()
+
+
+def _leave(*_: object) -> None:
+    """End at once and without a word."""
+    os._exit(INTERRUPTED)
+
+
+def _close_stdout() -> None:
+    """Write what is still to be written, and say in one line that it cannot be, where Python would print a traceback.
+
+    Raises:
+        SystemExit: with exit code 1, stdout does not take it.
+    """
+    from tflabench.cli.common.console import drop_stdout
+
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        drop_stdout()
+        print(f"tflabench: cannot write: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

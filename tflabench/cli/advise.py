@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.problem import InputError, Problem, parse_bytes
 
@@ -26,7 +26,7 @@ FUSED_CAVEAT = (
 )
 
 
-@app.command()
+@command("advise")
 def advise(
     gpu: Annotated[str | None, typer.Option(help="See `tflabench gpus`. Default: this machine's, else H100.")] = None,
     d_qk: Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = 256,

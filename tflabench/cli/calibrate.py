@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.console import open_table, stdout
 from tflabench.cli.common.options import Device, Json
 
 
-@app.command()
+@command("calibrate")
 def calibrate(
     device: Device = "auto",
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure.")] = 10.0,

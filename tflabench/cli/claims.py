@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.paths import Results
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
 WIDTH = 120  # of tables where nobody's terminal limits them
 
 
-@app.command()
+@command("claims")
 def claims(
     directory: Results,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.paths import ROWS, file_to_write, out_file
 from tflabench.problem import InputError
 
@@ -23,7 +23,7 @@ WIDTH = 160  # of tables where nobody's terminal limits them
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
 
 
-@app.command()
+@command("compare")
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=f"{ROWS} With --in, an implementation.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What is held against A.")],

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.paths import Results, file_to_write, out_file
 
 
-@app.command()
+@command("headline")
 def headline(
     directory: Results,
     out: Annotated[Path | None, out_file("README.md", "the page is printed")] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tflabench.theory.hardware import Gpu
 
 
-@app.command("optimal-chunk")
+@command("optimal-chunk")
 def optimal_chunk(
     gpu: Annotated[str | None, typer.Option(help="See `tflabench gpus`. Default: this machine's, else H100.")] = None,
     d_hv: Dhv = 512,
@@ -194,7 +194,7 @@ def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
     """The best L of the fused kernels and what it takes; None on a chip or for inputs that they do not run on."""
     from tflabench.theory import fused
 
-    if problem.element_bytes != 2 or not chip.name.removeprefix("paper-").startswith(("H100", "H200")):
+    if problem.element_bytes != 2 or not chip.capability == HOPPER:
         return None
     best = fused.best_chunk_size(problem, gate, chip)  # type: ignore[arg-type]
     launched = fused.launched(problem, gate, best)  # type: ignore[arg-type]

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.paths import Results, folder_to_write, out_folder
 
 
-@app.command()
+@command("plot")
 def plot(
     directory: Results,
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.paths import file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
@@ -31,7 +31,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 MOST_ROWS = 20  # of a table of operators
 
 
-@app.command()
+@command("profile")
 def profile(
     impl: Annotated[
         str | None, typer.Option(help="One of them.", show_default="tfla_sig_xl; CPU: reference_sig")

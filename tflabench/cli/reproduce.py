@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.options import Device, Impl, Jobs, StopAfter, Timeout, TuneSeconds, VerifySeconds
 from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
-@app.command()
+@command("reproduce")
 def reproduce(
     figures: Annotated[
         list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")

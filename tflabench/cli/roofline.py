@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tflabench.figures.theory import Measured
 
 
-@app.command()
+@command("roofline")
 def roofline(
     gpu: Annotated[str | None, typer.Option(help="Names, comma-separated. Default: V100,A100,H100.")] = None,
     d_hv: Dhv = 512,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.measuring import (
     compilers,
@@ -35,7 +35,7 @@ from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
 
 
-@app.command()
+@command("sweep")
 def sweep(
     preset: Annotated[str, typer.Option(help="What to measure: a name from tflabench/selection/presets.")] = "quick",
     axis: Axes = None,

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
 
 
-@app.command()
+@command("theory")
 def theory(
     figures: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig15 to fig22, or all.")] = None,
     out: Annotated[Path, out_folder()] = Path("theory"),

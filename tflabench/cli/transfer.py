@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import one_of, words
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
@@ -22,7 +22,7 @@ MOST_VALUES = 400  # of one gate's grid: more is a slip
 AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~ within [3, 6]
 
 
-@app.command()
+@command("transfer")
 def transfer(
     figure: Annotated[str, typer.Option(help="Of the paper: any of 3, 6, 7, comma-separated.")] = "3,6,7",
     eps: Annotated[

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import command
 from tflabench.cli.common.console import progress_bar, stderr, stdout
 from tflabench.cli.common.measuring import host_memory_limit
 from tflabench.cli.common.options import Axes, Device, Impl, Json, MemoryLimit, Plugin, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
-@app.command()
+@command("verify")
 def verify(
     preset: Annotated[str, typer.Option(help="Which sizes: a name from tflabench/selection/presets.")] = "quick",
     axis: Axes = None,

@@ -95,6 +95,8 @@ def _datasheet(tflops: float, tbs: float, source: str) -> Ceilings:
 _A100_PAPER = "NVIDIA A100 architecture white paper"
 _H100_PAPER = "NVIDIA H100 architecture white paper"
 _H100_SHEET = "NVIDIA H100 datasheet (1,979 TFLOP/s sparse, 3.35 TB/s)"
+_GH200_SHEET = "NVIDIA GH200 datasheet (1,979 TFLOP/s sparse; HBM3 4 TB/s, HBM3e 4.9 TB/s)"
+_GH200_SOURCE = "multiprocessors of the H100 SXM, the same GPU"
 _BLACKWELL_SHEET = "NVIDIA Blackwell datasheet"
 _BLACKWELL_DRIVER = "NVIDIA Blackwell tuning guide (L2); multiprocessors as reported by the driver"
 
@@ -156,7 +158,19 @@ KNOWN: tuple[Gpu, ...] = (
     Gpu(
         "H200 SXM", _datasheet(989, 4.8, "NVIDIA H200 datasheet (1,979 TFLOP/s sparse, 4.8 TB/s)"),
         141e9, 132, 60 * MiB, 67e12, 1.98e9,
-        aliases=("H200",), device=r"H200(?! NVL)", source="as reported by the driver",
+        aliases=("H200",), device=r"(?<!G)H200(?! NVL)", source="as reported by the driver",
+        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+    ),
+    Gpu(
+        "GH200 96GB", _datasheet(989.5, 4.0, _GH200_SHEET), 96e9, 132, None, 67e12, 1.98e9,
+        aliases=("GH200", "GH200 480GB", "GH200 HBM3"), device=r"GH200 (96|120|480)G", source=_GH200_SOURCE,
+        note="Hopper's GPU beside a Grace CPU; the driver names the CPU's memory: 480GB.",
+        capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
+    ),
+    Gpu(
+        "GH200 144GB", _datasheet(989.5, 4.9, _GH200_SHEET), 144e9, 132, None, 67e12, 1.98e9,
+        aliases=("GH200 144G HBM3e", "GH200 HBM3e"), device=r"GH200 144G", source=_GH200_SOURCE,
+        note="Hopper's GPU beside a Grace CPU.",
         capability=(9, 0), shared_memory_bytes=SHARED_MEMORY_BYTES[9, 0],
     ),
     Gpu(
@@ -261,7 +275,7 @@ def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
     Raises:
         InputError: the file cannot be written.
     """
-    path = _ceilings_file()
+    path = ceilings_file()
     stored = _stored()
     stored.setdefault(device, {})[dtype] = asdict(ceilings)
     half = path.with_suffix(".part")
@@ -291,13 +305,14 @@ def ceilings_for(device: str, dtype: str = "bfloat16") -> Ceilings | None:
     return gpu.ceilings if gpu and dtype in DATASHEET_DTYPES else None
 
 
-def _ceilings_file() -> Path:
+def ceilings_file() -> Path:
+    """Return the file that measured ceilings are kept in; it may not exist."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "tflabench" / "ceilings.json"
 
 
 def _stored() -> dict[str, dict[str, dict]]:
-    path = _ceilings_file()
+    path = ceilings_file()
     if not path.exists():
         return {}
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,3 +63,11 @@ def progress_bar(note: Console) -> Progress:
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object on stdout."""
     print(json.dumps(value, indent=2))
+
+
+def drop_stdout() -> None:
+    """Send what stdout still holds nowhere: it does not take it, and Python writes it once more at its end."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except io.UnsupportedOperation:
+        return  # a stream in memory

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import rows
+from tflabench.cli.common.help import Command
 from tflabench.cli.common.paths import ROWS
-from tflabench.implementations.registry import split
 from tflabench.problem import InputError
 
 
-@app.command()
+@rows.command(cls=Command)
 def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help=f"One or more. {ROWS}")],
     into: Annotated[
@@ -27,6 +27,7 @@ def merge(
     Of a point that both have, the row that was measured last counts, but a measurement before any failure. The
     environment of every run comes along. Folders below a SOURCE go to those of the same name below --into.
     """
+    from tflabench.implementations.registry import split
     from tflabench.rows import load
     from tflabench.rows import merge as merge_
     from tflabench.selection import axes

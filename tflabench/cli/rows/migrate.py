@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tflabench.cli.common.app import app
+from tflabench.cli.common.app import rows
+from tflabench.cli.common.help import Command
 from tflabench.cli.common.paths import Results
 
 
-@app.command()
+@rows.command(cls=Command)
 def migrate(
     directory: Results,
 ) -> None:

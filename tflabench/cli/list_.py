@@ -1,0 +1,108 @@
+"""The command that lists what can be measured: list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tflabench.cli.common.app import command
+from tflabench.cli.common.console import print_json
+from tflabench.cli.common.options import Json, Plugin
+
+if TYPE_CHECKING:
+    from tflabench.bench.machine import Machine
+    from tflabench.implementations.adapter import Implementation
+
+WIDTH = 79
+AXES_TOLD = {
+    "head_dim": "d_qk and d_hv",
+    "tokens": "batch x seq_len: sets the batch",
+    "embedding": "heads x d_hv: sets the heads",
+    "chunk_size": "steps of a chunk, or auto",
+}
+
+
+@command("list")
+def list_(plugin: Plugin = None, json_: Json = False) -> None:
+    """List implementations with what they need and whether they run here, presets and axes.
+
+    An implementation runs here if it takes one usual problem; others it may still refuse, with a reason in its row.
+    """
+    from tflabench.bench.machine import detect
+    from tflabench.implementations import registry
+
+    for name in plugin or ():
+        registry.plug_in(name)
+    machine = detect("auto")
+    found = [_described(impl, machine) for impl in registry.implementations()]
+    presets, axes = _presets(), _axes()
+    if json_:
+        print_json({"device": machine.name, "implementations": found, "presets": presets, "axes": axes})
+        return
+    print(f"Implementations (--impl); the last column says whether they run on {machine.name}.")
+    for one in found:
+        print(_cut(f"  {one['name']:24}{one['needs']:34}{one['refused'] or 'runs here'}"))
+    print("\nPresets (--preset)")
+    for name, title in presets.items():
+        print(_cut(f"  {name:24}{title}"))
+    print("\nAxes (-a AXIS=VALUES; values: 512,1024 or 512:65536:x2 or 64:512:+64)")
+    for name, told in axes.items():
+        print(_cut(f"  {name:24}{told}"))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3].rstrip()}..."
+
+
+def _described(impl: Implementation, machine: Machine) -> dict[str, Any]:
+    """Return what an implementation is and needs, and why it does not run here; None where it does."""
+    from tflabench.theory import hardware
+
+    known = hardware.from_device_name(machine.name)
+    refused = _refusal(impl, machine, known.capability if known else None)
+    return {
+        "name": impl.name,
+        "title": impl.title,
+        "family": impl.family,
+        "package": impl.package,
+        "needs": _needs(impl),
+        "runs_here": refused is None,
+        "refused": refused,
+    }
+
+
+def _needs(impl: Implementation) -> str:
+    """Return package and GPU that an implementation needs."""
+    if not impl.majors:
+        return impl.package
+    lowest, highest = impl.majors
+    return f"{impl.package}, compute capability {lowest}.x" + ("" if lowest == highest else f" to {highest}.x")
+
+
+def _refusal(impl: Implementation, machine: Machine, capability: tuple[int, int] | None) -> str | None:
+    """Return why it takes no usual problem here: heads of 128/256, of 128 or of 64; None where it takes one."""
+    from tflabench.problem import Problem
+
+    dtype = "bfloat16" if machine.kind == "cuda" else "float32"
+    reasons = []
+    for d_qk, d_hv in ((128, 256), (128, 128), (64, 64)):
+        for pass_ in ("fw", "decode"):
+            steps = 1 if pass_ == "decode" else 1024
+            problem = Problem(1, 4, steps, d_qk, d_hv, dtype=dtype, pass_=pass_)
+            if (reason := impl.refusal(problem, machine.kind, capability)) is None:
+                return None
+            reasons.append(reason)
+    return reasons[0]
+
+
+def _presets() -> dict[str, str]:
+    from tflabench.selection.presets import load_preset, preset_names
+
+    return {name: load_preset(name).title for name in preset_names()}
+
+
+def _axes() -> dict[str, str]:
+    from tflabench.problem import PASSES
+    from tflabench.selection.axes import AXES, WORDS
+
+    words = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
+    return {axis: words.get(axis) or AXES_TOLD.get(axis, "whole numbers") for axis in AXES}
