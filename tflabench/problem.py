@@ -9,6 +9,9 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 DeviceKind = Literal["cuda", "cpu"]
 Pass = Literal["fw", "fwbw", "decode"]
 PASSES: tuple[Pass, ...] = ("fw", "fwbw", "decode")
+# Of a problem: what is more is a slip, and numbers made of it mean nothing.
+LARGEST = {"batch": 2**31, "heads": 2**20, "seq_len": 2**40, "d_qk": 2**16, "d_hv": 2**16}
+LARGEST_BYTES = 2**60
 INPUTS = ("normal", "standard", "extreme")
 
 
@@ -21,7 +24,7 @@ class Problem:
     """A problem size, one point of a sweep without the implementation.
 
     Attributes:
-        batch, heads, seq_len: B, H, T, all >= 1.
+        batch, heads, seq_len: B, H, T, all >= 1 and at most LARGEST, as are the head dimensions.
         d_qk, d_hv: head dimensions of queries and keys, and of values and hidden states.
         chunk_size: L, or None where the implementation chooses ("auto") or has none.
         dtype: of q, k, v and the output: a key of DTYPE_BYTES.
@@ -42,10 +45,12 @@ class Problem:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads", "seq_len", "d_qk", "d_hv"):
+        for name, most in LARGEST.items():
             value = getattr(self, name)
             if value < 1:
                 raise InputError(f"{name} is {value}: it must be at least 1")
+            if value > most:
+                raise InputError(f"{name} is {value}: it must be at most {most}")
         if self.chunk_size is not None and self.chunk_size < 1:
             raise InputError(f"chunk_size is {self.chunk_size}: it must be at least 1")
         if self.dtype not in DTYPE_BYTES:
@@ -83,4 +88,6 @@ def parse_bytes(name: str, text: str) -> int:
         raise InputError(f"{name} is {text!r}: it must be a size such as 8GiB or 500MB") from None
     if size < 1:
         raise InputError(f"{name} is {text!r}: it must be more than nothing")
+    if size > LARGEST_BYTES:
+        raise InputError(f"{name} is {text!r}: it must be at most {LARGEST_BYTES >> 50} PiB")
     return size

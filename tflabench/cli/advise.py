@@ -12,6 +12,25 @@ import typer
 
 from tflabench.cli.common.app import command
 from tflabench.cli.common.gpu import chosen_gpu
+from tflabench.cli.common.options import (
+    HOW,
+    MOST_CHOICES,
+    OUTPUT,
+    PROBLEM,
+    BandwidthTbs,
+    Dhv,
+    Dqk,
+    Dtype,
+    GpuName,
+    Heads,
+    Impl,
+    JsonObject,
+    Pass,
+    PeakTflops,
+    SeqLen,
+    Timeout,
+)
+from tflabench.cli.common.paths import file_to_write, out_file
 from tflabench.problem import InputError, Problem, parse_bytes
 
 if TYPE_CHECKING:
@@ -28,34 +47,68 @@ FUSED_CAVEAT = (
 
 @command("advise")
 def advise(
-    gpu: Annotated[str | None, typer.Option(help="See `tflabench gpus`. Default: this machine's, else H100.")] = None,
-    d_qk: Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = 256,
-    d_hv: Annotated[int, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = 512,
-    heads: Annotated[int, typer.Option(help="Heads.")] = 8,
-    seq_len: Annotated[int, typer.Option(help="Sequence length T.")] = 8192,
+    d_qk: Dqk = 256,
+    d_hv: Dhv = 512,
+    heads: Heads = 8,
+    seq_len: SeqLen = 8192,
     batch: Annotated[
-        int | None, typer.Option(help="Sequences of a call.", show_default="8; with --tokens, the best")
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel=PROBLEM,
+            help="Sequences of one call.",
+            show_default="8; with --tokens, the best",
+        ),
     ] = None,
-    pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fwbw",
-    dtype: Annotated[str, typer.Option(help="Of q, k, v.")] = "bfloat16",
+    pass_: Pass = "fwbw",
+    dtype: Dtype = "bfloat16",
     gate: Annotated[
-        str, typer.Option(help="exp or sig of the mLSTM, simple_gla, retention, mamba2, ...; several to compare them.")
+        str,
+        typer.Option(
+            metavar="GATES",
+            rich_help_panel=PROBLEM,
+            help="Any of exp and sig (mLSTM), simple_gla, retention, mamba2, ..., comma-separated.",
+        ),
     ] = "exp,sig",
-    impl: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only these implementations.")] = None,
-    layers: Annotated[int, typer.Option(help="Layers of the model that run the kernel.")] = 1,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of a training step: also chooses the batch.")] = None,
-    memory_budget: Annotated[
-        str | None, typer.Option(help="Memory for these layers, such as 8GiB.", show_default="all that the GPU has")
+    impl: Impl = None,
+    layers: Annotated[
+        int,
+        typer.Option(max=MOST_CHOICES, metavar="N", rich_help_panel=PROBLEM, help="Layers that run the kernel."),
+    ] = 1,
+    tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Choose the batch for a step of so many tokens."),
     ] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure the best on this machine.")] = False,
-    top: Annotated[int, typer.Option(min=1, help="Rows of the table; as many are measured.")] = 10,
-    peak_tflops: Annotated[float | None, typer.Option(help="Peak dense matrix rate, in place of the GPU's.")] = None,
-    bandwidth_tbs: Annotated[float | None, typer.Option(help="Bandwidth in TB/s, in place of the GPU's.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw time over memory: .png, .svg or .pdf.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one measured choice.")] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")] = False,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            rich_help_panel=PROBLEM,
+            help="Take what fits into this much GPU memory, such as 8GiB.",
+            show_default="all that the GPU has",
+        ),
+    ] = None,
+    gpu: GpuName = None,
+    peak_tflops: PeakTflops = None,
+    bandwidth_tbs: BandwidthTbs = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", rich_help_panel=HOW, help="Measure the best choices on this machine.")
+    ] = False,
+    timeout: Timeout = 120.0,
+    top: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_CHOICES,
+            metavar="N",
+            rich_help_panel=OUTPUT,
+            help="Print, and with --measure measure, so many choices.",
+        ),
+    ] = 10,
+    plot: Annotated[Path | None, out_file("advise.png", "nothing is drawn")] = None,
+    as_json: JsonObject = False,
 ) -> None:
-    """Which kernel and which chunk size for a model, a GPU and its memory, by theory or (--measure) by measurement.
+    """Rank kernels, chunk sizes and batches for a model, a GPU and its memory, by theory or by measurement.
 
     A smaller chunk size is often faster, and takes memory for more states; memory buys batch size. The table ranks the
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
@@ -64,6 +117,8 @@ def advise(
     from tflabench.conclusions import advise as advising
     from tflabench.conclusions.advise import Demand
 
+    if plot:
+        plot = file_to_write(plot, "advise.png")
     if plot:
         from tflabench.figures import theory
 
@@ -77,15 +132,16 @@ def advise(
     if batch is not None and batch < 1:
         problem = problem.with_(batch=batch)
     here = detect("auto")
+    pattern = ",".join(impl) if impl else None
     budget = None if memory_budget is None else parse_bytes("memory_budget", memory_budget)
     if measure:
         if gpu is not None or peak_tflops or bandwidth_tbs:
             raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
-        advice = _measured(problem, layers, tokens, budget, gates, impl, here, top, timeout)
+        advice = _measured(problem, layers, tokens, budget, gates, pattern, here, top, timeout)
     else:
         chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
         demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
-        advice = advising.advice(demand, chip, gates, "cuda", impl)
+        advice = advising.advice(demand, chip, gates, "cuda", pattern)
     if not advice.ranked[0].fits:
         least = min(choice.memory_bytes / choice.problem.batch for choice in advice.ranked)
         raise InputError(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tflabench.cli.common.app import cache
 from tflabench.cli.common.checks import one_of
-from tflabench.cli.common.console import print_json
+from tflabench.cli.common.console import print_json, size_in_words
 from tflabench.cli.common.help import Command
 from tflabench.cli.common.options import Json
 from tflabench.problem import InputError
@@ -35,7 +35,7 @@ def show(ctx: typer.Context, json_: Json = False) -> None:
         print_json({name: {"path": str(path), "bytes": size, "files": n} for name, (path, size, n) in found.items()})
         return
     for name, (path, size, files) in found.items():
-        print(f"{name:10}{_told(size):>10}{files:>8} files  {path}")
+        print(f"{name:10}{size_in_words(size):>10}{files:>8} files  {path}")
         print(f"{'':10}{WHAT[name]}")
     print("tflabench cache clear [WHAT] removes all of them, or those named.")
 
@@ -56,7 +56,7 @@ def clear(
             _remove(path)
         except OSError as error:
             raise InputError(f"{path} cannot be removed ({error.strerror})") from None
-        print(f"{name}: removed {files} files, {_told(size)}, from {path}")
+        print(f"{name}: removed {files} files, {size_in_words(size)}, from {path}")
 
 
 def _places() -> dict[str, Path]:
@@ -87,7 +87,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     for entry in path.iterdir() if path.is_dir() else ():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-
-
-def _told(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

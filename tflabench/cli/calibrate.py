@@ -9,13 +9,16 @@ import typer
 
 from tflabench.cli.common.app import command
 from tflabench.cli.common.console import open_table, stdout
-from tflabench.cli.common.options import Device, Json
+from tflabench.cli.common.options import HOW, Device, Json
 
 
 @command("calibrate")
 def calibrate(
     device: Device = "auto",
-    seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure.")] = 10.0,
+    seconds: Annotated[
+        float,
+        typer.Option(min=0.1, max=3600, metavar="SECONDS", rich_help_panel=HOW, help="Measure for about this time."),
+    ] = 10.0,
     json_: Json = False,
 ) -> None:
     """Measure the copy bandwidth and the matrix rate of this machine; theory uses them from then on."""

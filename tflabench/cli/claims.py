@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tflabench.cli.common.app import command
+from tflabench.cli.common.options import Json
 from tflabench.cli.common.paths import Results
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ WIDTH = 120  # of tables where nobody's terminal limits them
 @command("claims")
 def claims(
     directory: Results,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    json_: Json = False,
 ) -> None:
     """Hold the paper's claims against measured rows, for its own kernels (nxai_*) and ours (tfla_*)."""
     from rich.console import Console
@@ -98,6 +97,6 @@ def _commands(outcomes: list[Outcome]) -> list[str]:
         if outcome.command:
             by_command.setdefault(outcome.command, []).append(outcome.claim.says)
     lines = ["", "What is not measurable with these rows would be decided by"] if by_command else []
-    for command, claims in by_command.items():
-        lines += [f"  {command}", *(f"    {says}" for says in claims)]
+    for deciding, claims in by_command.items():
+        lines += [f"  {deciding}", *(f"    {says}" for says in claims)]
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common.app import command
+from tflabench.cli.common.options import MOST_CHOICES, Json
 from tflabench.cli.common.paths import ROWS, file_to_write, out_file
 from tflabench.problem import InputError
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from tflabench.rows.load import Results
     from tflabench.rows.schema import Row
 
+LARGEST_THRESHOLD = 100.0  # times
 WIDTH = 160  # of tables where nobody's terminal limits them
+COMPARED, JUDGED = "What to compare", "How to judge"  # panels of --help
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
 
 
@@ -28,21 +32,44 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=f"{ROWS} With --in, an implementation.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What is held against A.")],
     inside: Annotated[
-        Path | None, typer.Option("--in", metavar="DIR", help=f"Compare two implementations of one folder. {ROWS}")
+        Path | None,
+        typer.Option(
+            "--in", metavar="DIR", rich_help_panel=COMPARED, help="Compare the implementations A and B in this folder."
+        ),
     ] = None,
-    impl: Annotated[str, typer.Option(metavar="PATTERN", help="Of two folders, only these implementations.")] = "*",
+    impl: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            rich_help_panel=COMPARED,
+            help="Take only these implementations of two folders.",
+            show_default="all",
+        ),
+    ] = None,
     threshold: Annotated[
         str | None,
         typer.Option(
-            help="Nearer medians are the same, slower ones a regression: 5% or 0.05.",
+            metavar="PART",
+            rich_help_panel=JUDGED,
+            help="Call medians nearer than this the same, and slower ones a regression: 5% or 0.05.",
             show_default="1% within a comparison, 2% between runs on one GPU, 3% between GPUs",
         ),
     ] = None,
-    min_samples: Annotated[int, typer.Option(min=1, help="Fewer samples than this are ambiguous.")] = 30,
-    allow_throttled: Annotated[bool, typer.Option(help="Judge throttled rows like others.")] = False,
-    out: Annotated[Path, out_file("compare.png")] = Path("compare.png"),
-    plot: Annotated[bool, typer.Option(help="Draw the ratios.")] = True,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    min_samples: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_CHOICES,
+            metavar="N",
+            rich_help_panel=JUDGED,
+            help="Call points of fewer samples than this ambiguous.",
+        ),
+    ] = 30,
+    allow_throttled: Annotated[
+        bool, typer.Option(rich_help_panel=JUDGED, help="Judge throttled rows like others.")
+    ] = False,
+    out: Annotated[Path | None, out_file("compare.png", "nothing is drawn")] = None,
+    json_: Json = False,
 ) -> None:
     """Match two results folders (or two implementations) point by point; exit code 1 where B is a regression.
 
@@ -58,9 +85,10 @@ def compare(
     from tflabench.conclusions.campaigns import conditions_of, differences
 
     allowed = None if threshold is None else _fraction(threshold)
-    if inside and impl != "*":
+    if inside and impl:
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
-    sides = _implementations(inside, a, b) if inside else [_side(Path(folder), impl) for folder in (a, b)]
+    patterns = ",".join(impl) if impl else "*"
+    sides = _implementations(inside, a, b) if inside else [_side(Path(folder), patterns) for folder in (a, b)]
     conditions = [conditions_of(side.rows, side.runs) for side in sides]
     differing = differences(*conditions)
     note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -81,7 +109,7 @@ def compare(
     rules = comparison.Rules(allowed, min_samples, allow_throttled)
     found = comparison.compare(matching, rules)
     files = []
-    if plot:
+    if out:
         from tflabench.figures import ratios
         from tflabench.figures.files import write_figure
 
@@ -122,7 +150,7 @@ def _fraction(text: str) -> float:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         value = -1.0
-    if rest or not 0 <= value < (inf if percent else 1):
+    if rest or math.copysign(1, value) < 0 or not 0 <= value < (LARGEST_THRESHOLD if percent else 1):
         raise InputError(f"--threshold is {text!r}: it must be a percentage such as 5%, or a fraction such as 0.05")
     return value
 
@@ -160,9 +188,9 @@ def _implementations(folder: Path, a: str, b: str) -> list[_Side]:
 
 
 def _only(folders: list[Results], root: Path, pattern: str) -> _Side:
-    from tflabench.implementations.registry import nearest
+    from tflabench.implementations.registry import nearest, split
 
-    side = _Side([results.only([pattern]) for results in folders])
+    side = _Side([results.only(split(pattern)) for results in folders])
     if not side.rows:
         known = dict.fromkeys(row.implementation for results in folders for row in results.rows)
         raise InputError(f"{root} has no rows of {pattern!r}; {nearest(pattern, known)}")

@@ -12,7 +12,7 @@ from tflabench.problem import DTYPE_BYTES
 
 @command("gpus")
 def gpus(as_json: JsonObject = False) -> None:
-    """Known GPUs with the source of each figure, and what this machine has."""
+    """List known GPUs with the source of each figure, and what this machine has."""
     from tflabench.bench import machine
     from tflabench.theory import hardware
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tflabench.cli.common.app import command
@@ -38,19 +39,30 @@ def list_(plugin: Plugin = None, json_: Json = False) -> None:
     if json_:
         print_json({"device": machine.name, "implementations": found, "presets": presets, "axes": axes})
         return
-    print(f"Implementations (--impl); the last column says whether they run on {machine.name}.")
+    print("Implementations (--impl)")
     for one in found:
-        print(_cut(f"  {one['name']:24}{one['needs']:34}{one['refused'] or 'runs here'}"))
+        print(f"  {one['name']:25} {one['needs']:38} {'runs here' if one['runs_here'] else 'not here'}")
+    for line in _reasons(found):
+        print(line)
     print("\nPresets (--preset)")
     for name, title in presets.items():
-        print(_cut(f"  {name:24}{title}"))
+        print(f"  {name:20}{title}")
     print("\nAxes (-a AXIS=VALUES; values: 512,1024 or 512:65536:x2 or 64:512:+64)")
     for name, told in axes.items():
-        print(_cut(f"  {name:24}{told}"))
+        print(f"  {name:20}{told}")
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3].rstrip()}..."
+def _reasons(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield why implementations do not run here: a reason, then the names."""
+    import textwrap
+
+    names: dict[str, list[str]] = {}
+    for one in found:
+        if one["refused"]:
+            names.setdefault(one["refused"], []).append(one["name"])
+    for reason, refused in names.items():
+        yield from textwrap.wrap(f"Not here: {reason}", WIDTH, subsequent_indent="  ")
+        yield from textwrap.wrap(", ".join(refused), WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _described(impl: Implementation, machine: Machine) -> dict[str, Any]:
@@ -75,7 +87,7 @@ def _needs(impl: Implementation) -> str:
     if not impl.majors:
         return impl.package
     lowest, highest = impl.majors
-    return f"{impl.package}, compute capability {lowest}.x" + ("" if lowest == highest else f" to {highest}.x")
+    return f"{impl.package}, GPU of {lowest}.x" + ("" if lowest == highest else " or above")
 
 
 def _refusal(impl: Implementation, machine: Machine, capability: tuple[int, int] | None) -> str | None:

@@ -13,7 +13,7 @@ import typer
 from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import filled_table, print_json
-from tflabench.cli.common.options import JsonObject
+from tflabench.cli.common.options import Formats, JsonObject
 from tflabench.cli.common.paths import SomeResults, folder_to_write, out_folder
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 def model_error(
     directories: SomeResults = None,
     constants: Annotated[
-        bool, typer.Option(help="List every constant of the calibrated model, and where it is from, instead.")
+        bool, typer.Option(help="List the constants of the calibrated model and where each is from, nothing else.")
     ] = False,
     fit: Annotated[
-        bool, typer.Option(help="Also fit the fitted constant anew on a part of the rows and judge it on the others.")
+        bool, typer.Option(help="Fit the one fitted constant on a part of the rows and judge it on the others.")
     ] = False,
     out: Annotated[Path | None, out_folder("nothing is drawn")] = None,
-    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
+    format_: Formats = "png",
     as_json: JsonObject = False,
 ) -> None:
-    """How far the published and the calibrated model are from measured rows, and where the calibrated one is wrong.
+    """Hold the published and the calibrated model to measured rows, and say where the calibrated one is wrong.
 
     Published: eq. 116 on the datasheet's roofs. Calibrated: the kernels that run, launch by launch, under measured
     roofs; with --out every term of it is drawn over L, with what moves the best L. Errors on rows that its constant was

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,50 +15,112 @@ from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
+    MODEL,
+    OUTPUT,
     BandwidthTbs,
+    Batch,
     CausalFactor,
     CountsOption,
     Dhv,
     Dqk,
     Dtype,
     Gate,
+    GpuName,
+    Heads,
     JsonObject,
+    MemoryBudget,
+    Pass,
     PeakTflops,
+    SeqLen,
     StateDtype,
 )
+from tflabench.cli.common.paths import file_to_write, out_file
 from tflabench.problem import Problem, parse_bytes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.hardware import Gpu
 
 
+LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was asked for and found.
+
+    Attributes:
+        title: the problem and the model, in one line.
+        tile: of the kernel; L is a multiple of it.
+        budget: bytes of GPU memory allowed, None without a limit.
+        recommended: the L of least upper time within the budget.
+        asked: another L to report.
+    """
+
+    title: str
+    problem: Problem
+    gate: str
+    chip: Gpu
+    tradeoff: Tradeoff
+    tile: int
+    budget: int | None
+    recommended: int
+    asked: int | None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Powers of two from 16 to T, the recommended L and the one asked for, in order."""
+        asked = {self.asked} if self.asked else set()
+        return sorted({2**n for n in range(4, self.problem.seq_len.bit_length())} | {self.recommended} | asked)
+
+
 @command("optimal-chunk")
 def optimal_chunk(
-    gpu: Annotated[str | None, typer.Option(help="See `tflabench gpus`. Default: this machine's, else H100.")] = None,
-    d_hv: Dhv = 512,
     d_qk: Dqk = 256,
-    gate: Gate = "sig",
-    causal_factor: CausalFactor = 0.5,
-    state_dtype: StateDtype = "float32",
+    d_hv: Dhv = 512,
+    heads: Heads = 8,
+    seq_len: SeqLen = 8192,
+    batch: Batch = 8,
+    pass_: Pass = "fw",
     dtype: Dtype = "bfloat16",
-    seq_len: Annotated[int, typer.Option(help="Sequence length T.")] = 8192,
-    batch: Annotated[int, typer.Option(help="Batch size.")] = 8,
-    heads: Annotated[int, typer.Option(help="Heads.")] = 8,
-    pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fw",
-    memory_budget: Annotated[str | None, typer.Option(help="Peak memory allowed, such as 8GiB.")] = None,
-    tile: Annotated[int | None, typer.Option(help="Tile of the kernel. Default: 64, or less for a short T.")] = None,
-    chunk_size: Annotated[int | None, typer.Option(help="Also report this L.")] = None,
-    counts: CountsOption = "published",
+    gate: Gate = "sig",
+    memory_budget: MemoryBudget = None,
+    gpu: GpuName = None,
     peak_tflops: PeakTflops = None,
     bandwidth_tbs: BandwidthTbs = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw runtime and memory over L: .png, .svg or .pdf.")] = None,
+    causal_factor: CausalFactor = 0.5,
+    state_dtype: StateDtype = "float32",
+    tile: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel=MODEL,
+            help="Tile of the kernel: L is a multiple of it.",
+            show_default="64, or less for a short T",
+        ),
+    ] = None,
+    counts: CountsOption = "published",
+    chunk_size: Annotated[
+        int | None, typer.Option(metavar="N", rich_help_panel=OUTPUT, help="Report this L too.")
+    ] = None,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details",
+            rich_help_panel=OUTPUT,
+            help="Print every L, the optima of the paper's equations and of the kernels, and the curve.",
+        ),
+    ] = False,
+    plot: Annotated[Path | None, out_file("optimal-chunk.png", "nothing is drawn")] = None,
     as_json: JsonObject = False,
 ) -> None:
-    """The chunk size L with the least theoretical runtime, and what it costs to leave it.
+    """Give the chunk size L of least theoretical runtime, and the kernel of ours that would run.
 
     Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the paper's model knows no pointwise units,
-    launches or tile shapes. The calibrated model does, and its L is printed too (see tflabench model-error). Either
+    launches or tile shapes. The calibrated model does, and --details has its L (see tflabench model-error). Either
     curve is flat, so measure: tflabench sweep --preset chunk.
     """
     from tflabench.theory import chunk_size as chunks
@@ -85,92 +148,157 @@ def optimal_chunk(
         f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
     if plot:
+        plot = file_to_write(plot, "optimal-chunk.png")
+    if plot:
         from tflabench.figures import theory
 
         theory.save(theory.runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
         print(f"wrote {plot}", file=sys.stderr)
 
-    sizes = {2**n for n in range(4, seq_len.bit_length())} | {recommended} | ({chunk_size} if chunk_size else set())
-    rows = [_at(tradeoff, size) for size in sorted(sizes)]
-    best = _at(tradeoff, recommended)
+    found = _Found(title, problem, gate, chip, tradeoff, tile, budget, recommended, chunk_size)
     if as_json:
-        print_json(
-            {
-                "flop_optimal": tradeoff.flop_optimal,
-                "runtime_optimal": tradeoff.runtime_optimal,
-                "overlapped_optimal": tradeoff.overlapped_optimal,
-                "recommended": recommended,
-                "within_5_percent": list(tradeoff.within()),
-                "predicted_ms_lower": best["ms_lower"],
-                "predicted_ms_upper": best["ms_upper"],
-                "memory_bytes": best["memory_bytes"],
-                "memory_budget_bytes": budget,
-                "tile": tile,
-                "gate": gate,
-                "counts": counts,
-                "causal_factor": causal_factor,
-                "state_bytes": tradeoff.state_bytes,
-                "problem": asdict(problem),
-                "gpu": asdict(chip),
-                "calibrated": _calibrated(problem, gate, chip, tile),
-                "fused": _fused(problem, gate, chip),
-                "chunk_sizes": rows,
-            }
-        )
+        facts = {"counts": counts, "causal_factor": causal_factor, "state_bytes": tradeoff.state_bytes}
+        print_json(_json(found) | facts)
         return
+    _print_answer(found)
+    if details:
+        _print_details(found, counts)
 
-    from rich.console import Console
 
+def _json(found: _Found) -> dict[str, Any]:
+    tradeoff = found.tradeoff
+    best = _at(tradeoff, found.recommended)
+    return {
+        "flop_optimal": tradeoff.flop_optimal,
+        "runtime_optimal": tradeoff.runtime_optimal,
+        "overlapped_optimal": tradeoff.overlapped_optimal,
+        "recommended": found.recommended,
+        "within_5_percent": list(tradeoff.within()),
+        "predicted_ms_lower": best["ms_lower"],
+        "predicted_ms_upper": best["ms_upper"],
+        "memory_bytes": best["memory_bytes"],
+        "memory_budget_bytes": found.budget,
+        "tile": found.tile,
+        "gate": found.gate,
+        "problem": asdict(found.problem),
+        "gpu": asdict(found.chip),
+        "kernel": asdict(_kernel(found)),
+        "calibrated": _calibrated(found.problem, found.gate, found.chip, found.tile),
+        "fused": _fused(found.problem, found.gate, found.chip),
+        "chunk_sizes": [_at(tradeoff, size) for size in found.sizes],
+    }
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The kernel of ours that would run: its name and L, or (both None) why none does."""
+
+    implementation: str | None
+    chunk_size: int | None
+    refused: str | None = None
+
+
+def _kernel(found: _Found) -> _Kernel:
+    """Return what implementation="auto" of our operations would run on the GPU, by its own checks."""
+    from tflabench.implementations import registry
+
+    fused = _fused(found.problem, found.gate, found.chip)
+    calibrated = _calibrated(found.problem, found.gate, found.chip, found.tile)
+    reason = None
+    for name, own in ((f"hopper_{found.gate}", fused), (f"tfla_{found.gate}_xl", calibrated)):
+        size = own["chunk_size"] if own else found.recommended
+        reason = registry.get(name).refusal_on(found.problem.with_(chunk_size=size), found.chip)
+        if reason is None:
+            return _Kernel(name, size)
+    return _Kernel(None, None, reason)
+
+
+def _print_answer(found: _Found) -> None:
+    """Print the answer in one sentence, then a small table."""
+    best, (low, high) = _at(found.tradeoff, found.recommended), found.tradeoff.within()
+    kernel = _kernel(found)
+    ours = (
+        f"our {kernel.implementation} would run there, with L = {kernel.chunk_size}"
+        if kernel.implementation
+        else f"no kernel of ours runs there ({kernel.refused})"
+    )
+    console = _console()
+    fits = "" if found.budget is None else " that fits"
+    console.print(
+        f"L = {found.recommended} takes the least time{fits} in theory on {found.chip.name}, {best['ms_lower']:.3g} to "
+        f"{best['ms_upper']:.3g} ms and {best['memory_bytes'] / 2**30:.2f} GiB; {ours}.",
+        style="bold green",
+    )
+    console.print(f"\n{found.title}")
+    shown = [
+        size
+        for size in found.sizes
+        if LEAST_SHOWN <= size / found.recommended <= MOST_SHOWN or size in (found.recommended, found.asked)
+    ]
+    console.print(_table(found, shown))
+    console.print(f"The upper time is within 5% of its least from L = {low} to {high}; --details says more.")
+
+
+def _print_details(found: _Found, counts: str) -> None:
+    """Print every L, the optima by equation and by kernel, and the curve."""
     from tflabench.cli.common.sketch import sketch
 
-    console = Console(highlight=False)
-    low, high = tradeoff.within()
-    console.print(title, style="bold")
-    ceilings = chip.ceilings
+    tradeoff, chip = found.tradeoff, found.chip
+    console = _console()
+    ceilings, (low, high) = chip.ceilings, tradeoff.within()
     console.print(
-        f"{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
+        f"\n{ceilings.flops_per_s / 1e12:g} TFLOP/s, {ceilings.bytes_per_s / 1e12:g} TB/s, "
         f"I_acc {ceilings.intensity:.1f} FLOP/B ({ceilings.provenance}: {ceilings.source})"
     )
-    marks = {recommended: "recommended", chunk_size: "asked for"}
-    table = [
-        (
-            str(row["chunk_size"]),
-            f"{row['ms_lower']:.3g}",
-            f"{row['ms_upper']:.3g}",
-            f"{row['intensity']:.0f}",
-            row["bound"],
-            f"{row['memory_bytes'] / 2**30:.2f}",
-            marks.get(row["chunk_size"], "within 5%" if low <= row["chunk_size"] <= high else ""),
-        )
-        for row in rows
-    ]
-    console.print(filled_table(("L", "ms lower", "ms upper", "FLOP/B", "bound by", "GiB", ""), table))
-    printed = (gate, pass_, counts) == ("sig", "fw", "published")  # what the paper's equations are for
+    console.print(_table(found, found.sizes))
+    printed = (found.gate, found.problem.pass_, counts) == ("sig", "fw", "published")  # the paper's equations are for
     eq_111, eq_121 = ("eq. 111", "eq. 121") if printed else ("as eq. 111", "as eq. 121")
     console.print(f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}")
     console.print(f"{f'least runtime ({eq_121})':30}L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}")
     console.print(f"least runtime, all overlapped L = {tradeoff.overlapped_optimal:.1f}")
-    fits = "" if budget is None else f", fits {memory_budget}"
-    console.print(
-        f"recommended                   L = {recommended}: {best['ms_lower']:.3g} to {best['ms_upper']:.3g} ms, "
-        f"{best['memory_bytes'] / 2**30:.2f} GiB{fits}",
-        style="bold green",
-    )
-    if kernels := _calibrated(problem, gate, chip, tile):
+    if kernels := _calibrated(found.problem, found.gate, chip, found.tile):
         most = max(kernels["ms_by_term"], key=kernels["ms_by_term"].__getitem__)
         console.print(
             f"{'bundled kernels, calibrated':30}L = {kernels['chunk_size']}: {kernels['predicted_ms']:.3g} ms, "
             f"most of it {most}"
         )
-    if walks := _fused(problem, gate, chip):
+    if walks := _fused(found.problem, found.gate, chip):
         filled = ", ".join(f"{name} {waves:.2g}" for name, waves in walks["waves"].items())
         console.print(
             f"{'fused kernels, all overlapped':30}L = {walks['chunk_size']}: {walks['predicted_ms_lower']:.3g} ms, "
             f"{walks['segments']} segment{'s' if walks['segments'] > 1 else ''}; waves of programs: {filled}"
         )
     console.print()
-    for line in sketch(tradeoff, recommended, ascii_only=console.options.ascii_only):
+    for line in sketch(tradeoff, found.recommended, ascii_only=console.options.ascii_only):
         console.print(line, markup=False, no_wrap=True, crop=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _table(found: _Found, sizes: Sequence[int]) -> Table:
+    """Return a row an L: time between bounds, intensity, memory."""
+    low, high = found.tradeoff.within()
+    marks = {found.asked: "asked for", found.recommended: "recommended"}
+    rows = [_at(found.tradeoff, size) for size in sizes]
+    return filled_table(
+        ("L", "ms lower", "ms upper", "FLOP/B", "bound by", "GiB", ""),
+        [
+            (
+                str(row["chunk_size"]),
+                f"{row['ms_lower']:.3g}",
+                f"{row['ms_upper']:.3g}",
+                f"{row['intensity']:.0f}",
+                row["bound"],
+                f"{row['memory_bytes'] / 2**30:.2f}",
+                marks.get(row["chunk_size"], "within 5%" if low <= row["chunk_size"] <= high else ""),
+            )
+            for row in rows
+        ],
+    )
 
 
 def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, Any] | None:
@@ -193,8 +321,9 @@ def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, 
 def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
     """The best L of the fused kernels and what it takes; None on a chip or for inputs that they do not run on."""
     from tflabench.theory import fused
+    from tflabench.theory.hardware import HOPPER
 
-    if problem.element_bytes != 2 or not chip.capability == HOPPER:
+    if problem.element_bytes != 2 or chip.capability != HOPPER:
         return None
     best = fused.best_chunk_size(problem, gate, chip)  # type: ignore[arg-type]
     launched = fused.launched(problem, gate, best)  # type: ignore[arg-type]

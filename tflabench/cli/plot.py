@@ -9,6 +9,7 @@ import typer
 
 from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import words
+from tflabench.cli.common.options import Formats
 from tflabench.cli.common.paths import Results, folder_to_write, out_folder
 
 
@@ -16,15 +17,14 @@ from tflabench.cli.common.paths import Results, folder_to_write, out_folder
 def plot(
     directory: Results,
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
-    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
+    format_: Formats = "png,svg",
     what: Annotated[
-        str, typer.Option(help="Any of runtime, memory, chunk, roofline, comma-separated.")
+        str,
+        typer.Option(metavar="FIGURES", help="Draw any of runtime, memory, chunk and roofline, comma-separated."),
     ] = "runtime,memory,chunk,roofline",
     highlight: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES", help="Implementations to colour and name, by pattern, comma-separated; at most 7."
-        ),
+        typer.Option(metavar="PATTERN", help="Colour and name these implementations, at most 7."),
     ] = None,
 ) -> None:
     """Draw runtime, memory, chunk-size trade-off and roofline of stored rows over theory; print the files written."""

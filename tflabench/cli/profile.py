@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common.app import command
+from tflabench.cli.common.options import HOW, MOST_CHOICES, OUTPUT, PROBLEM, WHAT, Device, JsonObject, Plugin
 from tflabench.cli.common.paths import file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
@@ -31,32 +32,71 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 MOST_ROWS = 20  # of a table of operators
 
 
+def _size(words: str, default: str, *names: str) -> Any:
+    return typer.Option(*names, metavar="N", rich_help_panel=PROBLEM, help=words, show_default=default)
+
+
 @command("profile")
 def profile(
     impl: Annotated[
-        str | None, typer.Option(help="One of them.", show_default="tfla_sig_xl; CPU: reference_sig")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=WHAT,
+            help="Profile this implementation.",
+            show_default="tfla_sig_xl; CPU: reference_sig",
+        ),
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Sequence length T.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Batch size.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads.")] = None,
-    d_qk: Annotated[int | None, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = None,
-    d_hv: Annotated[int | None, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = None,
-    chunk_size: Annotated[int | None, typer.Option(help="L.", show_default="the implementation's choice")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of q, k, v.", show_default="bfloat16; CPU: float32")] = None,
-    pass_: Annotated[str, typer.Option("--pass", help="fw, fwbw or decode.")] = "fw",
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
-    calls: Annotated[int, typer.Option(min=1, help="Calls to profile; medians are shown.")] = 7,
-    count: Annotated[bool, typer.Option("--counters/--no-counters", help="Whether to run ncu too.")] = True,
+    plugin: Plugin = None,
+    seq_len: Annotated[int | None, _size("Sequence length T, in steps.", "4096; CPU: 1024")] = None,
+    batch: Annotated[int | None, _size("Sequences of one call.", "16; CPU: 1")] = None,
+    heads: Annotated[int | None, _size("Number of heads.", "16; CPU: 2")] = None,
+    d_qk: Annotated[int | None, _size("Head dimension of queries and keys.", "128; CPU: 64", "--d-qk")] = None,
+    d_hv: Annotated[int | None, _size("Head dimension of values and states.", "256; CPU: 128", "--d-hv")] = None,
+    chunk_size: Annotated[int | None, _size("Chunk size L, in steps.", "the implementation's choice")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            rich_help_panel=PROBLEM,
+            help="Dtype of q, k, v and the gates.",
+            show_default="bfloat16; CPU: float32",
+        ),
+    ] = None,
+    pass_: Annotated[
+        str, typer.Option("--pass", metavar="PASS", rich_help_panel=PROBLEM, help="Pass: fw, fwbw or decode.")
+    ] = "fw",
+    device: Device = "auto",
+    calls: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MOST_CHOICES, metavar="N", rich_help_panel=HOW, help="Profile so many calls and show medians."
+        ),
+    ] = 7,
+    count: Annotated[
+        bool,
+        typer.Option("--counters/--no-counters", rich_help_panel=HOW, help="Read the chip's counters too, with ncu."),
+    ] = True,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            rich_help_panel=HOW,
+            help="Stop the profiler after this time, and ncu after the same.",
+        ),
+    ] = 300.0,
     out: Annotated[Path | None, out_file("profile.png", "nothing is drawn")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep what ncu wrote in this file.")] = None,
-    plugin: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE", help="Module or .py file with more IMPLEMENTATIONS.")
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Keep what ncu wrote in this file."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds, for the profiler and again for ncu.")] = 300.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of tables.")] = False,
+    as_json: JsonObject = False,
 ) -> None:
-    """Where one call spends its time, by GPU kernel (CPU: by operator of torch), and, with Nsight Compute, the bytes
-    and operations that the chip counted against those of the model."""
+    """Show where one call spends its time, by GPU kernel, or on a CPU by operator of torch.
+
+    With Nsight Compute it also shows the bytes and operations that the chip counted beside those of the model.
+    """
     from tflabench.bench.machine import detect
     from tflabench.bench.profile import point as profiles
     from tflabench.implementations import registry

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common.app import command
-from tflabench.cli.common.options import Device, Impl, Jobs, StopAfter, Timeout, TuneSeconds, VerifySeconds
+from tflabench.cli.common.options import (
+    WHAT,
+    Device,
+    DryRun,
+    Formats,
+    Full,
+    Impl,
+    Jobs,
+    PaperProtocol,
+    StopAfter,
+    Timeout,
+    TuneSeconds,
+    VerifySeconds,
+)
 from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
@@ -18,11 +31,18 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")
     ] = None,
     matched_heads: Annotated[
-        bool, typer.Option("--matched-heads", help="The same heads and dimensions for every kernel that takes them.")
+        bool,
+        typer.Option("--matched-heads", rich_help_panel=WHAT, help="Give every kernel the same heads and dimensions."),
     ] = False,
     axis: Annotated[
         list[str] | None,
-        typer.Option("-a", "--axis", metavar="AXIS=VALUES", help="Only this part of a figure: seq_len=512,8192."),
+        typer.Option(
+            "-a",
+            "--axis",
+            metavar="AXIS=VALUES",
+            rich_help_panel=WHAT,
+            help="Take only this part of a figure, such as seq_len=512,8192.",
+        ),
     ] = None,
     impl: Impl = None,
     device: Device = "auto",
@@ -30,14 +50,15 @@ def reproduce(
         "results"
     ),
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
-    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png,svg",
+    format_: Formats = "png,svg",
     timeout: Timeout = 300.0,
     stop_after: StopAfter = None,
-    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples, in one round.")] = False,
+    paper_protocol: PaperProtocol = False,
     verify_seconds: VerifySeconds = None,
     tune_seconds: TuneSeconds = "20",
     jobs: Jobs = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be measured, and an estimate.")] = False,
+    dry_run: DryRun = False,
+    full: Full = False,
 ) -> None:
     """Repeat the paper's figures: measure what is missing, ours and the baselines, and draw as the paper does.
 
@@ -50,6 +71,7 @@ def reproduce(
     from tflabench.cli.common.checks import words
     from tflabench.cli.common.console import stderr
     from tflabench.cli.common.measuring import (
+        Shown,
         compilers,
         end_of,
         folder_for,
@@ -92,7 +114,9 @@ def reproduce(
         folders = {figure: root / machine.slug / figure.preset_for(matched_heads) for figure in parts}
         if dry_run:
             for figure, points in parts.items():
-                print_selection(comparisons(points), Target.of_machine(machine), folders[figure], protocol, False)
+                print_selection(
+                    comparisons(points), Target.of_machine(machine), folders[figure], protocol, Shown(timeout, full)
+                )
             return
         folders = {figure: folder_for(folder, given=False) for figure, folder in folders.items()}
         settings = Settings(machine, protocol, timeout, seconds_to_tune(tune_seconds), compilers(jobs))

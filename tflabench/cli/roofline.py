@@ -14,6 +14,8 @@ from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
+    CHIP,
+    PROBLEM,
     BandwidthTbs,
     CausalFactor,
     CountsOption,
@@ -22,6 +24,7 @@ from tflabench.cli.common.options import (
     Dtype,
     Gate,
     JsonObject,
+    Pass,
     PeakTflops,
     StateDtype,
 )
@@ -34,32 +37,43 @@ if TYPE_CHECKING:
 
 @command("roofline")
 def roofline(
-    gpu: Annotated[str | None, typer.Option(help="Names, comma-separated. Default: V100,A100,H100.")] = None,
-    d_hv: Dhv = 512,
     d_qk: Dqk = 256,
+    d_hv: Dhv = 512,
     gate: Gate = "sig",
-    chunk_size: Annotated[str, typer.Option(help="The L to mark: 64,128 or 16:4096:x4.")] = "16:4096:x4",
+    chunk_size: Annotated[
+        str,
+        typer.Option(metavar="VALUES", rich_help_panel=PROBLEM, help="Mark these L: 64,128 or 16:4096:x4."),
+    ] = "16:4096:x4",
+    dtype: Dtype = "bfloat16",
+    pass_: Pass = "fw",
     causal_factor: CausalFactor = 0.5,
     state_dtype: StateDtype = "float32",
-    dtype: Dtype = "bfloat16",
-    pass_: Annotated[str, typer.Option("--pass", help="fw, or fwbw (forward and backward).")] = "fw",
     counts: CountsOption = "published",
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            rich_help_panel=CHIP,
+            help="Draw the roofs of these GPUs, comma-separated.",
+            show_default="those of --overlay, else V100,A100,H100",
+        ),
+    ] = None,
     peak_tflops: PeakTflops = None,
     bandwidth_tbs: BandwidthTbs = None,
     overlay: Overlay = None,
     out: Annotated[Path, out_file("roofline.png")] = Path("roofline.png"),
     as_json: JsonObject = False,
 ) -> None:
-    """Arithmetic intensity of chunk sizes against the rooflines of GPUs, with measured points laid over."""
+    """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
     from tflabench.figures import theory
     from tflabench.selection.axes import parse_values
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.roofline import attainable, compute_bound
 
     out = file_to_write(out, "roofline.png")
-    measured, devices = _measured_points(overlay) if overlay else ([], [])
+    measured, devices = _measured_points(overlay, pass_) if overlay else ([], [])
     if gpu or peak_tflops or bandwidth_tbs:
-        chips = [chosen_gpu(name.strip() or None, dtype, peak_tflops, bandwidth_tbs) for name in (gpu or "").split(",")]
+        chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
     else:
         chips = [chosen_gpu(name, dtype) for name in devices or ("V100", "A100", "H100")]
     sizes = [size for size in parse_values("chunk_size", chunk_size) if isinstance(size, int)]
@@ -120,13 +134,21 @@ def roofline(
     print(f"wrote {out}", file=sys.stderr)
 
 
-def _measured_points(folder: Path) -> tuple[list[Measured], list[str]]:
-    """Rows of a sweep that have a time and a cost, and the names of the GPUs they ran on."""
+def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str]]:
+    """Rows of a pass that have a time and a cost, and the names of the GPUs they ran on.
+
+    Raises:
+        InputError: no row of that pass was measured.
+    """
     from tflabench.figures.theory import Measured
     from tflabench.rows.load import find_results
     from tflabench.theory import hardware
 
     rows = [row for results in find_results(folder) for row in results.rows if row.status == "ok"]
+    passes = dict.fromkeys(row.pass_ for row in rows)
+    rows = [row for row in rows if row.pass_ == pass_]
+    if not rows:
+        raise InputError(f"{folder} has no measured rows of --pass {pass_}; it has {', '.join(passes) or 'none'}")
     points = [
         Measured(row.implementation, row.model_flops / row.model_bytes, row.model_flops / (row.ms_median * 1e-3))
         for row in rows

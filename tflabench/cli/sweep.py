@@ -10,6 +10,7 @@ import typer
 from tflabench.cli.common.app import command
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.measuring import (
+    Shown,
     compilers,
     end_of,
     folder_for,
@@ -19,13 +20,20 @@ from tflabench.cli.common.measuring import (
     seconds_to_tune,
 )
 from tflabench.cli.common.options import (
+    HOW,
+    OUTPUT,
+    WHAT,
     Axes,
     Device,
+    DryRun,
+    Full,
     Impl,
     Jobs,
     Json,
     MemoryLimit,
+    PaperProtocol,
     Plugin,
+    Preset,
     StopAfter,
     Timeout,
     TuneSeconds,
@@ -37,31 +45,37 @@ from tflabench.problem import InputError
 
 @command("sweep")
 def sweep(
-    preset: Annotated[str, typer.Option(help="What to measure: a name from tflabench/selection/presets.")] = "quick",
+    preset: Preset = "quick",
     axis: Axes = None,
     impl: Impl = None,
-    pass_: Annotated[str | None, typer.Option("--pass", help="fw, fwbw or both.")] = None,
+    pass_: Annotated[
+        str | None,
+        typer.Option("--pass", metavar="PASS", rich_help_panel=WHAT, help="Take this pass: fw, fwbw or both."),
+    ] = None,
+    plugin: Plugin = None,
     device: Device = "auto",
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --dry-run: select for this GPU, here or not, every library installed."),
+        typer.Option(metavar="NAME", rich_help_panel=WHAT, help="With --dry-run, select for this GPU, here or not."),
     ] = None,
     out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
-    resume: Annotated[bool, typer.Option(help="Measure only comparisons that the results folder lacks.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be measured, and an estimate.")] = False,
+    resume: Annotated[
+        bool, typer.Option(rich_help_panel=HOW, help="Measure only comparisons that the results folder lacks.")
+    ] = True,
+    dry_run: DryRun = False,
     timeout: Timeout = 300.0,
     stop_after: StopAfter = None,
-    paper_protocol: Annotated[bool, typer.Option(help="Exactly 10 warm-ups and 30 samples, in one round.")] = False,
+    paper_protocol: PaperProtocol = False,
     verify_seconds: VerifySeconds = None,
     tune_seconds: TuneSeconds = "20",
     tuned_from: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Take the choices of autotuners from the rows in this folder and below."),
+        typer.Option(metavar="DIR", rich_help_panel=HOW, help="Take the choices of autotuners from rows below this."),
     ] = None,
     jobs: Jobs = None,
     memory_limit: MemoryLimit = None,
-    plots: Annotated[bool, typer.Option(help="Draw the figures at the end.")] = True,
-    plugin: Plugin = None,
+    full: Full = False,
+    plots: Annotated[bool, typer.Option(rich_help_panel=OUTPUT, help="Draw the figures at the end.")] = True,
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
@@ -104,7 +118,7 @@ def sweep(
     if target.kind == "cpu" and device == "auto":
         note.print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({machine.name}).")
     if dry_run:
-        print_selection(selected, target, folder, protocol, json_)
+        print_selection(selected, target, folder, protocol, Shown(timeout, full, json_))
         return
     require_runnable(points, machine.kind)
     if out is not None:

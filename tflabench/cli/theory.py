@@ -9,6 +9,7 @@ import typer
 
 from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import one_of
+from tflabench.cli.common.options import PROBLEM, Formats
 from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
 
 
@@ -17,9 +18,15 @@ def theory(
     figures: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig15 to fig22, or all.")] = None,
     out: Annotated[Path, out_folder()] = Path("theory"),
     overlay: Overlay = None,
-    gate: Annotated[str, typer.Option(help="exp or sig, or both, comma-separated.")] = "exp,sig",
-    pass_: Annotated[str, typer.Option("--pass", help="fw or fwbw, or both, comma-separated.")] = "fw,fwbw",
-    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
+    gate: Annotated[
+        str,
+        typer.Option(metavar="GATES", rich_help_panel=PROBLEM, help="Input gates: exp and sig, comma-separated."),
+    ] = "exp,sig",
+    pass_: Annotated[
+        str,
+        typer.Option("--pass", metavar="PASSES", rich_help_panel=PROBLEM, help="Passes: fw and fwbw, comma-separated."),
+    ] = "fw,fwbw",
+    format_: Formats = "png",
 ) -> None:
     """Draw the figures of the paper's theory part, 15 to 22, for a gate and pass each; print the files written.
 

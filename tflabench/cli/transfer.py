@@ -10,6 +10,7 @@ import typer
 
 from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import one_of, words
+from tflabench.cli.common.options import PROBLEM, Dhv, Dqk, Formats, JsonObject, SeqLen
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
 
@@ -24,29 +25,50 @@ AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~
 
 @command("transfer")
 def transfer(
-    figure: Annotated[str, typer.Option(help="Of the paper: any of 3, 6, 7, comma-separated.")] = "3,6,7",
+    figure: Annotated[
+        str, typer.Option(metavar="FIGURES", help="Draw any of the paper's figures 3, 6 and 7, comma-separated.")
+    ] = "3,6,7",
     eps: Annotated[
-        str | None, typer.Option(help="Of the norm layer.", show_default="1e-6 in figure 3, else 1e-2,1e-6,1e-8")
+        str | None,
+        typer.Option(
+            metavar="VALUES",
+            rich_help_panel=PROBLEM,
+            help="Epsilon of the norm layer, comma-separated.",
+            show_default="1e-6 in figure 3, else 1e-2,1e-6,1e-8",
+        ),
     ] = None,
-    norm: Annotated[str, typer.Option(help="The norm layer: rms or layer.")] = "rms",
-    input_gate: Annotated[str, typer.Option(help="Pre-activations i~: LOW:HIGH.")] = "-12:8",
-    forget_gate: Annotated[str, typer.Option(help="Pre-activations f~: LOW:HIGH.")] = "-5:12",
-    step: Annotated[float, typer.Option(help="Between two gate values.")] = 0.25,
-    seq_len: Annotated[int, typer.Option(help="Steps of the sequence.")] = 512,
-    d_qk: Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")] = 128,
-    d_hv: Annotated[int, typer.Option("--d-hv", help="Head dimension of values and hidden states.")] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Of q, k and v.")] = 0,
+    norm: Annotated[
+        str, typer.Option(metavar="NORM", rich_help_panel=PROBLEM, help="Norm layer: rms or layer.")
+    ] = "rms",
+    input_gate: Annotated[
+        str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the input gates i~.")
+    ] = "-12:8",
+    forget_gate: Annotated[
+        str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the forget gates f~.")
+    ] = "-5:12",
+    step: Annotated[
+        float, typer.Option(metavar="X", rich_help_panel=PROBLEM, help="Distance of two gate values.")
+    ] = 0.25,
+    seq_len: SeqLen = 512,
+    d_qk: Dqk = 128,
+    d_hv: Dhv = 128,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="N", rich_help_panel=PROBLEM, help="Seed of q, k and v.")
+    ] = 0,
     out: Annotated[Path, out_folder()] = Path("results/theory/transfer"),
-    format_: Annotated[str, typer.Option("--format", help="Any of png, svg, pdf, comma-separated.")] = "png",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")] = False,
+    format_: Formats = "png",
+    as_json: JsonObject = False,
 ) -> None:
-    """How gates, normaliser and norm layer scale the signal: heat maps of the gain max|h| / max|v| before and after
-    the norm, for mLSTMexp and mLSTMsig (the paper's Figs. 3, 6 and 7). Computes on the CPU, in float64."""
+    """Draw how gates, normaliser and norm layer scale a signal (the paper's Figs. 3, 6 and 7).
+
+    Heat maps show the gain max|h| / max|v| before and after the norm, for mLSTMexp and mLSTMsig, computed on the CPU in
+    float64.
+    """
     from tflabench.theory.transfer import DEFAULT_EPS, FIGURES, PAPER_EPS, Experiment, gains
 
     names = [one_of("figure", name, tuple(FIGURES)) for name in words(figure)]
     formats = [one_of("format", name, ("png", "svg", "pdf")) for name in words(format_)]
-    given = None if eps is None else tuple(dict.fromkeys(_number("eps", word) for word in words(eps)))
+    given = None if eps is None else tuple(dict.fromkeys(_epsilon(word) for word in words(eps)))
     experiment = Experiment(
         input_gates=_grid("input_gate", input_gate, step),
         forget_gates=_grid("forget_gate", forget_gate, step),
@@ -177,6 +199,14 @@ def _grid(name: str, text: str, step: float) -> tuple[float, ...]:
     return tuple(low + (high - low) * n / (count - 1) for n in range(count))
 
 
+def _epsilon(text: str) -> float:
+    """Return an epsilon of the norm layer, which is added to a mean square."""
+    value = _number("eps", text)
+    if not 0 < value <= 1:
+        raise InputError(f"eps is {text.strip()!r}: it must be more than 0 and at most 1")
+    return value
+
+
 def _number(name: str, text: str) -> float:
     import math
 
@@ -184,6 +214,6 @@ def _number(name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not math.isfinite(value) or str(value) == "-0.0":
         raise InputError(f"{name} is {text.strip()!r}: it must be a number")
     return value

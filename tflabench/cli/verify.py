@@ -11,20 +11,28 @@ import typer
 from tflabench.cli.common.app import command
 from tflabench.cli.common.console import progress_bar, stderr, stdout
 from tflabench.cli.common.measuring import host_memory_limit
-from tflabench.cli.common.options import Axes, Device, Impl, Json, MemoryLimit, Plugin, Timeout
+from tflabench.cli.common.options import HOW, Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
 @command("verify")
 def verify(
-    preset: Annotated[str, typer.Option(help="Which sizes: a name from tflabench/selection/presets.")] = "quick",
+    preset: Preset = "quick",
     axis: Axes = None,
     impl: Impl = None,
+    plugin: Plugin = None,
     device: Device = "auto",
-    budget: Annotated[float, typer.Option(min=0, help="Seconds that the oracle of one point may take.")] = 30.0,
+    verify_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            rich_help_panel=HOW,
+            help="Give the float64 check of one point this time, at least 512 steps.",
+        ),
+    ] = 30.0,
     timeout: Timeout = 600.0,
     memory_limit: MemoryLimit = None,
-    plugin: Plugin = None,
     out: Annotated[Path | None, out_folder("no errors.csv is written")] = None,
     json_: Json = False,
 ) -> None:
@@ -50,7 +58,7 @@ def verify(
     note = stderr()
     results = []
     with LocalExecutor(machine.kind, plugin or (), host_memory_limit(memory_limit, machine)) as executor:
-        verifier = Verifier(machine, executor, budget, timeout)
+        verifier = Verifier(machine, executor, verify_seconds, timeout)
         with progress_bar(note) as bar:
             results = [verifier.verify(point) for point in bar.track(points)]
         facts = executor.facts()

@@ -74,16 +74,16 @@ def matches(impl: Implementation, patterns: str) -> bool:
 
 
 def select(pattern: str) -> tuple[Implementation, ...]:
-    """The implementations whose names match a shell pattern, in registry order.
+    """The implementations whose names match any of the comma-separated shell patterns, in registry order.
 
     Raises:
-        InputError: none does, with the nearest names.
+        InputError: none matches one of them, with the nearest names.
     """
     known = implementations()
-    found = tuple(impl for impl in known if fnmatchcase(impl.name, pattern))
-    if not found:
-        raise InputError(f"no implementation matches {pattern!r}; {nearest(pattern, [impl.name for impl in known])}")
-    return found
+    for each in split(pattern) or [pattern]:
+        if not any(fnmatchcase(impl.name, each) for impl in known):
+            raise InputError(f"no implementation matches {each!r}; {nearest(each, [impl.name for impl in known])}")
+    return tuple(impl for impl in known if matches(impl, pattern))
 
 
 def plug_in(plugin: str) -> None:

@@ -57,17 +57,20 @@ def parse_values(axis: str, text: str) -> Values:
 
 
 def parse_overrides(options: Iterable[str]) -> dict[str, Values]:
-    """The axes of repeated `-a AXIS=VALUES` options; the last one wins.
+    """The axes of repeated `-a AXIS=VALUES` options.
 
     Raises:
-        InputError: an option without `=`, or what `parse_values` refuses.
+        InputError: an option without `=`, an axis given twice, or what `parse_values` refuses.
     """
     axes: dict[str, Values] = {}
     for option in options:
         axis, equals, text = option.partition("=")
+        axis = axis.strip()
+        if axis in axes:
+            raise InputError(f"axis {axis} is given twice: give all its values at once, as in -a {axis}=A,B")
         if not equals:
             raise InputError(f"-a is {option!r}: it must be AXIS=VALUES, for example -a seq_len=512:4096:x2")
-        axes[axis.strip()] = parse_values(axis.strip(), text)
+        axes[axis] = parse_values(axis, text)
     return axes
 
 

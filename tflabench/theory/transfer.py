@@ -28,6 +28,7 @@ from tflabench.theory.cost import Gate
 Array = np.ndarray
 Norm = Literal["rms", "layer"]
 LONGEST = 8192  # steps: memory and time grow with the square
+WIDEST = 8192  # head dimensions: the inputs are held in float64
 PAPER_EPS = (1e-2, 1e-6, 1e-8)
 DEFAULT_EPS = 1e-6
 
@@ -78,6 +79,9 @@ class Experiment:
                 raise InputError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.seq_len > LONGEST:
             raise InputError(f"seq_len is {self.seq_len}: it must be at most {LONGEST} (T² scores)")
+        for name in ("d_qk", "d_hv"):
+            if getattr(self, name) > WIDEST:
+                raise InputError(f"{name} is {getattr(self, name)}: it must be at most {WIDEST}")
         if self.norm not in ("rms", "layer"):
             raise InputError(f"norm is {self.norm!r}: it must be rms or layer")
 

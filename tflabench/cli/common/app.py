@@ -110,9 +110,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _shared(line: str) -> dict[str, Any]:
-    """Return the settings of an application and of those below it."""
-    return {"help": line, "no_args_is_help": True, "rich_markup_mode": None, "context_settings": SETTINGS}
+def _shared(line: str, alone: bool = False) -> dict[str, Any]:
+    """Return the settings of a group of commands; `alone`: it does something without a command."""
+    return {"help": line, "no_args_is_help": not alone, "rich_markup_mode": None, "context_settings": SETTINGS}
 
 
 app = typer.Typer(
@@ -126,7 +126,7 @@ rows = typer.Typer(cls=Group, **_shared("Change stored rows: merge folders, reco
 cache = typer.Typer(
     cls=Group,
     invoke_without_command=True,
-    **(_shared("Show where caches lie and how large they are, or clear them.") | {"no_args_is_help": False}),
+    **_shared("Show where caches lie and how large they are, or clear them.", alone=True),
 )
 for _name, _below in (("rows", rows), ("cache", cache)):
     app.add_typer(_below, name=_name, short_help=COMMANDS["Data"][_name], rich_help_panel="Data")

@@ -29,11 +29,13 @@ def check_words(command: str, words: Sequence[str]) -> None:
     for before, word in zip(("", *words), words, strict=False):
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
         if equals and not value.strip():
-            raise InputError(f"{option if option.startswith('-') else 'an argument'} is {value!r}: it must not be empty")
+            raise InputError(
+                f"{option if option.startswith('-') else 'an argument'} is {value!r}: it must not be empty"
+            )
         name = word.partition("=")[0]
         if new := RENAMED.get((command, name)):
             raise InputError(f"`tflabench {command} {name}` is now {new}")
-        if option == "--impl" and _is_file_name(value):
+        if equals and option == "--impl" and _is_file_name(value):
             raise InputError(
                 f"--impl is {value!r}, the name of a file here, as a shell makes it of a pattern: "
                 "quote the pattern, as in --impl 'tfla*'"

@@ -65,6 +65,11 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2))
 
 
+def size_in_words(size: float) -> str:
+    """Return a number of bytes in MiB or GiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
 def drop_stdout() -> None:
     """Send what stdout still holds nowhere: it does not take it, and Python writes it once more at its end."""
     try:

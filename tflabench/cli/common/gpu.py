@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from tflabench.problem import InputError
 
+LEAST_CEILING, LARGEST_CEILING = 0.0001, 1_000_000  # TFLOP/s or TB/s
+
 if TYPE_CHECKING:
     from tflabench.theory.hardware import Gpu
 
@@ -20,10 +22,12 @@ def chosen_gpu(
     With none of these, return this machine's GPU, or an H100 where there is none.
 
     Raises:
-        InputError: an unknown name, or one ceiling without the other.
+        InputError: an unknown name, one ceiling without the other, or one that no chip has.
     """
     from tflabench.theory import hardware
 
+    _check_plausible("--peak-tflops", peak_tflops, "TFLOP/s")
+    _check_plausible("--bandwidth-tbs", bandwidth_tbs, "TB/s")
     if name is None and (peak_tflops is None) != (bandwidth_tbs is None):
         given, lacking = (
             ("--peak-tflops", "--bandwidth-tbs") if bandwidth_tbs is None else ("--bandwidth-tbs", "--peak-tflops")
@@ -31,7 +35,7 @@ def chosen_gpu(
         raise InputError(f"{given} is given without {lacking}: give both, or a --gpu that has the other")
     if name is None and peak_tflops is not None and bandwidth_tbs is not None:
         return hardware.custom(peak_tflops, bandwidth_tbs)
-    chip = hardware.find(name) if name else own_gpu(dtype) or hardware.find("H100")
+    chip = hardware.find(name) if name is not None else own_gpu(dtype) or hardware.find("H100")
     if peak_tflops is None and chip.ceilings.provenance != "measured" and dtype not in hardware.DATASHEET_DTYPES:
         print(f"note: the rate of {chip.name} is that of bfloat16; give --peak-tflops for {dtype}", file=sys.stderr)
     if peak_tflops is None and bandwidth_tbs is None:
@@ -42,6 +46,12 @@ def chosen_gpu(
         own.bytes_per_s / 1e12 if bandwidth_tbs is None else bandwidth_tbs,
     ).ceilings
     return replace(chip, ceilings=ceilings)
+
+
+def _check_plausible(option: str, value: float | None, unit: str) -> None:
+    """Raise InputError unless a ceiling that is given is one that a chip may have."""
+    if value is not None and not LEAST_CEILING <= value <= LARGEST_CEILING:
+        raise InputError(f"{option} is {value:g}: it must lie between {LEAST_CEILING} and {LARGEST_CEILING} {unit}")
 
 
 def own_gpu(dtype: str) -> Gpu | None:

@@ -12,6 +12,10 @@ from tflabench.cli.common import arguments
 NAME_WIDTH = 17  # of the column of commands
 OPTIONS = "Options"  # heading of options without a panel
 KINDS = {"int": "N", "integer": "N", "float": "X", "str": "TEXT", "text": "TEXT", "path": "PATH", "list[str]": "TEXT"}
+SHORTER = {
+    "Install completion for the current shell.": "Complete commands in this shell.",
+    "Show this message and exit.": "Show this text and exit.",
+}
 HIDDEN = "--show-completion"  # one line is enough for both
 
 
@@ -57,7 +61,7 @@ def _write_panels(command: Any, ctx: Any, formatter: Any) -> None:
         is_argument = param.param_type_name == "argument"
         panel = "Arguments" if is_argument else getattr(param, "rich_help_panel", None)
         place = panels.setdefault(panel, []) if isinstance(panel, str) else alone
-        place.append((_names(param, *record), _meaning(record[1])))
+        place.append((_names(param, record[0]), _meaning(param, record[1])))
     if alone:
         panels[OPTIONS] = alone
     for heading, records in panels.items():
@@ -65,17 +69,22 @@ def _write_panels(command: Any, ctx: Any, formatter: Any) -> None:
             formatter.write_dl(records, col_max=24)
 
 
-def _names(param: Any, names: str, meaning: str) -> str:
-    """Return how an option is written, with a short word for its value: `--batch N`."""
+def _names(param: Any, names: str) -> str:
+    """Return how a parameter is written, with a short word for its value: `--batch N`."""
     if getattr(param, "is_flag", False):
         return names if param.default or not param.secondary_opts else ", ".join(param.opts)
     if param.metavar:
-        return names
+        return param.metavar if param.param_type_name == "argument" else names
     return re.sub(r"<([^>]*)>", lambda found: KINDS.get(found[1].removesuffix(" range"), found[1].upper()), names)
 
 
-def _meaning(text: str) -> str:
-    """Return a help text without what a reader can do without: ranges, completion of one's own shell."""
-    text = text.replace("Install completion for the current shell.", "Complete commands in this shell.")
-    text = text.replace("Show this message and exit.", "Show this text and exit.")
-    return re.sub(r"  \[(.*?)(; )?-?[\d.]*<?=?x[<>]=?[^\];]*\]$", lambda m: f"  [{m[1]}]" if m[1] else "", text)
+def _meaning(param: Any, text: str) -> str:
+    """Return a help text without what a reader can do without: ranges, defaults of flags, hints of the library."""
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    told, bracket, facts = text.partition("  [")
+    kept = [fact for fact in facts.removesuffix("]").split("; ") if not re.match(r"-?[\d.]*<?=?x[<>]=?", fact)]
+    if getattr(param, "is_flag", False):
+        kept = []
+    facts = re.sub(r"default: \((.*)\)$", r"default: \1", "; ".join(kept))
+    return f"{told} [{facts}]" if bracket and facts else told

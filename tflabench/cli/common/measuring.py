@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tflabench.cli.common.console import open_table, print_json, progress_bar, stderr, stdout
+from tflabench.cli.common.console import open_table, print_json, progress_bar, size_in_words, stderr, stdout
 from tflabench.problem import InputError, parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from tflabench.bench.estimate import Estimate, Target
     from tflabench.bench.machine import Machine
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from tflabench.selection.points import Point
 
 FULL = "full"
+LONGEST_S = 1e9  # of any time that is asked for: more is a slip
+MOST_COMPARISONS, MOST_REASONS = 25, 6  # that --dry-run prints without --full
+PRINTED = {"bytes": "memory"}  # heads of columns that are not named as in JSON
 
 
 @dataclass
@@ -184,7 +189,7 @@ def seconds_to_tune(text: str) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < inf:
+    if math.copysign(1, seconds) < 0 or not 0 <= seconds <= LONGEST_S:
         raise InputError(f"--tune-seconds is {text!r}: it must be a number of seconds, or {FULL}")
     return seconds
 
@@ -197,8 +202,23 @@ def compilers(jobs: int | None) -> int:
     return max(1, cores - 2) if jobs is None else jobs
 
 
+@dataclass(frozen=True)
+class Shown:
+    """How a selection is printed.
+
+    Attributes:
+        timeout_s: no point takes longer.
+        full: a line a point, where there is one a comparison otherwise.
+        json: one JSON object in place of text.
+    """
+
+    timeout_s: float
+    full: bool = False
+    json: bool = False
+
+
 def print_selection(
-    comparisons: Sequence[Comparison], target: Target, folder: Path, rules: Protocol, json_: bool
+    comparisons: Sequence[Comparison], target: Target, folder: Path, rules: Protocol, shown: Shown
 ) -> None:
     """Print what a sweep would measure, in its order, and about how long that takes and how much memory."""
     from tflabench.bench.estimate import estimate
@@ -213,27 +233,73 @@ def print_selection(
             "family": point.implementation.family,
             "gate": point.implementation.gate,
             **point.problem.columns(),
-            "seconds": round(estimates[point.id].seconds, 1),
+            "seconds": round(min(estimates[point.id].seconds, shown.timeout_s), 1),
             "bytes": estimates[point.id].bytes,
             "refused": target.refusal(point),
         }
         for number, point in points
     ]
-    seconds = sum(one.seconds for one in estimates.values())
-    if json_:
+    seconds = sum(row["seconds"] for row in selection)
+    if shown.json:
         print_json({"device": target.name, "folder": str(folder), "seconds": round(seconds), "points": selection})
         return
-    table = open_table(*selection[0])
-    for row in selection:
-        cells = ["" if value is None else str(value) for value in row.values()]
-        table.add_row(*cells, style="dim" if row["refused"] else "")
+    console = stdout()
+    console.print(_points_table(selection) if shown.full else _comparisons_table(selection))
+    if not shown.full:
+        for line in _cut_lines(selection):
+            console.print(line)
     runnable = sum(not row["refused"] for row in selection)
-    stdout().print(table)
-    stdout().print(
+    most = max(row["bytes"] for row in selection)
+    console.print(
         f"{len(selection)} points in {len(comparisons)} comparisons, {runnable} can run on {target.name}: "
-        f"about {max(1, round(seconds / 60))} min; at least {max(one.bytes for one in estimates.values()) / 2**30:.2f} "
-        f"GiB of memory; rows go to {folder}"
+        f"about {max(1, round(seconds / 60))} min; at least {size_in_words(most)} of memory; rows go to {folder}"
     )
+
+
+def _points_table(selection: Sequence[dict[str, Any]]) -> Table:
+    """Return a line a point; those that cannot run are dim and say why."""
+    table = open_table(*(PRINTED.get(name, name) for name in selection[0] if name != "seed"))
+    for row in selection:
+        told = row | {"bytes": size_in_words(row["bytes"])}
+        cells = ["" if value is None else str(value) for name, value in told.items() if name != "seed"]
+        table.add_row(*cells, style="dim" if row["refused"] else "")
+    return table
+
+
+def _comparisons_table(selection: Sequence[dict[str, Any]]) -> Table:
+    """Return a line a comparison, of the first MOST_COMPARISONS."""
+    shared = ("pass", "batch", "heads", "seq_len", "d_qk", "d_hv", "dtype")
+    table = open_table("", *("T" if name == "seq_len" else name for name in shared), "run", "min", "memory")
+    for number in range(1, MOST_COMPARISONS + 1):
+        rows = [row for row in selection if row["comparison"] == number]
+        if not rows:
+            break
+        ranges = [_range([row[name] for row in rows]) for name in shared]
+        runnable = f"{sum(not row['refused'] for row in rows)}/{len(rows)}"
+        minutes = f"{sum(row['seconds'] for row in rows) / 60:.1f}"
+        table.add_row(str(number), *ranges, runnable, minutes, size_in_words(max(row["bytes"] for row in rows)))
+    return table
+
+
+def _range(values: Sequence[Any]) -> str:
+    """Return the one value of a column, or the least and the most of several."""
+    different = sorted(set(values))
+    return str(different[0]) if len(different) == 1 else f"{different[0]}-{different[-1]}"
+
+
+def _cut_lines(selection: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what the table of comparisons leaves out: comparisons beyond the first, and why points cannot run."""
+    lines = []
+    if (more := selection[-1]["comparison"] - MOST_COMPARISONS) > 0:
+        lines.append(f"... and {more} more comparisons")
+    reasons: dict[str, str] = {}
+    for row in selection:
+        if row["refused"]:
+            reasons.setdefault(row["refused"], row["implementation"])
+    told = [f"cannot run: {name}: {reason}" for reason, name in reasons.items()]
+    if len(told) > MOST_REASONS:
+        told = [*told[:MOST_REASONS], f"... and for {len(told) - MOST_REASONS} more reasons"]
+    return [*lines, *told, "--full prints every point."]
 
 
 def warn_too_big(estimates: dict[str, Estimate], memory_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands share: one name, one help text."""
+"""Options that several commands share: one name, one help text of one sentence, one panel of `--help`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
+# Panels of `--help`.
+WHAT = "What to measure"
+HOW = "How to measure"
+PROBLEM = "Problem"
+MODEL = "Model"
+CHIP = "GPU"
+OUTPUT = "Output"
+MOST_CHOICES = 10_000  # samples, calls, rows of a table: more is a slip
+
 
 def _seconds(words: str, default: str) -> Any:
-    return typer.Option(metavar="SECONDS", min=0, help=words, show_default=default)
+    return typer.Option(metavar="SECONDS", min=0, help=words, show_default=default, rich_help_panel=HOW)
 
 
 # --- What to measure, and how
@@ -19,74 +28,153 @@ Axes = Annotated[
         "-a",
         "--axis",
         metavar="AXIS=VALUES",
-        help="Replace an axis, and run its values in this order: seq_len=512:65536:x2, chunk_size=128,64.",
+        rich_help_panel=WHAT,
+        help="Replace an axis by values in this order: seq_len=512:65536:x2, chunk_size=128,64.",
     ),
 ]
 Impl = Annotated[
-    list[str] | None, typer.Option(metavar="PATTERN", help="Only these implementations: 'sdpa*,tfla_sig_*'.")
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN", rich_help_panel=WHAT, help="Take only these implementations, such as 'sdpa*,tfla_sig_*'."
+    ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
+Device = Annotated[
+    str, typer.Option(metavar="DEVICE", rich_help_panel=HOW, help="Measure on this device: auto, cuda or cpu.")
+]
 Plugin = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODULE", help="Module or .py file whose IMPLEMENTATIONS are measured too."),
+    typer.Option(
+        metavar="MODULE", rich_help_panel=WHAT, help="Take the IMPLEMENTATIONS of this module or .py file too."
+    ),
 ]
 Timeout = Annotated[
     float,
     typer.Option(
         min=1,
-        help="Seconds for one point, from its build to its last sample. After one that took longer, those of the same "
-        "implementation, pass, head dimensions, chunk size and dtype that have no shorter sequences and no fewer steps "
-        "in all are not tried: they are timeouts too, until the next call.",
+        metavar="SECONDS",
+        rich_help_panel=HOW,
+        help="Stop a point that takes longer, and try none after it that would take as long or longer.",
     ),
 ]
-
-
 StopAfter = Annotated[
     float | None,
-    _seconds(
-        "Begin no point after this time; rounds under way are finished. The same command measures the rest.",
-        "all are measured",
-    ),
+    _seconds("Begin no point after this time: the same command measures the rest.", "all are measured"),
 ]
 VerifySeconds = Annotated[
     float | None,
-    _seconds(
-        "What the float64 check of one point may take: it checks as many steps as fit, 512 whatever they take.",
-        "0.8; 0.15 where the preset is short",
-    ),
+    _seconds("Give the float64 check of one point this time, at least 512 steps.", "0.8; short presets 0.15"),
 ]
 TuneSeconds = Annotated[
     str,
     typer.Option(
-        metavar="SECONDS|full",
-        help="What the autotuners of one point may take. Rows of a peer that was not tuned in full are marked.",
+        metavar="SECONDS",
+        rich_help_panel=HOW,
+        help="Give the autotuners of one point this time, or `full` for all that they try.",
     ),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Kernels compiled at a time while the GPU measures; 0: none ahead.", show_default="cores - 2"
+        min=0,
+        max=1024,
+        metavar="N",
+        rich_help_panel=HOW,
+        help="Compile this many kernels at a time while the GPU measures; 0 compiles none ahead.",
+        show_default="cores - 2",
     ),
 ]
 MemoryLimit = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Host memory for one point, e.g. 8GiB.",
+        rich_help_panel=HOW,
+        help="Let one point allocate this much host memory, such as 8GiB.",
         show_default="on CPUs 80% of what is free",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+PaperProtocol = Annotated[
+    bool,
+    typer.Option(rich_help_panel=HOW, help="Take exactly 10 warm-ups and 30 samples, in one round."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", rich_help_panel=HOW, help="Print what would be measured, and about how long it takes."),
+]
+Preset = Annotated[
+    str, typer.Option(metavar="NAME", rich_help_panel=WHAT, help="Take the sizes of this preset of `tflabench list`.")
+]
+Full = Annotated[
+    bool, typer.Option("--full", rich_help_panel=OUTPUT, help="Print every point, where the text is cut otherwise.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON document on stdout instead of text.")
+]
+JsonObject = Json
+Formats = Annotated[
+    str,
+    typer.Option(
+        "--format", metavar="FORMATS", rich_help_panel=OUTPUT, help="Write any of png, svg and pdf, comma-separated."
+    ),
+]
 
-# --- Theory
+# --- Problem
 
-Gate = Annotated[str, typer.Option(help="exp or sig.")]
-Dhv = Annotated[int, typer.Option("--d-hv", help="Head dimension of values and hidden states.")]
-Dqk = Annotated[int, typer.Option("--d-qk", help="Head dimension of queries and keys.")]
-CausalFactor = Annotated[float, typer.Option(help="Part of the quadratic work done: 0.5 ideal, 1 all of it.")]
-StateDtype = Annotated[str, typer.Option(help="Of the recurrent states in memory.")]
-Dtype = Annotated[str, typer.Option(help="Of q, k, v and the gates.")]
-CountsOption = Annotated[str, typer.Option(help="published (Table 17, eqs. 111-121) or exact (sums of Table 8).")]
-PeakTflops = Annotated[float | None, typer.Option(help="Peak dense matrix rate, in place of the GPU's.")]
-JsonObject = Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of tables.")]
-BandwidthTbs = Annotated[float | None, typer.Option(help="Memory bandwidth in TB/s, in place of the GPU's.")]
+Dhv = Annotated[
+    int, typer.Option("--d-hv", metavar="N", rich_help_panel=PROBLEM, help="Head dimension of values and states.")
+]
+Dqk = Annotated[
+    int, typer.Option("--d-qk", metavar="N", rich_help_panel=PROBLEM, help="Head dimension of queries and keys.")
+]
+Heads = Annotated[int, typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Number of heads.")]
+SeqLen = Annotated[int, typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Sequence length T, in steps.")]
+Batch = Annotated[int, typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Sequences of one call.")]
+Dtype = Annotated[str, typer.Option(metavar="DTYPE", rich_help_panel=PROBLEM, help="Dtype of q, k, v and the gates.")]
+Gate = Annotated[str, typer.Option(metavar="GATE", rich_help_panel=PROBLEM, help="Input gate: exp or sig.")]
+Pass = Annotated[
+    str,
+    typer.Option("--pass", metavar="PASS", rich_help_panel=PROBLEM, help="Pass: fw, or fwbw with the backward."),
+]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        rich_help_panel=PROBLEM,
+        help="Take what fits into this much GPU memory, such as 8GiB.",
+        show_default="no limit",
+    ),
+]
+
+# --- Model and GPU
+
+CausalFactor = Annotated[
+    float,
+    typer.Option(metavar="X", rich_help_panel=MODEL, help="Part of the quadratic work that is done: 0.5 to 1."),
+]
+StateDtype = Annotated[
+    str, typer.Option(metavar="DTYPE", rich_help_panel=MODEL, help="Dtype of the recurrent states in memory.")
+]
+CountsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="COUNTS",
+        rich_help_panel=MODEL,
+        help="Counts of FLOPs: published (Table 17, eqs. 111 to 121) or exact (sums of Table 8).",
+    ),
+]
+GpuName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=CHIP,
+        help="Take this GPU of `tflabench gpus`.",
+        show_default="this machine's, else H100",
+    ),
+]
+PeakTflops = Annotated[
+    float | None,
+    typer.Option(metavar="X", rich_help_panel=CHIP, help="Peak dense matrix rate in TFLOP/s, in place of the GPU's."),
+]
+BandwidthTbs = Annotated[
+    float | None,
+    typer.Option(metavar="X", rich_help_panel=CHIP, help="Memory bandwidth in TB/s, in place of the GPU's."),
+]

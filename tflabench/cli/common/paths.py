@@ -14,15 +14,19 @@ from typing import Annotated, Any
 
 import typer
 
+from tflabench.cli.common.options import OUTPUT
 from tflabench.problem import InputError
 
 ROWS = "A results folder or a folder above several: all rows in it and below are read."
-_FILE = "File to write{formats}; where it is a folder, {name} in it."
-_FOLDER = "Folder to write into; it is made where it is missing."
+_FILE = "Write this file{formats}, or {name} in this folder."
+_FOLDER = "Write into this folder, which is made where it is missing."
 
 Results = Annotated[Path, typer.Argument(metavar="DIR", help=ROWS)]
 SomeResults = Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help=ROWS, show_default=False)]
-Overlay = Annotated[Path | None, typer.Option(metavar="DIR", help=f"Lay measured rows over. {ROWS}")]
+Overlay = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", rich_help_panel=OUTPUT, help="Lay the measured rows in and below this folder over."),
+]
 
 
 def out_file(name: str, otherwise: str | None = None) -> Any:
@@ -34,13 +38,23 @@ def out_file(name: str, otherwise: str | None = None) -> Any:
     """
     formats = " (.png, .svg or .pdf)" if name.endswith(".png") else ""
     return typer.Option(
-        "--out", metavar="FILE", help=_FILE.format(formats=formats, name=name), show_default=otherwise or True
-    )  # type: ignore[arg-type]
+        "--out",
+        metavar="FILE",
+        help=_FILE.format(formats=formats, name=name),
+        show_default=otherwise or True,  # type: ignore[arg-type]
+        rich_help_panel=OUTPUT,
+    )
 
 
 def out_folder(otherwise: str | None = None) -> Any:
     """Return the option --out of a command that writes several files; `otherwise` as in `out_file`."""
-    return typer.Option("--out", metavar="DIR", help=_FOLDER, show_default=otherwise or True)  # type: ignore[arg-type]
+    return typer.Option(
+        "--out",
+        metavar="DIR",
+        help=_FOLDER,
+        show_default=otherwise or True,  # type: ignore[arg-type]
+        rich_help_panel=OUTPUT,
+    )
 
 
 def file_to_write(out: Path, name: str) -> Path:

@@ -9,6 +9,7 @@ import typer
 
 from tflabench.cli.common.app import rows
 from tflabench.cli.common.help import Command
+from tflabench.cli.common.options import WHAT, Impl
 from tflabench.cli.common.paths import ROWS
 from tflabench.problem import InputError
 
@@ -17,10 +18,12 @@ from tflabench.problem import InputError
 def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help=f"One or more. {ROWS}")],
     into: Annotated[
-        Path, typer.Option(help="The results folder to add to; for folders of them, the one that holds those.")
+        Path, typer.Option(metavar="DIR", help="Add to this results folder, or to those of the same names below it.")
     ],
-    impl: Annotated[str, typer.Option(metavar="PATTERN", help="Only these implementations: 'sdpa*,fla_gla'.")] = "*",
-    pass_: Annotated[str, typer.Option("--pass", help="Only this pass: fw, fwbw or both.")] = "both",
+    impl: Impl = None,
+    pass_: Annotated[
+        str, typer.Option("--pass", metavar="PASS", rich_help_panel=WHAT, help="Take only this pass: fw, fwbw or both.")
+    ] = "both",
 ) -> None:
     """Add the rows of other sweeps to a results folder: another part of a plan, measured at another time or GPU.
 
@@ -32,15 +35,16 @@ def merge(
     from tflabench.rows import merge as merge_
     from tflabench.selection import axes
 
+    patterns = split(",".join(impl)) if impl else ["*"]
     passes = axes.parse_values("pass", pass_)
     pairs = [
-        (results.only(split(impl), passes), into if results.folder == source else into / results.folder.name)
+        (results.only(patterns, passes), into if results.folder == source else into / results.folder.name)
         for source in sources
         for results in load.find_results(source)
     ]
     pairs = [(results, target) for results, target in pairs if results.rows]
     if not pairs:
-        raise InputError(f"--impl {impl!r} and --pass {pass_} name no implementation that has rows here")
+        raise InputError(f"--impl {','.join(patterns)!r} and --pass {pass_} name no implementation that has rows here")
     for results, target in pairs:
         if results.folder.resolve() == target.resolve():
             raise InputError(f"{results.folder} is what is to be added to: SOURCE must be another folder than --into")
