@@ -188,7 +188,7 @@ def invoke(*words: str):
 
 
 def test_theory_of_a_gpu_that_is_not_here_says_that_it_is_theory(tmp_path):
-    done = invoke("--gpu", "A100", "--layers", "24", "--tokens", "262144", "--plot", str(tmp_path / "advice.svg"))
+    done = invoke("--gpu", "A100", "--layers", "24", "--tokens", "262144", "--out", str(tmp_path / "advice.svg"))
     assert done.exit_code == 0, done.output
     assert "A100 SXM 80GB is not here: all this is theory." in done.stdout
     assert "The paper's Table 18 calls its row A100 SXM" in done.stdout, "what is arguable of this GPU"
@@ -244,7 +244,7 @@ def test_measured_advice_ranks_by_what_it_measured(monkeypatch):
         (["--measure", "--gpu", "H100"], "--measure measures what this machine has"),
         (["--d-qk", "100"], "no kernel can run this"),
         (["--impl", "nothing"], "no implementation matches 'nothing'"),
-        (["--plot", "advice.gif"], "cannot draw advice.gif"),
+        (["--out", "advice.gif"], "cannot draw advice.gif"),
     ],
 )
 def test_bad_input_is_one_sentence(words, message):

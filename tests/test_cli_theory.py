@@ -131,7 +131,7 @@ class TestOptimalChunk:
     @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
     def test_plot_writes_the_picture_and_says_so_on_stderr(self, tmp_path, suffix, magic):
         file = tmp_path / f"curve{suffix}"
-        result = run(*PAPER, "--plot", str(file), "--memory-budget", "8GiB", "--json")
+        result = run(*PAPER, "--out", str(file), "--memory-budget", "8GiB", "--json")
         assert result.exit_code == 0
         assert file.read_bytes().startswith(magic)
         assert result.stderr == f"wrote {file}\n"
@@ -253,8 +253,8 @@ def refused(argv: list[str], said: str) -> None:
         (["--peak-tflops", "100"], "--peak-tflops is given without --bandwidth-tbs"),
         (["--bandwidth-tbs", "1"], "--bandwidth-tbs is given without --peak-tflops"),
         (["--gpu", "H100", "--peak-tflops", "-1"], "peak_tflops is -1.0: it must be a positive number"),
-        (["--plot", "curve.xyz"], "cannot draw curve.xyz: its suffix must be one of"),
-        (["--plot", "nowhere/curve.png"], "cannot write nowhere/curve.png: No such file or directory"),
+        (["--out", "curve.xyz"], "cannot draw curve.xyz: its suffix must be one of"),
+        (["--out", "nowhere/curve.png"], "cannot write nowhere/curve.png: No such file or directory"),
     ],
 )
 def test_bad_input_to_optimal_chunk(argv, said):

@@ -42,7 +42,7 @@ def compare(*arguments, code: int = 0):
 
 
 def judged(a: Path, b: Path, *options) -> dict:
-    return json.loads(runner.invoke(app, ["compare", str(a), str(b), "--no-plot", "--json", *options]).stdout)
+    return json.loads(runner.invoke(app, ["compare", str(a), str(b), "--json", *options]).stdout)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_output_says_which_threshold_held_and_why(tmp_path):
     a = write(tmp_path / "a", [row(**UUIDS[0]), row(seq_len=512, **UUIDS[0]), row(seq_len=1024), row("sdpa", ms=None)])
     again = [row(ms=1.015, **UUIDS[0], **LATER), row(seq_len=512, ms=1.025, **UUIDS[1], **LATER)]
     b = write(tmp_path / "b", [*again, row(seq_len=1024, ms=1.015), row("sdpa")])
-    done = compare(a, b, "--no-plot", code=1)
+    done = compare(a, b, code=1)
     lines = [line.strip() for line in done.stdout.splitlines() if line.startswith("Threshold")]
     assert lines == [
         "Threshold 1%: 1 point within one comparison",
@@ -164,7 +164,7 @@ def test_the_output_says_which_threshold_held_and_why(tmp_path):
         (0.01, "missing"),
     ]
     assert found["thresholds"][0] == {"threshold": 0.01, "why": "within one comparison", "points": 1}
-    own = compare(a, b, "--no-plot", "--threshold", "2%", code=1)
+    own = compare(a, b, "--threshold", "2%", code=1)
     assert "Threshold 2%: 3 points as --threshold says" in own.stdout
 
 
@@ -188,7 +188,7 @@ def test_two_implementations_below_a_folder_meet_within_each_results_folder(tmp_
     write(tmp_path / "one", [row(), row("nxai_sig_xl", ms=2.0)])
     write(tmp_path / "other", [row(seq_len=512), row("nxai_sig_xl", seq_len=512, ms=None)])
     write(tmp_path / "third", [row("nxai_sig_xl", seq_len=1024)])
-    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", tmp_path, "--no-plot", "--json", code=1)
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", tmp_path, "--json", code=1)
     found = json.loads(done.stdout)
     assert [(p["seq_len"], p["verdict"]) for p in found["points"]] == [(4096, "slower"), (512, "broken")]
     assert len(found["only_b"]) == 1
@@ -239,13 +239,13 @@ def test_rows_of_other_versions_are_other_campaigns(tmp_path):
 def test_a_regression_ends_with_1_and_is_named(tmp_path):
     a = write(tmp_path / "a", [row(), row(seq_len=512)])
     b = write(tmp_path / "b", [row(ms=1.2), row(seq_len=512)])
-    done = compare(a, b, "--no-plot", code=1)
+    done = compare(a, b, code=1)
     assert "1 of 2 points regress, the worst" in done.stderr
     assert "takes 1.20 times as long" in done.stderr
     assert "1 same, 1 slower" in done.stdout
-    compare(a, b, "--no-plot", "--threshold", "25%")
-    compare(a, b, "--no-plot", "--threshold", "0.25")
-    compare(b, a, "--no-plot")
+    compare(a, b, "--threshold", "25%")
+    compare(a, b, "--threshold", "0.25")
+    compare(b, a)
 
 
 def test_json_has_every_point(tmp_path):
@@ -266,7 +266,7 @@ def test_other_gpus_and_versions_are_said_before_anything_is_compared(tmp_path):
     other = {**RUN, "device": "NVIDIA A100", "packages": {"torch": "2.11.0", "triton": "3.9.0"}}
     a = write(tmp_path / "a", [row()])
     b = write(tmp_path / "b", [row(ms=1.1, device="NVIDIA A100", run_id="other")], other=other)
-    done = compare(a, b, "--no-plot", "--threshold", "50%")
+    done = compare(a, b, "--threshold", "50%")
     assert "A ran on NVIDIA H200, B on NVIDIA A100" in done.stderr
     assert "triton 3.6.0 in A, 3.9.0 in B" in done.stderr
     assert "driver" not in done.stderr
@@ -278,14 +278,14 @@ def test_other_gpus_and_versions_are_said_before_anything_is_compared(tmp_path):
 def test_reasons_are_printed_as_they_are(tmp_path):
     a = write(tmp_path / "a", [row(), row(seq_len=512)])
     b = write(tmp_path / "b", [row(ms=1.1, ms_min=1.0), row(seq_len=512, ms=None, reason="[/red] in kernel[grid]")])
-    out = " ".join(compare(a, b, "--no-plot", code=1).stdout.split())
+    out = " ".join(compare(a, b, code=1).stdout.split())
     assert "[min, p80] overlap: 0.999 to 1.001 and 1 to 1.101 ms" in out
     assert "oom in B: [/red] in kernel[grid]" in out
 
 
 def test_two_implementations_of_one_folder(tmp_path):
     folder = write(tmp_path, [row(), row("nxai_sig_xl", ms=2.0), row("sdpa", ms=3.0)])
-    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, "--no-plot", code=1)
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, code=1)
     assert "tfla_sig_xl (L=128) | nxai_sig_xl (L=128)" in done.stdout
     assert "B took 2.000 times as long as A" in done.stdout
     assert "sdpa" not in done.stdout
@@ -294,12 +294,12 @@ def test_two_implementations_of_one_folder(tmp_path):
 @pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
 def test_two_implementations_that_are_apart_have_no_ratio(tmp_path, of_ours, of_theirs):
     apart = row(**of_ours), row("nxai_sig_xl", ms=2.0, **of_theirs)
-    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", write(tmp_path / "apart", [*apart]), "--no-plot", code=2)
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", write(tmp_path / "apart", [*apart]), code=2)
     (line,) = done.stderr.strip().splitlines()
     assert "no point was measured of both in one comparison, tuned in full" in line
     beside = row(seq_len=512), row("nxai_sig_xl", ms=3.0, seq_len=512)
     folder = write(tmp_path / "some", [*apart, *beside])
-    arguments = ["tfla_sig_xl", "nxai_sig_xl", "--in", str(folder), "--no-plot"]
+    arguments = ["tfla_sig_xl", "nxai_sig_xl", "--in", str(folder)]
     assert "B took 3.000 times as long as A" in compare(*arguments, code=1).stdout
     found = json.loads(compare(*arguments, "--json", code=1).stdout)
     assert [(point["seq_len"], point["ratio"]) for point in found["points"]] == [(512, 3.0)]
@@ -309,7 +309,7 @@ def test_two_implementations_that_are_apart_have_no_ratio(tmp_path, of_ours, of_
 def test_versions_between_two_implementations_of_a_folder_are_said_too(tmp_path):
     newer = {**RUN, "packages": {"torch": "2.12.0", "triton": "3.6.0"}}
     folder = write(tmp_path, [row(), row("nxai_sig_xl", run_id="newer")], newer=newer)
-    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder, "--no-plot")
+    done = compare("tfla_sig_xl", "nxai_sig_xl", "--in", folder)
     assert "torch 2.11.0 in A, 2.12.0 in B" in done.stderr
 
 

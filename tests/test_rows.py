@@ -1,4 +1,4 @@
-"""`tflabench merge`, `recount` and `migrate`: which row of a point counts, what comes along, changes, is refused."""
+"""`tflabench rows merge`, `recount` and `migrate`: which row of a point counts, what comes along, changes, is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EARLIER, LATER = "2026-11-20T12:00:00+00:00", "2026-11-22T12:00:00+00:00"
 
 
 def merge(*arguments, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["merge", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["rows", "merge", *map(str, arguments)])
     assert done.exit_code == code, done.output
     return done.output
 
@@ -129,7 +129,7 @@ def counted(row: Row) -> Row:
 
 
 def recount(folder: Path, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["recount", str(folder)])
+    done = CliRunner().invoke(app, ["rows", "recount", str(folder)])
     assert done.exit_code == code, done.output
     return done.output
 
@@ -181,7 +181,7 @@ def old_folder(folder: Path, rows: list[Row], **runs) -> Path:
 
 
 def migrate(folder: Path, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["migrate", str(folder)])
+    done = CliRunner().invoke(app, ["rows", "migrate", str(folder)])
     assert done.exit_code == code, done.output
     return done.output
 
@@ -310,9 +310,9 @@ def test_what_cannot_be_migrated_is_one_line_and_2(tmp_path):
         "model-error {old}",
         "theory fig17 --gate sig --pass fw --overlay {old} --out {old}",
         "reproduce fig4 --results {old} --out {old}",
-        "compare {old} {new} --no-plot",
-        "compare {new} {old} --no-plot",
-        "compare sdpa tfla_sig_xl --in {old} --no-plot",
+        "compare {old} {new}",
+        "compare {new} {old}",
+        "compare sdpa tfla_sig_xl --in {old}",
         "merge {old} --into {new}",
         "merge {new} --into {old}",
     ],
@@ -323,7 +323,7 @@ def test_other_commands_name_it_when_they_meet_schema_1(tmp_path, command):
     done = CliRunner().invoke(app, command.format(old=old, new=new).split())
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     (line,) = (each for each in done.stderr.splitlines() if each.startswith("tflabench: "))
-    assert f"was written with row schema 1 and this version reads 3: run `tflabench migrate {old}`" in line
+    assert f"was written with row schema 1 and this version reads 3: run `tflabench rows migrate {old}`" in line
     assert ((old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()) == before
     migrate(old)
     again = CliRunner().invoke(app, command.format(old=old, new=new).split())

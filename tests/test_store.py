@@ -95,8 +95,8 @@ def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
 @pytest.mark.parametrize(
     ("version", "remedy"),
     [
-        (1, "run `tflabench migrate {folder}`, or give another --out"),
-        (2, "run `tflabench migrate {folder}`, or give another --out"),
+        (1, "run `tflabench rows migrate {folder}`, or give another --out"),
+        (2, "run `tflabench rows migrate {folder}`, or give another --out"),
         (4, "use the version of tflabench that wrote it"),
     ],
 )

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tflabench.conclusions.held_out import ModelError
 
 
+LONGEST_ON_CPU_S = 120
+LEAST_CALLS = 15  # of a measured choice: rounds, warm-ups, samples, check
 FUSED_CAVEAT = (
     "The fused kernels (hopper_*) took 0.9 to 1.3 times as long as this model says where both were known, exp at "
     "256/512 up to 1.9 times, Mamba 2 with heads of 128 twice (kernels/MEASURED.md): measure before you rely on it."
@@ -186,6 +188,7 @@ def _measured(
         chip = replace(known, ceilings=ceilings, memory_bytes=here.memory_bytes)
         demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
         advice = advising.advice(demand, chip, gates, here.kind, impl)
+        _announce(advice, here, top, timeout)
 
         def tell(choice: Choice) -> None:
             p = choice.problem
@@ -193,6 +196,23 @@ def _measured(
             print(words, file=sys.stderr)
 
         return advising.measured(advice, session.measure, top, tell)
+
+
+def _announce(advice: Advice, here: Machine, top: int, timeout: float) -> None:
+    """Say on stderr what is measured and how long at least that takes, and refuse what a CPU would take too long for.
+
+    Raises:
+        InputError: on a CPU, it takes more than LONGEST_ON_CPU_S or half of the memory.
+    """
+    chosen = [choice for choice in advice.ranked if choice.fits][:top]
+    seconds = sum(min(LEAST_CALLS * choice.call_s, timeout) for choice in chosen)
+    memory = max((choice.memory_bytes for choice in chosen), default=0.0)
+    if here.kind == "cpu" and (seconds > LONGEST_ON_CPU_S or memory > here.memory_bytes / 2):
+        raise InputError(
+            f"--measure would take {seconds / 60:.0f} min or more and {_size(memory)} on this CPU, where {here.name} has "
+            f"{_size(here.memory_bytes)}: give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512, or a smaller --top"
+        )
+    print(f"measuring {len(chosen)} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
 
 
 def _title(advice: Advice) -> str:

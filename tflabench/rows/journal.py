@@ -121,7 +121,7 @@ def _row(line: bytes, path: Path, number: int) -> Row:
         raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out") from error
     remedy = "use the version of tflabench that wrote it"
     if version in MIGRATED_VERSIONS:
-        remedy = f"run `tflabench migrate {path.parent}`"
+        remedy = f"run `tflabench rows migrate {path.parent}`"
     raise InputError(
         f"{path} was written with row schema {version} and this version reads {SCHEMA_VERSION}: "
         f"{remedy}, or give another --out"
