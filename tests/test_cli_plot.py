@@ -52,7 +52,7 @@ def test_writes_where_it_is_told(results, tmp_path):
     ("arguments", "says"),
     [
         (["--what", "runtme"], "no figure is called 'runtme'; did you mean runtime?"),
-        (["--what", ""], "no figure is called ''"),
+        (["--what", ""], "--what is '': it must not be empty"),
         (["--format", "gif"], "no format is called 'gif'"),
     ],
 )
