@@ -252,7 +252,10 @@ def refused(argv: list[str], said: str) -> None:
         (["--chunk-size", "96"], "chunk_size is 96: it must be a positive multiple of the tile, which is 64"),
         (["--peak-tflops", "100"], "--peak-tflops is given without --bandwidth-tbs"),
         (["--bandwidth-tbs", "1"], "--bandwidth-tbs is given without --peak-tflops"),
-        (["--gpu", "H100", "--peak-tflops", "-1"], "--peak-tflops is -1: it must lie between 0.0001 and 1000000 TFLOP/s"),
+        (
+            ["--gpu", "H100", "--peak-tflops", "-1"],
+            "--peak-tflops is -1: it must lie between 0.0001 and 1000000 TFLOP/s",
+        ),
         (["--out", "curve.xyz"], "cannot draw curve.xyz: its suffix must be one of"),
     ],
 )

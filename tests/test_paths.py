@@ -145,5 +145,5 @@ def test_out_is_explained_alike_everywhere(command, says):
     from typer.main import get_command
 
     (out,) = [each for each in get_command(app).commands[command].params if each.name == "out"]  # type: ignore[attr-defined]
-    begins = "Folder to write into; it is made where it is missing." if says == "DIR" else "File to write"
+    begins = "Write into this folder, which is made where it is missing." if says == "DIR" else "Write this file"
     assert (out.metavar, out.help[: len(begins)]) == (says, begins)

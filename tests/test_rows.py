@@ -1,4 +1,4 @@
-"""`tflabench rows merge`, `recount` and `migrate`: which row of a point counts, what comes along, changes, is refused."""
+"""`tflabench rows` merge, recount and migrate: which row of a point counts, what comes along, changes, is refused."""
 
 from __future__ import annotations
 
@@ -306,15 +306,15 @@ def test_what_cannot_be_migrated_is_one_line_and_2(tmp_path):
         "claims {old}",
         "report {old}",
         "plot {old}",
-        "recount {old}",
+        "rows recount {old}",
         "model-error {old}",
         "theory fig17 --gate sig --pass fw --overlay {old} --out {old}",
         "reproduce fig4 --results {old} --out {old}",
         "compare {old} {new}",
         "compare {new} {old}",
         "compare sdpa tfla_sig_xl --in {old}",
-        "merge {old} --into {new}",
-        "merge {new} --into {old}",
+        "rows merge {old} --into {new}",
+        "rows merge {new} --into {old}",
     ],
 )
 def test_other_commands_name_it_when_they_meet_schema_1(tmp_path, command):

@@ -115,12 +115,11 @@ def advise(
     A smaller chunk size is often faster, and takes memory for more states; memory buys batch size. The table ranks the
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
+    plot = file_to_write(plot, "advise.png") if plot else None
     from tflabench.bench.machine import detect
     from tflabench.conclusions import advise as advising
     from tflabench.conclusions.advise import Demand
 
-    if plot:
-        plot = file_to_write(plot, "advise.png")
     if plot:
         from tflabench.figures import theory
 
@@ -209,8 +208,8 @@ def _announce(advice: Advice, here: Machine, top: int, timeout: float) -> None:
     memory = max((choice.memory_bytes for choice in chosen), default=0.0)
     if here.kind == "cpu" and (seconds > LONGEST_ON_CPU_S or memory > here.memory_bytes / 2):
         raise InputError(
-            f"--measure would take {seconds / 60:.0f} min or more and {_size(memory)} on this CPU, where {here.name} has "
-            f"{_size(here.memory_bytes)}: give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512, or a smaller --top"
+            f"--measure would take {seconds / 60:.0f} min or more and {_size(memory)} of {_size(here.memory_bytes)} on "
+            "this CPU: give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512, or a smaller --top"
         )
     print(f"measuring {len(chosen)} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
 

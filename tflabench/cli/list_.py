@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ def list_(plugin: Plugin = None, json_: Json = False) -> None:
         print(line)
     print("\nPresets (--preset)")
     for name, title in presets.items():
-        print(f"  {name:20}{title}")
+        print(textwrap.fill(title, WIDTH, initial_indent=f"  {name:20}", subsequent_indent=" " * 22))
     print("\nAxes (-a AXIS=VALUES; values: 512,1024 or 512:65536:x2 or 64:512:+64)")
     for name, told in axes.items():
         print(f"  {name:20}{told}")
@@ -54,8 +55,6 @@ def list_(plugin: Plugin = None, json_: Json = False) -> None:
 
 def _reasons(found: list[dict[str, Any]]) -> Iterator[str]:
     """Yield why implementations do not run here: a reason, then the names."""
-    import textwrap
-
     names: dict[str, list[str]] = {}
     for one in found:
         if one["refused"]:

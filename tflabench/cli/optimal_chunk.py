@@ -125,6 +125,7 @@ def optimal_chunk(
     """
     from tflabench.theory import chunk_size as chunks
 
+    plot = file_to_write(plot, "optimal-chunk.png") if plot else None
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
     tradeoff = chunks.Tradeoff(
@@ -147,8 +148,6 @@ def optimal_chunk(
         f"mLSTM{gate} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, batch {batch}, "
         f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
-    if plot:
-        plot = file_to_write(plot, "optimal-chunk.png")
     if plot:
         from tflabench.figures import theory
 

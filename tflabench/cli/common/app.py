@@ -71,6 +71,10 @@ def _one_line_errors() -> Iterator[None]:
             raise
         drop_stdout()
         message, code = f"cannot write: {error.strerror}", 1
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # which rich turns into an exit without a word
+            raise
+        message, code = f"cannot write: {error.__context__.strerror}", 1
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     else:

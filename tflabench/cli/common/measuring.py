@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FULL = "full"
 LONGEST_S = 1e9  # of any time that is asked for: more is a slip
-MOST_COMPARISONS, MOST_REASONS = 25, 6  # that --dry-run prints without --full
+MOST_COMPARISONS, MOST_REASONS = 20, 5  # that --dry-run prints without --full
 PRINTED = {"bytes": "memory"}  # heads of columns that are not named as in JSON
 
 
@@ -295,10 +295,10 @@ def _cut_lines(selection: Sequence[dict[str, Any]]) -> list[str]:
     reasons: dict[str, str] = {}
     for row in selection:
         if row["refused"]:
-            reasons.setdefault(row["refused"], row["implementation"])
-    told = [f"cannot run: {name}: {reason}" for reason, name in reasons.items()]
+            reasons.setdefault(row["implementation"], row["refused"])
+    told = [f"cannot run: {name}: {reason}" for name, reason in reasons.items()]
     if len(told) > MOST_REASONS:
-        told = [*told[:MOST_REASONS], f"... and for {len(told) - MOST_REASONS} more reasons"]
+        told = [*told[:MOST_REASONS], f"... and {len(told) - MOST_REASONS} more implementations that cannot run"]
     return [*lines, *told, "--full prints every point."]
 
 
