@@ -157,7 +157,7 @@ class TestNonsense:
             (["optimal-chunk", "--d-hv", "100000000"], "d_hv is 100000000: it must be at most 65536"),
             (["advise", "--d-hv", "100000000"], "d_hv is 100000000: it must be at most 65536"),
             (["transfer", "--d-hv", "100000000"], "d_hv is 100000000: it must be at most 8192"),
-            (["transfer", "--eps", "1e21"], "eps is '1e21': it must be more than 0 and at most 1"),
+            (["transfer", "--eps", "1e21"], "eps is '1e21': it must be at most 1"),
             (["transfer", "--step", "nan"], "--step is nan"),
             (["optimal-chunk", "--seq-len", str(10**21)], "--seq-len is 1e+21: it must be at most"),
             (["optimal-chunk", "--peak-tflops", "1e-300", "--gpu", "H100"], "--peak-tflops is 1e-300: it must lie"),
@@ -301,8 +301,8 @@ class TestList:
         done = run("list")
         assert done.exit_code == 0
         lines = done.stdout.splitlines()
-        told = {line.split()[0]: line for line in lines if line.startswith("  ")}
-        assert told["hopper_sig"].split()[1:] == "triton, GPU of 9.x not here".split()
+        told = {line.split()[0]: line for line in lines if re.match("  [a-z]", line)}
+        assert told["hopper_sig"].split()[1:] == "triton, GPU 9.x not here".split()
         assert told["reference_sig"].split()[1:] == "torch runs here".split()
         for heading in ("Implementations (--impl)", "Presets (--preset)"):
             assert heading in lines

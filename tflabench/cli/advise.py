@@ -209,7 +209,7 @@ def _announce(advice: Advice, here: Machine, top: int, timeout: float) -> None:
     if here.kind == "cpu" and (seconds > LONGEST_ON_CPU_S or memory > here.memory_bytes / 2):
         raise InputError(
             f"--measure would take {seconds / 60:.0f} min or more and {_size(memory)} of {_size(here.memory_bytes)} on "
-            "this CPU: give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512, or a smaller --top"
+            "this CPU: give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512"
         )
     print(f"measuring {len(chosen)} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
 

@@ -42,7 +42,8 @@ def list_(plugin: Plugin = None, json_: Json = False) -> None:
         return
     print("Implementations (--impl)")
     for one in found:
-        print(f"  {one['name']:25} {one['needs']:38} {'runs here' if one['runs_here'] else 'not here'}")
+        told = f"  {one['name']:24}  {one['needs']}"
+        print(f"{told:66}  {'runs here' if one['runs_here'] else 'not here'}")
     for line in _reasons(found):
         print(line)
     print("\nPresets (--preset)")
@@ -86,7 +87,7 @@ def _needs(impl: Implementation) -> str:
     if not impl.majors:
         return impl.package
     lowest, highest = impl.majors
-    return f"{impl.package}, GPU of {lowest}.x" + ("" if lowest == highest else " or above")
+    return f"{impl.package}, GPU {lowest}.x" + ("" if lowest == highest else " or above")
 
 
 def _refusal(impl: Implementation, machine: Machine, capability: tuple[int, int] | None) -> str | None:

@@ -202,8 +202,8 @@ def _grid(name: str, text: str, step: float) -> tuple[float, ...]:
 def _epsilon(text: str) -> float:
     """Return an epsilon of the norm layer, which is added to a mean square."""
     value = _number("eps", text)
-    if not 0 < value <= 1:
-        raise InputError(f"eps is {text.strip()!r}: it must be more than 0 and at most 1")
+    if value > 1:
+        raise InputError(f"eps is {text.strip()!r}: it must be at most 1")
     return value
 
 
