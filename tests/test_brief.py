@@ -107,7 +107,7 @@ def test_the_table_says_what_is_fastest_and_what_comes_next():
     rows = [row("hopper_sig", ms=1.0), row("tfla_sig_xl", ms=1.5), row("sdpa", ms=2.0, chunk_size=None)]
     title, head, line, *rest = told(rows)
     assert title == "Fastest kernels, 1 problem: B=16, T=4096, heads 16x128/256, bfloat16, NVIDIA H200"[:79] + "…"
-    assert head.split() == "pass fastest chunk ms bound next best, other owner".split()
+    assert head.split() == "pass fastest chunk ms of bound next best of others".split()
     assert line.split() == "fw hopper_sig 128 1 30% 2.00x sdpa".split()
     assert rest[0] == ""
     assert "3 of 3 points measured" in rest
@@ -192,6 +192,8 @@ def test_failures_are_merged_and_counted_the_gravest_first():
 def test_failures_beyond_the_first_are_counted():
     rows = [row(f"impl_{n}", ms=None, reason=f"reason {n}") for n in range(200)]
     assert "  and 196 points that failed in other ways" in told(rows)
+    assert "  oom (1x)  impl_4: reason 4" in told(rows[:5])
+    assert "  and 2 points that failed in other ways" in told(rows[:6])
 
 
 def test_it_says_how_many_lines_more_there_are():

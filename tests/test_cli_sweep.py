@@ -303,7 +303,7 @@ def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
     (folder,) = Path("results").glob("*/quick")
     assert set(read_rows(folder)["status"]) == {"ok"}
     assert list((folder / "figures").glob("roofline*.png"))
-    assert "next best, other owner" in done.stdout
+    assert "next best of others" in done.stdout
     assert f"tflabench plot {folder}" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

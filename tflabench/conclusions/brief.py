@@ -185,9 +185,9 @@ def _times(shown: Sequence[Contest], others: bool) -> list[Column]:
     if any(row.chunk_size for row in rows):
         columns.append(Column("chunk", [Text(str(row.chunk_size or "")) for row in rows], right=True, spare=True))
     columns.append(Column("ms", [Text(_milliseconds(row) + mark(row)) for row in rows], right=True))
-    columns.append(Column("bound", [Text(percent(row.percent_of_bound)) for row in rows], right=True))
+    columns.append(Column("of bound", [Text(percent(row.percent_of_bound)) for row in rows], right=True))
     cells = [Text(contest.told) for contest in shown]
-    return [*columns, Column("next best, other owner" if others else "next best", cells, least=7 + NAME)]
+    return [*columns, Column("next best of others" if others else "next best", cells, least=7 + NAME)]
 
 
 def _milliseconds(row: Row) -> str:
@@ -210,8 +210,9 @@ def _tally(rows: Sequence[Row]) -> str:
 def _failures(rows: Sequence[Row]) -> list[str]:
     """Return failures, a line a kind, the gravest and most frequent first; those beyond a few are counted."""
     kinds = sorted(_kinds(rows), key=lambda kind: (GRAVEST.index(kind.status), -kind.count))
-    lines = [kind.line for kind in kinds[:MOST_FAILURES]]
-    if rest := kinds[MOST_FAILURES:]:
+    shown = kinds if len(kinds) <= MOST_FAILURES + 1 else kinds[:MOST_FAILURES]  # the count takes a line too
+    lines = [kind.line for kind in shown]
+    if rest := kinds[len(shown) :]:
         lines.append(f"and {sum(kind.count for kind in rest)} points that failed in other ways")
     return lines
 
