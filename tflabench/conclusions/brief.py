@@ -98,7 +98,7 @@ def _table(groups: Sequence[Sequence[Row]], rows: Sequence[Row], room: int, widt
     said = ", ".join([*_common([group[0] for group in groups]), *sorted({plain(row.device) for row in rows})])
     columns = [*_sizes([contest.best for contest in shown], groups), *_times(shown, others)]
     lines = [cut(Text(f"Fastest kernels, {counted}: {said}", "bold"), width), *table_lines(columns, width)]
-    if tie:
+    if any(contest.tied for contest in shown):
         lines.append(cut(f"{TIE} a tie: its rounds do not agree on which is faster", width))
     return [*lines, Text("")]
 
