@@ -91,14 +91,15 @@ def _table(groups: Sequence[Sequence[Row]], rows: Sequence[Row], room: int, widt
     """Return a title, the fastest kernel of as many problems as `room` lines have room for, and an empty line."""
     others = len({owner(row) for row in rows if timed(row)}) > 1
     found = [Contest(group, _rival(group, others)) for group in groups]
-    tie = any(contest.tied for contest in found)
-    shown = [found[number] for number in chosen(groups, max(1, room - 3 - tie))]
+    shown = [found[number] for number in chosen(groups, max(1, room - 3))]
+    if tied := any(contest.tied for contest in shown):
+        shown = [found[number] for number in chosen(groups, max(1, room - 4))]
     whole = f"{len(groups)} problems" if len(groups) > 1 else "1 problem"
     counted = f"{len(shown)} of {whole}" if len(shown) < len(groups) else whole
     said = ", ".join([*_common([group[0] for group in groups]), *sorted({plain(row.device) for row in rows})])
     columns = [*_sizes([contest.best for contest in shown], groups), *_times(shown, others)]
     lines = [cut(Text(f"Fastest kernels, {counted}: {said}", "bold"), width), *table_lines(columns, width)]
-    if any(contest.tied for contest in shown):
+    if tied:
         lines.append(cut(f"{TIE} a tie: its rounds do not agree on which is faster", width))
     return [*lines, Text("")]
 
