@@ -262,7 +262,7 @@ def _notes(ax: Axes, notes: Sequence[Note]) -> None:
 
     x, y = np.concatenate(lines).T if lines else (None, None)
     arrow = {"arrowstyle": "-", "color": "0.6", "lw": 0.4}
-    adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300, time_lim=5)
+    adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
 
 
 def _dense(ax: Axes, line: Line2D, step: float = 4.0) -> np.ndarray:
