@@ -23,7 +23,7 @@ def test_a_figure_is_written_with_its_caption(tmp_path, suffix, magic):
     files = write_figure(FIGURE, tmp_path / f"mine.{suffix}")
     assert [path.name for path in files] == [f"mine.{suffix}", "mine.txt"]
     assert files[0].read_bytes().startswith(magic)
-    assert files[1].read_text().splitlines() == ["a title", "a setting", "a panel", "a source"]
+    assert files[1].read_text().splitlines() == ["a title", "a setting", "a panel", "", "a source"]
 
 
 def test_rows_are_written_without_the_columns_of_figures(tmp_path):
