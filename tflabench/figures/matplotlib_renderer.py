@@ -6,6 +6,7 @@ Names of lines stand in the margin right of a panel, in the order of the lines, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -121,7 +122,7 @@ def draw(figure: Figure) -> Drawing:
             ax = sheet.axes(box)
             _panel(ax, panel, label_x=row.below > TICKS)
             above = _names_above(sheet, ax, panel, box)
-            start = EDGE if figure.columns == 1 else x - 0.15
+            start = EDGE if n == 0 else x - 0.15
             sheet.write(words, start, y + figure.height + 0.04 + above, fontsize=TEXT, va="bottom")
             _names_beside(sheet, ax, panel, box)
         y -= row.below
@@ -259,7 +260,7 @@ def _heat_map(ax: Axes, found: HeatMap) -> None:
         ticks = log_ticks(found.low, found.high) if found.scale == "log" else linear_ticks(found.low, found.high)
         bar.set_ticks([value for value, _ in ticks], labels=[words for _, words in ticks])
         bar.ax.minorticks_off()
-        bar.ax.set_ylabel(found.label)
+        bar.ax.set_xlabel(found.label, loc="left")
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
@@ -484,10 +485,16 @@ def _legend(sheet: _Sheet, keys: Sequence[Key]) -> None:
 # --- words
 
 
+EQUALS = re.compile(r"(?<!=) (?!=)")  # a space that is not beside an equals sign
+
+
 def wrap(text: str, width: float, size: float, most: int | None = None, bold: bool = False) -> list[str]:
-    """Return a text in lines of at most `width` inches; what does not fit into `most` lines is cut off with "…"."""
+    """Return a text in lines of at most `width` inches; what does not fit into `most` lines is cut off with "…".
+
+    A line never ends at an equals sign.
+    """
     lines = [""]
-    for word in text.split(" "):
+    for word in EQUALS.split(text):
         longer = f"{lines[-1]} {word}".strip()
         if text_width(longer, size, bold) <= width or not lines[-1]:
             lines[-1] = longer
