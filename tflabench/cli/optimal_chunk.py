@@ -85,9 +85,10 @@ def optimal_chunk(
         f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
     if plot:
-        from tflabench.figures import theory
+        from tflabench.figures.files import write_figure
+        from tflabench.figures.theory import runtime_over_chunk_size
 
-        theory.save(theory.runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
+        write_figure(runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
         print(f"wrote {plot}", file=sys.stderr)
 
     sizes = {2**n for n in range(4, seq_len.bit_length())} | {recommended} | ({chunk_size} if chunk_size else set())

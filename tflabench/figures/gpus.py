@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 
@@ -19,6 +21,8 @@ INKS = {
     "H200": Ink(PURPLE, dash="dash"),
     "B200": Ink(ORANGE, dash="dashdot"),
 }
+OTHERS = tuple(Ink(BLACK, dash=dash) for dash in ("dash", "dot", "dashdot", "solid"))
+APART = 0.17  # of a panel's width, between the names of chunk sizes above it
 ALIKE = 1.05  # intensities within this factor share a name
 
 
@@ -29,7 +33,18 @@ def short(gpu: Gpu) -> str:
 
 def ink(gpu: Gpu) -> Ink:
     """Return the line of a GPU; black for one that the paper does not name."""
-    return INKS.get(short(gpu), Ink(BLACK, dash="dash"))
+    return INKS.get(short(gpu), OTHERS[0])
+
+
+def roofs(gpus: Sequence[Gpu], limits: tuple[float, float]) -> Iterator[Curve]:
+    """Yield the roof of each GPU between two intensities in TFLOP/s, named by rate and bandwidth."""
+    others, taken = cycle(OTHERS), set()
+    for gpu in gpus:
+        name = short(gpu)
+        line = INKS[name] if name in INKS and name not in taken else next(others)
+        named = gpu.name if name in taken else name
+        taken.add(name)
+        yield roof(gpu.ceilings, limits, 1e12, roof_name(named, gpu.ceilings), line)
 
 
 def rate(flops_per_s: float) -> str:
@@ -61,6 +76,22 @@ def intensity_rules(gpus: Sequence[Gpu], side: str) -> Iterator[Rule]:
         for gpu in group:
             label = f"{name} {group[0].ceilings.intensity:.0f}" if side == "y" else name
             yield Rule(side, gpu.ceilings.intensity, label if gpu is group[0] else "")  # type: ignore[arg-type]
+
+
+def size_rules(intensities: Mapping[int, float], limits: tuple[float, float]) -> Iterator[Rule]:
+    """Yield an upright rule at the intensity of each chunk size on a logarithmic axis, where there is room for one.
+
+    It is named where there is room for a name.
+    """
+    named = drawn = -math.inf
+    for size, intensity in sorted(intensities.items()):
+        place = math.log(intensity / limits[0]) / math.log(limits[1] / limits[0])
+        if place >= named + APART:
+            named = drawn = place
+            yield Rule("x", intensity, f"L = {size}")
+        elif place >= drawn + APART / 4:
+            drawn = place
+            yield Rule("x", intensity)
 
 
 def sources(gpus: Sequence[Gpu]) -> str:

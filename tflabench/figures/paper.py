@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tflabench.figures.axes import linear, logarithmic, powers, upwards
-from tflabench.figures.gpus import ink, intensity_rules, roof, roof_name, short, sources
+from tflabench.figures.gpus import ink, intensity_rules, roofs, short, size_rules, sources
 from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
 from tflabench.figures.overlay import PAPER, Overlay, Series
@@ -230,16 +230,15 @@ def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     asked, sweep = Asked(19, gate, pass_), Overlay.of(rows, gate, pass_)
     gpus = _with(sweep.gpu, "paper-V100", "paper-A100", "paper-H100")
     tradeoff = Tradeoff(sweep.problem, gate, gpus[-1].ceilings)
-    intensities = {size: float(tradeoff.cost(size).intensity) for size in (64, 256, 1024, 4096)}
-    rules = [Rule("x", x, f"L = {size}" if size < 1024 else str(size)) for size, x in intensities.items()]
+    intensities = {2**n: float(tradeoff.cost(2**n).intensity) for n in range(6, 13)}
     points = []
     for own in sweep.series():
         at = sweep.cost(own, tradeoff)
         points.append(own.curve(at.intensity, at.flops / own.ms / 1e9))
     marks = [*intensities.values(), *(gpu.ceilings.intensity for gpu in gpus), *(x for own in points for x in own.x)]
     limits = (min(marks) / 1.6, max(marks) * 1.6)
-    roofs = [roof(gpu.ceilings, limits, 1e12, roof_name(short(gpu), gpu.ceilings), ink(gpu)) for gpu in gpus]
-    rates = [*_heights([*roofs, *points])]
+    lines = list(roofs(gpus, limits))
+    rates = _heights([*lines, *points])
     words = f"from L = {tradeoff.overlapped_optimal:.0f} on computing bounds {_article(gpus[-1])}"
     return Figure(
         stem=asked.stem,
@@ -250,7 +249,7 @@ def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
                 "",
                 Axis("arithmetic intensity [FLOP/byte]", "log", limits, logarithmic("", *limits).ticks),
                 logarithmic("rate [TFLOP/s]", min(rates), max(rates)),
-                (*rules, *roofs, *points),
+                (*size_rules(intensities, limits), *lines, *points),
             ),
         ),
         keys=(Key("roof", Ink(GREY)), MEASURED) if points else (),
