@@ -260,7 +260,7 @@ def _heat_map(ax: Axes, found: HeatMap) -> None:
         ticks = log_ticks(found.low, found.high) if found.scale == "log" else linear_ticks(found.low, found.high)
         bar.set_ticks([value for value, _ in ticks], labels=[words for _, words in ticks])
         bar.ax.minorticks_off()
-        bar.ax.set_xlabel(found.label, loc="left")
+        bar.ax.set_xlabel(found.label, loc="left", labelpad=5)
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
