@@ -15,11 +15,11 @@ from tflabench.implementations.registry import implementations
 GIB = 2.0**30
 LOG_FROM = 4.0  # largest over least value, from which an axis is logarithmic
 MOST_NAMES = 7  # kernels named
-MOST_NOTES = 4  # choices of the recommended kernel whose L is named
+MOST_NOTES = 2  # choices of the recommended kernel whose L is named besides
 
 
 def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
-    """Return every choice as a point and, a line a kernel, those that no other of that kernel beats in both.
+    """Return, a line a kernel, the choices that no other of that kernel beats in both memory and time.
 
     Chunk size, and batch where it differs, stand beside choices of the recommended kernel.
 
@@ -30,14 +30,14 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
     best, considered, allowed = advice.ranked[0], advice.considered, advice.demand.memory_bytes
     times, sizes = [own.step_s for own in considered], [own.memory_bytes / GIB for own in considered]
     unit, size = ("s", 1.0) if min(times) >= 1 else ("ms", 1e-3)
-    items: list[Item] = [*_kernels(considered, size), *_named(best, considered, size)]
+    items: list[Item] = [*_kernels(considered, size), *_notes(best, considered, size)]
     if allowed is not None and allowed / GIB < LOG_FROM * max(sizes):
         items.insert(0, Rule("x", allowed / GIB, f"{allowed / GIB:.3g} GiB allowed", Ink(VERMILION, dash="dash")))
         sizes.append(allowed / GIB)
     return Figure(
         stem="advice",
         title=(
-            f"{best.kernel.name} at L = {best.problem.chunk_size} is recommended: "
+            f"{best.kernel.name} at {_name(best, advice.demand.tokens is None)} is recommended: "
             f"{best.step_s / size:.3g} {unit} a step in {best.memory_bytes / GIB:.3g} GiB"
         ),
         setting=setting,
@@ -48,7 +48,6 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
         keys=(Key("recommended", Ink(VERMILION, "circle"), "hollow"),),
         caption=(
             "Lines: choices of a kernel that no other of its choices beats in both time and memory.",
-            "Small points: its other choices.",
             *notes,
         ),
         height=2.6,
@@ -56,32 +55,32 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
 
 
 def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
-    """Return the choices of each kernel, and the line of its best; kernels beyond the seven fastest are grey."""
-    best: dict[str, float] = {}
+    """Return the line of each kernel; those beyond the seven fastest are grey."""
+    least: dict[str, float] = {}
     for choice in considered:
-        best[choice.kernel.name] = min(choice.step_s, best.get(choice.kernel.name, choice.step_s))
+        least[choice.kernel.name] = min(choice.step_s, least.get(choice.kernel.name, choice.step_s))
     inks, found = _inks(), []
-    for rank, name in enumerate(sorted(best, key=best.__getitem__)):
-        own = [choice for choice in considered if choice.kernel.name == name]
-        ink = inks.get(name, Ink(GREY, "circle")) if rank < MOST_NAMES else Ink(GREY)
-        label, role = (name, "highlight") if rank < MOST_NAMES else ("", "context")
-        found.append(Curve("", *_places(own, size), Ink(ink.colour, ink.marker or "circle"), "context", joined=False))
-        found.append(Curve(label, *_places(frontier(own), size), ink, role, name=name))
+    for rank, name in enumerate(sorted(least, key=least.__getitem__)):
+        own = frontier([choice for choice in considered if choice.kernel.name == name])
+        named = rank < MOST_NAMES
+        ink, role = (inks.get(name, Ink(GREY, "circle")), "highlight") if named else (Ink(GREY), "context")
+        found.append(Curve(name if named else "", *_places(own, size), ink, role, name=name))
     return found
 
 
-def _named(best: Choice, considered: Sequence[Choice], size: float) -> list[Note]:
-    """Return the words beside choices on the line of the recommended kernel, and the ring around it."""
-    own = frontier([choice for choice in considered if choice.kernel == best.kernel])
+def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Note]:
+    """Return the ring around the recommended choice, and words beside some others on the line of its kernel."""
+    own = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
     stride = max(1, -(-len(own) // MOST_NOTES))
-    shown = [choice for choice in own[::stride] if choice != best]
-    one_batch = len({choice.problem.batch for choice in own}) == 1
-    notes = []
-    for choice in (best, *shown):
-        words = f"L = {choice.problem.chunk_size}" + ("" if one_batch else f", batch {choice.problem.batch}")
-        (x,), (y,) = _places([choice], size)
-        notes.append(Note(x, y, words, VERMILION if choice is best else "#404040", ring=choice is best))
+    one_batch = len({choice.problem.batch for choice in own}) <= 1
+    notes = [Note(best.memory_bytes / GIB, best.step_s / size, "", VERMILION, ring=True)]
+    for choice in own[::stride]:
+        notes.append(Note(choice.memory_bytes / GIB, choice.step_s / size, _name(choice, one_batch)))
     return notes
+
+
+def _name(choice: Choice, one_batch: bool) -> str:
+    return f"L = {choice.problem.chunk_size}" + ("" if one_batch else f", batch {choice.problem.batch}")
 
 
 def _inks() -> dict[str, Ink]:

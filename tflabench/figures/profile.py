@@ -52,7 +52,7 @@ def draw(profile: Profile, setting: str, sources: Sequence[str]) -> Figure:
     counters = [] if profile.counted else [f"No counters: {profile.why_not_counted}."]
     return Figure(
         stem="profile",
-        title=f"{profile.ms:.3g} ms a call, of the time by {kind} {share:.0%} in {short(longest)}",
+        title=f"{profile.ms:.3g} ms a call; {short(longest)} takes {share:.0%} of the time by {kind}",
         setting=setting,
         panels=(_bars(parts, points, kind), _roofline(profile, points)),
         caption=(
@@ -128,7 +128,7 @@ def _roofline(profile: Profile, points: dict[str, Point]) -> Panel:
     assert x.limits
     low = float(attainable(ceilings, x.limits[0]))
     heights = [value / size for value in (low, ceilings.flops_per_s, *(y for _, y in places))]
-    curves = [roof(ceilings, x.limits, size, roof_name(f"{ceilings.provenance} roof", ceilings), ROOF)]
+    curves = [roof(ceilings, x.limits, size, roof_name("roof", ceilings), ROOF)]
     curves.append(Curve("", *_columns(list(calls.values()), size), Ink(VERMILION, dash="dot"), "theory"))
     for name, (intensity, flops_per_s) in calls.items():
         hollow = [name == "the call, modelled"]

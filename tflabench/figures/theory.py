@@ -9,7 +9,7 @@ import numpy as np
 
 from tflabench.figures.axes import logarithmic, powers, upwards
 from tflabench.figures.gpus import roofs, short, size_rules, sources
-from tflabench.figures.looks import BLUE, GREEN, GREY, ORANGE, VERMILION, Look
+from tflabench.figures.looks import BLUE, GREEN, GREY, MARKERS, ORANGE, VERMILION, Look
 from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Panel, Rule, Span
 from tflabench.figures.quantities import AXES
 from tflabench.theory.chunk_size import Tradeoff
@@ -119,7 +119,10 @@ def roofline(
 
 
 def _points(measured: Sequence[Measured], looks: Mapping[str, Look]) -> list[Curve]:
-    """Return the points of each implementation in TFLOP/s, the fastest first; those beyond seven are grey."""
+    """Return the points of each implementation in TFLOP/s, the fastest first; those beyond seven are grey.
+
+    Colours say whose they are; markers tell them apart in this figure.
+    """
     best: dict[str, float] = {}
     for own in measured:
         best[own.label] = max(own.flops_per_s, best.get(own.label, 0.0))
@@ -127,7 +130,8 @@ def _points(measured: Sequence[Measured], looks: Mapping[str, Look]) -> list[Cur
     for rank, label in enumerate(sorted(best, key=best.__getitem__, reverse=True)):
         x, y = np.array([own[1:] for own in measured if own.label == label]).T
         named = rank < MOST_NAMES
-        look = looks[label].ink if named and label in looks else Ink(GREY, "circle")
+        colour = looks[label].ink.colour if named and label in looks else GREY
+        ink = Ink(colour, MARKERS[rank % len(MARKERS)] if named else "circle")
         role = "highlight" if named else "context"
-        points.append(Curve(label if named else "", x, y / 1e12, look, role, joined=False, name=label))
+        points.append(Curve(label if named else "", x, y / 1e12, ink, role, joined=False, name=label))
     return points
