@@ -66,8 +66,8 @@ def _lines(drawing: Figure) -> Iterator[tuple[str, np.ndarray, bool]]:
     for ax in drawing.findobj(Axes):
         for line in ax.lines:  # type: ignore[attr-defined]
             joined = line.get_linestyle() != "None"
-            points = _pixels(line)
-            yield f"a line from {np.round(line.get_xydata()[0], 3)}", _clipped(points, joined, ax.bbox), joined
+            start = np.round(np.asarray(line.get_xydata())[0], 3)
+            yield f"a line from {start}", _clipped(_pixels(line), joined, ax.bbox), joined
         for collection in ax.collections:  # type: ignore[attr-defined]
             if isinstance(collection, LineCollection):
                 for segment in collection.get_segments():
