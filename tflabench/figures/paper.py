@@ -9,7 +9,7 @@ Table 18, and the H200 of NVIDIA's datasheet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,16 +52,17 @@ class Asked(NamedTuple):
     gate: Gate
     pass_: Pass
 
-    @property
-    def stem(self) -> str:
-        return f"fig{self.number}-{self.gate}-{self.pass_}"
-
-    def title(self, words: str) -> str:
-        return f"mLSTM{self.gate} {PASSES[self.pass_]}, theory: {words}"
-
-    def caption(self, *lines: str) -> tuple[str, ...]:
+    def figure(self, words: str, setting: str, panels: Iterable[Panel], caption: Iterable[str], **rest: Any) -> Figure:
+        """Return a figure whose title says `words` of this gate and pass; `rest` as `Figure` has it."""
         derived = [BACKWARD] if self.pass_ == "fwbw" else []
-        return f"Fig. {self.number} of the paper, which is of sig's forward.", *lines, *derived
+        return Figure(
+            f"fig{self.number}-{self.gate}-{self.pass_}",
+            f"mLSTM{self.gate} {PASSES[self.pass_]}, theory: {words}",
+            setting,
+            tuple(panels),
+            caption=(f"Fig. {self.number} of the paper, which is of sig's forward.", *caption, *derived),
+            **rest,
+        )
 
     def equation(self, number: int) -> str:
         """Return the name of an equation that the paper prints for sig's forward only."""
@@ -78,18 +79,17 @@ def fig15(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
     del rows  # FLOPs are counted, not measured
     asked = Asked(15, gate, pass_)
-    panels = tuple(_flops_panel(asked, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128)))
+    panels = [_flops_panel(asked, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
     least = [item.x for panel in panels for item in panel.items if isinstance(item, Note)]
-    return Figure(
-        stem=asked.stem,
-        title=asked.title(f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}"),
-        setting="T = 8192, one head and sequence",
+    return asked.figure(
+        f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}",
+        "T = 8192, one head and sequence",
         panels=panels,
         keys=(Key("fewest FLOPs", RING, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
-        caption=asked.caption(
+        caption=[
             "Modelled: Table 17 as published. The parallel form has one chunk of all T steps, the recurrent form T.",
             f"Fused: tflabench.theory.fused, tiles of {fused_kernels.TILE} steps at every L.",
-        ),
+        ],
     )
 
 
@@ -132,15 +132,14 @@ def fig16(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
         for p_qk in (0.5, 1.0)
     }
     y = _from_zero("L of fewest FLOPs [tokens]", [curve for curves in lines.values() for curve in curves])
-    return Figure(
-        stem=asked.stem,
-        title=asked.title(f"the L of fewest FLOPs stays below {y.limits[1]:.0f}"),  # type: ignore[index]
-        setting=f"{asked.equation(111)}, published counts",
-        panels=tuple(
+    return asked.figure(
+        f"the L of fewest FLOPs stays below {y.limits[1]:.0f}",  # type: ignore[index]
+        f"{asked.equation(111)}, published counts",
+        panels=(
             Panel(f"d_qk = {'' if p_qk == 1 else f'{p_qk:g} '}d_hv", _over_dimensions(), y, tuple(curves))
             for p_qk, curves in lines.items()
         ),
-        caption=asked.caption(f"Modelled: {asked.equation(111)}, published counts (Table 17)."),
+        caption=[f"Modelled: {asked.equation(111)}, published counts (Table 17)."],
     )
 
 
@@ -149,21 +148,12 @@ def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     asked, sweep = Asked(17, gate, pass_), Overlay.of(rows, gate, pass_)
     gpus = _with(sweep.gpu, "paper-A100", "paper-H100", "H200", "paper-B200")
     home = next((gpu for gpu in gpus if sweep.gpu and short(gpu) == short(sweep.gpu)), find("paper-H100"))
-    sizes, items = _sizes(sweep), []
-    for gpu in gpus:
-        tradeoff = Tradeoff(sweep.problem, gate, gpu.ceilings)
-        time, best = tradeoff.time(sizes), tradeoff.runtime_optimal
-        role = "context" if sweep.gpu and gpu is not home else "theory"
-        label = f"{short(gpu)}: L = {best:.0f}"
-        items.append(Curve(label, sizes, time.upper * 1e3, ink(gpu), role))
-        items.append(Note(best, float(tradeoff.time(best).upper) * 1e3, "", ink(gpu).colour, ring=True))
-        if gpu is home and sweep.gpu:
-            items.append(Band(sizes, time.lower * 1e3, time.upper * 1e3, ink(gpu).colour))
+    sizes, measured = _sizes(sweep), sweep.series()
+    items = [item for gpu in gpus for item in _runtime(sweep, Tradeoff(sweep.problem, gate, gpu.ceilings), gpu, sizes)]
     if short(home) in FUSED_ON:
         steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
         walks = [fused.runtime(sweep.problem.with_(chunk_size=int(size)), gate, home) * 1e3 for size in steps]
         items.append(_line(f"fused, {short(home)}", FUSED, steps, walks))
-    measured = sweep.series()
     items += [own.curve(own.sizes, own.ms) for own in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
     words = f"{_article(home)} is fastest at L = {best:.0f}"
@@ -177,22 +167,32 @@ def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
             Key(f"bounds on {short(home)}", ink(home), "area"),
             MEASURED,
         ]
-    return Figure(
-        stem=asked.stem,
-        title=asked.title(words),
-        setting=sweep.setting,
+    return asked.figure(
+        words,
+        sweep.setting,
         panels=(Panel("", _over_sizes(sizes), upwards("runtime [ms]", _heights(items)), tuple(items)),),
         keys=tuple(keys),
-        caption=asked.caption(
+        caption=[
             f"Lines: nothing overlaps (eq. 116). Rings: the least, {asked.equation(121)}.",
             *(["Shaded: down to where all overlaps."] if measured else []),
             f"Fused kernels: theory, all overlaps (tflabench.theory.fused). {COUNTED}, states in float32.",
             sources(gpus),
             *sweep.origin,
-        ),
+        ],
         rows=sweep.rows,
         height=2.5,
     )
+
+
+def _runtime(sweep: Overlay, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) -> Iterator[Item]:
+    """Yield the upper time of a GPU with a ring at its least, and the bounds of the one that was measured."""
+    time, best, look = tradeoff.time(sizes), tradeoff.runtime_optimal, ink(gpu)
+    home = sweep.gpu and short(sweep.gpu) == short(gpu)
+    role = "context" if sweep.gpu and not home else "theory"
+    yield Curve(f"{short(gpu)}: L = {best:.0f}", sizes, time.upper * 1e3, look, role)
+    yield Note(best, float(tradeoff.time(best).upper) * 1e3, "", look.colour, ring=True)
+    if home:
+        yield Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour)
 
 
 def fig18(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
@@ -208,19 +208,18 @@ def fig18(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
             intensity = model.flops_per_chunk(sizes) / model.bytes_per_chunk(sizes)
             found[state_bytes].append(_line(f"d_hv = {d_hv}", line, sizes, intensity))
     y = upwards("intensity [FLOP/byte]", (value for curves in found.values() for curve in curves for value in curve.y))
-    return Figure(
-        stem=asked.stem,
-        title=asked.title("intensity grows with L and passes that of every GPU"),
-        setting="d_qk = d_hv / 2; dotted: intensity of GPUs",
-        panels=tuple(
+    return asked.figure(
+        "intensity grows with L and passes that of every GPU",
+        "d_qk = d_hv / 2; dotted: intensity of GPUs",
+        panels=(
             Panel(title, _over_sizes(sizes), y, (*intensity_rules(gpus, "y"), *found[state_bytes]))
             for state_bytes, title in STATES.items()
         ),
-        caption=asked.caption(
+        caption=[
             "Above a GPU's line a kernel is bound by computing, below it by moving (eqs. 117-118).",
             f"{COUNTED}.",
             sources(gpus),
-        ),
+        ],
         height=1.75,
     )
 
@@ -240,10 +239,9 @@ def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     lines = list(roofs(gpus, limits))
     rates = _heights([*lines, *points])
     words = f"from L = {tradeoff.overlapped_optimal:.0f} on computing bounds {_article(gpus[-1])}"
-    return Figure(
-        stem=asked.stem,
-        title=asked.title(words),
-        setting=sweep.setting,
+    return asked.figure(
+        words,
+        sweep.setting,
         panels=(
             Panel(
                 "",
@@ -253,12 +251,12 @@ def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
             ),
         ),
         keys=(Key("roof", Ink(GREY)), MEASURED) if points else (),
-        caption=asked.caption(
+        caption=[
             "Upright: the intensity of chunk sizes. It meets a roof at the rate that this GPU can reach (eq. 119).",
             f"{COUNTED}, states in float32. {RATES if points else ''}".strip(),
             sources(gpus),
             *sweep.origin,
-        ),
+        ],
         rows=sweep.rows,
         height=2.4,
     )
@@ -270,42 +268,39 @@ def fig20(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     gpu = sweep.gpu or find("paper-H100")
     tradeoff, sizes = Tradeoff(sweep.problem, gate, gpu.ceilings), _sizes(sweep)
     flops, time = tradeoff.cost(sizes).flops, tradeoff.time(sizes)
-    line, colour = ink(gpu), ink(gpu).colour
+    look, best = ink(gpu), tradeoff.runtime_optimal
     rate: list[Item] = [
-        Band(sizes, flops / time.upper / 1e12, flops / time.lower / 1e12, colour),
-        _line(short(gpu), line, sizes, flops / time.upper / 1e12),
+        Band(sizes, flops / time.upper / 1e12, flops / time.lower / 1e12, look.colour),
+        _line(short(gpu), look, sizes, flops / time.upper / 1e12),
     ]
     work: list[Item] = [_line("chunkwise", Ink(GREY), sizes, flops / 1e12)]
     runtime: list[Item] = [
-        Band(sizes, time.lower * 1e3, time.upper * 1e3, colour),
-        _line(short(gpu), line, sizes, time.upper * 1e3),
+        Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour),
+        _line(short(gpu), look, sizes, time.upper * 1e3),
     ]
     for own in sweep.series():
         count = sweep.cost(own, tradeoff).flops
         rate.append(own.curve(own.sizes, count / own.ms / 1e9))
-        if not own.chunkwise:
-            work.append(own.curve(own.sizes, count / 1e12))
+        work += [] if own.chunkwise else [own.curve(own.sizes, count / 1e12)]
         runtime += [own.curve(own.sizes, own.ms), Note(own.sizes[own.best], own.ms[own.best], "", ring=True)]
-    best = tradeoff.runtime_optimal
     if not sweep.gpu:
         runtime.append(Note(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
     measured = [MEASURED] if sweep.gpu else []
     parts = {"rate": ("rate [TFLOP/s]", rate), "work": ("FLOPs [TFLOP]", work), "runtime": ("runtime [ms]", runtime)}
-    return Figure(
-        stem=asked.stem,
-        title=asked.title(f"the rate rises with L, but the runtime is least at L = {best:.0f}"),
-        setting=sweep.setting,
-        panels=tuple(
+    return asked.figure(
+        f"the rate rises with L, but the runtime is least at L = {best:.0f}",
+        sweep.setting,
+        panels=(
             Panel(title, _over_sizes(sizes), _from_zero(label, items), tuple(items))
             for title, (label, items) in parts.items()
         ),
-        keys=(Key("least", RING, "hollow"), Key(f"bounds on {short(gpu)}", line, "area"), *measured),
-        caption=asked.caption(
+        keys=(Key("least", RING, "hollow"), Key(f"bounds on {short(gpu)}", look, "area"), *measured),
+        caption=[
             "Lines: nothing overlaps. Shaded: down to where all overlaps.",
             f"{COUNTED}, states in float32. {RATES if measured else ''}".strip(),
             sources([gpu]),
             *sweep.origin,
-        ),
+        ],
         rows=sweep.rows,
         height=1.35,
     )
@@ -324,12 +319,11 @@ def fig21(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
         for state_bytes in STATES
     }
     y = _from_zero("L of least runtime [tokens]", [curve for curves in lines.values() for curve in curves])
-    return Figure(
-        stem=asked.stem,
-        title=asked.title("the best L grows with the head dimension; states in bfloat16 ask for less"),
-        setting="d_qk = d_hv / 2",
-        panels=tuple(Panel(STATES[size], _over_dimensions(), y, tuple(curves)) for size, curves in lines.items()),
-        caption=asked.caption(f"{COUNTED}; {asked.equation(121)}.", sources(gpus)),
+    return asked.figure(
+        "the best L grows with the head dimension; states in bfloat16 ask for less",
+        "d_qk = d_hv / 2",
+        panels=(Panel(STATES[size], _over_dimensions(), y, tuple(curves)) for size, curves in lines.items()),
+        caption=[f"{COUNTED}; {asked.equation(121)}.", sources(gpus)],
     )
 
 
@@ -348,15 +342,12 @@ def fig22(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     measured = f"Points: the fastest L measured at d_hv = {sweep.problem.d_hv}."
     x = linear("intensity of the GPU [FLOP/byte]", 80, 400)
     y = _from_zero("L of least runtime [tokens]", [*lines, *points])
-    return Figure(
-        stem=asked.stem,
-        title=asked.title("the more FLOPs a GPU has for a byte, the larger the best L"),
-        setting="d_qk = d_hv / 2, states in float32",
+    return asked.figure(
+        "the more FLOPs a GPU has for a byte, the larger the best L",
+        "d_qk = d_hv / 2, states in float32",
         panels=(Panel("", x, y, (*intensity_rules(gpus, "x"), *lines, *points)),),
         keys=(Key(f"measured best, d_hv = {sweep.problem.d_hv}", Ink(GREY, "square")),) if points else (),
-        caption=asked.caption(
-            f"{COUNTED}; {asked.equation(121)}.", *([measured] if points else []), sources(gpus), *sweep.origin
-        ),
+        caption=[f"{COUNTED}; {asked.equation(121)}.", *([measured] if points else []), sources(gpus), *sweep.origin],
         rows=sweep.rows,
         height=2.4,
     )
