@@ -141,7 +141,7 @@ class TestPaper:
         drawn = {curve.name: (list(curve.x), list(curve.y)) for curve in items(figure, Curve)}
         assert drawn["tfla_sig_xl"] == ([128, 256, 512], [2.12, 2.00, 2.10])
         assert drawn["hopper_sig"] == ([8192], [0.667])
-        assert figure.title.endswith("an H200 is fastest at L = 529, measured at 256")
+        assert figure.title.endswith("an H200 is fastest at L = 529, the best measured chunkwise kernel at 256")
         (band,) = items(figure, Band)
         theory = named(figure)["H200: L = 529"]
         assert (band.colour, list(band.upper)) == (theory.ink.colour, list(theory.y))

@@ -158,8 +158,10 @@ def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
     words = f"{_article(home)} is fastest at L = {best:.0f}"
     if measured:
-        fastest = min((own for own in measured if own.chunkwise), key=lambda own: own.ms.min(), default=measured[0])
-        words += f", measured at {fastest.sizes[fastest.best]:.0f}"
+        chunkwise = [own for own in measured if own.chunkwise]
+        fastest = min(chunkwise or measured, key=lambda own: own.ms.min())
+        kind = "chunkwise" if chunkwise else "fused"
+        words += f", the best measured {kind} kernel at {fastest.sizes[fastest.best]:.0f}"
     keys = [Key("least, at the L beside", RING, "hollow")]
     if measured:
         keys = [
