@@ -21,7 +21,7 @@ SLACK = 1.0  # pixels that boxes may share, for they hold the room above and bel
 def overlaps(drawing: Figure) -> list[str]:
     """Return one sentence for each text that another text or a line strikes, or that leaves the page; drawn anew."""
     renderer = FigureCanvasAgg(drawing).get_renderer()
-    drawing.draw(renderer)
+    drawing.draw_without_rendering()
     boxes = [(text.get_text(), _shrunk(text.get_window_extent(renderer))) for text in _texts(drawing)]
     found = [
         f"{one!r} and {other!r} overlap"
@@ -70,7 +70,7 @@ def _lines(drawing: Figure) -> Iterator[tuple[str, np.ndarray, bool]]:
             yield f"a line from {start}", _clipped(_pixels(line), joined, ax.bbox), joined
         for collection in ax.collections:  # type: ignore[attr-defined]
             if isinstance(collection, LineCollection):
-                for segment in collection.get_segments():
+                for segment in filter(len, collection.get_segments()):
                     yield "a whisker", _clipped(collection.get_transform().transform(segment), True, ax.bbox), True
 
 

@@ -1,10 +1,10 @@
-"""No words of a theory figure are struck by a line or other words, or leave the page."""
+"""No words of a figure are struck by a line or other words, or leave the page: of theory, and of all stored rows."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +12,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figure_cases import FIG_5, advice, gains, profile, tradeoff, verdict
+from figure_rows import made, many
 from overlaps import overlaps
 
-from tflabench.figures import gain_maps, memory_frontier, model_errors, paper, theory
+from tflabench import figures
+from tflabench.figures import gain_maps, memory_frontier, model_errors, paper, reproduce, theory
 from tflabench.figures import profile as profiles
 from tflabench.figures.axes import linear
 from tflabench.figures.matplotlib_renderer import draw
 from tflabench.figures.model import Curve, Figure, Ink, Panel
-from tflabench.rows.load import read_rows
+from tflabench.figures.source import Source
+from tflabench.rows.load import read_results, read_rows
 from tflabench.theory.hardware import find
 
+RESULTS = Path(__file__).parents[1] / "results"
 LINE = Curve("a line", [0.0, 1.0], [0.0, 1.0], Ink("#0072b2"))
 FIGURE = Figure("stem", "a title", "a setting", (Panel("a panel", linear("x", 0, 1), linear("y", 0, 1), (LINE,)),))
 
@@ -30,6 +34,19 @@ def roofline() -> Figure:
     costs = {int(size): tradeoff().cost(int(size)) for size in tradeoff().sizes(5)}
     points = [theory.Measured("tfla_sig_xl", 80.0, 2e14), theory.Measured("hopper_sig", 200.0, 5e14)]
     return theory.roofline([find("A100"), find("H100")], costs, "mLSTMsig forward: d_qk 256", points)
+
+
+COMMITTED = {
+    "h100/quick": ("runtime-seq_len", "roofline-bfloat16"),
+    "h200/paper-fig5": ("runtime-chunk_size", "roofline-bfloat16"),
+}
+PAPERS = {
+    "fig4": ("fig4", "fig4-linear-rnns"),
+    "fig5": ("fig5-tfla_sig_xl",),
+    "fig12": ("fig12-runtime", "fig12-memory"),
+    "fig13": ("fig13-runtime-d_hv_64",),
+    "fig14": ("fig14",),
+}
 
 
 OTHERS: dict[str, Callable[[], Figure]] = {
@@ -92,3 +109,45 @@ def test_words_off_the_page_are_found():
     drawing = draw(FIGURE)
     drawing.text(0.99, 0.5, "far right")
     assert overlaps(drawing) == ["'far right' leaves the page"]
+
+
+def of_rows() -> dict[str, Callable[[], Figure]]:
+    """Return by name what makes each figure of rows that is committed, and the paper's."""
+    found: dict[str, Callable[[], Figure]] = {}
+    for folder, stems in COMMITTED.items():
+        found |= {f"{folder}/{stem}": partial(_stored, folder, stem) for stem in stems}
+    for name, stems in PAPERS.items():
+        found |= {stem: partial(_papers, name, stem) for stem in stems}
+    return found
+
+
+@cache
+def _source(folder: str) -> Source:
+    return Source.of(read_results(RESULTS / folder))
+
+
+def _stored(folder: str, stem: str) -> Figure:
+    return next(figure for figure in figures.figures(_source(folder)) if figure.stem == stem)
+
+
+def _papers(name: str, stem: str) -> Figure:
+    return _drawn(name)[stem]
+
+
+@cache
+def _drawn(name: str) -> dict[str, Figure]:
+    figure = reproduce.find(name)
+    rows = reproduce.stored(reproduce.points_of(figure, False), RESULTS / "h200", figure.preset)
+    assert rows
+    return {drawn.stem: drawn for drawn in figure.draw(name, Source.of(rows))}
+
+
+@pytest.mark.parametrize("name", of_rows())
+def test_figures_of_stored_rows_can_be_read(name):
+    assert overlaps(draw(of_rows()[name]())) == []
+
+
+def test_many_long_names_can_be_read():
+    rows = [row.model_copy(update={"title": f"{row.title} and a long explanation of it"}) for row in many()]
+    for figure in made(rows, ["runtime"]).values():
+        assert overlaps(draw(figure)) == []
