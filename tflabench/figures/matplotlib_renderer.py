@@ -20,7 +20,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from tflabench.figures.axes import linear_ticks, log_ticks
@@ -519,6 +519,5 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
     """Return the inches that a text takes at a size in points."""
     if not text.strip():
         return 0.0
-    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
-    path = TextPath((0, 0), text, size=size, prop=font, usetex=False)
-    return path.get_extents().width / 72 + 0.01
+    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72 + 0.01
