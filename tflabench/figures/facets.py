@@ -37,8 +37,16 @@ class Slice:
 def swept_axes(rows: Rows) -> list[str]:
     """The axes that vary within an implementation, without those that only follow another (batch at fixed tokens)."""
 
+    names = ("implementation", "pass", *AXES)
+    columns = {name: [None if pd.isna(value) else value for value in rows[name].tolist()] for name in names}
+
     def most_values(axis: str, fixed: Sequence[str]) -> int:
-        return int(rows.groupby(["implementation", "pass", *fixed], dropna=False)[axis].nunique().max())
+        values: dict[Any, set[Any]] = {}
+        keys = [columns[name] for name in ("implementation", "pass", *fixed)]
+        for value, *key in zip(columns[axis], *keys, strict=True):
+            if value is not None:
+                values.setdefault(tuple(key), set()).add(value)
+        return max(map(len, values.values()), default=0)
 
     axes: list[str] = []
     for axis in AXES:

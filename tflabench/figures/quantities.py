@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +92,7 @@ def by_pass(rows: Rows) -> dict[str, Rows]:
 
 def flagged(rows: Rows, quantity: Quantity = RUNTIME) -> pd.Series:
     """Return of which rows the quantity is to be wary of: results are wrong, or a time is noisy or throttled."""
-    return pd.concat(_flags(rows, quantity), axis="columns").any(axis="columns")
+    return reduce(or_, _flags(rows, quantity).values())
 
 
 def flags(rows: Rows, quantity: Quantity) -> list[str]:
