@@ -117,6 +117,7 @@ def _columns_of(chart: Chart, rows: Rows) -> dict[str, Columns]:
     rows = rows.sort_values(chart.part.axis, kind="stable")
     table = {name: rows[name].to_numpy() for name in (*names, "timed", "noisy", "throttled", "status")}
     table |= {"index": rows.index.to_numpy(), "known": rows[chart.part.axis].notna().to_numpy()}
+    table["drawn"] = table["timed"] & np.isfinite(table[quantity.column].astype(float))
     places: dict[str, list[int]] = {}
     for place, name in enumerate(rows["implementation"].tolist()):
         places.setdefault(name, []).append(place)
@@ -131,19 +132,19 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
     quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
     axis = chart.part.axis
-    if not own["timed"].any():
+    if not own["drawn"].any():
         return []
     alike = len(chart.lit.alike.get(name, ()))
     label, ink = (look.title + f" + {alike} alike" * bool(alike), look.ink) if lit else ("", BACKGROUND)
     role = "highlight" if lit else "context"
     if not own["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
-        done = _kept(own, own["timed"])
-        level = float(np.nanmedian(done[quantity.column].astype(float)) / chart.size)
+        done = _kept(own, own["drawn"])
+        level = float(np.median(done[quantity.column].astype(float)) / chart.size)
         ends = np.array(x.axis.limits)
         same = [int(done["index"][0])] * 2
         return [Curve(label, ends, [level] * 2, Ink(ink.colour, "", ink.dash), role, rows=same, name=name)]
     own = _kept(own, own["known"])
-    y = np.where(own["timed"], own[quantity.column].astype(float), np.nan) / chart.size
+    y = np.where(own["drawn"], own[quantity.column].astype(float), np.nan) / chart.size
     spread = None
     if quantity.spread and lit:
         low, high = (own[column].astype(float) / chart.size for column in quantity.spread)
@@ -186,9 +187,10 @@ def _heights(items: Sequence[Item]) -> Iterator[float]:
             lit += [*item.y, *(value for side in item.spread or () for value in side)]
     known = [value for value in lit if value > 0]
     yield from known
+    low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)
     for item in items:
         if isinstance(item, Curve) and item.role == "context":
-            yield from (value for value in item.y if not known or min(known) / 4 < value < 4 * max(known))
+            yield from (value for value in item.y if low < value < high)
 
 
 def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
@@ -197,7 +199,8 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     What was not measured has its status in place of the bar.
     """
     column = chart.quantity.column
-    ordered = rows.assign(value=rows[column].where(rows["timed"])).sort_values("value", na_position="last")
+    known = rows["timed"] & np.isfinite(rows[column].astype(float))
+    ordered = rows.assign(value=rows[column].where(known)).sort_values("value", na_position="last")
     shows = chart.quantity == RUNTIME
     bars: list[tuple[Any, ...]] = []
     for index, row in ordered.iterrows():
@@ -211,7 +214,7 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
     labels, values, said, colours, ranges, indices = zip(*bars, strict=True)
     items = (Bars(labels, values, said, colours, ranges if chart.theory else (), indices),)
-    empty = "" if rows["timed"].any() else "no point was measured"
+    empty = "" if known.any() else "no point was measured"
     return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), Axis(""), items, empty)
 
 

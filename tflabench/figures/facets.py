@@ -38,20 +38,20 @@ def swept_axes(rows: Rows) -> list[str]:
     """The axes that vary within an implementation, without those that only follow another (batch at fixed tokens)."""
 
     names = ("implementation", "pass", *AXES)
-    columns = {name: [None if pd.isna(value) else value for value in rows[name].tolist()] for name in names}
+    columns = {name: [None if value != value else value for value in rows[name].tolist()] for name in names}
 
-    def most_values(axis: str, fixed: Sequence[str]) -> int:
-        values: dict[Any, set[Any]] = {}
-        keys = [columns[name] for name in ("implementation", "pass", *fixed)]
-        for value, *key in zip(columns[axis], *keys, strict=True):
-            if value is not None:
-                values.setdefault(tuple(key), set()).add(value)
-        return max(map(len, values.values()), default=0)
+    def varies(axis: str, fixed: Sequence[str]) -> bool:
+        first: dict[Any, Any] = {}
+        keys = zip(*(columns[name] for name in ("implementation", "pass", *fixed)), strict=True)
+        return any(
+            first.setdefault(key, value) != value
+            for key, value in zip(keys, columns[axis], strict=True)
+            if value is not None
+        )
 
     axes: list[str] = []
     for axis in AXES:
-        alone = most_values(axis, [other for other in AXES if other != axis]) > 1
-        if alone or most_values(axis, axes) > 1:
+        if varies(axis, [other for other in AXES if other != axis]) or varies(axis, axes):
             axes.append(axis)
     return axes
 

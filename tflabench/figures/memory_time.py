@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tflabench.figures.axes import logarithmic
 from tflabench.figures.captions import compact
 from tflabench.figures.curves import BACKGROUND
@@ -14,22 +16,24 @@ from tflabench.figures.source import Source
 
 def draw(stem: str, source: Source, part: Slice) -> Figure:
     """Return runtime over peak memory of a slice: a panel a pass, the ends of the fastest line with their value."""
-    panels = tuple(panel(source, part, pass_, rows) for pass_, rows in by_pass(part.rows).items())
+    names = chosen(part.rows, RUNTIME, source.looks, source.highlight).names
+    panels = tuple(panel(source, part, rows, names) for rows in by_pass(part.rows).values())
     title = f"Runtime over peak memory, {device_name(part.rows)}"
     return Figure(stem, title, "", panels, caption=(source.origin,), rows=part.rows)
 
 
-def panel(source: Source, part: Slice, pass_: str, rows: Rows) -> Panel:
-    """Return one panel; what has no peak memory is left out."""
+def panel(source: Source, part: Slice, rows: Rows, names: Sequence[str]) -> Panel:
+    """Return the rows of one pass, with `names` highlighted; what has no peak memory is left out."""
+    words = PASSES[rows["pass"].iloc[0]]
     units = {quantity: quantity.unit(rows) for quantity in (MEMORY, RUNTIME)}
-    names = chosen(rows, RUNTIME, source.looks, source.highlight).names
     done = rows[rows["timed"] & (rows["peak_bytes"] > 0) & (rows["ms_median"] > 0)]
     labels = [f"{quantity.label} [{units[quantity][0]}]" for quantity in (MEMORY, RUNTIME)]
     if done.empty:
-        return Panel(PASSES[pass_], Axis(labels[0]), Axis(labels[1]), (), "no point was measured")
+        return Panel(words, Axis(labels[0]), Axis(labels[1]), (), "no point was measured")
     places = [done[quantity.column] / size for quantity, (_, size) in units.items()]
     axes = [logarithmic(label, min(place), max(place)) for label, place in zip(labels, places, strict=True)]
-    groups = dict(list(done.sort_values(part.axis).groupby("implementation", sort=False)))
+    done = done.assign(flagged=flagged(done)).sort_values(part.axis)
+    groups = dict(list(done.groupby("implementation", sort=False)))
     items: list[Item] = []
     for name in sorted(groups, key=lambda name: (name in names, -names.index(name) if name in names else 0)):
         own, look, lit = groups[name], source.looks[name], name in names
@@ -37,10 +41,10 @@ def panel(source: Source, part: Slice, pass_: str, rows: Rows) -> Panel:
         items.append(
             Curve(
                 look.title if lit else "", x, y, look.ink if lit else BACKGROUND, "highlight" if lit else "context",
-                hollow=flagged(own).to_numpy(bool) if lit else (), rows=[int(index) for index in own.index], name=name,
+                hollow=own["flagged"].to_numpy(bool) if lit else (), rows=[int(index) for index in own.index], name=name,
             )
         )  # fmt: skip
         if names and name == names[0] and own[part.axis].nunique() > 1 and part.axis in SYMBOLS:
             for n in (0, -1):
                 items.append(Note(x[n], y[n], f"{SYMBOLS[part.axis]} = {compact(own[part.axis].iloc[n])}"))
-    return Panel(PASSES[pass_], axes[0], axes[1], tuple(items))
+    return Panel(words, axes[0], axes[1], tuple(items))

@@ -38,6 +38,7 @@ def drawable(rows: Rows) -> Rows:
         name: float for name in rows.columns if pd.api.types.is_numeric_dtype(rows[name]) and rows[name].dtype != bool
     }
     rows = rows.astype({name: kind for name, kind in numbers.items() if rows[name].dtype != "boolean"})
+    rows = rows.replace([np.inf, -np.inf], np.nan)
     flags = {name: rows[name].astype("boolean").fillna(False).astype(bool) for name in ("noisy", "throttled")}
     auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
     asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")

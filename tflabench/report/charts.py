@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tflabench.figures import curves, facets, memory_time, plotly_renderer, roofline
@@ -10,23 +10,22 @@ from tflabench.figures.captions import caption
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import SYMBOLS, chosen, device_name, finding, title
 from tflabench.figures.model import Panel
-from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Quantity, Rows
+from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
 from tflabench.figures.source import Source
 
-SELECTORS = ("gpu", "results", "dtype", "pass", "view", "size")
+# What a chart is selected by -> its heading, in the order in which one choice narrows the next.
+SELECTORS = {
+    "gpu": "GPU", "results": "results", "dtype": "data type", "pass": "pass", "view": "chart",
+    "size": "heads and head dimensions",
+}  # fmt: skip
 SHARED = ("device", "folder", "dtype", "pass")
 
 
-class View(NamedTuple):
-    """One way to look at a slice: its name, and what draws its panel with a title."""
-
-    name: str
-    draw: Callable[[Source, Slice], tuple[str, Panel]]
-
-
 def charts(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield every chart: what selects it (SELECTORS), its title, its setting and its plot."""
-    for key, rows in source.rows.groupby(list(SHARED), sort=False):
+    """Yield every chart: what selects it (SELECTORS), its title, its setting and its plot; most rows first."""
+    sizes = source.rows.groupby("folder")["folder"].transform("size")
+    ordered = source.rows.assign(size=-sizes).sort_values(["size", "folder"], kind="stable")
+    for key, rows in ordered.groupby(list(SHARED), sort=False):
         for axis in facets.swept_axes(rows) or ["seq_len"]:
             for part in facets.split(rows, axis):
                 yield from _of_slice(source, part, dict(zip(SHARED, key, strict=True)))
@@ -34,22 +33,20 @@ def charts(source: Source) -> Iterator[dict[str, Any]]:
 
 def rooflines(source: Source) -> Iterator[dict[str, Any]]:
     """Yield the roofline of every GPU, folder, data type and pass, selected as charts are, without view and size."""
-    for key, rows in source.rows.groupby(list(SHARED), sort=False):
+    for key, rows in source.rows.groupby(list(SHARED[:-1]), sort=False):
         figure = roofline.draw("roofline", source, rows)
-        said = figure.caption[0]
-        yield _chosen(dict(zip(SHARED, key, strict=True)), title=figure.title, setting=said) | {
-            "plot": plotly_renderer.draw(figure.panels[0])
-        }
+        for pass_, panel in zip(by_pass(rows), figure.panels, strict=True):
+            shared = dict(zip(SHARED, (*key, pass_), strict=True))
+            said = _chosen(shared, title=figure.title, setting=figure.caption[0])
+            yield said | {"plot": plotly_renderer.draw(panel)}
 
 
 def _of_slice(source: Source, part: Slice, shared: dict[str, str]) -> Iterator[dict[str, Any]]:
-    for view in _views(part):
-        head, panel = view.draw(source, part)
-        size = caption(part.rows, part.axis).replace(f", {shared['dtype']}", "")
-        fixed = f"T = {int(part.rows['seq_len'].iloc[0])}, " if _single(part) else ""
-        yield _chosen(shared, view=view.name, size=fixed + size, title=head, setting=fixed + size) | {
-            "plot": plotly_renderer.draw(panel)
-        }
+    size = caption(part.rows, part.axis).replace(f", {shared['dtype']}", "")
+    size = f"T = {int(part.rows['seq_len'].iloc[0])}, {size}" if _single(part) else size
+    for view in _views(source, part):
+        plot = plotly_renderer.draw(view.panel)
+        yield _chosen(shared, view=view.name, size=size, title=view.title, setting=size) | {"plot": plot}
 
 
 def _chosen(shared: dict[str, str], **said: str) -> dict[str, Any]:
@@ -57,29 +54,30 @@ def _chosen(shared: dict[str, str], **said: str) -> dict[str, Any]:
     return found | {"pass": PASSES[shared["pass"]]} | said
 
 
-def _views(part: Slice) -> Iterator[View]:
-    """Yield the views of a slice: runtime and memory over its axis, and one against the other."""
-    symbol = SYMBOLS.get(part.axis, part.axis)
-    over = "" if _single(part) else f" over {symbol}"
-    yield View(f"runtime{over}", lambda source, part: _over_axis(source, part, RUNTIME))
-    if part.rows["peak_bytes"].notna().any():
-        yield View(f"peak memory{over}", lambda source, part: _over_axis(source, part, MEMORY))
-        yield View(f"runtime over memory{'' if _single(part) else f', along {symbol}'}", _memory)
+class View(NamedTuple):
+    """One way to look at a slice."""
+
+    name: str
+    title: str
+    panel: Panel
 
 
-def _over_axis(source: Source, part: Slice, quantity: Quantity) -> tuple[str, Panel]:
-    unit, size = quantity.unit(part.rows)
-    lit = chosen(part.rows, quantity, source.looks)
-    chart = curves.Chart(part, quantity, unit, size, source.looks, lit, quantity.theory is not None)
-    single = _single(part)
-    said = finding(source.records_of(part.rows), quantity, None if single else part.axis)
-    head = title(said, part.rows["pass"].iloc[0], device_name(part.rows))
-    return head, (curves.ranking if single else curves.over_axis)(chart, part.rows, "")
-
-
-def _memory(source: Source, part: Slice) -> tuple[str, Panel]:
-    figure = memory_time.draw("memory", source, part)
-    return figure.title, figure.panels[0]
+def _views(source: Source, part: Slice) -> Iterator[View]:
+    """Yield runtime and peak memory over the axis of a slice of one pass, and one against the other."""
+    rows, single, symbol = part.rows, _single(part), SYMBOLS.get(part.axis, part.axis)
+    names: list[tuple[str, ...]] = []
+    for quantity in (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,):
+        lit = chosen(rows, quantity, source.looks)
+        names.append(lit.names)
+        chart = curves.Chart(part, quantity, *quantity.unit(rows), source.looks, lit, quantity.theory is not None)
+        said = finding(source.records_of(rows), quantity, None if single else part.axis)
+        panel = (curves.ranking if single else curves.over_axis)(chart, rows, "")
+        name = quantity.name.lower() if single else f"{quantity.name.lower()} over {symbol}"
+        yield View(name, title(said, rows["pass"].iloc[0], device_name(rows)), panel)
+    if len(names) == 2:
+        name = "runtime over memory" if single else f"runtime over memory, along {symbol}"
+        panel = memory_time.panel(source, part, rows, names[0])
+        yield View(name, f"Runtime over peak memory, {device_name(rows)}", panel)
 
 
 def _single(part: Slice) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tflabench.conclusions.campaigns import campaigns
-from tflabench.conclusions.claims import check_all
+from tflabench.conclusions.claims import CLAIMS, KERNELS, check_all
 from tflabench.figures.quantities import PASSES
 from tflabench.report.stored import Stored
 from tflabench.rows.errors import find_errors
@@ -65,7 +66,9 @@ def _number(value: float | None) -> float | None:
 
 def claims(directory: Path, results: Sequence[Results]) -> list[list[str]]:
     """Return a line a claim and set of kernels: verdict, claim, source, kernels, values or reason, deciding command."""
-    outcomes = check_all(campaigns(results), find_errors(directory))
+    names = {need.name.format(kernels) for one in CLAIMS for need in one.needs.values() for kernels in KERNELS}
+    own = [replace(one, rows=tuple(row for row in one.rows if row.implementation in names)) for one in results]
+    outcomes = check_all(campaigns(own), find_errors(directory))
     return [
         [
             one.verdict, one.claim.says, one.claim.source, one.kernels,

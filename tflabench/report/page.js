@@ -28,7 +28,7 @@
   const at = (name, row) => cell(columns[name], row);
   const digits = (value) => (Number.isInteger(value) ? String(value) : value.toPrecision(4));
   const written = (value) => (value === null ? "" : typeof value === "number" ? digits(value) : value);
-  const hidden = (name) => (state.get("only") ?? name) !== name || (state.get("hide") ?? "").split(" ").includes(name);
+  const hidden = (name) => (state.get("only") ?? name) !== name || (state.get("hide") ?? "").split("\n").includes(name);
 
   // --- theme
   const theme = () => state.get("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
@@ -54,9 +54,9 @@
   function select() {
     let left = data.charts;
     $("select").replaceChildren();
-    for (const name of data.selectors) {
+    for (const [name, label] of Object.entries(data.selectors)) {
       const options = [...new Set(left.map((chart) => chart[name]))];
-      const [line, box] = picks(name, options);
+      const [line, box] = picks(name, options, label);
       box.value = options.includes(state.get(name)) ? state.get(name) : options[0];
       box.onchange = () => {
         keep(name, box.value);
@@ -88,6 +88,7 @@
     if (narrow.matches) {
       layout.annotations = layout.annotations.filter(({ name }) => name !== "end");
       Object.assign(layout.margin, { r: 12, l: 48 });
+      layout.height = Math.max(360, layout.height - 120);
       for (const axis of [layout.xaxis, layout.yaxis]) axis.tickfont = { size: 10 };
     }
     for (const trace of found.data) trace.visible = !(trace.meta && hidden(trace.meta));
@@ -188,7 +189,8 @@
   function command(text) {
     const line = tag("p", "", { className: "command" });
     const button = tag("button", "copy", { type: "button" });
-    const code = tag("code", text);
+    const code = tag("code");
+    code.append(...text.split(" ").flatMap((word, n) => [n ? " " : "", tag("span", word)]));
     button.onclick = async () => {
       getSelection().selectAllChildren(code); // what is left to copy by hand where the browser forbids it
       await navigator.clipboard?.writeText(text).then(() => (button.textContent = "copied"), () => {});
@@ -316,7 +318,7 @@
     const hide = tag("button", "hide", { type: "button", id: "hide" });
     hide.onclick = () => {
       keep("only", "");
-      keep("hide", [...new Set([...(state.get("hide") ?? "").split(" "), box.value])].join(" ").trim());
+      keep("hide", [...new Set([...(state.get("hide") ?? "").split("\n"), box.value])].join("\n").trim());
       refilter();
     };
     return [box, only, hide];

@@ -7,7 +7,7 @@ import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ def render(directory: Path) -> str:
 
     Raises:
         InputError: no results, or rows that cannot be read.
-        ModuleNotFoundError: plotly is missing.
+        ModuleNotFoundError: the package plotly is missing.
     """
-    plotly = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+    plotly = _plotly()
     stored = read(directory)
     with ThreadPoolExecutor(2) as pool:  # the charts need one core
         grid = pool.submit(lookup.in_another_process, lookup.shapes(stored.source.records))
@@ -39,6 +39,14 @@ def render(directory: Path) -> str:
     for name, part in parts.items():
         html = html.replace(f"/*{name}*/", part, 1)
     return html
+
+
+def _plotly() -> bytes:
+    """Return Plotly's script, from the Python package, which need not be imported for that."""
+    found = find_spec("plotly")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("no package plotly", name="plotly")
+    return (Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_bytes()
 
 
 def _text(name: str) -> str:
