@@ -34,6 +34,7 @@ REASONS = {
     "crashed": "signal 6", "timeout": "no result in 300 s", "wrong": "dq is off by 0.31",
     "error": "</script><script>alert(1)</script>",
 }  # fmt: skip
+# Names that a plugin may have.
 HOSTILE = "<img src=x onerror=alert(1)>"
 LATEX = "$\\frac{a}{b}$ </script><b>bold</b>"
 
@@ -74,7 +75,9 @@ def many(count: int = 10_000) -> list[Row]:
         T, d = 2 ** (8 + power), 32 * (1 + size % 10)
         ms = round((1 + backward) * (0.1 + impl / 50) * (1 + (n * 7919 % 1000) / 5000) * d / 64, 7)
         # Of the names, some are registered ones and some a plugin's.
-        name = ("tfla_sig_xl", "tfla_exp_xl", "nxai_sig_xl", "fla_simple_gla", "mamba2")[impl] if impl < 5 else f"p{impl}"
+        name = (
+            ("tfla_sig_xl", "tfla_exp_xl", "nxai_sig_xl", "fla_simple_gla", "mamba2")[impl] if impl < 5 else f"p{impl}"
+        )
         rows.append(
             row(
                 name, ms, seq_len=T, batch=2**18 // T, heads=4096 // 64, d_qk=d, d_hv=d, pass_=("fw", "fwbw")[backward],

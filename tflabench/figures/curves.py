@@ -154,7 +154,7 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
             label, x.position(own[axis]), y, ink, role,
             joined=axis != "dtype",  # nothing lies between two data types
             spread=spread,
-            hollow=np.asarray(flagged(own, quantity), bool) if lit else (),
+            hollow=flagged(own, quantity).tolist() if lit else (),
             rows=own["index"].tolist(),
             name=name,
         )

@@ -38,12 +38,10 @@ def panel(source: Source, part: Slice, rows: Rows, names: Sequence[str]) -> Pane
     for name in sorted(groups, key=lambda name: (name in names, -names.index(name) if name in names else 0)):
         own, look, lit = groups[name], source.looks[name], name in names
         x, y = (own[quantity.column].to_numpy(float) / size for quantity, (_, size) in units.items())
-        items.append(
-            Curve(
-                look.title if lit else "", x, y, look.ink if lit else BACKGROUND, "highlight" if lit else "context",
-                hollow=own["flagged"].to_numpy(bool) if lit else (), rows=[int(index) for index in own.index], name=name,
-            )
-        )  # fmt: skip
+        label, ink = (look.title, look.ink) if lit else ("", BACKGROUND)
+        hollow, rows_ = own["flagged"].tolist() if lit else (), [int(index) for index in own.index]
+        role = "highlight" if lit else "context"
+        items.append(Curve(label, x, y, ink, role, hollow=hollow, rows=rows_, name=name))
         if names and name == names[0] and own[part.axis].nunique() > 1 and part.axis in SYMBOLS:
             for n in (0, -1):
                 items.append(Note(x[n], y[n], f"{SYMBOLS[part.axis]} = {compact(own[part.axis].iloc[n])}"))

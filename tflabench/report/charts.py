@@ -36,12 +36,12 @@ def rooflines(source: Source) -> Iterator[dict[str, Any]]:
     for key, rows in source.rows.groupby(list(SHARED[:-1]), sort=False):
         figure = roofline.draw("roofline", source, rows)
         for pass_, panel in zip(by_pass(rows), figure.panels, strict=True):
-            shared = dict(zip(SHARED, (*key, pass_), strict=True))
+            shared: dict[str, Any] = dict(zip(SHARED, (*key, pass_), strict=True))
             said = _chosen(shared, title=figure.title, setting=figure.caption[0])
             yield said | {"plot": plotly_renderer.draw(panel)}
 
 
-def _of_slice(source: Source, part: Slice, shared: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _of_slice(source: Source, part: Slice, shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
     size = caption(part.rows, part.axis).replace(f", {shared['dtype']}", "")
     size = f"T = {int(part.rows['seq_len'].iloc[0])}, {size}" if _single(part) else size
     for view in _views(source, part):
@@ -49,7 +49,7 @@ def _of_slice(source: Source, part: Slice, shared: dict[str, str]) -> Iterator[d
         yield _chosen(shared, view=view.name, size=size, title=view.title, setting=size) | {"plot": plot}
 
 
-def _chosen(shared: dict[str, str], **said: str) -> dict[str, Any]:
+def _chosen(shared: dict[str, Any], **said: str) -> dict[str, Any]:
     found = {"gpu": shared["device"], "results": shared["folder"], "dtype": shared["dtype"]}
     return found | {"pass": PASSES[shared["pass"]]} | said
 

@@ -56,7 +56,12 @@ def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
     """Return by key the fastest mLSTM and the next of another kernel in the same comparison, of rows that are right."""
     found: dict[str, list[tuple[int, Row]]] = {}
     for index, row in enumerate(records):
-        if row.family == "mlstm" and row.status == "ok" and row.gate in GATES and math.isfinite(row.ms_median or math.nan):
+        if (
+            row.family == "mlstm"
+            and row.status == "ok"
+            and row.gate in GATES
+            and math.isfinite(row.ms_median or math.nan)
+        ):
             for gate in (row.gate, GATES[0]):
                 found.setdefault(_shape(row).key(gate), []).append((index, row))
     return {key: _first_two(own) for key, own in found.items()}
@@ -65,9 +70,7 @@ def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
 def _first_two(own: list[tuple[int, Row]]) -> list[Best]:
     ordered = sorted(own, key=lambda one: one[1].ms_median or 0.0)
     first = ordered[0][1]
-    others = (
-        one for one in ordered if one[1].implementation != first.implementation and _same_occasion(first, one[1])
-    )
+    others = (one for one in ordered if one[1].implementation != first.implementation and _same_occasion(first, one[1]))
     return [_of_row(*one) for one in (ordered[0], *list(others)[:1])]
 
 

@@ -214,7 +214,7 @@
   function told(best, first) {
     if (typeof best === "string") return [tag("p", best, { className: "flag" })];
     const table = tag("table", "", { className: first ? "best" : "second" });
-    for (const name of ["", "L", "a call", "memory"]) table.append(tag("th", name));
+    table.insertRow().append(...["", "L", "a call", "memory"].map((name) => tag("th", name)));
     best.forEach((one, n) => {
       const line = table.insertRow();
       line.append(...[one.kernel, one.chunk, one.ms, one.memory].map((words) => tag("td", words)));
