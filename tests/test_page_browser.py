@@ -55,28 +55,30 @@ def written(tmp_path_factory) -> dict[str, Path]:
     return {name: report.write(path, folder / f"{name}.html") for name, path in folders.items()}
 
 
+@pytest.fixture(scope="module")
+def kept() -> tuple[dict[Any, Any], list[str]]:
+    """The pages that are open, by how they were opened, and what failed in them."""
+    return {}, []
+
+
 @pytest.fixture
-def opened(browser, written) -> Iterator[Any]:
-    """Open a page by name; nothing may fail in it, and it may ask nothing of the network."""
-    problems: list[str] = []
-    pages = []
+def opened(browser, written, kept) -> Iterator[Any]:
+    """Open a page by name, or take the one that was opened so before; nothing may fail in it or ask the network."""
+    pages, problems = kept
 
     def open_(name: str | Path, hash_: str = "", viewport: dict[str, int] = DESK, scheme: str = "light") -> Any:
-        page = browser.new_page(viewport=viewport, color_scheme=scheme)
-        pages.append(page)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("dialog", lambda dialog: problems.append(f"a dialog: {dialog.message}"))
-        page.on(
-            "request", lambda asked: None if asked.url.startswith(("file:", "blob:")) else problems.append(asked.url)
-        )
-        page.goto(f"file://{name if isinstance(name, Path) else written[name]}{hash_}")
-        page.wait_for_selector("html[data-ready]")
-        return page
+        key = (name, hash_, *viewport.values(), scheme)
+        if key not in pages:
+            page = pages[key] = browser.new_page(viewport=viewport, color_scheme=scheme)
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+            page.on("dialog", lambda dialog: problems.append(f"a dialog: {dialog.message}"))
+            page.on("request", lambda asked: problems.append(asked.url) if asked.url.startswith("http") else None)
+            page.goto(f"file://{name if isinstance(name, Path) else written[name]}{hash_}")
+            page.wait_for_selector("html[data-ready]")
+        return pages[key]
 
     yield open_
-    for page in pages:
-        page.close()
     assert problems == []
 
 
@@ -93,6 +95,7 @@ def fits(page: Any) -> bool:
 
 def test_a_selection_changes_the_chart_and_its_link_keeps_it(opened):
     page = opened("h100")
+    page.select_option("#pick-pass", "forward")
     first = page.inner_text("#head"), page.inner_text("#plot")
     page.select_option("#pick-pass", "forward + backward")
     page.select_option("#pick-view", "peak memory over T")
@@ -202,6 +205,7 @@ def test_other_shapes_are_answered_by_the_grid_or_by_the_command(opened, written
 
 def test_filters_sorting_and_pages_of_the_table(opened, written):
     page = opened("h100", "#open=fold-rows")
+    page.click("#clear")
     held = Page(written["h100"].read_text())
     total = len(held.columns["pass"]["values"])
     assert page.inner_text("#count") == f"1 to 50 of {total} rows"
@@ -226,6 +230,7 @@ def test_filters_sorting_and_pages_of_the_table(opened, written):
 
 def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
     page = opened("h100", "#open=fold-rows")
+    page.click("#clear")
     held = Page(written["h100"].read_text())
     name = page.evaluate("plot.data.find(({ marker, meta }) => marker && meta).meta")
     names = [held.cell("implementation", n) for n in range(len(held.columns["pass"]["values"]))]
@@ -260,6 +265,7 @@ def test_many_rows_are_a_page_at_a_time(opened, tmp_path):
 
 def test_the_keyboard_selects_and_goes_from_point_to_point(opened):
     page = opened("h100")
+    page.select_option("#pick-pass", "forward")
     page.focus("#theme")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "pick-gpu"
@@ -284,6 +290,7 @@ def test_the_keyboard_selects_and_goes_from_point_to_point(opened):
 
 def test_dark_mode_has_no_black_lines(opened):
     light, dark = opened("h100"), opened("h100", scheme="dark")
+    light.select_option("#pick-view", "runtime over T")
     ink = "plot.data.filter(({ visible }) => visible).map(({ line }) => line?.color)"
     paper = "getComputedStyle(document.body).backgroundColor"
     assert (light.evaluate(paper), dark.evaluate(paper)) == ("rgb(255, 255, 255)", "rgb(22, 25, 30)")
