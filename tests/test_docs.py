@@ -428,6 +428,15 @@ def test_the_page_of_results_counts_throttled_rows_right():
     assert (int(said[1]), int(said[2])) == (throttled, len(timed))
 
 
+def test_the_page_of_the_kernels_has_the_hosts_times_of_the_rows():
+    rows = [row for row in read_results(QUICK).rows if row.host_ms and row.implementation in registry.bundled_kernels()]
+    fw, fwbw = ([row.host_ms for row in rows if row.pass_ == pass_] for pass_ in ("fw", "fwbw"))
+    said = (
+        f"{min(fw):.1f} to {max(fw):.1f} ms to enqueue a forward pass, and {min(fwbw):.1f} to {max(fwbw):.1f} ms with"
+    )
+    assert said in " ".join((ROOT / "docs" / "use-the-kernels.md").read_text().split())
+
+
 @pytest.mark.parametrize(("implementation", "best"), [("tfla_sig_xl", 256), ("nxai_sig_xl", 128)])
 def test_the_measured_best_chunk_sizes_are_the_rows(implementation, best):
     assert "are fastest at 256, mlstm_kernels at 128" in " ".join((ROOT / "docs" / "theory.md").read_text().split())
