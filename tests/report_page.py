@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from tflabench import report
 from tflabench.rows.schema import Row
@@ -33,13 +34,16 @@ REASONS = {
     "crashed": "signal 6", "timeout": "no result in 300 s", "wrong": "dq is off by 0.31",
     "error": "</script><script>alert(1)</script>",
 }  # fmt: skip
+# Names that a plugin may have.
+HOSTILE = "<img src=x onerror=alert(1)>"
+LATEX = "$\\frac{a}{b}$ </script><b>bold</b>"
 
 
-def sdpa(ms: float | None, T: int = 4096, **changes) -> Row:
+def sdpa(ms: float | None, T: int = 4096, **changes: Any) -> Row:
     return row("sdpa", ms, seq_len=T, batch=65536 // T, **ATTENTION, chunk_size=None, **MODEL, **changes)
 
 
-def tfla(ms: float | None, T: int = 4096, name: str = "tfla_sig_xl", **changes) -> Row:
+def tfla(ms: float | None, T: int = 4096, name: str = "tfla_sig_xl", **changes: Any) -> Row:
     return row(name, ms, seq_len=T, batch=65536 // T, **MODEL, **changes)
 
 
@@ -55,51 +59,54 @@ def sweep() -> list[Row]:
     failed = zip(REASONS, (512, 1024, 2048, 4096, 512, 1024, 2048), strict=True)
     for n, (status, T) in enumerate(failed):
         name = "tfla_exp_xl" if n < 4 else "tfla_exp_limit"
-        ms = 0.1 if status == "wrong" else None  # which has a time, and no place in a figure
+        ms = 0.1 if status == "wrong" else None
         failure = tfla(ms, T, name, gate="exp").model_copy(update={"status": status, "reason": REASONS[status]})
         rows.append(failure)
     return rows
 
 
-def unpacked(script: str) -> str:
-    return gzip.decompress(base64.b64decode(script)).decode()
+def many(count: int = 10_000) -> list[Row]:
+    """`count` rows, all different: 50 implementations at 10 lengths, 10 head sizes and both passes."""
+    rows = []
+    for n in range(count):
+        place, impl = divmod(n, 50)
+        place, power = divmod(place, 10)
+        size, backward = divmod(place, 2)
+        T, d = 2 ** (8 + power), 32 * (1 + size % 10)
+        ms = round((1 + backward) * (0.1 + impl / 50) * (1 + (n * 7919 % 1000) / 5000) * d / 64, 7)
+        # Of the names, some are registered ones and some a plugin's.
+        name = (
+            ("tfla_sig_xl", "tfla_exp_xl", "nxai_sig_xl", "fla_simple_gla", "mamba2")[impl] if impl < 5 else f"p{impl}"
+        )
+        rows.append(
+            row(
+                name, ms, seq_len=T, batch=2**18 // T, heads=4096 // 64, d_qk=d, d_hv=d, pass_=("fw", "fwbw")[backward],
+                **MODEL | {"rel_error": 1e-3 + n * 1e-8},
+            ).model_copy(update={"peak_bytes": 2**28 + 4096 * (n * 104729 % 2**16)})
+        )  # fmt: skip
+    return rows
 
 
-class Page(HTMLParser):
-    """A page's text, tags, embedded scripts and what its script is given."""
+class Page:
+    """The parts of a page: its HTML, and what its script is given."""
 
     def __init__(self, html: str) -> None:
-        super().__init__()
-        self.html, self.tags, self.words, self.scripts = html, [], [], {}
-        self._script = None
-        self.feed(html)
-        self.text = " ".join(" ".join(self.words).split())
-        self.payload = json.loads(unpacked(self.scripts["payload"]))
+        self.html = html
+        self.scripts = dict(re.findall(r'<script type="text/plain" id="(\w+)">([^<]*)</script>', html))
+        self.payload = json.loads(gzip.decompress(base64.b64decode(self.scripts["payload"])))
+        self.columns = {column["name"]: column for column in self.payload["rows"]}
 
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._script = dict(attrs).get("id", "") if tag in ("script", "style") else None
+    def cell(self, name: str, row: int) -> Any:
+        """Return what the table of all rows has in a column."""
+        column = self.columns[name]
+        value = column["values"][row]
+        return column["words"][value] if "words" in column else value
 
-    def handle_endtag(self, tag):
-        if tag in ("script", "style"):
-            self._script = None
-
-    def handle_data(self, data):
-        if self._script is None:
-            self.words.append(data)
-        else:
-            self.scripts[self._script] = data
-
-    def all(self, name: str) -> list[str]:
-        """The values of an attribute."""
-        return [attrs[name] for _, attrs in self.tags if name in attrs]
-
-    def traces(self, kind: str, **wanted) -> list[dict]:
-        """The traces of all plots of a kind of figure that have these properties."""
-        plots = [plot for name, plot in self.payload["plots"].items() if name.split("-")[1] == kind]
-        return [trace for plot in plots for trace in plot["data"] if all(trace.get(k) == v for k, v in wanted.items())]
+    def charts(self, **wanted: str) -> list[dict[str, Any]]:
+        """Return the charts that have these selections."""
+        return [one for one in self.payload["charts"] if all(one[key] == value for key, value in wanted.items())]
 
 
 def page_of(folder: Path) -> Page:
-    """The page about a results folder, written into it."""
+    """Return the page about a results folder, written into it."""
     return Page(report.write(folder).read_text())

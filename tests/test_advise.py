@@ -12,6 +12,8 @@ from tflabench.cli.main import app
 from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Choice, Demand, Kernel, Memory, Refused
 from tflabench.conclusions.prediction import predict
+from tflabench.figures.memory_frontier import draw
+from tflabench.figures.model import Curve, Note, Rule
 from tflabench.implementations import bundled, registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware
@@ -195,6 +197,27 @@ def test_theory_of_a_gpu_that_is_not_here_says_that_it_is_theory(tmp_path):
     assert "calibrated model, at 312 TFLOP/s" in done.stdout
     assert "recommended" in done.stdout
     assert (tmp_path / "advice.svg").stat().st_size > 10_000
+    caption = (tmp_path / "advice.txt").read_text()
+    assert caption.startswith("tfla_sig_xl at L = ")
+    assert "A100 SXM 80GB is not here: all this is theory." in caption
+
+
+def test_the_frontier_has_a_line_a_kernel_that_falls_with_memory():
+    given = advise.advice(Demand(FIG_4, memory_bytes=4 * GIB), hardware.find("A100"), ["sig", "exp"], "cuda")
+    figure = draw(given, "a setting", ["a source"])
+    (panel,) = figure.panels
+    lines = {item.label: item for item in panel.items if isinstance(item, Curve)}
+    assert set(lines) == {choice.kernel.name for choice in given.considered}
+    for line in lines.values():
+        assert list(line.x) == sorted(line.x)
+        assert list(line.y) == sorted(line.y, reverse=True)
+    best = given.ranked[0]
+    (ring,) = (item for item in panel.items if isinstance(item, Note) and item.ring)
+    assert (ring.x, ring.y) == pytest.approx((best.memory_bytes / GIB, best.step_s * 1e3))
+    assert figure.title.startswith(f"{best.kernel.name} at L = {best.problem.chunk_size} is recommended: ")
+    (rule,) = (item for item in panel.items if isinstance(item, Rule))
+    assert (rule.label, rule.value) == ("4 GiB allowed", 4)
+    assert figure.caption[-1] == "a source"
 
 
 def test_json_has_ranks_frontier_and_batches_in_order():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -148,6 +152,105 @@ def test_interrupted_it_keeps_what_it_has_and_says_130():
     assert Path("out/rows.parquet").exists()
 
 
+class Terminal:
+    """A command whose standard error is a terminal of some columns; what it shows there is in `shown`."""
+
+    def __init__(self, columns: int, *arguments: str) -> None:
+        self._reads, writes = pty.openpty()
+        fcntl.ioctl(writes, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        without = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            command(*SWEEP, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=writes,
+            text=True,
+            env={**without, "TERM": "xterm"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        os.close(writes)
+        self.shown = ""
+
+    def read_until(self, text: str) -> None:
+        """Read on until it shows a text."""
+        while text not in self.shown:
+            assert self._read(), self.shown
+
+    def ended(self) -> int:
+        """Read all there is and return the exit code."""
+        while self._read():
+            pass
+        os.close(self._reads)
+        return self.process.wait(timeout=30)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._reads, 1 << 16)
+        except OSError:  # the other end is closed
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
+
+
+def test_on_a_terminal_a_live_table_stands_below_what_is_closed():
+    terminal = Terminal(100, "--impl", "fine,chatters,raises", *TINY)
+    assert terminal.ended() == 0
+    assert "comparisons closed" in terminal.shown
+    assert "0 of 6" in terminal.shown
+    assert "comparison 1 of 2" in terminal.shown
+    assert "times faster than" in terminal.shown  # a closed comparison
+    assert "error: ValueError: this size" in terminal.shown
+    assert "fine  fw  B=1" not in terminal.shown  # provisional rows are in the table
+    assert terminal.shown.index(HIDDEN) < terminal.shown.rindex(SHOWN)
+    after = terminal.shown[terminal.shown.rindex(SHOWN) :]
+    assert "comparisons closed" not in after
+    assert after.count("\x1b[2K") >= 3  # its lines are cleared
+    assert "4 of 6 points measured; 2 error" in (terminal.process.stdout.read() if terminal.process.stdout else "")
+
+
+def test_without_a_terminal_every_row_has_its_line_and_nothing_moves():
+    shown = sweep("--impl", "fine,chatters,raises", *TINY).stderr
+    assert "comparisons closed" not in shown
+    assert "\x1b" not in shown
+    lines = [line for line in shown.splitlines() if line]
+    assert lines[0] == "Quick look: mLSTM and its rivals, then over sequence length, chunk size and head dimension"
+    assert lines[1] == "6 of 6 points to measure, in 2 comparisons, into out"
+    rows = [line for line in lines if "  float32  " in line]
+    assert sorted(line.split()[0] for line in rows) == sorted(["fine", "chatters", "raises"] * 2)
+    assert sum("times faster than" in line for line in lines) == 2
+    assert len(lines) == 2 + 6 + 2
+
+
+def test_interrupted_on_a_terminal_it_leaves_that_clean_and_keeps_what_it_has():
+    terminal = Terminal(60, "--impl", "fine,hangs", *TINY)
+    terminal.read_until("preparing hangs")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.ended() == 130
+    after = terminal.shown[terminal.shown.rindex(SHOWN) :]
+    assert "Interrupted: 0 of 4 points are safe; the same command goes on." in after
+    assert "preparing" not in after
+    assert "Traceback" not in terminal.shown
+    assert [row["closed"] for row in journal()] == [False]
+
+
+def test_all_of_it_is_shown_by_the_same_command_with_full_which_measures_nothing():
+    arguments = ["--impl", "fine,chatters,raises", "-a", "seq_len=16:96:+16", "-a", "head_dim=16"]
+    brief = sweep(*arguments).stdout.splitlines()
+    assert len(brief) <= 30
+    assert max(map(len, brief)) <= 80
+    assert brief[-1].endswith("more lines: the same command with --full (measures nothing)")
+    before = len(journal())
+    done = sweep(*arguments, "--full")
+    assert "0 of 36 points to measure" in done.stderr
+    assert len(journal()) == before
+    assert "own roofline" in done.stdout
+    assert "times faster than" in done.stdout
+    assert abs(len(done.stdout.splitlines()) - len(brief) - int(brief[-1].split()[1])) <= 2
+
+
 def test_when_its_time_is_up_it_keeps_what_it_has_and_the_same_command_measures_the_rest():
     arguments = [*TINY, "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "26"]
     done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "25")
@@ -200,8 +303,9 @@ def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
     (folder,) = Path("results").glob("*/quick")
     assert set(read_rows(folder)["status"]) == {"ok"}
     assert list((folder / "figures").glob("roofline*.png"))
-    assert "times faster than" in done.stdout
+    assert "next best of others" in done.stdout
     assert f"tflabench plot {folder}" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_dry_run_measures_nothing(invoke):

@@ -200,8 +200,8 @@ class TestOptimalChunk:
         text = run(*self.WORDS).stdout
         assert len(text.splitlines()) <= 30
         answer, rest = " ".join(text.split()).split(". mLSTMsig", 1)
-        assert answer.startswith(f"L = {found['recommended']} takes the least time in theory on H100 SXM")
-        assert answer.endswith(f"our hopper_sig would run there, with L = {found['kernel']['chunk_size']}")
+        assert answer.startswith(f"L = {found['recommended']} takes the least time in theory on H100 SXM: ")
+        assert answer.endswith(f"our hopper_sig would run with L = {found['kernel']['chunk_size']}")
         assert "eq. 121" not in rest
 
     def test_the_longest_table_is_short_too(self):

@@ -21,7 +21,7 @@ from tflabench.theory.launches import Chip, Launch
 
 RESULTS = Path(__file__).parents[1] / "results"
 # Median absolute error in percent, on rows that no constant has seen, as `model-error results/h200 results/h100` names
-# and prints it: after new rows, take its numbers, and those of README.
+# and prints it: after new rows, take its numbers, and those of docs/theory.md.
 HELD_OUT = {
     ("H200 SXM", "fused exp"): 8.5,
     ("H200 SXM", "fused sig"): 10.0,

@@ -1,4 +1,4 @@
-"""Figures 15 to 22, the error of both models and time by term over L, drawn from theory and from stored rows."""
+"""Figures 15 to 22, the error of both models and time by term over L, from theory and from stored rows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from typer.testing import CliRunner, Result
 
 from tflabench.cli.main import app
 from tflabench.conclusions import model_error
 from tflabench.figures import model_errors as model
 from tflabench.figures import overlay, paper
-from tflabench.problem import InputError
+from tflabench.figures.model import Band, Curve, Figure, Note, Rule, Stack
+from tflabench.problem import InputError, Problem
 from tflabench.rows.load import find_results, read_results, read_rows
 from tflabench.rows.schema import Row
+from tflabench.theory import calibrated
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.hardware import find
 
@@ -68,59 +68,116 @@ def refused(said: str, *argv: str) -> None:
 
 
 def words(figure: Figure) -> str:
-    return "\n".join(text.get_text() for text in figure.findobj(Text))
+    return "\n".join((figure.title, figure.setting, *(panel.title for panel in figure.panels), *figure.caption))
+
+
+def items(figure: Figure, kind: type) -> list:
+    return [item for panel in figure.panels for item in panel.items if isinstance(item, kind)]
+
+
+def named(figure: Figure) -> dict[str, Curve]:
+    return {curve.label: curve for curve in items(figure, Curve) if curve.label}
 
 
 class TestPaper:
     @pytest.mark.parametrize("name", paper.FIGURES)
     @pytest.mark.parametrize(("gate", "pass_"), [("sig", "fw"), ("exp", "fwbw")])
-    def test_every_figure_is_drawn_from_theory_alone(self, name, gate, pass_):
+    def test_every_figure_is_made_from_theory_alone(self, name, gate, pass_):
         figure = paper.FIGURES[name](gate, pass_)
-        text = words(figure)
-        assert f"Fig. {name[3:]}, mLSTM{gate} {'forward + backward' if pass_ == 'fwbw' else 'forward'}" in text
-        assert "Modelled: " in text
-        assert ("section B.3" in text) == (pass_ == "fwbw")
-        for ax in figure.axes:
-            assert ax.lines
-            assert ax.get_xlabel()
+        assert figure.stem == f"{name}-{gate}-{pass_}"
+        backward = pass_ == "fwbw"
+        assert figure.title.startswith(f"mLSTM{gate} forward{' + backward' if backward else ''}, theory: ")
+        assert f"Fig. {name[3:]} of the paper" in figure.caption[0]
+        assert "Modelled: " in words(figure)
+        assert ("section B.3" in words(figure)) == backward
+        assert figure.rows is None
+        for panel in figure.panels:
+            lit = [item for item in panel.items if isinstance(item, Curve) and item.label]
+            assert 1 <= len(lit) <= 7
+            assert panel.x.label
+            assert panel.y.label
 
-    def test_the_marked_optima_are_those_of_the_equations(self):
-        text = words(paper.fig17("sig", "fw"))
+    def test_flops_have_their_least_at_the_ring_and_end_near_the_parallel_form(self):
+        figure = paper.fig15("sig", "fw")
+        curve = named(figure)["F_causal = 0.5"]  # of the last panel: d_qk = 64, d_hv = 128
+        ring = min((note for note in figure.panels[2].items if isinstance(note, Note)), key=lambda note: -note.x)
+        assert ring.y == pytest.approx(np.min(curve.y), rel=1e-3)
+        ends = [own for own in figure.panels[2].items if isinstance(own, Curve) and not own.joined]
+        assert curve.y[-1] == pytest.approx(ends[0].y[0], rel=0.02)
+
+    def test_the_optima_grow_with_the_head_dimension(self):
+        curve = named(paper.fig16("sig", "fw"))["F_causal = 0.5"]
+        assert list(curve.y) == sorted(curve.y)
+        best = Tradeoff(Problem(1, 1, 8192, 2048, 2048), "sig", find("H100").ceilings).flop_optimal
+        assert curve.y[-1] == pytest.approx(best)
+
+    def test_the_named_optima_are_those_of_the_equations(self):
+        figure = paper.fig17("sig", "fw")
         for gpu in ("paper-A100", "paper-H100", "H200", "paper-B200"):
             best = Tradeoff(overlay.PAPER, "sig", find(gpu).ceilings).runtime_optimal
-            assert f"L = {best:.0f}" in text
-        assert "L = 634" in text
+            assert f"{gpu.removeprefix('paper-')}: L = {best:.0f}" in named(figure)
+        assert figure.title.endswith("an H100 is fastest at L = 634")
+        assert all(note.ring for note in items(figure, Note))
+
+    def test_gpus_of_like_intensity_share_a_name(self):
+        beside = [rule for rule in paper.fig18("sig").panels[0].items if isinstance(rule, Rule)]
+        assert [rule.label for rule in beside] == ["V100 133", "A100 161", "H200 206", "B200, H100 292", ""]
+        assert beside[-1].value == find("paper-H100").ceilings.intensity
+        above = [rule.label for rule in items(paper.fig22("sig"), Rule)]
+        assert above == ["V100", "A100", "H200", "B200, H100", ""]
 
     @pytest.mark.parametrize("name", ["fig17", "fig19", "fig20", "fig22"])
     def test_measured_rows_are_laid_over(self, results, name):
-        text = words(paper.FIGURES[name]("sig", "fw", read_rows(results)))
-        assert "tfla_sig_xl, measured" in text
-        assert "reference_sig" not in text
-        assert "Measured on NVIDIA H200, 2026-11-21" in text
+        figure = paper.FIGURES[name]("sig", "fw", read_rows(results))
+        measured = {curve.name: curve for curve in items(figure, Curve) if curve.name}
+        assert "tfla_sig_xl" in measured
+        assert "reference_sig" not in measured
+        assert list(figure.rows.loc[list(measured["tfla_sig_xl"].rows), "implementation"].unique()) == ["tfla_sig_xl"]
+        assert "Measured on NVIDIA H200, 2026-11-21." in figure.caption
+        assert any("measured" in key.words for key in figure.keys)
 
     def test_points_lie_where_they_were_measured(self, results):
         figure = paper.fig17("sig", "fw", read_rows(results))
-        (panel,) = (ax for ax in figure.axes if ax.get_title().startswith("H200"))
-        drawn = {tuple(np.asarray(line.get_xdata())): list(np.asarray(line.get_ydata())) for line in panel.lines}
-        assert drawn[(128, 256, 512)] == [2.12, 2.00, 2.10]
-        assert drawn[(8192,)] == [0.667]
+        drawn = {curve.name: (list(curve.x), list(curve.y)) for curve in items(figure, Curve)}
+        assert drawn["tfla_sig_xl"] == ([128, 256, 512], [2.12, 2.00, 2.10])
+        assert drawn["hopper_sig"] == ([8192], [0.667])
+        assert figure.title.endswith("an H200 is fastest at L = 529, the best measured chunkwise kernel at 256")
+        (band,) = items(figure, Band)
+        theory = named(figure)["H200: L = 529"]
+        assert (band.colour, list(band.upper)) == (theory.ink.colour, list(theory.y))
+
+    def test_of_two_rows_at_one_chunk_size_the_later_counts(self, tmp_path):
+        later = row("tfla_sig_xl", 128, 1.9, started_at="2026-11-22T12:00:00+00:00", seed=1)
+        rows = read_rows(folder(tmp_path / "twice", [later, row("tfla_sig_xl", 128, 2.12)]))
+        (own,) = overlay.Overlay.of(rows, "sig", "fw").series()
+        assert list(own.ms) == [1.9]
+
+    def test_the_fastest_measured_chunk_size_lies_at_the_intensity_of_its_gpu(self, results):
+        points = [own for own in items(paper.fig22("sig", "fw", read_rows(results)), Curve) if own.name]
+        assert [(own.label, list(own.x), list(own.y)) for own in points] == [
+            ("tfla_sig_xl: 256", [find("H200").ceilings.intensity], [256])
+        ]
 
     def test_fused_rows_have_the_flops_of_fused_kernels(self, results):
         """Counted as chunks of 8192 they would lie far above the roof."""
         figure = paper.fig19("sig", "fw", read_rows(results))
         roof = find("H200").ceilings.flops_per_s / 1e12
-        measured = [line for line in figure.axes[0].lines if line.get_marker() not in ("None", "o", "")]
-        assert measured
-        assert all(np.max(line.get_ydata()) < roof for line in measured)
+        measured = [curve for curve in items(figure, Curve) if curve.name]
+        assert len(measured) == 2
+        assert all(np.max(curve.y) < roof for curve in measured)
 
     def test_rows_of_another_gate_leave_theory_and_say_so(self, tmp_path):
         rows = read_rows(folder(tmp_path / "one", [row("nxai_exp_xl", 256, 5.48)]))
-        assert "hold none of these kernels" in words(paper.fig17("sig", "fw", rows))
-        assert "nxai_exp_xl, measured" in words(paper.fig17("exp", "fw", rows))  # a sweep of one point
+        alone = paper.fig17("sig", "fw", rows)
+        assert "hold none of these kernels" in words(alone)
+        assert alone.rows is None
+        assert "nxai_exp_xl" in named(paper.fig17("exp", "fw", rows))  # a sweep of one point
 
-    def test_a_known_gpu_that_the_paper_has_not_gets_a_panel(self, tmp_path):
+    def test_a_known_gpu_that_the_paper_has_not_gets_a_line(self, tmp_path):
         rows = read_rows(folder(tmp_path / "l40s", [row("tfla_sig_xl", 64, 9.0, device="NVIDIA L40S")]))
-        assert [ax.get_title().split(",")[0] for ax in paper.fig17("sig", "fw", rows).axes][-1] == "L40S"
+        figure = paper.fig17("sig", "fw", rows)
+        assert any(label.startswith("L40S: L = ") for label in named(figure))
+        assert "an L40S is fastest" in figure.title
 
     def test_a_gpu_without_specs(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -132,13 +189,15 @@ class TestPaper:
 
 class TestTheoryCommand:
     def test_writes_a_file_a_figure_gate_and_pass_and_prints_them(self, tmp_path, results):
-        result = run(
-            "theory", "fig16", "fig22", "--out", str(tmp_path / "new"), "--overlay", str(results), "--gate", "sig"
-        )
+        out = tmp_path / "new"
+        result = run("theory", "fig16", "fig22", "--out", str(out), "--overlay", str(results), "--gate", "sig")
         assert result.exit_code == 0, result.stderr
-        names = [f"{name}-sig-{pass_}.png" for name in ("fig16", "fig22") for pass_ in ("fw", "fwbw")]
-        assert result.stdout.split() == [str(tmp_path / "new" / name) for name in names]
-        assert all((tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+        endings = {"fig16-sig-fw": "png txt", "fig16-sig-fwbw": "png txt", "fig22-sig-fw": "png txt csv"}
+        endings["fig22-sig-fwbw"] = "png txt"  # no row is of this pass
+        names = [f"{stem}.{ending}" for stem, several in endings.items() for ending in several.split()]
+        assert result.stdout.split() == [str(out / name) for name in names]
+        assert all((out / f"{stem}.png").read_bytes().startswith(b"\x89PNG") for stem in endings)
+        assert (out / "fig16-sig-fw.txt").read_text().startswith("mLSTMsig forward, theory: ")
 
     @pytest.mark.parametrize(
         ("argv", "said"),
@@ -236,32 +295,52 @@ class TestModelError:
             folder(tmp_path / device, [row("tfla_sig_xl", 128, 2.0, device=device)], ceilings=False)
         verdict = model_error.judge(find_results(tmp_path))
         assert verdict.judged[0].calibrated > 1.5 * verdict.judged[1].calibrated  # the A100
-        assert [stem for stem, _ in model.breakdowns(verdict)] == [
+        assert [figure.stem for figure in model.breakdowns(verdict)] == [
             "breakdown-a100-80gb-tfla_sig_xl-fw", "breakdown-h200-tfla_sig_xl-fw"
         ]  # fmt: skip
 
     def test_figures_stack_the_terms_to_the_prediction(self, results):
         verdict = model_error.judge([read_results(results)])
-        drawn = dict(model.breakdowns(verdict))
-        assert list(drawn) == [f"breakdown-{name}-fw" for name in ("tfla_sig_xl", "nxai_exp_xl", "hopper_sig")]
-        bars = drawn["breakdown-tfla_sig_xl-fw"].axes[0]
-        ticks = [label.get_text() for label in bars.get_xticklabels()]
-        tops: dict[float, float] = {}
-        for bar in bars.patches:
-            centre = bar.get_x() + bar.get_width() / 2  # type: ignore[attr-defined]
-            tops[centre] = tops.get(centre, 0) + bar.get_height()  # type: ignore[attr-defined]
+        made = {figure.stem: figure for figure in model.breakdowns(verdict)}
+        assert list(made) == [f"breakdown-{name}-fw" for name in ("tfla_sig_xl", "nxai_exp_xl", "hopper_sig")]
+        figure = made["breakdown-tfla_sig_xl-fw"]
+        (stack,) = items(figure, Stack)
+        tops = np.sum(list(stack.parts.values()), axis=0)
+        places = {words: int(place) for place, words in figure.panels[0].x.ticks}
         for judged in verdict.judged:
             if judged.implementation == "tfla_sig_xl":
-                assert tops[ticks.index(str(judged.problem.chunk_size))] == pytest.approx(judged.calibrated * 1e3)
-        assert "measured best: 256" in words(drawn["breakdown-tfla_sig_xl-fw"])
-        assert len(drawn["breakdown-hopper_sig-fw"].axes) == 1  # nothing moves its best L
+                assert tops[places[str(judged.problem.chunk_size)]] == pytest.approx(judged.calibrated * 1e3)
+        assert len(stack.parts) <= 9
         assert set(model.TERM_COLOURS) == set(verdict.judged[0].terms)
+
+    def test_the_ladder_ends_at_the_calibrated_best_beside_the_measured_one(self, results):
+        verdict = model_error.judge([read_results(results)])
+        made = {figure.stem: figure for figure in model.breakdowns(verdict)}
+        ladder = made["breakdown-tfla_sig_xl-fw"].panels[1]
+        (rule,) = (item for item in ladder.items if isinstance(item, Rule))
+        assert (rule.label, rule.value) == ("measured best 256", 256)
+        first = next(row for row in verdict.judged if row.implementation == "tfla_sig_xl")
+        steps = calibrated.steps(first.problem, first.kernel, first.gpu, first.chip)
+        (path,) = (item for item in ladder.items if isinstance(item, Curve) and not item.label)
+        assert list(path.x) == [step.best for step in steps]
+        assert len(made["breakdown-hopper_sig-fw"].panels) == 1  # nothing moves its best L
+
+    def test_errors_are_predicted_over_measured_times_by_kernels(self, results):
+        verdict = model_error.judge([read_results(results)])
+        published, by_launch = model.errors(verdict).panels
+        own = [row for row in verdict.judged if row.implementation == "tfla_sig_xl"]
+        for n, panel in enumerate((published, by_launch)):
+            points = {item.label: item for item in panel.items if isinstance(item, Curve)}
+            assert set(points) == {"TFLA sig", "mlstm_kernels exp", "fused sig"}
+            assert list(points["TFLA sig"].y) == [1 + row.errors[n] for row in own]
 
     def test_out_writes_the_figures(self, results, tmp_path):
         result = run("model-error", str(results), "--out", str(tmp_path / "drawn"))
         assert result.exit_code == 0
-        assert (tmp_path / "drawn" / "model-error.png").exists()
-        assert len(list((tmp_path / "drawn").iterdir())) == 4
+        stems = ["model-error", *(f"breakdown-{name}-fw" for name in ("tfla_sig_xl", "nxai_exp_xl", "hopper_sig"))]
+        assert {path.name for path in (tmp_path / "drawn").iterdir()} == {
+            f"{stem}.{ending}" for stem in stems for ending in ("png", "txt")
+        }
 
     def test_bad_input(self, tmp_path):
         refused("DIR is not given", "model-error")

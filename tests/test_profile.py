@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +17,8 @@ from tflabench.bench.profile.calls import merge
 from tflabench.bench.profile.counters import KernelCounters
 from tflabench.cli import profile as command
 from tflabench.cli.main import app
+from tflabench.figures.looks import GREY
+from tflabench.figures.model import Bars, Curve
 from tflabench.figures.profile import MOST_BARS, draw, short, shortened
 from tflabench.implementations import registry
 from tflabench.problem import Problem
@@ -239,14 +240,29 @@ def test_measured_intensity_lies_on_the_roofline_beside_the_modelled_one():
         KernelCounters("kernel_1", 2, 0.7, 2e9, 1e11, 3e10),
         KernelCounters("kernel_2", 1, 0.001, 1e6, 0.0, 1e6),  # too short to be drawn
     )
-    figure = draw(profile(counted), "title", "footer")
-    points = {str(line.get_label()): np.array(line.get_data()).T for line in figure.axes[1].lines}
-    measured, modelled = points["the call, counted"], points["the call, modelled"]
-    assert measured.tolist() == [[pytest.approx(110, rel=1e-3), pytest.approx(4.4e11 / 1.3e-3 / 1e12, rel=1e-3)]]
-    assert modelled.tolist() == [[pytest.approx(4e11 / 3e9), pytest.approx(4e11 / 1.3e-3 / 1e12)]]
-    bars, marks = ({line.get_color(): line.get_marker() for line in ax.lines} for ax in figure.axes)
-    assert len(bars) == 2, "the short kernel has no mark"
-    assert bars.items() <= marks.items(), "a kernel has the same mark on the roofline"
+    figure = draw(profile(counted), "a setting", ["a source"])
+    bars, roofline = figure.panels
+    (shown,) = bars.items
+    assert isinstance(shown, Bars)
+    points = {item.label: item for item in roofline.items if isinstance(item, Curve) and item.label}
+    counted_call, modelled = points["the call, counted"], points["the call, modelled"]
+    assert list(counted_call.x) == [pytest.approx(110, rel=1e-3)]
+    assert list(counted_call.y) == [pytest.approx(4.4e11 / 1.3e-3 / 1e12, rel=1e-3)]
+    assert (list(modelled.x), list(modelled.hollow)) == ([pytest.approx(4e11 / 3e9)], [True])
+    assert list(modelled.y) == [pytest.approx(4e11 / 1.3e-3 / 1e12)]
+    colours = dict(zip(shown.labels, shown.colours, strict=True))
+    assert {name: points[name].ink.colour for name in ("kernel_0", "kernel_1")}.items() <= colours.items()
+    assert colours["kernel_2"] == GREY, "the short kernel is no point"
+    assert "kernel_2" not in points
+    assert figure.title == "1.3 ms a call; kernel_2 takes 50% of the time by GPU kernel"
+    assert "a source" in figure.caption
+
+
+def test_without_counters_the_call_is_on_the_roofline_as_modelled_and_the_caption_says_why():
+    figure = draw(profile(()), "a setting", [])
+    labels = [item.label for item in figure.panels[1].items if isinstance(item, Curve)]
+    assert labels == ["roof: 800 TFLOP/s, 4 TB/s", "", "the call, modelled"]
+    assert "No counters: ncu is not installed." in figure.caption
 
 
 # What an H200 counted of mLSTMexp forward + backward over what is modelled: FLOPs, bytes, by kernel. The state walk has

@@ -1,25 +1,35 @@
-"""`tflabench report`: the page says what the rows say, each number with its origin, and no ratio that must not be."""
+"""`tflabench report`: the page has what the rows and `advise` say, injects nothing, and is small and quick."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tflabench import report
 from tflabench.cli.main import app
-from tflabench.figures.quantities import drawable
-from tflabench.report import duels, formats, tables
-from tflabench.report import folders as runs
+from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.claims import check_all
+from tflabench.figures import facets
+from tflabench.figures.curves import draw
+from tflabench.figures.quantities import RUNTIME
+from tflabench.figures.source import Source
+from tflabench.report import lookup
+from tflabench.rows.errors import find_errors
+from tflabench.rows.load import find_results, read_results
 from tflabench.rows.schema import Row
-from tflabench.rows.table import frame
 
 sys.path.insert(0, str(Path(__file__).parent))
-from report_page import MODEL, REASONS, RUN, Page, page_of, sdpa, sweep, tfla
-from synthetic import APART, IN_PART, row, write
+from report_page import HOSTILE, LATEX, REASONS, RUN, Page, many, page_of, sdpa, sweep, tfla
+from synthetic import write
+
+RESULTS = Path(report.__file__).parents[2] / "results"
 
 
 @pytest.fixture(scope="module")
@@ -32,168 +42,273 @@ def page(folder) -> Page:
     return page_of(folder)
 
 
-# --- numbers and their origin
+@pytest.fixture(scope="module")
+def measured_on_h100() -> tuple[Page, list[Row]]:
+    from tflabench.report.page import render
+
+    folder = RESULTS / "h100"
+    return Page(render(folder)), [row for results in find_results(folder) for row in results.rows]
 
 
-def test_every_fact_has_a_unit_a_source_and_a_note(page):
-    shown = [fact for card in page.payload["cards"].values() for fact in card["facts"]]
-    assert {source for _, _, source, _ in shown} == {"measured", "modelled", "modelled / measured"}
-    assert {note for *_, note in shown} <= set(range(1, len(formats.NOTES) + 1))
-    unitless = {label for label, value, *_ in shown if not re.search(r"\d ?(?!e-)[A-Za-zµ%]", value)}
-    assert unitless == {"error against float64"}
+# --- rows
 
 
-def test_every_figure_says_its_sources_and_notes(page):
-    figures = page.html.split("<figure ")[1:]
-    assert figures
-    assert all('class="source' in figure and 'href="#note-' in figure for figure in figures)
+def test_the_table_has_every_row_as_it_is(page, folder):
+    rows = read_results(folder).rows
+    assert {len(column["values"]) for column in page.payload["rows"]} == {len(rows)}
+    for n, one in enumerate(rows):
+        assert page.cell("implementation", n) == one.implementation
+        assert page.cell("ms_median", n) == (one.ms_median and pytest.approx(one.ms_median, rel=1e-5))
+        assert page.cell("seq_len", n) == one.seq_len
+        assert page.cell("chunk_size", n) == one.chunk_size
+        assert page.cell("status", n) == one.status
+        assert (page.cell("peak_gib", n) is None) == (one.peak_bytes is None)
+    remarks = [page.cell("remarks", n) for n in range(len(rows))]
+    assert set(REASONS.values()) <= set(remarks)
+    assert "noisy" in remarks
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [(0.0004, "0.40 µs"), (3.244, "3.24 ms"), (718.4, "718 ms"), (71840.0, "71.8 s"), (None, "")]
-)
-def test_amounts_come_in_the_unit_that_fits(value, words):
-    assert formats.amount(value, (("µs", 1e-3), ("ms", 1.0), ("s", 1e3))).replace("0.400", "0.40") == words
+# --- charts
 
 
-@pytest.mark.parametrize(
-    ("value", "uncertainty", "words"),
-    [
-        (2.791, 0.0364, "2.79 ± 0.04"),
-        (25.04, 0.51, "25.0 ± 0.5"),
-        (0.0388, None, "0.039"),
-        (1204.0, 3.0, "1,204 ± 3"),
-        (2, 0, "2.000 ± <0.001"),
-    ],
-)
-def test_ratios_are_as_exact_as_they_are(value, uncertainty, words):
-    assert formats.ratio(value, uncertainty) == words
+def test_points_of_charts_are_the_rows_that_they_name(page, folder):
+    rows, seen = read_results(folder).rows, 0
+    for chart in page.charts(view="runtime over T"):
+        for trace in chart["plot"]["data"]:
+            for x, y, index in zip(trace["x"], trace["y"], trace.get("customdata", ()), strict=False):
+                if y is not None and trace.get("yaxis") != "y2":
+                    assert (x, y) == (rows[index].seq_len, pytest.approx(rows[index].ms_median, rel=1e-4))
+                    assert chart["pass"] == {"fw": "forward", "fwbw": "forward + backward"}[rows[index].pass_]
+                    seen += 1
+    assert seen >= 16
 
 
-def test_a_call_that_waits_for_the_host_says_so():
-    assert formats.host(0.2, 1.0) == "200 µs"
-    assert formats.host(1.25, 1.0) == "1.25 ms, longer than the call"
-    assert formats.host(float("nan"), 1.0) == ""
+def test_every_view_of_the_rows_is_there(page):
+    views = {chart["view"] for chart in page.charts()}
+    over = {f"{what} over {axis}" for what in ("runtime", "peak memory") for axis in "TL"}
+    assert views == over | {"runtime over memory, along T", "runtime over memory, along L"}
+    assert {chart["pass"] for chart in page.charts()} == {"forward", "forward + backward"}
 
 
-# --- headline
+def test_selections_are_unique(page, measured_on_h100):
+    for payload in (page.payload, measured_on_h100[0].payload):
+        keys = [tuple(chart[name] for name in payload["selectors"]) for chart in payload["charts"]]
+        assert len(keys) == len(set(keys))
 
 
-def compare(tmp_path, *folders: list[Row]) -> duels.Headline:
-    for n, rows in enumerate(folders):
-        write(tmp_path / str(n), rows, run=RUN)
-    return duels.compare(part.results for part in runs.find(tmp_path))
+def test_points_that_failed_are_crosses_over_their_rows(tmp_path):
+    rows = [tfla(1.0, 512), tfla(None, 1024), tfla(2.0, 2048), sdpa(1.0, 512), sdpa(2.0, 1024), sdpa(3.0, 2048)]
+    page = page_of(write(tmp_path, rows, run=RUN))
+    (cross,) = [trace for trace in page.charts()[0]["plot"]["data"] if trace.get("yaxis") == "y2"]
+    assert (cross["x"], cross["customdata"]) == ([1024], [1])
 
 
-def ratios_of(page: Page) -> set[float]:
-    """Every ratio in the headline and the tables: what stands before a "×", the ticks of scales aside."""
-    shown = re.sub(r"<text .*?</text>", "", page.html.partition("<main>")[2].partition('<section id="notes">')[0])
-    return {float(found) for found in re.findall(r"([\d.]+)(?: ± (?:&lt;)?[\d.]+)?(?:<small>)?×(?!\d)", shown)}
+def test_charts_are_figures_of_the_model(folder, page):
+    source = Source.of(read_results(folder))
+    rows = source.rows[source.rows["pass"] == "fw"]
+    (part,) = facets.split(rows, "seq_len")
+    (chart,) = page.charts(view="runtime over T", **{"pass": "forward"})
+    figure = draw("runtime", source, part, RUNTIME)
+    assert chart["title"] == figure.title
+    assert chart["plot"]["layout"]["xaxis"]["title"]["text"] == figure.panels[0].x.label
 
 
-def cells(page: Page, kind: str) -> list[str]:
-    """The words of every table cell of a kind."""
-    return re.findall(rf'<td class="{kind}"[^>]*>([^<]*)</td>', page.html)
+def test_bands_are_not_in_the_way_of_the_pointer(page):
+    filled = [trace for chart in page.charts() for trace in chart["plot"]["data"] if trace.get("fill")]
+    assert filled
+    assert {trace["hoverinfo"] for trace in filled} == {"skip"}
 
 
-def test_our_fastest_chunk_size_meets_each_baseline(tmp_path):
-    said = compare(tmp_path, [tfla(1.0), tfla(0.8, chunk_size=256), sdpa(2.0), sdpa(4.0, 512), tfla(5.0, 512)])
-    assert not said.stand_in
-    (verdict,) = said.verdicts
-    (against,) = verdict.comparisons
-    assert [(duel.ours.seq_len, duel.ours.chunk_size, duel.ratio) for duel in against.duels] == [
-        (512, 128, pytest.approx(0.8)),
-        (4096, 256, pytest.approx(2.5)),
-    ]
-    assert (against.median, against.won) == (pytest.approx(1.65), 1)
-    assert verdict.slower == 1
-    assert ratios_of(page_of(tmp_path / "0")) == {0.8, 1.25, 1.65, 2.5}  # 1.25: sdpa first at T = 512
+def test_the_roofline_has_its_roof(page):
+    roofs = [trace for one in page.payload["rooflines"] for trace in one["plot"]["data"] if "customdata" not in trace]
+    assert [max(trace["y"]) for trace in roofs] == [800, 800]
 
 
-def test_rows_of_different_folders_are_not_compared(tmp_path):
-    assert compare(tmp_path, [tfla(1.0)], [sdpa(2.0)]).verdicts == ()
+# --- look-ups
 
 
-@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
-def test_rows_that_are_not_comparable_have_no_ratio_anywhere(tmp_path, of_ours, of_theirs):
-    rows = [one for T in (512, 4096) for one in (tfla(1.0, T, **of_ours), sdpa(2.0, T, **of_theirs))]
-    assert compare(tmp_path, rows).verdicts == ()
-    page = page_of(tmp_path / "0")
-    assert "Nothing to compare: no kernel of this repository was measured in one comparison with" in page.text
-    assert ratios_of(page) == set()
-    assert {"1.00 ms", "2.00 ms"} <= set(cells(page, "n"))
-    assert set(cells(page, "next")) == {""}
+def test_measured_answers_are_the_fastest_rows(measured_on_h100):
+    page, rows = measured_on_h100
+    answers = page.payload["lookup"]["measured"]
+    assert answers
+    for key, best in answers.items():
+        device, gate, pass_, dtype, *numbers = key.split("|")
+        shape = (device, pass_, dtype, *map(int, numbers))
+        fitting = [
+            row for row in rows
+            if (row.device, row.pass_, row.dtype, row.seq_len, row.batch, row.heads, row.d_qk, row.d_hv) == shape
+            and row.family == "mlstm" and row.gate in gate.split(",") and row.status == "ok"
+        ]  # fmt: skip
+        fastest = min(fitting, key=lambda row: row.ms_median or 0)
+        assert rows[best[0]["row"]].ms_median == fastest.ms_median
+        assert best[0]["ms"] == f"{fastest.ms_median:.4g} ms"
+        assert all(other["kernel"] != best[0]["kernel"] for other in best[1:])
 
 
-def test_only_the_points_apart_lose_their_ratio(tmp_path):
-    rows = [tfla(1.0, 512), sdpa(2.0, 512), tfla(1.0), sdpa(3.0, comparison_id="another"), tfla(1.0, 1024)]
-    rows += [sdpa(5.0, 1024, tuned=IN_PART)]
-    (comparison,) = compare(tmp_path, rows).verdicts[0].comparisons
-    assert [(duel.ours.seq_len, duel.ratio) for duel in comparison.duels] == [(512, 2.0)]
-    page = page_of(tmp_path / "0")
-    assert ratios_of(page) == {2.0}
-    assert sorted(words.partition(":")[0] for words in cells(page, "next")) == ["", "", "sdpa"]
+def test_modelled_answers_are_what_advise_prints(measured_on_h100):
+    answers = measured_on_h100[0].payload["lookup"]["modelled"]
+    assert len(answers) > 10
+    for key in [*answers][:: len(answers) // 5]:
+        _, gate, pass_, dtype, T, batch, heads, d_qk, d_hv = key.split("|")
+        asked = f"--gpu H100 --pass {pass_} --dtype {dtype} --gate {gate} --seq-len {T} --batch {batch} --heads {heads}"
+        done = CliRunner().invoke(app, ["advise", *asked.split(), "--d-qk", d_qk, "--d-hv", d_hv, "--json"])
+        ranked = json.loads(done.stdout)["ranked"]
+        other = next((one for one in ranked if one["implementation"] != ranked[0]["implementation"]), None)
+        wanted: list[dict[str, Any]] = [ranked[0], *([other] if other else [])]
+        for said, best in zip(wanted, answers[key], strict=True):
+            assert (best["kernel"], best["chunk"]) == (said["implementation"], str(said["chunk_size"]))
+            assert best["ms"] == f"{said['call_ms']:.4g} ms"
+            assert best["memory"] == f"{said['memory_bytes'] / 2**30:.2f} GiB"
 
 
-def test_a_baseline_meets_ours_of_its_comparison_before_a_faster_one_of_another(tmp_path):
-    rows = [tfla(1.0), tfla(0.5, name="hopper_sig", comparison_id="later"), sdpa(2.0)]
-    (comparison,) = compare(tmp_path, rows).verdicts[0].comparisons
-    assert [(duel.ours.implementation, duel.ratio) for duel in comparison.duels] == [("tfla_sig_xl", 2.0)]
+def test_the_command_for_other_shapes_runs(measured_on_h100):
+    (command,) = measured_on_h100[0].payload["lookup"]["commands"].values()
+    assert command == "tflabench advise --gpu 'H100 SXM'"
+    assert CliRunner().invoke(app, ["advise", "--gpu", "H100 SXM"]).exit_code == 0
 
 
-def test_an_mlstm_baseline_meets_the_same_gate(tmp_path):
-    theirs = row("nxai_exp_xl", 3.0, gate="exp", **MODEL)
-    said = compare(tmp_path, [row(ms=1.0), row("tfla_exp_xl", 2.0, gate="exp", **MODEL), theirs])
-    assert said.verdicts[0].comparisons[0].duels[0].ratio == pytest.approx(1.5)
+def test_a_device_without_a_model_is_measured():
+    assert lookup.commands(["a toaster"]) == {"a toaster": "tflabench advise --measure"}
 
 
-def test_a_failed_row_fights_no_duel(tmp_path):
-    assert compare(tmp_path, [tfla(1.0), sdpa(None)]).verdicts == ()
+def test_the_grid_has_the_lengths_between():
+    asked = lookup.shapes([tfla(1.0, 512), tfla(1.0, 4096)])
+    assert sorted((shape.seq_len, shape.batch) for shape in asked) == [(512, 128), (1024, 64), (2048, 32), (4096, 16)]
 
 
-def test_pytorch_forms_stand_in_and_the_page_says_so(tmp_path):
-    folder = write(tmp_path, [row("reference_sig", 4.0, **MODEL), sdpa(2.0)], run=RUN)
-    page = page_of(folder)
-    assert "stand in for them" in page.text
-    assert "0.500 × as fast as sdpa , the strongest baseline" in page.text
+def test_rows_that_are_wrong_answer_nothing():
+    right, wrong = tfla(2.0), tfla(1.0).model_copy(update={"status": "wrong"})
+    assert {one.ms for best in lookup.measured([right, wrong]).values() for one in best} == {"2 ms"}
 
 
-def test_nothing_to_compare_is_said(tmp_path):
-    assert "Nothing to compare" in page_of(write(tmp_path, [sdpa(2.0)])).text
+# --- folds
 
 
-# --- tables, environment, commands
+def test_claims_are_those_of_the_command(measured_on_h100):
+    folder = RESULTS / "h100"
+    outcomes = check_all(campaigns(find_results(folder)), find_errors(folder))
+    said = [[one.verdict, one.claim.says, one.kernels] for one in outcomes]
+    assert [[line[0], line[1], line[3]] for line in measured_on_h100[0].payload["claims"]] == said
 
 
-def test_what_is_missing_is_listed_with_its_reason(page):
-    said = page.text.rpartition("Asked for and not measured")[2].partition("Tables The fastest")[0]
-    for status, reason in REASONS.items():
-        assert status.replace("_", " ") in said
-        assert reason in said
-
-
-def test_the_commands_that_made_and_redo_the_rows(page, folder):
-    assert "tflabench sweep --impl 'tfla*' -a seq_len=512:4096:x2" in page.text
-    assert f"tflabench report {folder}" in page.text
-    assert f"tflabench plot {folder}" in page.text
-
-
-def test_the_environment_with_its_ceilings(page):
-    for words in ("NVIDIA H200", "580.1", "60.0 MiB", "torch 2.11.0", "0.1.0 (0123456789ab)", "800 TFLOP/s", "a copy"):
-        assert words in page.text
-    assert "NVIDIA H200 datasheet" in page.text
+def test_machines_and_commands(page, folder):
+    (machine,) = page.payload["machines"]
+    facts = dict(machine["facts"])
+    assert (facts["driver"], facts["device"]) == ("580.1", "NVIDIA H200")
+    assert facts["packages"] == "torch 2.11.0"
+    assert facts["ceilings, bfloat16"] == "800 TFLOP/s, 4.2 TB/s (measured: a copy)"
+    commands = [command for command, _ in page.payload["commands"]]
+    assert "tflabench sweep --impl 'tfla*' -a seq_len=512:4096:x2" in commands
+    assert f"tflabench report {folder}" in commands
 
 
 def test_several_folders_are_one_page(tmp_path):
     for name in ("fig4", "fig5"):
         write(tmp_path / name, sweep(), run=RUN)
     page = page_of(tmp_path)
-    assert len(page.all("id")) == len(set(page.all("id")))
-    assert len(page.payload["cards"]) == 2 * len(sweep())
-    assert page.text.count("580.1") == 1  # one machine, told once
+    assert len(page.columns["pass"]["values"]) == 2 * len(sweep())
+    assert {chart["results"] for chart in page.charts()} == {"fig4", "fig5"}
+    second = {
+        n for chart in page.charts(results="fig5") for one in chart["plot"]["data"] for n in one.get("customdata", ())
+    }
+    assert {page.cell("folder", n) for n in second} == {"fig5"}
+    (machine,) = page.payload["machines"]
+    assert machine["folders"] == ["fig4", "fig5"]
 
 
-# --- command line and bad input
+# --- bad input
+
+
+def named(name: str, ms: float = 1.0) -> list[Row]:
+    return [tfla(ms, T, name) for T in (512, 1024)]
+
+
+@pytest.mark.parametrize("name", [HOSTILE, LATEX])
+def test_nothing_of_a_name_becomes_markup(tmp_path, name):
+    page = page_of(write(tmp_path, [*named(name), sdpa(2.0, 512), sdpa(2.0, 1024)]))
+    assert name not in page.html
+    assert page.html.count("<script") == 3
+    assert name in page.columns["title"]["words"]
+    for chart in page.charts():
+        layout = json.dumps(chart["plot"]["layout"])
+        assert not re.search(r"<(?!span style=\\\"color:#[0-9a-f]{6}\\\">|/span>)", layout)
+
+
+BAD = {
+    "one point": [tfla(1.0)],
+    "all failed": [tfla(None, T) for T in (512, 1024)],
+    "one point that failed": [tfla(None)],
+    "not a number": [tfla(float("nan"), 512), tfla(1.0, 1024), sdpa(float("nan"), 512), sdpa(2.0, 1024)],
+    "only not a number": [tfla(float("nan"), T) for T in (512, 1024)],
+    "infinite": [tfla(float("inf"), 512), tfla(1.0, 1024)],
+    "long names": [row for n in range(3) for row in named(f"{'n' * 58}{n:02}", 1.0 + n)],
+    "fifty implementations": [row for n in range(50) for row in named(f"plugin {n}", 1.0 + n)],
+    "fifty at one point": [row for n in range(50) for row in named(f"plugin {n}", 1.0 + n)[:1]],
+    "no memory": [tfla(1.0, T).model_copy(update={"peak_bytes": None}) for T in (512, 1024)],
+    "an unknown device": [tfla(1.0, T).model_copy(update={"device": "a toaster"}) for T in (512, 1024)],
+    "decode": [tfla(1.0, T, pass_="decode") for T in (512, 1024)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", BAD.values(), ids=BAD)
+def test_bad_rows_are_drawn_or_said(tmp_path, rows):
+    page = page_of(write(tmp_path, rows))
+    assert page.charts()
+    assert len(page.columns["status"]["values"]) == len(rows)
+    measured = any(row.status == "ok" and row.ms_median and row.ms_median < 1e9 for row in rows)
+    for chart in page.charts(view=page.charts()[0]["view"]):
+        said = [one["text"] for one in chart["plot"]["layout"]["annotations"]]
+        assert measured or any("no point was measured" in words for words in said)
+        assert "nan" not in chart["title"]
+        assert "inf" not in chart["title"]
+
+
+def test_numbers_that_json_does_not_know(tmp_path):
+    folder = write(tmp_path, [tfla(1.0, 512), tfla(2.0, 1024), sdpa(1.0, 512), sdpa(3.0, 1024)])
+    journal = folder / "journal.jsonl"
+    lines = (
+        journal.read_text()
+        .replace('"ms_median":2.0', '"ms_median":NaN')
+        .replace('"ms_median":3.0', '"ms_median":Infinity')
+    )
+    journal.write_text(lines)
+    page = page_of(folder)
+    assert [page.cell("ms_median", n) for n in range(4)] == [1.0, None, 1.0, None]
+    (chart,) = page.charts(view="runtime over T")
+    assert sorted(max(filter(None, one["y"])) for one in chart["plot"]["data"] if "customdata" in one) == [1.0, 1.0]
+
+
+# --- size and time
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("large"), many(), run=RUN)
+
+
+def test_ten_thousand_rows_are_3_mb_in_seconds(large):
+    started, spent = time.perf_counter(), time.process_time()
+    page = page_of(large)
+    spent, started = time.process_time() - spent, time.perf_counter() - started
+    assert len(page.columns["pass"]["values"]) == 10_000
+    assert len(page.html) < 3e6
+    assert min(spent, started) < 5, f"{spent:.1f} s of this process in {started:.1f} s"
+
+
+def test_stored_results_are_3_mb():
+    from tflabench.report.page import render
+
+    assert len(render(RESULTS / "h200")) < 3e6
+
+
+def test_the_page_asks_no_network(page):
+    assert "default-src 'none'" in page.html
+    assert not re.search(
+        r"(?:src|href)=[\"']?(?:https?:)?//", re.sub(r'<script type="text/plain".*?</script>', "", page.html)
+    )
+
+
+# --- command line
 
 
 def test_the_command_prints_the_file(folder, tmp_path):
@@ -227,28 +342,9 @@ def test_a_place_that_cannot_be_written(folder, tmp_path):
     refused([str(folder), "--out", str(tmp_path / "file" / "page.html")], "cannot be written")
 
 
-def test_throttled_points_do_not_count_in_the_headline_and_are_named(tmp_path):
-    ours = [row("tfla_sig_xl", 1.0, seq_len=T) for T in (512, 1024)]
-    theirs = [row("fla_gla", ms, seq_len=T, throttled=T == 512) for T, ms in ((512, 0.5), (1024, 3.0))]
-    said = compare(tmp_path / "some", [*ours, *theirs])
-    assert [duel.ratio for duel in said.verdicts[0].comparisons[0].duels] == [3.0]
-    assert said.left_out == ("NVIDIA H200, bfloat16, forward: fla gla (1 point)",)
-    ours = [one.model_copy(update={"throttled": True}) for one in ours]
-    said = compare(tmp_path / "all", [*ours, *theirs])
-    assert (said.verdicts, said.left_out) == ((), ("NVIDIA H200, bfloat16, forward: fla gla (2 points)",))
-    page = report.write(tmp_path / "all").read_text()
-    assert "No ratio without throttling" in page
-    assert "Left out, throttled: the GPU held its clock back" in page
-
-
-@pytest.mark.parametrize("package", ["plotly", "jinja2"])
-def test_a_missing_package_is_named_with_its_remedy(folder, package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "tflabench.report.page", raising=False)
-    monkeypatch.delattr(report, "page", raising=False)
-    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
-        monkeypatch.delitem(sys.modules, name)
-    refused([str(folder)], f"needs the package {package}, which is not installed: pip install 'tflabench[report]'")
+def test_a_missing_package_is_named_with_its_remedy(folder, monkeypatch):
+    monkeypatch.setattr("tflabench.report.page.find_spec", lambda name: None)
+    refused([str(folder)], "needs the package plotly, which is not installed: pip install 'tflabench[report]'")
 
 
 def test_wheels_carry_the_page():
@@ -256,18 +352,5 @@ def test_wheels_carry_the_page():
 
     root = Path(report.__file__).parents[2]
     globs = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["tflabench"]
-    carried = {path for glob in globs for path in (root / "tflabench").glob(glob)}
-    here = {*Path(report.__file__).parent.iterdir()}
-    assert {path for path in here if path.is_file() and path.suffix != ".py"} == carried & here
-
-
-def test_percentages_lead_with_the_bound_and_name_datasheet_ceilings():
-    rows = [row(), row(percent_of_bound=None, seq_len=512), row(ceilings="datasheet: NVIDIA", seq_len=256)]
-    keys = [column.key for column in tables.COLUMNS]
-    bound, own = keys.index("percent_of_bound"), keys.index("percent_of_own_roofline")
-    assert own == bound + 1
-    cells = [record["cells"] for record in tables.records(drawable(frame(rows)))]
-    assert [each[bound][0] for each in cells] == ["30.0%", "", "30.0% (datasheet)"]
-    assert [each[own][0] for each in cells] == ["40.0%", "40.0%", "40.0% (datasheet)"]
-    facts = [fact.label for fact in formats.facts(drawable(frame(rows)).to_dict("records")[0])]
-    assert facts.index("of the bound") + 1 == facts.index("own roofline")
+    carried = {path.name for glob in globs for path in (root / "tflabench").glob(glob)}
+    assert {"page.html", "page.css", "page.js"} <= carried

@@ -12,12 +12,14 @@ from tflabench.bench import scheduler as scheduling
 from tflabench.bench.ceilings import measured_instead
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.machine import Machine
-from tflabench.bench.precompile.pool import Compiled, Finished
+from tflabench.bench.precompile.pool import Compiled, Finished, Listed
 from tflabench.bench.protocol import PAPER, STANDARD
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.scheduler import SHARED, Rules, Scheduler, asks_no_less
+from tflabench.bench.standing import Compiling, Standing, Work
 from tflabench.bench.sweep import pending
 from tflabench.bench.tuning_store import TuningStore
+from tflabench.cli.common.live import standing_lines
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
@@ -156,6 +158,8 @@ class Pool:
         for ticket, name in enumerate(self.submitted, 1):
             if self.after.get(name, 1) == self._polls:
                 events += [Compiled(ticket, "kernel", "", 3.0, 2.5), Finished(ticket)]
+            elif self._polls == 1:
+                events.append(Listed(ticket, 3, 1, 0.5))
         return events
 
 
@@ -169,9 +173,9 @@ def run(comparisons: list[Comparison], workers: Workers, tmp_path, pool: Any = N
         rows.append(occasion.row(begun, of))
 
     tuning = TuningStore(tmp_path / "tuning", {"device": "some GPU"})
-    after_first = changes.pop("after_first", None)
+    after_first, watch = changes.pop("after_first", None), changes.pop("watch", None)
     rules = Rules(**{"device": "cuda", "protocol": protocol, "timeout_s": 60.0, "tune_s": 20.0, **changes})
-    scheduler = Scheduler(rules, workers, pool, tuning, on_point, after_first)  # type: ignore[arg-type]
+    scheduler = Scheduler(rules, workers, pool, tuning, on_point, after_first, watch)  # type: ignore[arg-type]
     scheduler.admit(comparisons)
     scheduler.run()
     return rows
@@ -430,3 +434,66 @@ def test_what_was_refused_is_measured_once_it_can_run(tmp_path, known, monkeypat
     for row in run([comparison("a", "b")], Workers(answers={("b", "prepare"): late}), tmp_path):
         store.append(row)
     assert pending([comparison("a", "b")], store, STANDARD, MACHINE) == []
+
+
+def test_who_watches_sees_where_the_sweep_stands(tmp_path, known, monkeypatch):
+    monkeypatch.setattr(scheduling, "SHOWN_EVERY_S", 0.0)
+    refusing = replace(known["b"], name="d", refuses=lambda problem, device: "needs the moon")
+    monkeypatch.setattr(registry, "_plugged", [*known.values(), refusing])
+    tuned = {"choices": {"kernel": {"num_warps": 4}}, "tried": 3, "configurations": 3}
+    ready = {"status": "ok", "reason": None, "digest": DIGEST, "details": {"allowed": {}}, "tuned": tuned}
+    crashed = {"status": "crashed", "reason": "SIGABRT"}
+    workers = Workers(answers={("c", "prepare"): {**ready, "tune_s": 1.0}, ("b", "prepare"): crashed})
+    seen: list[Standing] = []
+    both = [comparison("a", "b", "c", "d"), comparison("a", seq_len=1024)]
+    run(both, workers, tmp_path, Pool({"a": 12}), watch=seen.append)
+    first, last = seen[0], seen[-1]
+    assert (first.comparisons, first.closed, first.points) == (2, 0, 5)
+    assert (first.compiles, first.compiled, first.tunes, first.tuned) == (2, 0, 1, 0)
+    assert (first.timed, first.refused, first.failed) == (0, 1, 0)
+    assert (last.closed, last.compiled, last.tuned, last.timed, last.failed) == (2, 2, 1, 3, 1)
+    assert last.working == ()
+    (compiling,) = {one for standing in seen for one in standing.compiling if one.point == both[0].points[0]}
+    assert (compiling.done, compiling.kernels) == (0, 2)
+    works = [work for standing in seen for work in standing.working]
+    assert {(w.point.implementation.name, w.state, w.comparison, w.turn) for w in works} >= {
+        ("c", "preparing", 1, 1),
+        ("a", "sampling", 1, 1),
+        ("a", "sampling", 1, 3),
+        ("a", "sampling", 2, 3),
+    }
+
+
+def test_who_watches_is_not_told_more_than_four_times_a_second(tmp_path):
+    seen: list[float] = []
+    began = time.monotonic()
+    run([comparison("a", "b")] * 3, Workers(), tmp_path, watch=lambda _: seen.append(time.monotonic()))
+    assert 1 <= len(seen) <= 1 + 4 * (seen[-1] - began)
+
+
+def test_the_live_table_has_a_line_for_what_is_measured_and_one_for_what_is_compiled():
+    points = [*comparison("a", "b", "c").points, point("a", chunk_size=64)]
+    standing = Standing(
+        comparisons=40,
+        closed=11,
+        points=120,
+        compiles=83,
+        compiled=80,
+        tunes=20,
+        tuned=12,
+        timed=45,
+        refused=3,
+        failed=2,
+        working=(Work(points[0], "sampling", 12, 2), Work(points[2], "preparing", 13, 1)),
+        compiling=tuple(Compiling(one, 1, 7) for one in points),
+    )
+    assert [line.plain for line in standing_lines(standing, STANDARD, 120)] == [
+        "    timed  failed  compiled  compiling     tuned  refused  comparisons closed",
+        "45 of 120       2  80 of 83          4  12 of 20        3            11 of 40",
+        "timing round 2 of 3 to 6, a, forward T=512, comparison 12 of 40",
+        "preparing c, forward T=512, comparison 13 of 40",
+        "compiling a (1 of 7 kernels), b (1 of 7 kernels), c (1 of 7 kernels) and 1 more",
+    ]
+    narrow = [line.plain for line in standing_lines(standing, STANDARD, 40)]
+    assert max(map(len, narrow)) <= 40
+    assert narrow[2].endswith("…")

@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.text import Text
 
 from tflabench.conclusions.contests import contests, faster
-from tflabench.conclusions.summary import NOISY_MEANS, best_table, closing, ending, failures, line, verdicts
+from tflabench.conclusions.summary import (
+    NOISY_MEANS,
+    Swept,
+    best_table,
+    closing,
+    failures,
+    full_ending,
+    line,
+    verdicts,
+)
 from tflabench.rows.labels import waits_for_host
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
@@ -21,9 +30,9 @@ from synthetic import APART, IN_FULL, IN_PART, row
 
 
 def said(rows: list[Row]) -> str:
-    """What a terminal shows at the end of a sweep with these rows."""
+    """Return what a terminal shows at the end of a sweep with these rows and --full."""
     console = Console(file=io.StringIO(), width=200)
-    console.print(ending(rows, [], "tflabench plot out"))
+    console.print(full_ending(Swept(rows, [], "tflabench plot out")))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -207,3 +216,16 @@ def test_the_table_marks_throttled_times_once_explained_and_does_not_make_them_b
         assert isinstance(best, Text)
         assert best.style == style
     assert "†" not in said([row(ms=1.0), CLEAR])
+
+
+def test_a_time_that_is_no_number_is_in_no_contest():
+    rows = [row(ms=1.0), row("sdpa", ms=2.0, ms_median=float("nan")), row("fla_gla", ms=3.0, ms_median=None)]
+    assert contests(rows) == [[rows[0]]]
+    assert closing(rows) is None
+    assert "nan" not in said([row(percent_of_bound=float("nan"), peak_bytes=None), *rows[1:]])
+
+
+def test_names_in_the_full_ending_are_no_markup():
+    text = said([row("[bold]x[/bold]"), row("[/red]", ms=2.0)])
+    assert "[bold]x[/bold] (L=128)" in text
+    assert "2.00x [/red] (L=128)" in text

@@ -3,72 +3,86 @@
 from __future__ import annotations
 
 import sys
-from itertools import combinations
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-from tflabench.figures import theory
-from tflabench.problem import Problem
-from tflabench.theory import hardware
-from tflabench.theory.chunk_size import Tradeoff
 
 sys.path.insert(0, str(Path(__file__).parent))
-from figure_rows import SWEEPS, drawn, legend_words, stays_on_the_page, words
+from figure_cases import tradeoff
+
+from tflabench.figures import theory
+from tflabench.figures.looks import BLUE, GREY, Look
+from tflabench.figures.matplotlib_renderer import draw
+from tflabench.figures.model import Band, Curve, Figure, Ink, Panel, Rule, Span
+from tflabench.theory import hardware
+
+TRADEOFF = tradeoff()
 
 
-def points(line) -> np.ndarray:
-    """[n, 2] of x and y."""
-    return np.asarray(line.get_xydata(), float)
+def curves(panel: Panel) -> dict[str, Curve]:
+    return {item.label: item for item in panel.items if isinstance(item, Curve)}
 
 
-TRADEOFF = Tradeoff(Problem(8, 8, 8192, 256, 512), "sig", hardware.find("H100").ceilings)
+def rules(panel: Panel) -> dict[str, float]:
+    return {item.label: item.value for item in panel.items if isinstance(item, Rule)}
+
+
+def roofline(names: list[str], sizes: list[int], measured: Sequence[theory.Measured] = (), looks=None) -> Figure:
+    costs = {size: TRADEOFF.cost(size) for size in sizes}
+    return theory.roofline([hardware.find(name) for name in names], costs, "a setting", measured, looks or {})
 
 
 def test_theory_over_the_chunk_size_marks_the_least_the_recommended_and_the_budget():
-    figure = theory.runtime_over_chunk_size(TRADEOFF, 512, "a title", 8 * 2**30)
-    stays_on_the_page(figure)
-    runtime, memory = figure.axes
-    curve, best, recommended = map(points, runtime.lines)
-    assert curve[:, 1] == pytest.approx(TRADEOFF.time(curve[:, 0]).upper * 1e3)
-    assert (best[0, 0], recommended[0, 0]) == (TRADEOFF.runtime_optimal, 512)
-    _, budget, also_recommended = map(points, memory.lines)
-    assert (budget[0, 1], also_recommended[0, 0]) == (8, 512)
-    assert {"recommended: 512", "within 5% of the least: 372 to 1081", "memory budget"} <= set(legend_words(figure))
-    assert "H100 datasheet" in words(figure)
+    figure = theory.runtime_over_chunk_size(TRADEOFF, 512, "a setting", 8 * 2**30)
+    assert figure.title == "Theory: least runtime at L = 634, recommended is L = 512"
+    runtime, memory = figure.panels
+    upper = curves(runtime)["nothing overlaps"]
+    assert np.asarray(upper.y) == pytest.approx(TRADEOFF.time(upper.x).upper * 1e3)
+    (band,) = (item for item in runtime.items if isinstance(item, Band))
+    assert np.asarray(band.lower) == pytest.approx(TRADEOFF.time(upper.x).lower * 1e3)
+    assert rules(runtime) == {"least 634": TRADEOFF.runtime_optimal, "recommended 512": 512}
+    assert rules(memory) == {"budget": 8, "": 512}
+    (span,) = (item for item in runtime.items if isinstance(item, Span))
+    assert [(span.low, span.high)] == [(372, 1081)]
+    assert [key.words for key in figure.keys] == ["within 5% of the least: 372 to 1081"]
+    assert "H100 datasheet" in "\n".join(figure.caption)
 
 
 def test_theoretical_rooflines_bend_at_the_ridge_and_carry_measured_points():
-    gpus = [hardware.find("H100"), hardware.find("A100")]
-    costs = {size: TRADEOFF.cost(size) for size in (16, 1024)}
-    point = theory.Measured("tfla_sig_xl", 80.0, 2e14)
-    figure = theory.roofline(gpus, costs, "a title", [point])
-    stays_on_the_page(figure)
-    (ax,) = figure.axes
-    roofs = [corners for line in ax.lines if len(corners := points(line)) == 3]
-    assert [corners[1, 0] for corners in roofs] == [gpu.ceilings.intensity for gpu in gpus]
-    assert [corners[1:, 1] for corners in roofs] == [pytest.approx([rate, rate]) for rate in (989, 312)]
-    (shown,) = [line for line in ax.lines if line.get_label() == "tfla_sig_xl, measured"]
-    assert points(shown).tolist() == [[80.0, 200.0]]
-    assert {"L = 16", "L = 1024"} <= {text.get_text() for text in ax.texts}
+    figure = roofline(["H100", "A100"], [16, 1024], [theory.Measured("tfla_sig_xl", 80.0, 2e14)])
+    (panel,) = figure.panels
+    roofs = {name: own for name, own in curves(panel).items() if own.joined}
+    assert list(roofs) == ["H100: 989 TFLOP/s, 3.35 TB/s", "A100: 312 TFLOP/s, 2.04 TB/s"]
+    ridges = [hardware.find(name).ceilings.intensity for name in ("H100", "A100")]
+    assert [own.x[1] for own in roofs.values()] == ridges
+    assert [list(own.y)[1:] for own in roofs.values()] == [pytest.approx([rate, rate]) for rate in (989, 312)]
+    point = curves(panel)["tfla_sig_xl"]
+    assert (list(point.x), list(point.y)) == ([80.0], [200.0])
+    assert rules(panel) == {f"L = {size}": float(TRADEOFF.cost(size).intensity) for size in (16, 1024)}
 
 
-def test_chunk_sizes_too_close_to_name_each_are_named_where_there_is_room():
-    costs = {size: TRADEOFF.cost(size) for size in range(64, 4097, 64)}
-    figure = theory.roofline([hardware.find("H100")], costs, "a title")
-    (ax,) = figure.axes
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    names = [text.get_window_extent(renderer) for text in ax.texts if text.get_text().startswith("L = ")]
-    assert 3 < len(names) < len(costs)
-    assert not any(one.overlaps(other) for one, other in combinations(names, 2))
+def test_gpus_of_one_name_have_lines_of_their_own():
+    (panel,) = roofline(["H100", "H100 PCIe", "L40S"], [64]).panels
+    assert len({(own.ink.colour, own.ink.dash) for own in curves(panel).values()}) == 3
+    assert [name.split(":")[0] for name in curves(panel)] == ["H100", "H100 PCIe", "L40S"]
 
 
-def test_a_legend_takes_one_row_where_one_is_enough():
-    figure, _ = drawn(SWEEPS["chunks"], ["chunk"])["chunk-tfla_sig_xl"]
-    (legend,) = figure.legends
-    assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == 1
-    figure, _ = drawn(SWEEPS["many"], ["runtime"])["runtime-seq_len"]
-    assert len(figure.legends) == 2
+def test_seven_implementations_are_named_in_the_colour_of_their_owner_and_the_rest_listed():
+    measured = [theory.Measured(f"kernel_{n}", 80.0, 1e13 * (n + 1)) for n in range(9)]
+    figure = roofline(["H100"], [64], measured, {"kernel_8": Look("Kernel 8", "mlstm_kernels", Ink(BLUE, "square"))})
+    points = [item for item in figure.panels[0].items if isinstance(item, Curve) and not item.joined]
+    assert [own.label for own in points] == [*(f"kernel_{n}" for n in range(8, 1, -1)), "", ""]
+    assert [own.ink.colour for own in points[:2]] == [BLUE, GREY]
+    assert len({own.ink.marker for own in points[:7]}) == 7
+    assert "Grey: kernel_1, kernel_0." in figure.caption
+
+
+def test_chunk_sizes_too_close_to_name_or_draw_each_are_thinned_out():
+    figure = roofline(["H100"], list(range(64, 4097, 64)))
+    upright = [item for item in figure.panels[0].items if isinstance(item, Rule)]
+    named = [item.label for item in upright if item.label]
+    assert named[0] == "L = 64"
+    assert 3 <= len(named) < len(upright) < 20
+    assert set(named) <= {text.get_text() for text in draw(figure).texts}

@@ -11,6 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from tflabench.cli.main import app
+from tflabench.figures.gain_maps import heat_maps
+from tflabench.figures.model import Curve, HeatMap
 from tflabench.kernels import reference
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 from tflabench.problem import InputError
@@ -99,13 +101,38 @@ def test_the_command_draws_the_figures_of_the_paper(tmp_path):
     assert time.perf_counter() - began < 30
     result = json.loads(done.stdout)
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"transfer-fig{n}.{end}" for n in (3, 6, 7) for end in ("png", "csv")
+        f"transfer-fig{n}.{end}" for n in (3, 6, 7) for end in ("png", "txt", "csv")
     }
     assert len(result["rows"]) == 2 + 3 * 3 + 4 * 3
     rows = {(row["figure"], row["gate"]): row for row in result["rows"] if row["figure"] == "3"}
     assert rows["3", "exp"]["half_gain_input_gate"] == pytest.approx(-9.5, abs=0.2)
     table = np.genfromtxt(tmp_path / "transfer-fig3.csv", delimiter=",", skip_header=1)
     assert table.shape == (21 * 18, 2 + 2 * 2)
+
+
+def test_maps_stand_before_and_after_the_norm_in_shared_colours(paper):
+    experiment = transfer.Experiment(tuple(np.arange(-12.0, 8.5)), tuple(np.arange(-5.0, 12.5, 2.0)))
+    figure = heat_maps("6", experiment, paper["6"])
+    assert figure.title == "mLSTMexp: the input gate decides the gain after the norm only with n = max(|s|, exp(-m))"
+    assert (figure.columns, len(figure.panels)) == (2, 2 * 3)
+    maps = [item for panel in figure.panels for item in panel.items if isinstance(item, HeatMap)]
+    before, after = maps[::2], maps[1::2]
+    assert {(own.low, own.high, own.scale) for own in before} == {(before[0].low, before[0].high, "log")}
+    assert {(own.low, own.scale) for own in after} == {(0.0, "linear")}
+    assert all((own.values == row.after[1e-6]).all() for own, row in zip(after, paper["6"], strict=True))
+    assert [key.words for key in figure.keys] == ["eps = 0.01", "eps = 1e-06", "eps = 1e-08"]
+
+
+def test_lines_show_half_the_largest_gain_for_every_eps_where_there_is_one(paper):
+    experiment = transfer.Experiment(tuple(np.arange(-12.0, 8.5)), tuple(np.arange(-5.0, 12.5, 2.0)))
+    figure = heat_maps("6", experiment, paper["6"])
+    lines = [[item for item in panel.items if isinstance(item, Curve)] for panel in figure.panels[1::2]]
+    assert [len(own) for own in lines] == [3, 0, 0], "only the default normaliser has a transition"
+    keys = {key.ink.dash: float(key.words.removeprefix("eps = ")) for key in figure.keys}
+    for line in lines[0]:
+        gain = paper["6"][0].after[keys[line.ink.dash]]
+        found = [transfer.half_gain(experiment.input_gates, column) for column in gain.T]
+        np.testing.assert_array_equal(line.y, [np.nan if value is None else value for value in found])
 
 
 @pytest.mark.parametrize(

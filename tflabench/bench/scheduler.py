@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tflabench.bench.comparison_run import ComparisonRun, PointRun, State
 from tflabench.bench.protocol import Protocol
+from tflabench.bench.standing import Standing, Watched
 from tflabench.bench.tuning_store import TuningStore
 from tflabench.bench.workers import Workers
 from tflabench.selection.comparisons import Comparison
@@ -34,6 +35,7 @@ log = logging.getLogger("tflabench.bench")
 AT_ONCE = 3  # preparations that overlap
 ACTIVE = 4  # comparisons that are begun and not closed: each keeps a process for every point of a library that tunes
 WAIT_S = 0.5
+SHOWN_EVERY_S = 0.25  # what the sweep is at is told no more often
 NAMES_IN_TURN = 2  # its kernels are looked at then: the first row comes sooner
 SHARED = "shared"  # the slot of points that need no process of their own
 
@@ -66,6 +68,7 @@ class Scheduler:
         tuning: choices of autotuners made before.
         on_point: called with a point whenever its row has changed.
         after_first: called once, when the first row is told and nothing else works; no job starts until it returns.
+        watch: called with where the sweep stands, at most every `SHOWN_EVERY_S` seconds.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Scheduler:
         tuning: TuningStore,
         on_point: Callable[[ComparisonRun, PointRun], None],
         after_first: Callable[[], None] | None = None,
+        watch: Callable[[Standing], None] | None = None,
     ) -> None:
         self.rules = rules
         self._workers = workers
@@ -83,6 +87,8 @@ class Scheduler:
         self._tuning = tuning
         self._on_point = on_point
         self._after_first = after_first
+        self._watch = watch
+        self._watched, self._shown_at = Watched(), -inf
         self._waiting: deque[ComparisonRun] = deque()
         self._active: list[ComparisonRun] = []
         self._working: dict[str, tuple[ComparisonRun, PointRun]] = {}  # by slot
@@ -100,11 +106,19 @@ class Scheduler:
         """Measure until all comparisons are closed, or the time is up."""
         while self._waiting or self._active:
             self._advance()
+            self._show()
             if not self._working and time.monotonic() >= self.rules.stop_at:
                 return
             for slot, result in self._workers.wait(WAIT_S if self._working or self._compiling() else 0.0):
                 self._received(slot, result)
             self._hear_pool()
+
+    def _show(self) -> None:
+        """Tell who watches where the sweep stands, unless they were told just now."""
+        now = time.monotonic()
+        if self._watch and now - self._shown_at >= SHOWN_EVERY_S:
+            self._shown_at = now
+            self._watch(self._watched.standing(self._working.values()))
 
     # --- Compiling
 
@@ -121,9 +135,12 @@ class Scheduler:
                 run.fail("unsupported", reason)
             elif self._pool and impl.compiles:
                 self._tickets[self._pool.submit(impl.name, point.problem)] = run
+                self._watched.ahead.append(run)
             else:
                 run.state = "ready"
-        self._waiting.append(ComparisonRun(comparison, runs, self.rules.protocol))
+        begun = ComparisonRun(comparison, runs, self.rules.protocol)
+        self._waiting.append(begun)
+        self._watched.begun.append(begun)
 
     def _compiling(self) -> bool:
         return bool(self._tickets)
@@ -131,14 +148,17 @@ class Scheduler:
     def _hear_pool(self) -> None:
         if self._pool is None:
             return
-        from tflabench.bench.precompile.pool import Compiled, Finished
+        from tflabench.bench.precompile.pool import Compiled, Finished, Listed
 
         for event in self._pool.poll():
             run = self._tickets.get(event.ticket)
             if run is None:
                 continue
             log.debug("%s of %s", event, run.point.id)
-            if isinstance(event, Compiled):
+            if isinstance(event, Listed):
+                self._watched.listed(event.ticket, run.point, event.kernels - event.cached)
+            elif isinstance(event, Compiled):
+                self._watched.compiled(event.ticket)
                 run.compile_s += event.cpu_seconds
                 if event.failed and not run.point.implementation.tunes and run.state == "compiling":
                     run.failure = (
@@ -147,6 +167,7 @@ class Scheduler:
                     )  # nothing could run instead
             elif isinstance(event, Finished):
                 del self._tickets[event.ticket]
+                self._watched.compiling.pop(event.ticket, None)
                 if run.state != "compiling":
                     continue
                 run.state = "ready"

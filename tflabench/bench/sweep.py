@@ -19,6 +19,7 @@ from tflabench.bench.process import WorkerProcess, worker_command
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.rows_of_run import Occasion
 from tflabench.bench.scheduler import SHARED, Rules, Scheduler
+from tflabench.bench.standing import Standing
 from tflabench.bench.tuning_store import TuningStore, default_folder
 from tflabench.bench.workers import Workers
 from tflabench.implementations.packages import PACKAGES, package_version
@@ -54,6 +55,19 @@ class Settings:
     plugins: Sequence[str] = ()
     memory_limit: int | None = None
     tuned: Sequence[Row] = ()
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who hears of a sweep while it runs.
+
+    Attributes:
+        on_row: called with a row whenever it is new or has changed.
+        watch: called with where the sweep stands, a few times a second; None where nobody watches.
+    """
+
+    on_row: Callable[[Row], None]
+    watch: Callable[[Standing], None] | None = None
 
 
 def pending(comparisons: Sequence[Comparison], store: Store, protocol: Protocol, machine: Machine) -> list[Comparison]:
@@ -147,26 +161,24 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def sweep(
-        self, comparisons: Sequence[Comparison], store: Store, on_row: Callable[[Row], None], stop_at: float = inf
-    ) -> None:
+    def sweep(self, comparisons: Sequence[Comparison], store: Store, audience: Audience, stop_at: float = inf) -> None:
         """Measure comparisons in their order into a results folder.
 
         Args:
-            on_row: called with a row whenever it is new or has changed; it is on disk before.
+            audience: hears of every row when it is on disk.
             stop_at: time of `time.monotonic` from which on no point is begun.
         """
 
         def keep(row: Row) -> None:
             store.append(row)
-            on_row(row)
+            audience.on_row(row)
 
-        self._measure(comparisons, keep, stop_at, store)
+        self._measure(comparisons, replace(audience, on_row=keep), stop_at, store)
 
     def measure(self, point: Point) -> Row:
         """Measure a point by itself, whatever happens to it."""
         rows: list[Row] = []
-        self._measure([Comparison((point,))], rows.append, inf)
+        self._measure([Comparison((point,))], Audience(rows.append), inf)
         return rows[-1]
 
     def ceilings(self, dtypes: Iterable[str]) -> dict[str, Ceilings]:
@@ -180,7 +192,7 @@ class Session:
     def _measure(
         self,
         comparisons: Sequence[Comparison],
-        on_row: Callable[[Row], None],
+        audience: Audience,
         stop_at: float,
         store: Store | None = None,
     ) -> None:
@@ -193,7 +205,7 @@ class Session:
                 self._forks.prepare(
                     libraries
                 )  # from the first time on: until then they would take the disk from others
-            on_row(occasion.row(begun, run))
+            audience.on_row(occasion.row(begun, run))
 
         def measure_ceilings() -> None:
             """Hold times against measured ceilings: once for a kind of GPU, and behind the first row, not before it.
@@ -209,7 +221,7 @@ class Session:
                 described = {dtype: asdict(found) for dtype, found in occasion.ceilings.items()}
                 store.describe_run(occasion.run_id, self.environment() | {"ceilings": described})
 
-        scheduler = Scheduler(rules, self._workers, self._pool, tuning, on_point, measure_ceilings)
+        scheduler = Scheduler(rules, self._workers, self._pool, tuning, on_point, measure_ceilings, audience.watch)
         scheduler.admit(comparisons)  # from here on kernels are compiled, while the worker may still be starting
         points = [point for comparison in comparisons for point in comparison.points]
         dtypes = {point.problem.dtype for point in points}

@@ -121,9 +121,9 @@ def advise(
     from tflabench.conclusions.advise import Demand
 
     if plot:
-        from tflabench.figures import theory
+        from tflabench.figures.files import check_format
 
-        theory.check_format(plot)
+        check_format(plot)
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
     gates = [word.strip() for word in gate.split(",")]
@@ -151,11 +151,10 @@ def advise(
         )
     footer = _footer(advice, here, measure)
     if plot:
-        from tflabench.figures import theory
+        from tflabench.figures.files import write_figure
         from tflabench.figures.memory_frontier import draw
 
-        figure = draw(advice.ranked[0], advice.considered, advice.demand.memory_bytes, _title(advice), " ".join(footer))
-        theory.save(figure, plot)
+        write_figure(draw(advice, _title(advice), footer), plot)
         print(f"wrote {plot}", file=sys.stderr)
     if as_json:
         print(json.dumps(_json(advice, footer), indent=2))

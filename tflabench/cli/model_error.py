@@ -168,10 +168,7 @@ def _print_constants(as_json: bool) -> None:
 
 def _draw_models(verdict: Verdict, out: Path, formats: Sequence[str]) -> None:
     from tflabench.figures import model_errors as model
-    from tflabench.figures import theory
+    from tflabench.figures.files import write_figures
 
-    out = folder_to_write(out)
-    for stem, figure in [("model-error", model.errors(verdict)), *model.breakdowns(verdict)]:
-        for suffix in formats:
-            theory.save(figure, out / f"{stem}.{suffix}")
-            print(f"wrote {out / stem}.{suffix}", file=sys.stderr)
+    for path in write_figures([model.errors(verdict), *model.breakdowns(verdict)], folder_to_write(out), formats):
+        print(f"wrote {path}", file=sys.stderr)

@@ -149,9 +149,10 @@ def optimal_chunk(
         f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
     if plot:
-        from tflabench.figures import theory
+        from tflabench.figures.files import write_figure
+        from tflabench.figures.theory import runtime_over_chunk_size
 
-        theory.save(theory.runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
+        write_figure(runtime_over_chunk_size(tradeoff, recommended, title, budget), plot)
         print(f"wrote {plot}", file=sys.stderr)
 
     found = _Found(title, problem, gate, chip, tradeoff, tile, budget, recommended, chunk_size)
@@ -217,15 +218,15 @@ def _print_answer(found: _Found) -> None:
     best, (low, high) = _at(found.tradeoff, found.recommended), found.tradeoff.within()
     kernel = _kernel(found)
     ours = (
-        f"our {kernel.implementation} would run there, with L = {kernel.chunk_size}"
+        f"our {kernel.implementation} would run with L = {kernel.chunk_size}"
         if kernel.implementation
         else f"no kernel of ours runs there ({kernel.refused})"
     )
     console = _console()
     fits = "" if found.budget is None else " that fits"
     console.print(
-        f"L = {found.recommended} takes the least time{fits} in theory on {found.chip.name}, {best['ms_lower']:.3g} to "
-        f"{best['ms_upper']:.3g} ms and {best['memory_bytes'] / 2**30:.2f} GiB; {ours}.",
+        f"L = {found.recommended} takes the least time{fits} in theory on {found.chip.name}: {best['ms_lower']:.3g} to "
+        f"{best['ms_upper']:.3g} ms, {best['memory_bytes'] / 2**30:.2f} GiB; {ours}.",
         style="bold green",
     )
     console.print(f"\n{found.title}")

@@ -103,10 +103,10 @@ def profile(
     from tflabench.selection.points import Point
 
     if out:
-        from tflabench.figures import theory
+        from tflabench.figures.files import check_format
 
         out = file_to_write(out, "profile.png")
-        theory.check_format(out)
+        check_format(out)
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)
@@ -129,10 +129,10 @@ def profile(
     options = {"calls": calls, "count": count, "timeout_s": timeout, "plugins": plugin or (), "keep": keep}
     seen = profiles.profile(Point(implementation, problem), machine, **options)
     if out:
-        from tflabench.figures import theory
+        from tflabench.figures.files import write_figure
         from tflabench.figures.profile import draw
 
-        theory.save(draw(seen, _title(seen), _footer(seen)), out)
+        write_figure(draw(seen, _title(seen), [_footer(seen)]), out)
         print(f"wrote {out}", file=sys.stderr)
     if as_json:
         print(json.dumps(_json(seen), indent=2))

@@ -15,7 +15,7 @@ def report(
     directory: Results,
     out: Annotated[Path | None, out_file("report.html", "DIR/report.html")] = None,
 ) -> None:
-    """Write stored rows as one HTML page that needs no network: headline, interactive figures, tables, commands."""
+    """Write stored rows as one HTML page that needs no network: a chart, a look-up, all rows, claims, commands."""
     from tflabench import report as reports
 
     path = reports.write(directory, file_to_write(out, "report.html") if out else None)

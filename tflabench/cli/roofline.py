@@ -32,6 +32,7 @@ from tflabench.cli.common.paths import Overlay, file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
+    from tflabench.figures.looks import Look
     from tflabench.figures.theory import Measured
 
 
@@ -65,13 +66,15 @@ def roofline(
     as_json: JsonObject = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
-    from tflabench.figures import theory
+    from tflabench.figures.files import check_format, write_figure
+    from tflabench.figures.theory import roofline as draw
     from tflabench.selection.axes import parse_values
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.roofline import attainable, compute_bound
 
     out = file_to_write(out, "roofline.png")
-    measured, devices = _measured_points(overlay, pass_) if overlay else ([], [])
+    check_format(out)
+    measured, devices, looks = _measured_points(overlay, pass_) if overlay else ([], [], {})
     if gpu or peak_tflops or bandwidth_tbs:
         chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
     else:
@@ -93,7 +96,7 @@ def roofline(
         f"mLSTM{gate} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
         f"F_causal {causal_factor:g}"
     )
-    theory.save(theory.roofline(chips, costs, title, measured), out)
+    write_figure(draw(chips, costs, title, measured, looks), out)
     points = [
         {
             "gpu": chip.name,
@@ -134,14 +137,16 @@ def roofline(
     print(f"wrote {out}", file=sys.stderr)
 
 
-def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str]]:
-    """Rows of a pass that have a time and a cost, and the names of the GPUs they ran on.
+def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str], dict[str, Look]]:
+    """Return rows of a pass that have a time and a cost, the names of their GPUs, and how implementations look.
 
     Raises:
         InputError: no row of that pass was measured.
     """
+    from tflabench.figures.looks import looks
     from tflabench.figures.theory import Measured
     from tflabench.rows.load import find_results
+    from tflabench.rows.table import frame
     from tflabench.theory import hardware
 
     rows = [row for results in find_results(folder) for row in results.rows if row.status == "ok"]
@@ -155,4 +160,4 @@ def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str
         if row.model_flops and row.model_bytes and row.ms_median
     ]
     known = [hardware.from_device_name(device) for device in dict.fromkeys(row.device for row in rows)]
-    return points, [gpu.name for gpu in known if gpu]
+    return points, [gpu.name for gpu in known if gpu], looks(frame(rows))

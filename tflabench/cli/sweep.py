@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -83,7 +84,8 @@ def sweep(
     from tflabench.bench.estimate import Target
     from tflabench.bench.protocol import PAPER, PROTOCOLS
     from tflabench.bench.sweep import Session, Settings, require_runnable
-    from tflabench.conclusions import summary
+    from tflabench.conclusions.brief import BriefEnding
+    from tflabench.conclusions.summary import Swept, full_ending
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results
     from tflabench.selection import axes, presets
@@ -139,4 +141,8 @@ def sweep(
         rows = [row.columns() for row in measured.rows]
         print_json({"folder": str(folder), "files": written, "left": measured.left, "rows": rows})
     else:
-        stdout().print(summary.ending(measured.rows, files, f"tflabench plot {folder}", measured.left))
+        redraw = f"tflabench plot {shlex.quote(str(folder))}"
+        again = [(True, "--full"), (plots, "--no-plots"), (not resume, "--resume"), (measured.left, "--stop-after 0")]
+        for_all = " ".join(option for needed, option in again if needed)
+        swept = Swept(measured.rows, files, redraw, measured.left, for_all)
+        stdout().print(full_ending(swept) if full else BriefEnding(swept))

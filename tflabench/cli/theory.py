@@ -30,10 +30,13 @@ def theory(
 ) -> None:
     """Draw the figures of the paper's theory part, 15 to 22, for a gate and pass each; print the files written.
 
+    Each comes with its caption (.txt) and the rows it shows (.csv).
+
     FLOPs over L (15), L of fewest (16), theoretical runtime over L (17), intensity (18), roofline (19), FLOP/s, FLOPs
     and runtime over L (20), L of least runtime over d_hv (21) and over accelerator intensity (22).
     """
-    from tflabench.figures import paper, theory
+    from tflabench.figures import paper
+    from tflabench.figures.files import FORMATS, write_figures
     from tflabench.rows.load import read_rows
 
     wanted = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
@@ -41,13 +44,11 @@ def theory(
         one_of("figure", name, ("all", *paper.FIGURES))
     gates = [one_of("gate", word.strip(), ("exp", "sig")) for word in gate.split(",")]
     passes = [one_of("pass", word.strip(), ("fw", "fwbw")) for word in pass_.split(",")]
-    formats = [one_of("format", word.strip(), theory.FORMATS) for word in format_.split(",")]
+    formats = [one_of("format", word.strip(), FORMATS) for word in format_.split(",")]
     rows = read_rows(overlay) if overlay else None
     out = folder_to_write(out)
-    for name in wanted:
-        for own_gate in gates:
-            for own_pass in passes:
-                figure = paper.FIGURES[name](own_gate, own_pass, rows)
-                for suffix in formats:
-                    theory.save(figure, out / f"{name}-{own_gate}-{own_pass}.{suffix}")
-                    print(out / f"{name}-{own_gate}-{own_pass}.{suffix}")
+    figures_wanted = (
+        paper.FIGURES[name](own_gate, own_pass, rows) for name in wanted for own_gate in gates for own_pass in passes
+    )
+    for path in write_figures(figures_wanted, out, formats):
+        print(path)

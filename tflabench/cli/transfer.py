@@ -64,10 +64,12 @@ def transfer(
     Heat maps show the gain max|h| / max|v| before and after the norm, for mLSTMexp and mLSTMsig, computed on the CPU in
     float64.
     """
+    from tflabench.figures.files import FORMATS, write_figures
+    from tflabench.figures.gain_maps import heat_maps
     from tflabench.theory.transfer import DEFAULT_EPS, FIGURES, PAPER_EPS, Experiment, gains
 
     names = [one_of("figure", name, tuple(FIGURES)) for name in words(figure)]
-    formats = [one_of("format", name, ("png", "svg", "pdf")) for name in words(format_)]
+    formats = [one_of("format", name, FORMATS) for name in words(format_)]
     given = None if eps is None else tuple(dict.fromkeys(_epsilon(word) for word in words(eps)))
     experiment = Experiment(
         input_gates=_grid("input_gate", input_gate, step),
@@ -79,12 +81,11 @@ def transfer(
         seed=seed,
     )
     out = folder_to_write(out)
-    written: list[Path] = []
     found: dict[str, list[Gains]] = {}
     for name in names:
         chosen = given or ((DEFAULT_EPS,) if name == "3" else PAPER_EPS)
         found[name] = gains(experiment, FIGURES[name], chosen)
-        written += _write(name, experiment, found[name], out, formats)
+    written = write_figures((heat_maps(name, experiment, found[name]) for name in names), out, formats)
     rows = [row for name in names for row in _summary(name, experiment, found[name])]
     if as_json:
         print(json.dumps({"files": [str(path) for path in written], "rows": rows}, indent=2))
@@ -101,42 +102,6 @@ def transfer(
     )
     for path in written:
         print(path)
-
-
-def _write(name: str, experiment: Experiment, found: Sequence[Gains], out: Path, formats: Sequence[str]) -> list[Path]:
-    """The figure and its values, one CSV row a grid point."""
-    import numpy as np
-
-    from tflabench.figures.gain_maps import heat_maps
-    from tflabench.figures.layout import write
-    from tflabench.theory.transfer import OUR_READING
-
-    e = experiment
-    layer = {"rms": "RMS norm", "layer": "layer norm"}[e.norm]
-    title = f"Transfer behaviour of the mLSTM (paper, Fig. {name}): T = {e.seq_len}, one head, {layer}"
-    footer = [
-        "gain = mean over time of max|h| / max|v| (eq. 26), computed in float64; white line: half the largest gain;",
-        f"s = n·q; q, k, v ~ N(0, 1), $d_{{qk}}$ = {e.d_qk}, $d_{{hv}}$ = {e.d_hv}, "
-        f"same gates at every step, seed {e.seed} · tflabench transfer",
-    ]
-    if rows := OUR_READING.get(name):
-        footer.append(f"normalisers of {rows}: our reading, the paper does not print them")
-    figure = heat_maps(experiment, found, title, footer)
-    i, f = (axis.ravel() for axis in np.meshgrid(e.input_gates, e.forget_gates, indexing="ij"))
-    columns: dict[str, Any] = {"input_gate": i, "forget_gate": f}
-    for row in found:
-        label = f"{row.gate} n={row.normalizer.name}"
-        columns[f"{label} before"] = row.before.ravel()
-        columns |= {f"{label} after eps={value:g}": gain.ravel() for value, gain in row.after.items()}
-    files = [out / f"transfer-fig{name}.{ending}" for ending in (*formats, "csv")]
-    try:
-        for path in files[:-1]:
-            write(figure, path)
-        header = ",".join(f'"{column}"' for column in columns)
-        np.savetxt(files[-1], np.stack(list(columns.values()), axis=1), "%.5g", ",", header=header, comments="")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({error.strerror}): give another folder with --out") from None
-    return files
 
 
 def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tflabench.rows.schema import Row
 
 Verdict = Literal["holds", "does not hold", "not measurable"]
-# What Triton 3.6 miscompiles or aborts on, by implementation and pass (README, "Baselines").
+# What Triton 3.6 miscompiles or aborts on, by implementation and pass (docs/getting-started.md).
 OTHER_TRITON = {("nxai_exp_xl", "fw"), ("nxai_exp_xl", "fwbw"), ("fla_simple_gla", "fwbw")}
 
 

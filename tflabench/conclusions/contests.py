@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import hypot
+from math import hypot, isfinite
 
 from tflabench.conclusions.compare import comparable, questions
+from tflabench.implementations import registry
 from tflabench.rows.schema import Row
+
+OURS, PLUGIN = "tflabench", "plugin"
+
+
+def timed(row: Row) -> bool:
+    """Whether a row is right and its time is a number."""
+    return row.status == "ok" and row.ms_median is not None and isfinite(row.ms_median) and row.ms_median > 0
 
 
 def contests(rows: Iterable[Row]) -> list[list[Row]]:
     """Return measured rows that answer the same question, fastest first in each list, small problems first."""
-    measured = (row for row in rows if row.status == "ok")
+    measured = (row for row in rows if timed(row))
     return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(measured)]
+
+
+def owner(row: Row) -> str:
+    """Return whose an implementation is: this project's, a plugin's, or that of the package it comes from."""
+    if row.implementation in registry.bundled_names():
+        return OURS
+    return PLUGIN if row.implementation in {impl.name for impl in registry.plugged()} else row.package
 
 
 def faster(best: Row, other: Row) -> tuple[float, float] | None:

@@ -1,17 +1,19 @@
-"""The ending of a sweep: the best implementation a point, how much faster it ran, and what failed."""
+"""The full ending of a sweep: the best implementation a point, how much faster it ran, and what failed."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tflabench.conclusions.contests import contests, faster
+from tflabench.conclusions.contests import contests, faster, timed
 from tflabench.rows.labels import (
     PASS_TITLES,
     THROTTLED,
@@ -48,7 +50,7 @@ def tuning(row: Row) -> str:
 
 def closing(rows: Sequence[Row]) -> str | None:
     """Return what a closed comparison says in one line: its fastest implementation, and by how much; None of one."""
-    measured = sorted((row for row in rows if row.status == "ok"), key=lambda row: row.ms_median or 0.0)
+    measured = sorted((row for row in rows if timed(row)), key=lambda row: row.ms_median or 0.0)
     if len({row.implementation for row in measured}) < 2:
         return None
     out = left_out(measured)
@@ -91,15 +93,15 @@ def best_table(rows: Iterable[Row]) -> Table:
         others = (row for row in group if row.implementation != best.implementation)
         rivals = [(row, ratio[0]) for row in others if (ratio := faster(best, row))]
         table.add_row(
-            best.pass_,
-            size(best),
-            best.dtype,
+            Text(best.pass_),
+            Text(size(best)),
+            Text(best.dtype),
             Text(label(best), "" if best.throttled else "bold"),
             f"{milliseconds(best)}{mark(best)}",
-            _percent(best.percent_of_bound),
-            _percent(best.percent_of_own_roofline),
-            f"{best.peak_bytes / 2**20:.0f} MiB",  # type: ignore[operator]
-            f"{rivals[0][1]:.2f}x{mark(best, rivals[0][0])} {label(rivals[0][0])}" if rivals else "",
+            percent(best.percent_of_bound),
+            percent(best.percent_of_own_roofline),
+            "" if best.peak_bytes is None else f"{best.peak_bytes / 2**20:.0f} MiB",
+            Text(f"{rivals[0][1]:.2f}x{mark(best, rivals[0][0])} {label(rivals[0][0])}" if rivals else ""),
         )
     if any(row.throttled for row in rows if row.status == "ok"):
         table.caption = f"{THROTTLED} the GPU held its clock back; below, it is left out of who ran faster"
@@ -107,8 +109,8 @@ def best_table(rows: Iterable[Row]) -> Table:
     return table
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}%"
+def percent(value: float | None) -> str:
+    return "" if value is None or not isfinite(value) else f"{value:.0f}%"
 
 
 def verdicts(rows: Iterable[Row]) -> list[str]:
@@ -150,33 +152,69 @@ def error_table(results: Iterable[dict[str, Any]]) -> Table:
     return table
 
 
+class Note(NamedTuple):
+    """Something that rows have in common and that their numbers must be read with.
+
+    Attributes:
+        head: what it is, and of how many rows: "noisy (38x)".
+        told: what it means.
+        short: the same in a few words.
+    """
+
+    head: str
+    told: str
+    short: str
+
+
 def failures(rows: Iterable[Row]) -> list[str]:
-    """What was not measured, and what was measured in bad conditions, counted."""
+    """Return what was not measured, and what was measured in bad conditions, counted: a line each."""
     rows = list(rows)
     kinds = Counter((row.status, row.implementation, row.reason) for row in rows if row.status != "ok")
     lines = [f"{status} ({count}x)  {name}: {reason}" for (status, name, reason), count in kinds.most_common()]
-    for flag, meaning in (("noisy", NOISY_MEANS), ("throttled", "the GPU held its clock back")):
-        if count := sum(bool(getattr(row, flag)) for row in rows):
-            lines.append(f"{flag} ({count}x): {meaning}")
-    if waiting := [row.host_ms / row.ms_median for row in rows if waits_for_host(row)]:  # type: ignore[operator]
-        names = Counter(row.implementation for row in rows if waits_for_host(row))
-        told = ", ".join(f"{name} ({count}x)" if count > 1 else name for name, count in names.most_common())
-        lines.append(
-            f"enqueued slower than run ({len(waiting)}x, up to {max(waiting):.1f} times): {told}: eager PyTorch waits "
-            "for the host, a CUDA graph does not"
+    return lines + [f"{note.head}: {note.told}" for note in notes(rows)]
+
+
+def notes(rows: Sequence[Row]) -> list[Note]:
+    """Return what the numbers of rows must be read with: noise, throttled GPUs, waiting hosts, ceilings."""
+    found = [*_flagged(rows), *_waiting(rows), *_above(rows)]
+    if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
+        told = (
+            "the percentages are of rates that no machine reaches; `tflabench calibrate` measures this one's, for the "
+            "rows to come"
         )
+        found.append(Note(f"datasheet ceilings ({count}x)", told, "`tflabench calibrate` measures this machine's"))
+    return found
+
+
+def _flagged(rows: Sequence[Row]) -> Iterator[Note]:
+    short = "the median is less certain than the ranking needs"
+    if count := sum(bool(row.noisy) for row in rows):
+        yield Note(f"noisy ({count}x)", NOISY_MEANS, short)
+    if count := sum(bool(row.throttled) for row in rows):
+        told = "the GPU held its clock back"
+        yield Note(f"throttled ({count}x)", told, f"{told}, no ratio uses these times ({THROTTLED})")
+
+
+def _waiting(rows: Sequence[Row]) -> Iterator[Note]:
+    slow = [row for row in rows if waits_for_host(row)]
+    if not slow:
+        return
+    times = max(row.host_ms / row.ms_median for row in slow)  # type: ignore[operator]
+    names = Counter(row.implementation for row in slow)
+    told = ", ".join(f"{name} ({count}x)" if count > 1 else name for name, count in names.most_common())
+    head = f"enqueued slower than run ({len(slow)}x, up to {times:.1f} times)"
+    yield Note(head, f"{told}: eager PyTorch waits for the host, a CUDA graph does not", told)
+
+
+def _above(rows: Sequence[Row]) -> Iterator[Note]:
     for what, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
         if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
-            lines.append(
-                f"above {what} ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured while the "
-                "machine was busy, or data stayed in a cache; `tflabench calibrate` measures them again"
+            told = (
+                "the ceilings were measured while the machine was busy, or data stayed in a cache; `tflabench "
+                "calibrate` measures them again"
             )
-    if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
-        lines.append(
-            f"datasheet ceilings ({count}x): the percentages are of rates that no machine reaches; "
-            "`tflabench calibrate` measures this one's, for the rows to come"
-        )
-    return lines
+            head = f"above {what} ({len(above)}x, up to {max(above):.0f}%)"
+            yield Note(head, told, "ceilings are off, `tflabench calibrate`")
 
 
 def grouped(files: Iterable[Path]) -> list[str]:
@@ -190,25 +228,48 @@ def grouped(files: Iterable[Path]) -> list[str]:
     ]
 
 
-def ending(rows: Iterable[Row], files: Iterable[Path], redraw: str, left: int = 0) -> RenderableType:
-    """Everything a sweep says at its end.
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep has at its end.
 
-    Args:
+    Attributes:
+        rows: of all its points.
+        files: that it wrote.
         redraw: the command that draws its figures again.
         left: points that it had no time for.
+        for_all: the options that, added to its command, show the full ending and measure nothing.
     """
-    rows = list(rows)
-    ok = sum(row.status == "ok" for row in rows)
-    parts: list[RenderableType] = [best_table(rows), ""] if ok else []
-    rest = f", {left} left: the same command measures them" if left else ""
-    for title, lines in (
-        ("", verdicts(rows)),
-        (f"{ok} of {len(rows)} points measured{rest}", failures(rows)),
-        ("written", grouped(files)),
-        ("draw again with", [redraw]),
-    ):
+
+    rows: Sequence[Row]
+    files: Sequence[Path]
+    redraw: str
+    left: int = 0
+    for_all: str = "--full"
+
+
+def measured_line(swept: Swept) -> str:
+    """Return how many points were measured, and how many are left."""
+    ok = sum(row.status == "ok" for row in swept.rows)
+    rest = f", {swept.left} left: the same command measures them" if swept.left else ""
+    return f"{ok} of {len(swept.rows)} points measured{rest}"
+
+
+def full_ending(swept: Swept) -> RenderableType:
+    """Return everything a sweep has to say at its end, however long and wide."""
+    parts: list[RenderableType] = [best_table(swept.rows), ""] if any(map(timed, swept.rows)) else []
+    for title, lines in full_lines(swept):
         if title:
             parts.append(Text(title, "bold"))
         if lines:
             parts.append(Text("\n".join(f"  {line}" if title else line for line in lines) + ("" if title else "\n")))
     return Group(*parts)
+
+
+def full_lines(swept: Swept) -> list[tuple[str, list[str]]]:
+    """Return what the full ending says below its table: titles, which may be empty, with their lines."""
+    return [
+        ("", verdicts(swept.rows)),
+        (measured_line(swept), failures(swept.rows)),
+        ("written", grouped(swept.files)),
+        ("draw again with", [swept.redraw]),
+    ]

@@ -33,12 +33,12 @@ def swept(part: Slice) -> Swept:
         ticks = tuple((float(n), str(value)) for n, value in enumerate(values))
         places = {value: float(n) for n, value in enumerate(values)}
         axis = Axis(label, "linear", (-0.5, len(values) - 0.5), ticks)
-        return Swept(axis, lambda column: column.map(places).to_numpy(float))
+        return Swept(axis, lambda column: np.array([places.get(value, np.nan) for value in column]))
     numbers = [float(value) for value in values] or [1.0]
     steps = np.diff(numbers)
     even = len(numbers) > 2 and bool((steps == steps[0]).all())
     axis = over(label, numbers, "linear" if even else "log")
-    return Swept(axis, lambda column: column.to_numpy(float))
+    return Swept(axis, lambda column: np.asarray(column, float))
 
 
 def over(label: str, values: Sequence[float], scale: Any = "log", most: int = MOST_TICKS) -> Axis:

@@ -20,7 +20,7 @@ from tflabench.figures.source import Source
 
 BACKGROUND = Ink(GREY)
 CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses to the next
-Points = tuple[np.ndarray, np.ndarray]
+Columns = dict[str, Any]  # of the rows of one implementation: arrays
 
 
 @dataclass(frozen=True)
@@ -94,68 +94,87 @@ def over_axis(chart: Chart, rows: Rows, words: str) -> Panel:
     """Return a panel over the swept axis: context behind, the band of theory, highlighted lines, crosses on top."""
     x = swept(chart.part)
     items: list[Item] = []
+    own = _columns_of(chart, rows)
     for name in chart.looks:
-        if name not in chart.names:
-            items += curve(chart, x, rows[rows["implementation"] == name], name)
-    if chart.theory and chart.leader:
-        items += _band(chart, x, rows[rows["implementation"] == chart.leader])
+        if name in own and name not in chart.names:
+            items += curve(chart, x, own[name], name)
+    if chart.theory and chart.leader in own:
+        items += _band(chart, x, own[chart.leader])
     for name in chart.names[::-1]:
-        items += curve(chart, x, rows[rows["implementation"] == name], name)
-    crosses = list(_crosses(chart, x, rows))
+        if name in own:
+            items += curve(chart, x, own[name], name)
+    crosses = [cross for name in chart.names if name in own for cross in _crosses(chart, x, own[name], name)]
     levels = max((sum(other.x == cross.x for other in crosses) for cross in crosses), default=0)
     y = upwards(chart.label, _heights(items), room=0.03 + min(0.2, CROSS_LEVEL * levels))
     measured = any(isinstance(item, Curve) for item in items)
     return Panel(words, x.axis, y, (*items, *crosses), "" if measured else "no point was measured")
 
 
-def curve(chart: Chart, x: Swept, own: Rows, name: str) -> list[Curve]:
+def _columns_of(chart: Chart, rows: Rows) -> dict[str, Columns]:
+    """Return the columns that lines need, of each implementation, in the order of the axis; missing values are last."""
+    quantity = chart.quantity
+    names = {chart.part.axis, quantity.column, *(quantity.spread or ()), *(quantity.theory or ())}
+    rows = rows.sort_values(chart.part.axis, kind="stable")
+    table = {name: rows[name].to_numpy() for name in (*names, "timed", "noisy", "throttled", "status")}
+    table |= {"index": rows.index.to_numpy(), "known": rows[chart.part.axis].notna().to_numpy()}
+    table["drawn"] = table["timed"] & np.isfinite(table[quantity.column].astype(float))
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(rows["implementation"].tolist()):
+        places.setdefault(name, []).append(place)
+    return {name: {column: values[own] for column, values in table.items()} for name, own in places.items()}
+
+
+def _kept(own: Columns, where: np.ndarray) -> Columns:
+    return {name: values[where] for name, values in own.items()}
+
+
+def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
     quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
     axis = chart.part.axis
-    if not own["timed"].any():
+    if not own["drawn"].any():
         return []
     alike = len(chart.lit.alike.get(name, ()))
     label, ink = (look.title + f" + {alike} alike" * bool(alike), look.ink) if lit else ("", BACKGROUND)
     role = "highlight" if lit else "context"
-    if own[axis].isna().all():  # the axis means nothing to it (a chunk size to attention): one level for all
-        done = own[own["timed"]]
-        level = float(done[quantity.column].median() / chart.size)
+    if not own["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
+        done = _kept(own, own["drawn"])
+        level = float(np.median(done[quantity.column].astype(float)) / chart.size)
         ends = np.array(x.axis.limits)
-        same = [int(done.index[0])] * 2
+        same = [int(done["index"][0])] * 2
         return [Curve(label, ends, [level] * 2, Ink(ink.colour, "", ink.dash), role, rows=same, name=name)]
-    own = own.dropna(subset=[axis]).sort_values(axis)
-    y = own[quantity.column].where(own["timed"]).to_numpy(float) / chart.size
+    own = _kept(own, own["known"])
+    y = np.where(own["drawn"], own[quantity.column].astype(float), np.nan) / chart.size
     spread = None
     if quantity.spread and lit:
-        low, high = (own[column].to_numpy(float) / chart.size for column in quantity.spread)
+        low, high = (own[column].astype(float) / chart.size for column in quantity.spread)
         spread = (np.where(np.isnan(y), np.nan, low), np.where(np.isnan(y), np.nan, high))
     return [
         Curve(
             label, x.position(own[axis]), y, ink, role,
             joined=axis != "dtype",  # nothing lies between two data types
             spread=spread,
-            hollow=flagged(own, quantity).to_numpy(bool) if lit else (),
-            rows=[int(index) for index in own.index],
+            hollow=flagged(own, quantity).tolist() if lit else (),
+            rows=own["index"].tolist(),
             name=name,
         )
     ]  # fmt: skip
 
 
-def _band(chart: Chart, x: Swept, own: Rows) -> list[Band]:
-    columns = list(chart.quantity.theory or ())
-    own = own.dropna(subset=[chart.part.axis, *columns]).sort_values(chart.part.axis)
-    if own.empty or chart.part.axis == "dtype":
+def _band(chart: Chart, x: Swept, own: Columns) -> list[Band]:
+    low, high = (own[column].astype(float) / chart.size for column in chart.quantity.theory or ())
+    known = own["known"] & ~np.isnan(low) & ~np.isnan(high)
+    if not known.any() or chart.part.axis == "dtype":
         return []
-    lower, upper = own[columns].to_numpy(float).T / chart.size
-    return [Band(x.position(own[chart.part.axis]), lower, upper, chart.looks[str(chart.leader)].ink.colour)]
+    colour = chart.looks[str(chart.leader)].ink.colour
+    return [Band(x.position(own[chart.part.axis][known]), low[known], high[known], colour)]
 
 
-def _crosses(chart: Chart, x: Swept, rows: Rows) -> Iterator[Cross]:
+def _crosses(chart: Chart, x: Swept, own: Columns, name: str) -> Iterator[Cross]:
     """Yield a cross for each point of a highlighted implementation that was asked for and not measured."""
-    for name in chart.names:
-        own = rows[(rows["implementation"] == name) & ~rows["timed"]].dropna(subset=[chart.part.axis])
-        for place, index in zip(x.position(own[chart.part.axis]), own.index, strict=True):
-            yield Cross(float(place), chart.looks[name].ink, int(index))
+    failed = _kept(own, own["known"] & ~own["timed"])
+    for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
+        yield Cross(float(place), chart.looks[name].ink, int(index))
 
 
 def _heights(items: Sequence[Item]) -> Iterator[float]:
@@ -168,9 +187,10 @@ def _heights(items: Sequence[Item]) -> Iterator[float]:
             lit += [*item.y, *(value for side in item.spread or () for value in side)]
     known = [value for value in lit if value > 0]
     yield from known
+    low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)
     for item in items:
         if isinstance(item, Curve) and item.role == "context":
-            yield from (value for value in item.y if not known or min(known) / 4 < value < 4 * max(known))
+            yield from (value for value in item.y if low < value < high)
 
 
 def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
@@ -179,7 +199,8 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     What was not measured has its status in place of the bar.
     """
     column = chart.quantity.column
-    ordered = rows.assign(value=rows[column].where(rows["timed"])).sort_values("value", na_position="last")
+    known = rows["timed"] & np.isfinite(rows[column].astype(float))
+    ordered = rows.assign(value=rows[column].where(known)).sort_values("value", na_position="last")
     shows = chart.quantity == RUNTIME
     bars: list[tuple[Any, ...]] = []
     for index, row in ordered.iterrows():
@@ -193,7 +214,7 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
     labels, values, said, colours, ranges, indices = zip(*bars, strict=True)
     items = (Bars(labels, values, said, colours, ranges if chart.theory else (), indices),)
-    empty = "" if rows["timed"].any() else "no point was measured"
+    empty = "" if known.any() else "no point was measured"
     return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), Axis(""), items, empty)
 
 

@@ -37,13 +37,21 @@ class Slice:
 def swept_axes(rows: Rows) -> list[str]:
     """The axes that vary within an implementation, without those that only follow another (batch at fixed tokens)."""
 
-    def most_values(axis: str, fixed: Sequence[str]) -> int:
-        return int(rows.groupby(["implementation", "pass", *fixed], dropna=False)[axis].nunique().max())
+    names = ("implementation", "pass", *AXES)
+    columns = {name: [None if value != value else value for value in rows[name].tolist()] for name in names}
+
+    def varies(axis: str, fixed: Sequence[str]) -> bool:
+        first: dict[Any, Any] = {}
+        keys = zip(*(columns[name] for name in ("implementation", "pass", *fixed)), strict=True)
+        return any(
+            first.setdefault(key, value) != value
+            for key, value in zip(keys, columns[axis], strict=True)
+            if value is not None
+        )
 
     axes: list[str] = []
     for axis in AXES:
-        alone = most_values(axis, [other for other in AXES if other != axis]) > 1
-        if alone or most_values(axis, axes) > 1:
+        if varies(axis, [other for other in AXES if other != axis]) or varies(axis, axes):
             axes.append(axis)
     return axes
 

@@ -28,7 +28,7 @@ def check_format(path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: Path) -> list[Path]:
-    """Write one figure in the format that the suffix of `path` names, and its caption; return both files.
+    """Write one figure in the format that the suffix of `path` names, its caption and its rows; return the files.
 
     Raises:
         InputError: another suffix than those of FORMATS, or a file that cannot be written.
@@ -37,18 +37,17 @@ def write_figure(figure: Figure, path: Path) -> list[Path]:
 
     check_format(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write(figure, path)
-        return [path, _write_caption(figure, path.with_suffix(".txt"))]
+        return [path, *_write_words(figure, path.parent / path.stem)]
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write_figures(figures: Iterable[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write figures into a folder in each format, with captions and rows; return the files.
+    """Write figures into a folder under their stems in each format, with captions and rows; return the files.
 
     Raises:
-        InputError: a folder that cannot be written.
+        InputError: a folder that cannot be made or written into.
     """
     from tflabench.figures.matplotlib_renderer import write
 
@@ -59,17 +58,18 @@ def write_figures(figures: Iterable[Figure], folder: Path, formats: Sequence[str
             for format_ in formats:
                 written.append(folder / f"{figure.stem}.{format_}")
                 write(figure, written[-1])
-            written.append(_write_caption(figure, folder / f"{figure.stem}.txt"))
-            if figure.rows is not None and len(figure.rows):
-                written.append(folder / f"{figure.stem}.csv")
-                columns = figure.rows.columns.intersection(OWN_COLUMNS)
-                flat(figure.rows.drop(columns=columns)).to_csv(written[-1], index=False)
+            written += _write_words(figure, folder / figure.stem)
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): give another folder with --out") from None
     return written
 
 
-def _write_caption(figure: Figure, path: Path) -> Path:
+def _write_words(figure: Figure, start: Path) -> list[Path]:
+    """Write caption and rows as `start`.txt and `start`.csv; return the files."""
     heads = [figure.title, figure.setting, *(panel.title for panel in figure.panels)]
-    path.write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
-    return path
+    files = [start.with_name(f"{start.name}.txt")]
+    files[0].write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
+    if figure.rows is not None and len(figure.rows):
+        files.append(start.with_name(f"{start.name}.csv"))
+        flat(figure.rows.drop(columns=OWN_COLUMNS, errors="ignore")).to_csv(files[-1], index=False)
+    return files

@@ -3,85 +3,110 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
+import pandas as pd
 
-from tflabench.figures.layout import EDGE
-from tflabench.figures.style import FOOTER_SIZE, TITLE_SIZE, styled
-from tflabench.theory.transfer import Experiment, Gains
+from tflabench.figures.axes import linear
+from tflabench.figures.looks import VERMILION
+from tflabench.figures.model import Axis, Curve, Dash, Figure, HeatMap, Ink, Key, Panel
+from tflabench.theory.transfer import DEFAULT_EPS, OUR_READING, Experiment, Gains, half_gain
 
-PANEL, GAP, LEFT, TOP, BOTTOM = 1.3, 0.14, 0.72, 0.44, 0.44  # inches
-BAR_GAP, BAR, BAR_LABELS = 0.08, 0.08, 0.5  # of a colour bar, right of its panels
-TICKS = 0.34  # of the first panel after it
-COLOURS = "viridis"  # dark where the signal is suppressed, as in the paper
 LEAST = 1e-6  # smaller gains are drawn as this
+DASHES: tuple[Dash, ...] = ("solid", "dash", "dot")  # of the eps whose gains are the colours, and of the others
+NORMS = {"rms": "RMS norm", "layer": "layer norm"}
 
 
-@styled
-def heat_maps(experiment: Experiment, rows: Sequence[Gains], title: str, footer: Sequence[str]) -> Figure:
-    """A row a gate and normaliser: G_before on a log scale, then G_after for every eps with a line where it is half.
+def heat_maps(name: str, experiment: Experiment, rows: Sequence[Gains]) -> Figure:
+    """Return figure 3, 6 or 7 of the paper: a row a gate and normaliser, the gain before and after the norm layer.
 
-    All panels of a kind share their colours, so that rows and eps can be compared.
+    After the norm, colours are of one eps, and lines show where the gain is half of its largest, for every eps.
+    All maps of a kind share their colours.
     """
-    eps = list(rows[0].after)
-    first_after = LEFT + PANEL + BAR_GAP + BAR + BAR_LABELS + TICKS
-    end = first_after + len(eps) * (PANEL + GAP) - GAP
-    width, tall = end + BAR_GAP + BAR + BAR_LABELS, len(rows) * (PANEL + GAP) - GAP
-    height = TOP + tall + BOTTOM + 0.09 * len(footer)
-    figure = Figure(figsize=(width, height), facecolor="white")
-
-    def axes(x: float, row: int, across: float = PANEL, down: float = PANEL) -> Any:
-        y = height - TOP - row * (PANEL + GAP) - down
-        return figure.add_axes((x / width, y / height, across / width, down / height))
-
-    decades = _decades([row.before for row in rows])
-    linear = Normalize(0, math.ceil(10 * max(gain.max() for row in rows for gain in row.after.values())) / 10)
-    before, after = None, None
-    for n, row in enumerate(rows):
-        panel = axes(LEFT, n)
-        before = _map(panel, experiment, np.maximum(row.before, LEAST), decades)
-        panel.set_ylabel(f"mLSTM{row.gate}, n = {_formula(row.normalizer.name)}\ninput gate $\\tilde i$")
-        panels = [panel]
-        for column, (e, gain) in enumerate(row.after.items()):
-            panel = axes(first_after + column * (PANEL + GAP), n)
-            after = _map(panel, experiment, gain, linear)
-            if gain.min() < gain.max() / 2:
-                grid, half = (experiment.forget_gates, experiment.input_gates, gain), [gain.max() / 2]
-                panel.contour(*grid, levels=half, colors="white", linewidths=0.7)
-            panel.set_title(rf"after, $\epsilon$ = {e:g}" if n == 0 else "")
-            panel.tick_params(labelleft=column == 0)
-            panels.append(panel)
-        for panel in panels:
-            panel.tick_params(labelbottom=n == len(rows) - 1)
-            panel.set_xlabel(r"forget gate $\tilde f$" if n == len(rows) - 1 else "")
-    figure.axes[0].set_title("before the norm")
-    for drawn, x, label in ((before, LEFT + PANEL, "before"), (after, end, "after")):
-        bar = axes(x + BAR_GAP, 0, BAR, tall)
-        figure.colorbar(drawn, cax=bar).outline.set_visible(False)  # type: ignore[arg-type]
-        bar.set_ylabel(f"gain $G_{{\\mathrm{{{label}}}}}$")
-    figure.text(EDGE / width, 1 - EDGE / height, title, fontsize=TITLE_SIZE, va="top")
-    words = {"fontsize": FOOTER_SIZE, "color": "0.45", "va": "bottom", "linespacing": 1.25}
-    figure.text(EDGE / width, EDGE / height, "\n".join(footer), **words)
-    return figure
+    e, lines = experiment, _lines(list(rows[0].after))
+    eps = next(iter(lines))
+    panels = [panel for row in rows for panel in _row(experiment, rows, row, eps)]
+    return Figure(
+        stem=f"transfer-fig{name}",
+        title=_title(rows, eps),
+        setting=(
+            f"T = {e.seq_len}, one head, d_qk = {e.d_qk}, d_hv = {e.d_hv}, {NORMS[e.norm]}; colours after the norm: "
+            f"eps = {eps:g}; lines: half the largest gain"
+        ),
+        panels=tuple(panels),
+        columns=2,
+        keys=tuple(Key(f"eps = {value:g}", lines[value]) for value in sorted(lines, reverse=True)),
+        caption=tuple(_notes(name, experiment)),
+        rows=table(experiment, rows),
+        height=0.86,
+    )
 
 
-def _formula(name: str) -> str:
-    return name.replace("exp(-m)", "$e^{-m}$").replace("|s|", "$|s|$")
+def table(experiment: Experiment, rows: Sequence[Gains]) -> pd.DataFrame:
+    """Return the gains as a table to five digits, one row a point of the grid."""
+    i, f = (axis.ravel() for axis in np.meshgrid(experiment.input_gates, experiment.forget_gates, indexing="ij"))
+    columns = {"input_gate": i, "forget_gate": f}
+    for row in rows:
+        label = f"{row.gate} n={row.normalizer.name}"
+        columns[f"{label} before"] = row.before.ravel()
+        columns |= {f"{label} after eps={eps:g}": gain.ravel() for eps, gain in row.after.items()}
+    return pd.DataFrame(columns).map(lambda value: float(f"{value:.5g}"))
 
 
-def _decades(gains: Sequence[np.ndarray]) -> LogNorm:
-    """Whole powers of ten around all gains, from LEAST on."""
+def _row(experiment: Experiment, rows: Sequence[Gains], row: Gains, eps: float) -> Iterator[Panel]:
+    """Yield the maps of one gate and normaliser, with the colours that all `rows` share."""
+    x = linear("forget gate f~", experiment.forget_gates[0], experiment.forget_gates[-1])
+    y = linear("input gate i~", experiment.input_gates[0], experiment.input_gates[-1])
+    grid = (np.array(experiment.forget_gates), np.array(experiment.input_gates))
+    low, high = _decades([own.before for own in rows])
+    before = HeatMap(*grid, np.maximum(row.before, LEAST), low, high, "log", "gain")
+    most = math.ceil(10 * max(gain.max() for own in rows for gain in own.after.values())) / 10
+    after = HeatMap(*grid, row.after[eps], 0.0, most, label="gain")
+    yield Panel(f"mLSTM{row.gate}, n = {row.normalizer.name}", x, y, (before,))
+    bare = Axis("", "linear", y.limits, tuple((value, "") for value, _ in y.ticks))
+    yield Panel("after the norm", x, bare, (after, *_half_gains(experiment, row)))
+
+
+def _half_gains(experiment: Experiment, row: Gains) -> Iterator[Curve]:
+    """Yield for each eps the input gate of half the largest gain over the forget gate; nothing where all is above."""
+    for eps, ink in _lines(list(row.after)).items():
+        found = [half_gain(experiment.input_gates, column) for column in row.after[eps].T]
+        if any(value is not None for value in found):
+            y = [math.nan if value is None else value for value in found]
+            yield Curve("", experiment.forget_gates, y, ink, "theory")
+
+
+def _lines(eps: Sequence[float]) -> dict[float, Ink]:
+    """Return the line of each eps, the one whose gains are the colours first; of no more than fit the legend."""
+    shown = DEFAULT_EPS if DEFAULT_EPS in eps else eps[0]
+    ordered = [shown, *(value for value in eps if value != shown)]
+    return {value: Ink(VERMILION, dash=dash) for value, dash in zip(ordered, DASHES, strict=False)}
+
+
+def _title(rows: Sequence[Gains], eps: float) -> str:
+    """Say with which normalisers the input gate decides the gain after the norm."""
+    deciding = [row.after[eps].min() < row.after[eps].max() / 2 for row in rows]
+    if all(deciding):
+        return "The input gate decides the gain after the norm, with either gate"
+    few = sum(deciding) <= len(rows) / 2
+    names = [row.normalizer.name for row, decides in zip(rows, deciding, strict=True) if decides == few]
+    words = "only with" if few else "except with"
+    return f"mLSTM{rows[0].gate}: the input gate decides the gain after the norm {words} n = {' or '.join(names)}"
+
+
+def _notes(name: str, experiment: Experiment) -> Iterator[str]:
+    yield f"Fig. {name} of the paper: the transfer behaviour of the mLSTM."
+    yield "Left: the gain before the norm layer, on a logarithmic scale. Right: after it."
+    yield "Gain: mean over time of max|h| / max|v| (eq. 26), computed in float64."
+    yield "Lines: where the gain after the norm passes half of its largest at that forget gate."
+    yield f"s = n.q; q, k, v ~ N(0, 1), the same gates at every step, seed {experiment.seed}; tflabench transfer."
+    if rows := OUR_READING.get(name):
+        yield f"Normalisers of {rows}: our reading, the paper does not print them."
+
+
+def _decades(gains: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the whole powers of ten around all gains, from LEAST on."""
     low, high = min(gain.min() for gain in gains), max(gain.max() for gain in gains)
     first = math.floor(math.log10(max(low, LEAST)))
-    return LogNorm(10.0**first, 10.0 ** max(math.ceil(math.log10(max(high, LEAST))), first + 1))
-
-
-def _map(ax: Any, experiment: Experiment, gain: np.ndarray, norm: Normalize) -> Any:
-    ax.grid(visible=False)
-    ax.set_box_aspect(1)
-    x, y = experiment.forget_gates, experiment.input_gates
-    return ax.pcolormesh(x, y, gain, norm=norm, cmap=COLOURS, shading="nearest", rasterized=True)
+    return 10.0**first, 10.0 ** max(math.ceil(math.log10(max(high, LEAST))), first + 1)

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from tflabench.conclusions.compare import comparable
 from tflabench.figures.looks import OWNERS, Look, owner_of
@@ -72,14 +73,17 @@ def _ratios(rows: Rows, quantity: Quantity) -> dict[str, dict[Any, float]]:
     done = rows[rows["timed"] & (rows[quantity.column] > 0)]
     if done.empty:
         return {}
-    shape = ["pass", "seq_len", "batch", "dtype"]
-    least = done.groupby([*(done[column] for column in shape), done["heads"] * done["d_hv"]])[quantity.column]
-    found = done[["implementation", *shape, "heads", "chunk_asked"]].assign(
-        ratio=done[quantity.column] / least.transform("min")
-    )
+    values = done[quantity.column].tolist()
+    shape = [done[column].tolist() for column in ("pass", "seq_len", "batch", "dtype")]
+    problems = list(zip(*shape, (done["heads"] * done["d_hv"]).tolist(), strict=True))
+    least: dict[Any, float] = {}
+    for problem, value in zip(problems, values, strict=True):
+        least[problem] = min(value, least.get(problem, value))
+    own = [done[column].tolist() for column in ("implementation", "heads", "chunk_asked")]
     table: dict[str, dict[Any, float]] = {}
-    for name, *place, ratio in found.itertuples(index=False):
-        table.setdefault(name, {})[tuple(place)] = float(ratio)
+    for name, heads, chunk, problem, value in zip(*own, problems, values, strict=True):
+        asked = None if pd.isna(chunk) else chunk
+        table.setdefault(name, {})[*problem[:4], heads, asked] = value / least[problem]
     return table
 
 
@@ -105,7 +109,8 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
     kernels = bundled_kernels()
     comparisons: dict[str, list[Row]] = {}
     for row in records:
-        if row.comparison_id and row.closed and row.status == "ok" and not row.throttled:
+        known = 0 < (getattr(row, quantity.column) or 0) < math.inf
+        if row.comparison_id and row.closed and row.status == "ok" and not row.throttled and known:
             comparisons.setdefault(row.comparison_id, []).append(row)
     subject = "mLSTM" if any(row.family == "mlstm" for row in records) else quantity.name
     for rows in sorted(comparisons.values(), key=lambda rows: (-len(rows), -rows[0].seq_len)):

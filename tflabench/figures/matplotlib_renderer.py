@@ -6,6 +6,7 @@ Names of lines stand in the margin right of a panel, in the order of the lines, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,9 +20,10 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullFormatter, NullLocator
 
+from tflabench.figures.axes import linear_ticks, log_ticks
 from tflabench.figures.model import (
     Axis,
     Band,
@@ -41,6 +43,7 @@ from tflabench.figures.model import (
 
 WIDTH = 85 / 25.4  # inches
 EDGE, GAP = 0.05, 0.42  # inches: around the figure, between panels of a row
+BAR_GAP = 0.6  # inches between panels of a row that have colour bars
 MOST_MARGIN = 1.12  # inches for names beside a panel
 HANDLE = 0.2  # inches of line before a name
 LINE, SMALL_LINE = 0.115, 0.1  # inches from one line of text to the next
@@ -86,12 +89,14 @@ DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 1.2)), "dot": (0, (1.2, 
 
 
 class Row(NamedTuple):
-    """The panels of one row, with the inches that stand above and below them."""
+    """The panels of one row, with the inches around them."""
 
     panels: Sequence[Panel]
     titles: list[list[str]]
     above: float
     below: float
+    left: float
+    right: float
 
 
 @styled
@@ -100,8 +105,7 @@ def draw(figure: Figure) -> Drawing:
     titles = wrap(figure.title, WIDTH - 2 * EDGE, TITLE, bold=True)
     settings = wrap(figure.setting, WIDTH - 2 * EDGE, SMALL)
     rows = _rows(figure)
-    left, right = max(map(_left, figure.panels)), max(map(_right, figure.panels))
-    width = (WIDTH - left - right - (figure.columns - 1) * GAP) / figure.columns
+    gap = BAR_GAP if any(map(_has_colour_bar, figure.panels)) else GAP
     top = EDGE + LINE * len(titles) + SMALL_LINE * len(settings) + 0.06
     height = top + sum(row.above + figure.height + row.below for row in rows) + LEGEND * bool(figure.keys) + EDGE
     drawing = Drawing(figsize=(WIDTH, height), facecolor="white")
@@ -111,13 +115,14 @@ def draw(figure: Figure) -> Drawing:
     y = height - top
     for row in rows:
         y -= row.above + figure.height
+        width = (WIDTH - row.left - row.right - (figure.columns - 1) * gap) / figure.columns
         for n, (panel, words) in enumerate(zip(row.panels, row.titles, strict=True)):
-            x = left + n * (width + GAP)
+            x = row.left + n * (width + gap)
             box = Box(x, y, width, figure.height)
             ax = sheet.axes(box)
             _panel(ax, panel, label_x=row.below > TICKS)
             above = _names_above(sheet, ax, panel, box)
-            start = EDGE if figure.columns == 1 else x - 0.15
+            start = EDGE if n == 0 else x - 0.15
             sheet.write(words, start, y + figure.height + 0.04 + above, fontsize=TEXT, va="bottom")
             _names_beside(sheet, ax, panel, box)
         y -= row.below
@@ -141,8 +146,19 @@ def _rows(figure: Figure) -> list[Row]:
         above = LINE * max(map(len, titles)) + 0.06 + max(map(_above, panels))
         last = start + figure.columns >= len(figure.panels)
         labelled = any(panel.x.label for panel in panels) and (last or not shared)
-        found.append(Row(panels, titles, above, TICKS + LABEL * labelled))
+        alike = panels if _has_bars(panels[0]) else [panel for panel in figure.panels if not _has_bars(panel)]
+        margins = max(map(_left, alike)), max(map(_right, alike))
+        found.append(Row(panels, titles, above, TICKS + LABEL * labelled, *margins))
     return found
+
+
+def _has_bars(panel: Panel) -> bool:
+    """Return whether a panel has bars, whose labels need a margin of their own."""
+    return any(isinstance(item, Bars) for item in panel.items)
+
+
+def _has_colour_bar(panel: Panel) -> bool:
+    return any(isinstance(item, HeatMap) and item.label for item in panel.items)
 
 
 def _panel(ax: Axes, panel: Panel, label_x: bool) -> None:
@@ -241,7 +257,10 @@ def _heat_map(ax: Axes, found: HeatMap) -> None:
     if found.label:
         bar = ax.figure.colorbar(drawn, cax=ax.inset_axes((1.05, 0, 0.06, 1)))
         bar.outline.set_visible(False)  # type: ignore[operator]
-        bar.ax.set_ylabel(found.label)
+        ticks = log_ticks(found.low, found.high) if found.scale == "log" else linear_ticks(found.low, found.high)
+        bar.set_ticks([value for value, _ in ticks], labels=[words for _, words in ticks])
+        bar.ax.minorticks_off()
+        bar.ax.set_xlabel(found.label, loc="left", labelpad=5)
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
@@ -262,7 +281,7 @@ def _notes(ax: Axes, notes: Sequence[Note]) -> None:
 
     x, y = np.concatenate(lines).T if lines else (None, None)
     arrow = {"arrowstyle": "-", "color": "0.6", "lw": 0.4}
-    adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300, time_lim=5)
+    adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
 
 
 def _dense(ax: Axes, line: Line2D, step: float = 4.0) -> np.ndarray:
@@ -320,13 +339,24 @@ class Name(NamedTuple):
 
 
 def _named(panel: Panel) -> list[Curve | Rule]:
-    """Return what has a name right of the panel: curves, and rules across it."""
-    return [
+    """Return what has a name right of the panel: curves, rules across it, and parts of the last bar of a stack."""
+    parts = [part for item in panel.items if isinstance(item, Stack) for part in _parts(item)]
+    return parts + [
         item
         for item in panel.items
         if (isinstance(item, Curve) and item.label and np.isfinite(np.asarray(item.y, float)).any())
         or (isinstance(item, Rule) and item.side == "y" and item.label)
     ]
+
+
+def _parts(stack: Stack) -> list[Curve]:
+    """Return a point in the middle of each part of the last bar, to name the part there."""
+    found, base = [], 0.0
+    for name, values in stack.parts.items():
+        ink = Ink(stack.colours[name], "square")
+        found.append(Curve(name, [stack.places[-1]], [base + values[-1] / 2], ink, joined=False))
+        base += values[-1]
+    return found
 
 
 def _names_beside(sheet: _Sheet, ax: Axes, panel: Panel, box: Box) -> None:
@@ -410,7 +440,7 @@ def _left(panel: Panel) -> float:
 
 def _right(panel: Panel) -> float:
     """Return the inches right of a panel that names of lines, or a colour bar, take."""
-    if any(isinstance(item, HeatMap) and item.label for item in panel.items):
+    if _has_colour_bar(panel):
         return 0.55
     lines = [wrap(item.label, MOST_MARGIN - HANDLE - 0.06, SMALL, most=2) for item in _named(panel)]
     widest = max((text_width(line, SMALL) for label in lines for line in label), default=0.0)
@@ -455,10 +485,16 @@ def _legend(sheet: _Sheet, keys: Sequence[Key]) -> None:
 # --- words
 
 
+EQUALS = re.compile(r"(?<!=) (?!=)")  # a space that is not beside an equals sign
+
+
 def wrap(text: str, width: float, size: float, most: int | None = None, bold: bool = False) -> list[str]:
-    """Return a text in lines of at most `width` inches; what does not fit into `most` lines is cut off with "…"."""
+    """Return a text in lines of at most `width` inches; what does not fit into `most` lines is cut off with "…".
+
+    A line never ends at an equals sign.
+    """
     lines = [""]
-    for word in text.split(" "):
+    for word in EQUALS.split(text):
         longer = f"{lines[-1]} {word}".strip()
         if text_width(longer, size, bold) <= width or not lines[-1]:
             lines[-1] = longer
@@ -483,6 +519,5 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
     """Return the inches that a text takes at a size in points."""
     if not text.strip():
         return 0.0
-    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
-    path = TextPath((0, 0), text, size=size, prop=font, usetex=False)
-    return path.get_extents().width / 72 + 0.01
+    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72 + 0.01

@@ -3,78 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+import pandas as pd
 
-from tflabench.conclusions.advise import Choice, frontier
-from tflabench.figures.layout import Sheet, text_width
-from tflabench.figures.style import DASHES, MARKERS, NOTE_SIZE, PALETTE, VERMILION, styled
-from tflabench.figures.ticks import log_ticks
+from tflabench.conclusions.advise import Advice, Choice, frontier
+from tflabench.figures.axes import MARGIN, linear, logarithmic
+from tflabench.figures.looks import GREY, VERMILION, looks
+from tflabench.figures.model import Axis, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
+from tflabench.implementations.registry import implementations
 
 GIB = 2.0**30
 LOG_FROM = 4.0  # largest over least value, from which an axis is logarithmic
+MOST_NAMES = 7  # kernels named
+MOST_NOTES = 2  # choices of the recommended kernel whose L is named besides
 
 
-@styled
-def draw(
-    recommended: Choice, considered: Sequence[Choice], memory_bytes: float | None, title: str, footer: str
-) -> Figure:
-    """Every choice as a dot and, a line a kernel, those that no other one of that kernel beats in both time and memory.
+def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
+    """Return, a line a kernel, the choices that no other of that kernel beats in both memory and time.
 
-    Chunk size, and batch where it differs, are written along the line of the recommended kernel.
+    Chunk size, and batch where it differs, stand beside choices of the recommended kernel.
+
+    Args:
+        setting: what was asked, in words.
+        notes: lines of the caption.
     """
-    sheet = Sheet(1, height=3.0, wide=True)
-    (ax,) = sheet.axes
-    times, sizes = [choice.step_s for choice in considered], [choice.memory_bytes for choice in considered]
+    best, considered, allowed = advice.ranked[0], advice.considered, advice.demand.memory_bytes
+    times, sizes = [own.step_s for own in considered], [own.memory_bytes / GIB for own in considered]
     unit, size = ("s", 1.0) if min(times) >= 1 else ("ms", 1e-3)
-    if max(sizes) > LOG_FROM * min(sizes):
-        ax.set_xscale("log")
-    if max(times) > LOG_FROM * min(times):
-        ax.set_yscale("log")
-    handles: list[Any] = []
-    for n, name in enumerate(dict.fromkeys(choice.kernel.name for choice in considered)):
-        own = [choice for choice in considered if choice.kernel.name == name]
-        look: dict[str, Any] = {"color": PALETTE[n % len(PALETTE)], "marker": MARKERS[n % len(MARKERS)]}
-        ax.plot(*_places(own, size), ls="", ms=2, alpha=0.35, mew=0, **look)
-        look |= {"ls": DASHES[n % len(DASHES)], "lw": 0.9, "ms": 3, "drawstyle": "steps-post"}
-        handles += ax.plot(*_places(frontier(own), size), label=name, **look)
-    ring = {"ls": "", "marker": "o", "ms": 9, "mfc": "none", "mec": VERMILION, "mew": 1.1, "label": "recommended"}
-    keys = ax.plot(*_places([recommended], size), **ring)
-    if memory_bytes is not None and memory_bytes < LOG_FROM * max(sizes):
-        label = f"memory allowed: {memory_bytes / GIB:.3g} GiB"
-        keys.append(ax.axvline(memory_bytes / GIB, color=VERMILION, ls="--", lw=0.8, label=label))
-    ax.margins(0.05, 0.1)
-    ax.set(xlabel="memory [GiB]", ylabel=f"time of a step [{unit}]")
-    for axis, logarithmic in ((ax.xaxis, ax.get_xscale() == "log"), (ax.yaxis, ax.get_yscale() == "log")):
-        if logarithmic:
-            log_ticks(axis)
-    own = frontier([choice for choice in considered if choice.kernel == recommended.kernel])
-    _name(ax, [recommended, *reversed(own)], size)
-    keys.append(Line2D([], [], ls="", ms=2.5, marker="o", mew=0, color="0.6", label="any other choice"))
-    sheet.finish(title, handles, keys, [], footer)
-    return sheet.figure
+    items: list[Item] = [*_kernels(considered, size), *_notes(best, considered, size)]
+    if allowed is not None and allowed / GIB < LOG_FROM * max(sizes):
+        items.insert(0, Rule("x", allowed / GIB, f"{allowed / GIB:.3g} GiB allowed", Ink(VERMILION, dash="dash")))
+        sizes.append(allowed / GIB)
+    return Figure(
+        stem="advice",
+        title=(
+            f"{best.kernel.name} at {_name(best, advice.demand.tokens is None)} is recommended: "
+            f"{best.step_s / size:.3g} {unit} a step in {best.memory_bytes / GIB:.3g} GiB"
+        ),
+        setting=setting,
+        panels=(
+            Panel("", _axis("memory [GiB]", sizes), _axis(f"time of a step [{unit}]", [s / size for s in times]),
+                  tuple(items)),
+        ),
+        keys=(Key("recommended", Ink(VERMILION, "circle"), "hollow"),),
+        caption=(
+            "Lines: choices of a kernel that no other of its choices beats in both time and memory.",
+            *notes,
+        ),
+        height=2.6,
+    )  # fmt: skip
+
+
+def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
+    """Return the line of each kernel; those beyond the seven fastest are grey."""
+    least: dict[str, float] = {}
+    for choice in considered:
+        least[choice.kernel.name] = min(choice.step_s, least.get(choice.kernel.name, choice.step_s))
+    inks, found = _inks(), []
+    for rank, name in enumerate(sorted(least, key=least.__getitem__)):
+        own = frontier([choice for choice in considered if choice.kernel.name == name])
+        named = rank < MOST_NAMES
+        ink, role = (inks.get(name, Ink(GREY, "circle")), "highlight") if named else (Ink(GREY), "context")
+        found.append(Curve(name if named else "", *_places(own, size), ink, role, name=name))
+    return found
+
+
+def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Note]:
+    """Return the ring around the recommended choice, and words beside some others on the line of its kernel."""
+    own = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
+    stride = max(1, -(-len(own) // MOST_NOTES))
+    one_batch = len({choice.problem.batch for choice in own}) <= 1
+    notes = [Note(best.memory_bytes / GIB, best.step_s / size, "", VERMILION, ring=True)]
+    for choice in own[::stride]:
+        notes.append(Note(choice.memory_bytes / GIB, choice.step_s / size, _name(choice, one_batch)))
+    return notes
+
+
+def _name(choice: Choice, one_batch: bool) -> str:
+    return f"L = {choice.problem.chunk_size}" + ("" if one_batch else f", batch {choice.problem.batch}")
+
+
+def _inks() -> dict[str, Ink]:
+    """Return the line of every registered implementation."""
+    columns = ("name", "title", "family", "package", "gate")
+    rows = pd.DataFrame([{column: getattr(impl, column) for column in columns} for impl in implementations()])
+    return {name: look.ink for name, look in looks(rows.rename(columns={"name": "implementation"})).items()}
 
 
 def _places(choices: Sequence[Choice], size: float) -> tuple[list[float], list[float]]:
     return [choice.memory_bytes / GIB for choice in choices], [choice.step_s / size for choice in choices]
 
 
-def _name(ax: Axes, choices: Sequence[Choice], size: float) -> None:
-    """Write chunk size and batch beside each choice, in this order, where no earlier name is."""
-    box = ax.get_position()
-    width, height = ax.figure.get_size_inches() * (box.width, box.height)  # type: ignore[union-attr]
-    one_batch = len({choice.problem.batch for choice in choices}) == 1
-    taken: list[tuple[float, float, float]] = []  # left, right and middle height of a name, in inches
-    for choice in choices:
-        words = f"L = {choice.problem.chunk_size}" + ("" if one_batch else f", batch {choice.problem.batch}")
-        place = (choice.memory_bytes / GIB, choice.step_s / size)
-        x, y = ax.transAxes.inverted().transform(ax.transData.transform(place)) * (width, height)
-        long = text_width(words, NOTE_SIZE) + 0.1
-        side, left = (1, x) if x + long < width else (-1, x - long)
-        if all(left > end or left + long < start or abs(y - middle) > 0.11 for start, end, middle in taken):
-            offset = {"xytext": (4 * side, 3), "textcoords": "offset points", "ha": "left" if side > 0 else "right"}
-            ax.annotate(words, place, fontsize=NOTE_SIZE, color="0.25", **offset)
-            taken.append((left, left + long, y))
+def _axis(label: str, values: Sequence[float]) -> Axis:
+    """Return an axis that holds the values, logarithmic where they differ much."""
+    low, high = min(values), max(values)
+    if high > LOG_FROM * low:
+        return logarithmic(label, low, high)
+    room = 2 * MARGIN * ((high - low) or high)
+    return linear(label, low - room, high + room)

@@ -1,319 +1,358 @@
-"""Figures 15 to 22 of the paper, for either gate, forward and with the backward: pure theory, measured rows laid over.
+"""Figures 15 to 22 of the paper, for either gate, forward and with the backward: theory, measured rows laid over.
 
-    FIGURES["fig17"]("sig", "fw", rows) -> Figure        rows: as `store.read_rows` gives them, or None
+    FIGURES["fig17"]("sig", "fw", rows) -> Figure        rows: as `load.read_rows` gives them, or None
 
 Every function takes a gate ("exp" or "sig"), a pass ("fw" or "fwbw") and rows, of which it draws those of one problem:
-see `Overlay`. Counts are the published ones (Table 17) unless a figure says otherwise; GPUs are those of the paper's
+see `Overlay`. Counts are the published ones (Table 17) unless a caption says otherwise. GPUs are those of the paper's
 Table 18, and the H200 of NVIDIA's datasheet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from tflabench.figures.captions import compact
-from tflabench.figures.layout import Sheet
-from tflabench.figures.overlay import PAPER, Overlay, backward_notes
-from tflabench.figures.quantities import Rows
-from tflabench.figures.roofline import roof
-from tflabench.figures.style import BLACK, BLUE, DASHES, GREEN, NOTE_SIZE, ORANGE, PURPLE, SKY, styled
-from tflabench.figures.ticks import log_ticks
+from tflabench.figures.axes import linear, logarithmic, powers, upwards
+from tflabench.figures.gpus import ink, intensity_rules, roofs, short, size_rules, sources
+from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
+from tflabench.figures.overlay import PAPER, Overlay, Series
+from tflabench.figures.quantities import AXES, PASSES, Rows
 from tflabench.problem import Pass, Problem
 from tflabench.theory import cost, fused, fused_kernels
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Gate
 from tflabench.theory.hardware import Ceilings, Gpu, find
 
-INDIGO, OLIVE = "#44337A", "#7A7A00"  # beside Okabe-Ito, whose vermilion and blue stand for sig and exp
-GPU_COLOURS = {"V100": PURPLE, "A100": GREEN, "H100": SKY, "H200": INDIGO, "B200": ORANGE}
-CAUSAL_COLOURS = {0.5: BLUE, 0.66: GREEN, 1.0: ORANGE}
-DIM_COLOURS = {64: SKY, 128: GREEN, 256: ORANGE, 512: BLUE, 1024: PURPLE}
-LABELS = {"chunk": "chunk size L [tokens]", "d_hv": "head dimension $d_{hv}$ [channels]"}
-PASS_NAMES = {"fw": "forward", "fwbw": "forward + backward"}
-HOPPER = ("H100", "H200")  # what the fused kernels run on
-COUNTED = "Modelled: published counts, $F_{causal}$ = 0.5"
+CAUSAL_INKS = {0.5: Ink(BLUE), 0.66: Ink(GREEN, dash="dash"), 1.0: Ink(VERMILION, dash="dashdot")}
+DIM_INKS = {
+    64: Ink(SKY, dash="dot"),
+    128: Ink(GREEN, dash="dash"),
+    256: Ink(ORANGE, dash="dashdot"),
+    512: Ink(BLUE),
+    1024: Ink(PURPLE, dash="dash"),
+}
+STATES = {4: "states in float32", 2: "states in bfloat16"}  # bytes of an element -> title of a panel
+GREY = "#404040"
+FUSED = Ink(BLACK, dash="dot")
+FUSED_ON = ("H100", "H200")
+RING = Ink(GREY, "circle")
+MEASURED = Key("measured", Ink(GREY, "square"))
+COUNTED = "Modelled: published counts (Table 17), F_causal = 0.5"
+RATES = "Measured rates: modelled FLOPs over measured time."
+BACKWARD = "The paper counts forward passes. The backward is derived from its section B.3 (tflabench.theory.cost)."
 
 
-@styled
+class Asked(NamedTuple):
+    """A figure of the paper for one gate and pass."""
+
+    number: int
+    gate: Gate
+    pass_: Pass
+
+    def figure(self, words: str, setting: str, panels: Iterable[Panel], caption: Iterable[str], **rest: Any) -> Figure:
+        """Return a figure whose title says `words` of this gate and pass; `rest` as `Figure` has it."""
+        derived = [BACKWARD] if self.pass_ == "fwbw" else []
+        return Figure(
+            f"fig{self.number}-{self.gate}-{self.pass_}",
+            f"mLSTM{self.gate} {PASSES[self.pass_]}, theory: {words}",
+            setting,
+            tuple(panels),
+            caption=(f"Fig. {self.number} of the paper, which is of sig's forward.", *caption, *derived),
+            **rest,
+        )
+
+    def equation(self, number: int) -> str:
+        """Return the name of an equation that the paper prints for sig's forward only."""
+        printed = (self.gate, self.pass_) == ("sig", "fw")
+        return f"eq. {number}" if printed else f"as eq. {number}, for this gate and pass"
+
+    def tradeoff(self, d_qk: float, d_hv: float, ceilings: Ceilings | None = None, **options: Any) -> Tradeoff:
+        """Return the model of one head; head dimensions may be real numbers, as curves have them."""
+        problem = Problem(1, 1, PAPER.seq_len, d_qk, d_hv, pass_=self.pass_)  # type: ignore[arg-type]
+        return Tradeoff(problem, self.gate, ceilings or find("paper-H100").ceilings, **options)
+
+
 def fig15(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """FLOPs of one head and sequence over L, between recurrent and parallel form; F_causal 0.5, 0.66, 1."""
+    """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
     del rows  # FLOPs are counted, not measured
-    T, sizes = 8192, np.geomspace(1, 8192, 300)
-    sheet = Sheet(3, gap=0.35)
-    for ax, (d_qk, d_hv) in zip(sheet.axes, ((256, 512), (128, 256), (64, 128)), strict=True):
-        own = Problem(1, 1, T, d_qk, d_hv, pass_=pass_)
-        for factor, colour in CAUSAL_COLOURS.items():
-            per_chunk = cost.flop_polynomial("chunkwise", gate, d_qk, d_hv, causal_factor=factor, pass_=pass_)
-            flops = T / sizes * per_chunk(sizes)
-            ax.plot(sizes, flops / 1e9, color=colour)
-            least = int(np.argmin(flops))
-            ax.plot(sizes[least], flops[least] / 1e9, "o", color=colour)
-            whole = cost.flop_polynomial("parallel", gate, d_qk, d_hv, causal_factor=factor, pass_=pass_)(T)
-            ax.axhline(whole / 1e9, color=colour, ls=DASHES[1], lw=0.8)
-        ax.axhline(cost.flop_polynomial("recurrent", gate, d_qk, d_hv, pass_=pass_)(T) / 1e9, color="0.4", ls=DASHES[2])
-        ax.axhline(fused.cost(own, gate, T).flops / 1e9, color=BLACK, ls=DASHES[3], lw=0.8)
-        ax.set(title=f"$d_{{qk}}$ = {d_qk}, $d_{{hv}}$ = {d_hv}", yscale="log")
-        _over_chunk_size(ax, 1, T)
-        log_ticks(ax.yaxis)
-    sheet.axes[0].set_ylabel("FLOPs [GFLOP]")
-    handles = [Line2D([], [], color=c, label=f"chunkwise, $F_{{causal}}$ = {f:g}") for f, c in CAUSAL_COLOURS.items()]
-    keys = [
-        Line2D([], [], color="0.2", marker="o", ls="", label="fewest FLOPs"),
-        Line2D([], [], color="0.2", ls=DASHES[1], lw=0.8, label="parallel form"),
-        Line2D([], [], color="0.4", ls=DASHES[2], label="recurrent form"),
-        Line2D([], [], color=BLACK, ls=DASHES[3], lw=0.8, label=f"fused, tiles of {fused_kernels.TILE} at every L"),
-    ]
-    notes = backward_notes(pass_)
-    footer = "Modelled: Table 17 as published; fused: tflabench.theory.fused. Fig. 15 of the paper is sig, forward."
-    sheet.finish(_title(15, "FLOPs of one head and sequence, T = 8192", gate, pass_), handles, keys, notes, footer)
-    return sheet.figure
+    asked = Asked(15, gate, pass_)
+    panels = [_flops_panel(asked, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
+    least = [item.x for panel in panels for item in panel.items if isinstance(item, Note)]
+    return asked.figure(
+        f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}",
+        "T = 8192, one head and sequence",
+        panels=panels,
+        keys=(Key("fewest FLOPs", RING, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
+        caption=[
+            "Modelled: Table 17 as published. The parallel form has one chunk of all T steps, the recurrent form T.",
+            f"Fused: tflabench.theory.fused, tiles of {fused_kernels.TILE} steps at every L.",
+        ],
+    )
 
 
-@styled
-def fig16(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """The L of fewest FLOPs over d_hv (eq. 111), for d_qk half of d_hv and equal to it."""
-    del rows
-    d_hv = np.geomspace(32, 2048, 100)
-    sheet = Sheet(2)
-    for ax, p_qk in zip(sheet.axes, (0.5, 1.0), strict=True):
-        for factor, colour in CAUSAL_COLOURS.items():
-            best = [_tradeoff(gate, pass_, p_qk * d, d, causal_factor=factor).flop_optimal for d in d_hv]
-            ax.plot(d_hv, best, color=colour, label=f"$F_{{causal}}$ = {factor:g}")
-        ax.set(title=f"$p_{{qk}}$ = {p_qk:g}", xlabel=LABELS["d_hv"])
-        _over(ax, 32, 2048)
-    sheet.axes[0].set_ylabel("FLOP-optimal L [tokens]")
-    _share_y(sheet.axes, log=False)
-    handles = sheet.axes[0].get_lines()
-    notes = backward_notes(pass_)
-    footer = f"Modelled: {_equation(111, gate, pass_)}, published counts."
-    sheet.finish(_title(16, "chunk size of fewest FLOPs", gate, pass_), handles, [], notes, footer)
-    return sheet.figure
-
-
-@styled
-def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """Theoretical runtime over L on A100, H100, H200 and B200, from lower to upper bound, and the measured one.
-
-    A measured GPU that is none of these gets a panel of its own.
-    """
-    sweep = Overlay.of(rows, gate, pass_)
-    gpus = [find(name) for name in ("paper-A100", "paper-H100", "H200", "paper-B200")]
-    home = next((n for n, gpu in enumerate(gpus) if sweep.gpu and _short(gpu) == _short(sweep.gpu)), None)
-    if sweep.gpu and home is None:
-        home = len(gpus)
-        gpus.append(sweep.gpu)
-    sheet = Sheet(len(gpus), gap=0.3)
-    sizes = _sizes(sweep)
-    for n, (ax, gpu) in enumerate(zip(sheet.axes, gpus, strict=True)):
-        tradeoff = Tradeoff(sweep.problem, gate, gpu.ceilings)
-        colour = GPU_COLOURS.get(_short(gpu), OLIVE)
-        time = tradeoff.time(sizes)
-        ax.fill_between(sizes, time.lower * 1e3, time.upper * 1e3, color=colour, alpha=0.18, lw=0)
-        ax.plot(sizes, time.upper * 1e3, color=colour)
-        best = tradeoff.runtime_optimal
-        ax.plot(best, tradeoff.time(best).upper * 1e3, "o", color=colour, mec="white")
-        ax.annotate(
-            f"L = {best:.0f}", (best, tradeoff.time(best).upper * 1e3), (0, 6), textcoords="offset points", ha="center",
-            fontsize=NOTE_SIZE, color=colour,
-        )  # fmt: skip
-        if _short(gpu) in HOPPER:
-            steps = [size for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
-            walks = [fused.runtime(sweep.problem.with_(chunk_size=size), gate, gpu) * 1e3 for size in steps]
-            ax.plot(steps, walks, color="0.25", ls=DASHES[3], lw=0.8)
-        for look, own in sweep.series() if n == home else ():
-            ax.plot(own["chunk_size"], own["ms_median"], **look.line())
-        ax.set(title=f"{_short(gpu)}, $I_{{acc}}$ = {gpu.ceilings.intensity:.0f} FLOP/B", yscale="log")
-        _over_chunk_size(ax, sizes[0], sizes[-1])
-    _share_y(sheet.axes)
-    sheet.axes[0].set_ylabel("runtime [ms]")
-    keys = [
-        Line2D([], [], color="0.3", label="theory: nothing overlaps (eq. 116), down to all overlaps"),
-        Line2D([], [], color="0.3", marker="o", ls="", label=f"its least, {_equation(121, gate, pass_)}"),
-        Line2D([], [], color="0.25", ls=DASHES[3], lw=0.8, label="fused kernels for Hopper, theory: all overlaps"),
-    ]
-    footer = f"{COUNTED}, states float32. {_sources(gpus)}"
-    title = _title(17, sweep.title(), gate, pass_)
-    sheet.finish(title, sweep.handles(), keys, sweep.notes(pass_), footer)
-    return sheet.figure
-
-
-@styled
-def fig18(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """Arithmetic intensity over L for several head dimensions, states in 4 and 2 bytes, and the accelerators' own."""
-    del rows
-    sizes = np.geomspace(16, 8192, 200)
-    gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100", "H200", "paper-B200")]
-    sheet = Sheet(2, height=2.3)
-    for ax, (state_bytes, dtype) in zip(sheet.axes, ((4, "float32"), (2, "bfloat16")), strict=True):
-        _intensity_lines(ax, gpus)
-        for d_hv, colour in DIM_COLOURS.items():
-            tradeoff = _tradeoff(gate, pass_, d_hv / 2, d_hv, state_bytes=state_bytes)
-            ax.plot(sizes, tradeoff.flops_per_chunk(sizes) / tradeoff.bytes_per_chunk(sizes), color=colour)
-        ax.set(title=f"states in {dtype}, $b_C$ = {state_bytes}", yscale="log")
-        _over_chunk_size(ax, 16, 8192)
-        log_ticks(ax.yaxis)
-    sheet.axes[0].set_ylabel("arithmetic intensity [FLOP/byte]")
-    _share_y(sheet.axes)
-    handles = [Line2D([], [], color=c, label=f"$d_{{hv}}$ = {d}") for d, c in DIM_COLOURS.items()]
-    notes = [
-        "Above a GPU's line a kernel is bound by computing, below it by moving (eqs. 117-118).",
-        *backward_notes(pass_),
-    ]
-    footer = f"{COUNTED}, $d_{{qk}}$ = $d_{{hv}}$/2. {_sources(gpus)}"
-    sheet.finish(_title(18, "arithmetic intensity", gate, pass_), handles, [], notes, footer)
-    return sheet.figure
-
-
-@styled
-def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """Rooflines, the intensity of each L as a column that meets them, and on it what was measured at that L."""
-    sweep = Overlay.of(rows, gate, pass_)
-    gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100")]
-    if sweep.gpu and _short(sweep.gpu) not in map(_short, gpus):
-        gpus.append(sweep.gpu)
-    tradeoff = Tradeoff(sweep.problem, gate, gpus[-1].ceilings)
-    asked = range(6, min(sweep.problem.seq_len, 4096).bit_length())
-    own = [size for _, part in sweep.series() if _chunkwise(part) for size in part["chunk_size"]]
-    columns = sorted({2**n for n in asked} | {int(size) for size in own})
-    sheet = Sheet(1, height=3.0, wide=True)
-    (ax,) = sheet.axes
-    intensities = [float(tradeoff.cost(size).intensity) for size in columns]
-    marks = [x for _, part in sweep.series() for x in sweep.cost(gate, part, tradeoff).intensity]
-    marks += [*intensities, *(gpu.ceilings.intensity for gpu in gpus)]
-    ax.set(xscale="log", yscale="log", xlim=(min(marks) / 1.6, max(marks) * 2))
-    handles = []
-    for gpu in gpus:
-        colour = GPU_COLOURS.get(_short(gpu), OLIVE)
-        handles.append(roof(ax, gpu.ceilings, 1e12, color=colour, label=_roof_label(gpu)))
-        ax.plot(gpu.ceilings.intensity, gpu.ceilings.flops_per_s / 1e12, "o", color=colour)
-    shades = _shades(len(columns))
-    for size, intensity, shade in zip(columns, intensities, shades, strict=True):
-        ax.axvline(intensity, color=shade, lw=0.9, ls=DASHES[1], zorder=1)
-        place = {"xy": (intensity, 1), "xycoords": ax.get_xaxis_transform(), "xytext": (-1, -2)}
-        style = {"ha": "right", "va": "top", "rotation": 90, "fontsize": NOTE_SIZE, "color": shade}
-        ax.annotate(f"L = {size}", textcoords="offset points", **style, **place)
-    for look, own in sweep.series():
-        at = sweep.cost(gate, own, tradeoff)
-        rates = at.flops / own["ms_median"].to_numpy() / 1e9
-        ax.plot(at.intensity, rates, **look.line(linewidth=0.5, markersize=4.5))
-        for x, y, size in zip(at.intensity, rates, own["chunk_size"] if _chunkwise(own) else (), strict=False):
-            shade = shades[columns.index(int(size))]
-            ax.plot(x, y, **look.line(color=shade, markersize=4.5, markeredgecolor="white", markeredgewidth=0.4))
-    ax.set_ylim(top=ax.get_ylim()[1] * 2.2)
-    ax.set(xlabel="arithmetic intensity [FLOP/byte]", ylabel="rate [TFLOP/s]")
-    log_ticks(ax.xaxis)
-    log_ticks(ax.yaxis)
-    rates = "measured rates: modelled FLOPs over measured time"
-    footer = f"{COUNTED}, states float32; {rates}. {_sources(gpus)}"
-    title = _title(19, sweep.title(), gate, pass_)
-    sheet.finish(title, handles, sweep.handles(), sweep.notes(pass_), footer)
-    return sheet.figure
-
-
-@styled
-def fig20(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """FLOP/s, FLOPs and runtime over L: the rate grows with L because the work does, and the runtime does not fall."""
-    sweep = Overlay.of(rows, gate, pass_)
-    gpu = sweep.gpu or find("paper-H100")
-    tradeoff = Tradeoff(sweep.problem, gate, gpu.ceilings)
-    sizes = _sizes(sweep)
-    flops, time = tradeoff.cost(sizes).flops, tradeoff.time(sizes)
-    sheet = Sheet(3, gap=0.6)
-    rate, count, runtime = sheet.axes
-    band: dict[str, Any] = {"color": GPU_COLOURS.get(_short(gpu), OLIVE), "alpha": 0.18, "lw": 0}
-    line: dict[str, Any] = {"color": GPU_COLOURS.get(_short(gpu), OLIVE)}
-    rate.fill_between(sizes, flops / time.upper / 1e12, flops / time.lower / 1e12, **band)
-    rate.plot(sizes, flops / time.upper / 1e12, **line)
-    count.plot(sizes, flops / 1e12, color="0.2")
-    runtime.fill_between(sizes, time.lower * 1e3, time.upper * 1e3, **band)
-    runtime.plot(sizes, time.upper * 1e3, **line)
-    for look, own in sweep.series():
-        work = sweep.cost(gate, own, tradeoff).flops
-        rate.plot(own["chunk_size"], work / own["ms_median"].to_numpy() / 1e9, **look.line())
-        if not _chunkwise(own):
-            count.plot(own["chunk_size"], work / 1e12, **look.line())
-        runtime.plot(own["chunk_size"], own["ms_median"], **look.line())
-        best = own.loc[own["ms_median"].idxmin()]
-        runtime.plot(best["chunk_size"], best["ms_median"], "o", ms=8, mfc="none", mec=look.colour, mew=0.8)
-    for ax, title, label in (
-        (rate, "rate", "rate [TFLOP/s]"),
-        (count, "work", "FLOPs [TFLOP]"),
-        (runtime, "runtime", "runtime [ms]"),
-    ):
-        ax.set(title=title, ylabel=label)
-        ax.set_ylim(bottom=0)
-        _over_chunk_size(ax, sizes[0], sizes[-1])
-    keys = [Line2D([], [], label=f"theory on {_short(gpu)}: nothing overlaps, band to all overlaps", **line)]
-    if sweep.gpu:
-        keys.append(Line2D([], [], color="0.3", marker="o", ms=8, mfc="none", ls="", label="least measured runtime"))
-    rates = "measured rates: modelled FLOPs over measured time"
-    footer = f"{COUNTED}, states float32; {rates}. {_sources([gpu])}"
-    sheet.finish(_title(20, sweep.title(), gate, pass_), sweep.handles(), keys, sweep.notes(pass_), footer)
-    return sheet.figure
-
-
-@styled
-def fig21(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """The L of least runtime over d_hv (eq. 121), states in 4 and 2 bytes, on A100, H100, H200 and B200."""
-    del rows
-    d_hv = np.geomspace(32, 2048, 100)
-    gpus = [find(name) for name in ("paper-A100", "paper-H100", "H200", "paper-B200")]
-    sheet = Sheet(2)
-    for ax, (state_bytes, dtype) in zip(sheet.axes, ((4, "float32"), (2, "bfloat16")), strict=True):
-        for gpu in gpus:
-            best = [
-                _tradeoff(gate, pass_, d / 2, d, ceilings=gpu.ceilings, state_bytes=state_bytes).runtime_optimal
-                for d in d_hv
-            ]
-            ax.plot(d_hv, best, **_gpu_line(gpu))
-        ax.set(title=f"states in {dtype}", xlabel=LABELS["d_hv"])
-        _over(ax, 32, 2048)
-    sheet.axes[0].set_ylabel("runtime-optimal L [tokens]")
-    _share_y(sheet.axes, log=False)
-    handles = [Line2D([], [], label=_short(gpu), **_gpu_line(gpu)) for gpu in gpus]
-    footer = f"{COUNTED}, $d_{{qk}}$ = $d_{{hv}}$/2; {_equation(121, gate, pass_)}. {_sources(gpus)}"
-    sheet.finish(_title(21, "chunk size of least runtime", gate, pass_), handles, [], backward_notes(pass_), footer)
-    return sheet.figure
-
-
-@styled
-def fig22(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """The L of least runtime over the accelerator's intensity (eq. 121), GPUs marked, and the measured best L."""
-    sweep = Overlay.of(rows, gate, pass_)
-    intensity = np.geomspace(80, 500, 100)
-    gpus = [find(name) for name in ("paper-V100", "paper-A100", "H200", "paper-B200", "paper-H100")]
-    sheet = Sheet(1, height=2.6, wide=True)
-    (ax,) = sheet.axes
-    for d_hv, colour in DIM_COLOURS.items():
-        best = [
-            _tradeoff(gate, pass_, d_hv / 2, d_hv, ceilings=Ceilings(i, 1.0, "given", "")).runtime_optimal
-            for i in intensity
+def _flops_panel(asked: Asked, d_qk: int, d_hv: int) -> Panel:
+    T, sizes = PAPER.seq_len, np.geomspace(1, PAPER.seq_len, 300)
+    gate, pass_ = asked.gate, asked.pass_
+    items: list[Item] = []
+    for factor, line in CAUSAL_INKS.items():
+        count = cost.flop_polynomial("chunkwise", gate, d_qk, d_hv, causal_factor=factor, pass_=pass_)
+        flops = T / sizes * count(sizes) / 1e9
+        whole = cost.flop_polynomial("parallel", gate, d_qk, d_hv, causal_factor=factor, pass_=pass_)(T) / 1e9
+        least = asked.tradeoff(d_qk, d_hv, causal_factor=factor).flop_optimal
+        items += [
+            Curve(f"F_causal = {factor:g}", sizes, flops, line, role="theory"),
+            Curve("", [T], [whole], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
+            Note(least, T / least * count(least) / 1e9, "", line.colour, ring=True),
         ]
-        ax.plot(intensity, best, color=colour)
-    ax.set(xlim=(intensity[0], intensity[-1]), ylim=(0, None), xlabel="accelerator intensity $I_{acc}$ [FLOP/byte]")
-    ax.set_ylabel("runtime-optimal L [tokens]")
-    for n, gpu in enumerate(sorted(gpus, key=lambda gpu: gpu.ceilings.intensity)):
-        ax.axvline(gpu.ceilings.intensity, color="0.45", lw=0.7, ls=DASHES[2])
-        left = n + 1 < len(gpus) and _short(gpu) == "B200"  # H100's line is next to it
-        place = {"xy": (gpu.ceilings.intensity, 0.97), "xycoords": ax.get_xaxis_transform()}
-        ax.annotate(f" {_short(gpu)} ", ha="right" if left else "left", va="top", fontsize=NOTE_SIZE, **place)
-    handles = [Line2D([], [], color=c, label=f"$d_{{hv}}$ = {d}") for d, c in DIM_COLOURS.items()]
-    measured = []
-    for look, own in sweep.series():
-        if sweep.gpu and _chunkwise(own):  # to the fused kernels L is no trade of bytes for FLOPs
-            best = own.loc[own["ms_median"].idxmin()]
-            label = f"{look.title}, measured best, $d_{{hv}}$ = {sweep.problem.d_hv}"
-            style = look.line(linestyle="", markersize=5, label=label)
-            measured += ax.plot(sweep.gpu.ceilings.intensity, best["chunk_size"], **style)
-    footer = f"{COUNTED}, $d_{{qk}}$ = $d_{{hv}}$/2, states float32; {_equation(121, gate, pass_)}. {_sources(gpus)}"
-    sheet.finish(_title(22, "chunk size of least runtime", gate, pass_), handles, measured, sweep.notes(pass_), footer)
-    return sheet.figure
+    recurrent = cost.flop_polynomial("recurrent", gate, d_qk, d_hv, pass_=pass_)(T) / 1e9
+    tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=pass_), gate, T).flops / 1e9
+    items += [
+        Rule("y", recurrent, "recurrent form", Ink("#767676", dash="dash")),
+        Rule("y", tiled, "fused kernels", FUSED),
+    ]
+    heights = [float(value) for item in items if isinstance(item, Curve) for value in item.y]
+    y = logarithmic("FLOPs [GFLOP]", min(*heights, tiled, recurrent), max(heights))
+    least = [item.x for item in items if isinstance(item, Note)]
+    title = f"d_qk = {d_qk}, d_hv = {d_hv}: fewest at L = {min(least):.0f} to {max(least):.0f}"
+    return Panel(title, powers(AXES["chunk_size"], 1, T), y, tuple(items))
+
+
+def fig16(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+    """Return the L of fewest FLOPs over d_hv (eq. 111), for d_qk half of d_hv and equal to it."""
+    del rows
+    asked, d_hv = Asked(16, gate, pass_), np.geomspace(32, 2048, 100)
+    lines = {
+        p_qk: [
+            _line(f"F_causal = {f:g}", look, d_hv, _optima(asked, d_hv, p_qk, "flop_optimal", causal_factor=f))
+            for f, look in CAUSAL_INKS.items()
+        ]
+        for p_qk in (0.5, 1.0)
+    }
+    y = _from_zero("L of fewest FLOPs [tokens]", [curve for curves in lines.values() for curve in curves])
+    return asked.figure(
+        f"the L of fewest FLOPs stays below {y.limits[1]:.0f}",  # type: ignore[index]
+        f"{asked.equation(111)}, published counts",
+        panels=(
+            Panel(f"d_qk = {'' if p_qk == 1 else f'{p_qk:g} '}d_hv", _over_dimensions(), y, tuple(curves))
+            for p_qk, curves in lines.items()
+        ),
+        caption=[f"Modelled: {asked.equation(111)}, published counts (Table 17)."],
+    )
+
+
+def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+    """Return theoretical runtime over L, a line a GPU, and measured rows with the bounds of their GPU."""
+    asked, sweep = Asked(17, gate, pass_), Overlay.of(rows, gate, pass_)
+    gpus = _with(sweep.gpu, "paper-A100", "paper-H100", "H200", "paper-B200")
+    home = next((gpu for gpu in gpus if sweep.gpu and short(gpu) == short(sweep.gpu)), find("paper-H100"))
+    sizes, measured = _sizes(sweep), sweep.series()
+    items = [item for gpu in gpus for item in _runtime(sweep, Tradeoff(sweep.problem, gate, gpu.ceilings), gpu, sizes)]
+    if short(home) in FUSED_ON:
+        steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
+        walks = [fused.runtime(sweep.problem.with_(chunk_size=int(size)), gate, home) * 1e3 for size in steps]
+        items.append(_line(f"fused, {short(home)}", FUSED, steps, walks))
+    items += [own.curve(own.sizes, own.ms) for own in measured]
+    best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
+    words = f"{_article(home)} is fastest at L = {best:.0f}"
+    if measured:
+        chunkwise = [own for own in measured if own.chunkwise]
+        fastest = min(chunkwise or measured, key=lambda own: own.ms.min())
+        kind = "chunkwise" if chunkwise else "fused"
+        words += f", the best measured {kind} kernel at {fastest.sizes[fastest.best]:.0f}"
+    keys = [Key("least, at the L beside", RING, "hollow")]
+    if measured:
+        keys = [
+            Key("least", RING, "hollow"),
+            Key(f"bounds on {short(home)}", ink(home), "area"),
+            MEASURED,
+        ]
+    return asked.figure(
+        words,
+        sweep.setting,
+        panels=(Panel("", _over_sizes(sizes), upwards("runtime [ms]", _heights(items)), tuple(items)),),
+        keys=tuple(keys),
+        caption=[
+            f"Lines: nothing overlaps (eq. 116). Rings: the least, {asked.equation(121)}.",
+            *(["Shaded: down to where all overlaps."] if measured else []),
+            f"Fused kernels: theory, all overlaps (tflabench.theory.fused). {COUNTED}, states in float32.",
+            sources(gpus),
+            *sweep.origin,
+        ],
+        rows=sweep.rows,
+        height=2.5,
+    )
+
+
+def _runtime(sweep: Overlay, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) -> Iterator[Item]:
+    """Yield the upper time of a GPU with a ring at its least, and the bounds of the one that was measured."""
+    time, best, look = tradeoff.time(sizes), tradeoff.runtime_optimal, ink(gpu)
+    home = sweep.gpu and short(sweep.gpu) == short(gpu)
+    role = "context" if sweep.gpu and not home else "theory"
+    yield Curve(f"{short(gpu)}: L = {best:.0f}", sizes, time.upper * 1e3, look, role)
+    yield Note(best, float(tradeoff.time(best).upper) * 1e3, "", look.colour, ring=True)
+    if home:
+        yield Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour)
+
+
+def fig18(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+    """Return arithmetic intensity over L for several head dimensions, states in 4 and 2 bytes, beside that of GPUs."""
+    del rows
+    asked, sizes = Asked(18, gate, pass_), np.geomspace(16, 8192, 200)
+    gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100", "H200", "paper-B200")]
+    found = {}
+    for state_bytes in STATES:
+        found[state_bytes] = []
+        for d_hv, line in DIM_INKS.items():
+            model = asked.tradeoff(d_hv / 2, d_hv, state_bytes=state_bytes)
+            intensity = model.flops_per_chunk(sizes) / model.bytes_per_chunk(sizes)
+            found[state_bytes].append(_line(f"d_hv = {d_hv}", line, sizes, intensity))
+    y = upwards("intensity [FLOP/byte]", (value for curves in found.values() for curve in curves for value in curve.y))
+    return asked.figure(
+        "intensity grows with L and passes that of every GPU",
+        "d_qk = d_hv / 2; dotted: intensity of GPUs",
+        panels=(
+            Panel(title, _over_sizes(sizes), y, (*intensity_rules(gpus, "y"), *found[state_bytes]))
+            for state_bytes, title in STATES.items()
+        ),
+        caption=[
+            "Above a GPU's line a kernel is bound by computing, below it by moving (eqs. 117-118).",
+            f"{COUNTED}.",
+            sources(gpus),
+        ],
+        height=1.75,
+    )
+
+
+def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+    """Return rooflines, the intensity of each L as an upright line, and on it what was measured at that L."""
+    asked, sweep = Asked(19, gate, pass_), Overlay.of(rows, gate, pass_)
+    gpus = _with(sweep.gpu, "paper-V100", "paper-A100", "paper-H100")
+    tradeoff = Tradeoff(sweep.problem, gate, gpus[-1].ceilings)
+    intensities = {2**n: float(tradeoff.cost(2**n).intensity) for n in range(6, 13)}
+    points = []
+    for own in sweep.series():
+        at = sweep.cost(own, tradeoff)
+        points.append(own.curve(at.intensity, at.flops / own.ms / 1e9))
+    marks = [*intensities.values(), *(gpu.ceilings.intensity for gpu in gpus), *(x for own in points for x in own.x)]
+    limits = (min(marks) / 1.6, max(marks) * 1.6)
+    lines = list(roofs(gpus, limits))
+    rates = _heights([*lines, *points])
+    words = f"from L = {tradeoff.overlapped_optimal:.0f} on computing bounds {_article(gpus[-1])}"
+    return asked.figure(
+        words,
+        sweep.setting,
+        panels=(
+            Panel(
+                "",
+                Axis("arithmetic intensity [FLOP/byte]", "log", limits, logarithmic("", *limits).ticks),
+                logarithmic("rate [TFLOP/s]", min(rates), max(rates)),
+                (*size_rules(intensities, limits), *lines, *points),
+            ),
+        ),
+        keys=(Key("roof", Ink(GREY)), MEASURED) if points else (),
+        caption=[
+            "Upright: the intensity of chunk sizes. It meets a roof at the rate that this GPU can reach (eq. 119).",
+            f"{COUNTED}, states in float32. {RATES if points else ''}".strip(),
+            sources(gpus),
+            *sweep.origin,
+        ],
+        rows=sweep.rows,
+        height=2.4,
+    )
+
+
+def fig20(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+    """Return FLOP/s, FLOPs and runtime over L: the rate grows because the work does, and the runtime does not fall."""
+    asked, sweep = Asked(20, gate, pass_), Overlay.of(rows, gate, pass_)
+    gpu = sweep.gpu or find("paper-H100")
+    tradeoff, sizes = Tradeoff(sweep.problem, gate, gpu.ceilings), _sizes(sweep)
+    flops, time = tradeoff.cost(sizes).flops, tradeoff.time(sizes)
+    look, best = ink(gpu), tradeoff.runtime_optimal
+    rate: list[Item] = [
+        Band(sizes, flops / time.upper / 1e12, flops / time.lower / 1e12, look.colour),
+        _line(short(gpu), look, sizes, flops / time.upper / 1e12),
+    ]
+    work: list[Item] = [_line("chunkwise", Ink(GREY), sizes, flops / 1e12)]
+    runtime: list[Item] = [
+        Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour),
+        _line(short(gpu), look, sizes, time.upper * 1e3),
+    ]
+    for own in sweep.series():
+        count = sweep.cost(own, tradeoff).flops
+        rate.append(own.curve(own.sizes, count / own.ms / 1e9))
+        work += [] if own.chunkwise else [own.curve(own.sizes, count / 1e12)]
+        runtime += [own.curve(own.sizes, own.ms), Note(own.sizes[own.best], own.ms[own.best], "", ring=True)]
+    if not sweep.gpu:
+        runtime.append(Note(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
+    measured = [MEASURED] if sweep.gpu else []
+    parts = {"rate": ("rate [TFLOP/s]", rate), "work": ("FLOPs [TFLOP]", work), "runtime": ("runtime [ms]", runtime)}
+    return asked.figure(
+        f"the rate rises with L, but the runtime is least at L = {best:.0f}",
+        sweep.setting,
+        panels=(
+            Panel(title, _over_sizes(sizes), _from_zero(label, items), tuple(items))
+            for title, (label, items) in parts.items()
+        ),
+        keys=(Key("least", RING, "hollow"), Key(f"bounds on {short(gpu)}", look, "area"), *measured),
+        caption=[
+            "Lines: nothing overlaps. Shaded: down to where all overlaps.",
+            f"{COUNTED}, states in float32. {RATES if measured else ''}".strip(),
+            sources([gpu]),
+            *sweep.origin,
+        ],
+        rows=sweep.rows,
+        height=1.35,
+    )
+
+
+def fig21(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+    """Return the L of least runtime over d_hv (eq. 121), states in 4 and 2 bytes, a line a GPU."""
+    del rows
+    asked, d_hv = Asked(21, gate, pass_), np.geomspace(32, 2048, 100)
+    gpus = [find(name) for name in ("paper-A100", "paper-H100", "H200", "paper-B200")]
+    lines = {
+        state_bytes: [
+            _line(short(gpu), ink(gpu), d_hv, _optima(asked, d_hv, 0.5, ceilings=gpu.ceilings, state_bytes=state_bytes))
+            for gpu in gpus
+        ]
+        for state_bytes in STATES
+    }
+    y = _from_zero("L of least runtime [tokens]", [curve for curves in lines.values() for curve in curves])
+    return asked.figure(
+        "the best L grows with the head dimension; states in bfloat16 ask for less",
+        "d_qk = d_hv / 2",
+        panels=(Panel(STATES[size], _over_dimensions(), y, tuple(curves)) for size, curves in lines.items()),
+        caption=[f"{COUNTED}; {asked.equation(121)}.", sources(gpus)],
+    )
+
+
+def fig22(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+    """Return the L of least runtime over a GPU's intensity (eq. 121), GPUs as upright lines, and the measured best."""
+    asked, sweep = Asked(22, gate, pass_), Overlay.of(rows, gate, pass_)
+    intensity = np.linspace(80, 400, 100)
+    gpus = [find(name) for name in ("paper-V100", "paper-A100", "H200", "paper-B200", "paper-H100")]
+    lines = []
+    for d_hv, look in DIM_INKS.items():
+        ceilings = [Ceilings(value, 1.0, "given", "") for value in intensity]
+        best = [asked.tradeoff(d_hv / 2, d_hv, own).runtime_optimal for own in ceilings]
+        lines.append(_line(f"d_hv = {d_hv}", look, intensity, best))
+    # To the fused kernels L is no trade of bytes for FLOPs.
+    points = [_fastest(own, sweep.gpu) for own in sweep.series() if sweep.gpu and own.chunkwise]
+    measured = f"Points: the fastest L measured at d_hv = {sweep.problem.d_hv}."
+    x = linear("intensity of the GPU [FLOP/byte]", 80, 400)
+    y = _from_zero("L of least runtime [tokens]", [*lines, *points])
+    return asked.figure(
+        "the more FLOPs a GPU has for a byte, the larger the best L",
+        "d_qk = d_hv / 2, states in float32",
+        panels=(Panel("", x, y, (*intensity_rules(gpus, "x"), *lines, *points)),),
+        keys=(Key(f"measured best, d_hv = {sweep.problem.d_hv}", Ink(GREY, "square")),) if points else (),
+        caption=[f"{COUNTED}; {asked.equation(121)}.", *([measured] if points else []), sources(gpus), *sweep.origin],
+        rows=sweep.rows,
+        height=2.4,
+    )
 
 
 FIGURES: dict[str, Callable[..., Figure]] = {
@@ -321,96 +360,52 @@ FIGURES: dict[str, Callable[..., Figure]] = {
 }
 
 
-def _chunkwise(own: Rows) -> bool:
-    return own["formulation"].iloc[0] == "chunkwise"
+def _line(label: str, look: Ink, x: Any, y: Any) -> Curve:
+    return Curve(label, x, y, look, role="theory")
 
 
-def _title(number: int, what: str, gate: Gate, pass_: Pass) -> str:
-    return f"Fig. {number}, mLSTM{gate} {PASS_NAMES[pass_]}: {what}"
+def _fastest(own: Series, gpu: Gpu) -> Curve:
+    """Return the point of the fastest measured L, at the intensity of its GPU."""
+    size, row = own.sizes[own.best], int(own.rows.index[own.best])
+    label = f"{own.title}: {size:.0f}"
+    return Curve(label, [gpu.ceilings.intensity], [size], own.ink, joined=False, rows=[row], name=own.name)
 
 
-def _equation(number: int, gate: Gate, pass_: Pass) -> str:
-    """The paper prints its optima for sig's forward only."""
-    return f"eq. {number}" if (gate, pass_) == ("sig", "fw") else f"as eq. {number}, for this gate and pass"
-
-
-def _tradeoff(
-    gate: Gate, pass_: Pass, d_qk: float, d_hv: float, ceilings: Ceilings | None = None, **options: Any
-) -> Tradeoff:
-    """For real head dimensions, as curves have them."""
-    problem = Problem(1, 1, PAPER.seq_len, d_qk, d_hv, pass_=pass_)  # type: ignore[arg-type]
-    return Tradeoff(problem, gate, ceilings or find("paper-H100").ceilings, **options)
+def _optima(asked: Asked, d_hv: np.ndarray, p_qk: float, which: str = "runtime_optimal", **options: Any) -> list[float]:
+    """Return the best L at every d_hv; `options` as `Tradeoff` has them."""
+    return [getattr(asked.tradeoff(p_qk * d, d, **options), which) for d in d_hv]
 
 
 def _sizes(sweep: Overlay) -> np.ndarray:
-    """The chunk sizes of theory's curves: 16 to 8192, and as far as rows go."""
-    most = max([8192, *(sweep.rows["chunk_size"] if sweep.gpu else ())])
+    """Return the chunk sizes of theory's curves: 16 to 8192, and as far as rows go."""
+    most = max([8192, *(sweep.rows["chunk_size"] if sweep.rows is not None else ())])
     return np.geomspace(min(16, sweep.problem.seq_len), min(most, sweep.problem.seq_len), 300)
 
 
-def _short(gpu: Gpu) -> str:
-    return gpu.name.removeprefix("paper-").split()[0]
+def _with(measured: Gpu | None, *names: str) -> list[Gpu]:
+    """Return the GPUs of these names, and the one that was measured where it is none of them."""
+    gpus = [find(name) for name in names]
+    return gpus if measured is None or short(measured) in map(short, gpus) else [*gpus, measured]
 
 
-def _gpu_line(gpu: Gpu) -> dict[str, Any]:
-    """B200 broken, for it lies on H100: their intensities differ by 1%."""
-    return {"color": GPU_COLOURS[_short(gpu)], "ls": DASHES[1] if _short(gpu) == "B200" else DASHES[0]}
+def _article(gpu: Gpu) -> str:
+    name = short(gpu)
+    return f"{'an' if name[0] in 'AHLRM' else 'a'} {name}"
 
 
-def _roof_label(gpu: Gpu) -> str:
-    own = gpu.ceilings
-    return f"{_short(gpu)}: {own.flops_per_s / 1e12:.4g} TFLOP/s, {own.bytes_per_s / 1e12:.4g} TB/s"
+def _heights(items: Sequence[Item]) -> list[float]:
+    """Return what a y axis must hold: the values of curves and bands."""
+    curves = [value for item in items if isinstance(item, Curve) for value in item.y]
+    return [*curves, *(value for item in items if isinstance(item, Band) for value in (*item.lower, *item.upper))]
 
 
-def _sources(gpus: Sequence[Gpu]) -> str:
-    """GPUs by the document that their ceilings come from."""
-    by_source: dict[str, list[str]] = {}
-    for gpu in gpus:
-        by_source.setdefault(f"{gpu.ceilings.provenance}: {gpu.ceilings.source}", []).append(_short(gpu))
-    return "; ".join(f"{', '.join(names)}: {source}" for source, names in by_source.items()) + "."
+def _from_zero(label: str, items: Sequence[Item]) -> Axis:
+    return linear(label, 0.0, 1.06 * max(_heights(items)))
 
 
-def _intensity_lines(ax: Axes, gpus: Sequence[Gpu]) -> None:
-    """A named line at the intensity of each accelerator; names of those within 5% share a place."""
-    groups: list[list[Gpu]] = []
-    for gpu in sorted(gpus, key=lambda gpu: gpu.ceilings.intensity):
-        ax.axhline(gpu.ceilings.intensity, color="0.4", lw=0.7, ls=DASHES[2])
-        if groups and gpu.ceilings.intensity < 1.05 * groups[-1][-1].ceilings.intensity:
-            groups[-1].append(gpu)
-        else:
-            groups.append([gpu])
-    for n, group in enumerate(groups):
-        name = ", ".join(f"{_short(gpu)} {gpu.ceilings.intensity:.0f}" for gpu in group)
-        side = {"xytext": (0, 1.5)} if n else {"xytext": (0, -1.5), "va": "top"}  # the lowest below its line
-        place = {"xy": (0.012, group[-1].ceilings.intensity), "xycoords": ax.get_yaxis_transform(), **side}
-        ax.annotate(name, textcoords="offset points", fontsize=NOTE_SIZE, color="0.3", **place)
+def _over_sizes(sizes: np.ndarray) -> Axis:
+    return powers(AXES["chunk_size"], float(sizes[0]), float(sizes[-1]))
 
 
-def _over_chunk_size(ax: Axes, low: float, high: float) -> None:
-    ax.set_xlabel(LABELS["chunk"])
-    _over(ax, low, high)
-
-
-def _over(ax: Axes, low: float, high: float) -> None:
-    """A logarithmic x axis with a tick at every second or fourth power of two."""
-    ax.set_xscale("log", base=2)
-    ax.set_xlim(low / 1.12, high * 1.12)
-    powers = [2**n for n in range(int(np.ceil(np.log2(low))), int(np.log2(high) + 1e-9) + 1)]
-    shown = powers[:: 2 if len(powers) > 6 else 1]
-    ax.set_xticks(shown, [compact(value) for value in shown])
-    ax.set_xticks([], minor=True)
-
-
-def _share_y(axes: Sequence[Axes], log: bool = True) -> None:
-    lows, highs = zip(*(ax.get_ylim() for ax in axes), strict=True)
-    for ax in axes:
-        ax.set_ylim(min(lows) if log else 0, max(highs))
-        if log:
-            log_ticks(ax.yaxis)
-
-
-def _shades(count: int) -> list[Any]:
-    """Colours from light to dark, one a chunk size."""
-    import matplotlib
-
-    return [matplotlib.colormaps["viridis_r"](0.12 + 0.8 * n / max(count - 1, 1)) for n in range(count)]
+def _over_dimensions() -> Axis:
+    return powers(AXES["d_hv"], 32, 2048)

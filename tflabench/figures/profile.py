@@ -4,65 +4,75 @@ from __future__ import annotations
 
 import re
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
-from tflabench.figures.layout import Sheet, text_width
-from tflabench.figures.roofline import rate, roof
-from tflabench.figures.style import BLUE, DASHES, MARKERS, NOTE_SIZE, PALETTE, ROOF_COLOUR, TICK_SIZE, VERMILION, styled
-from tflabench.figures.ticks import log_ticks
+from tflabench.figures.axes import linear, logarithmic
+from tflabench.figures.gpus import roof, roof_name
+from tflabench.figures.looks import BLACK, BLUE, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILION
+from tflabench.figures.model import Axis, Bars, Curve, Figure, Ink, Panel
 from tflabench.theory.roofline import attainable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tflabench.bench.profile.point import Profile
 
 PARTS = {"cuda": "GPU kernel", "cpu": "operator"}  # what a call consists of, by kind of device
-Mark = dict[str, Any]  # of a kernel, in both panels
 MOST_BARS = 9  # parts shown; what is left is summed
 LONGEST_NAME = 26  # characters
 TORCH_KERNEL = re.compile(r"\b(\w*[Ff]unctor\w*|\w+_kernel_(?:cuda|impl))\b")
-COLOURS = tuple(colour for colour in PALETTE if colour != VERMILION)  # of kernels: vermilion is the whole call
+COLOURS = (BLUE, GREEN, ORANGE, PURPLE, SKY, BLACK)  # of kernels: vermilion is the whole call
+MOST_POINTS = 5  # kernels on the roofline, the longest
 WORTH_A_POINT = 0.02  # of a call's time, from which a kernel is drawn on the roofline
+ROOF, CALL = Ink("#404040"), Ink(VERMILION, "diamond")
 
 
-@styled
-def draw(profile: Profile, title: str, footer: str) -> Figure:
-    """Left, the milliseconds of each GPU kernel (CPU: operator); right, the roofline.
+class Point(NamedTuple):
+    """A kernel on the roofline: FLOP/byte and FLOP/s as counted, and its mark."""
 
-    On the roofline is the call by the model (modelled FLOPs over time at the modelled intensity) and, where there are
-    counters, as measured (counted FLOPs over time at counted FLOPs over DRAM bytes); its longest kernels as measured,
-    each with the mark of its bar.
+    intensity: float
+    flops_per_s: float
+    ink: Ink
+
+
+def draw(profile: Profile, setting: str, sources: Sequence[str]) -> Figure:
+    """Return the milliseconds of each GPU kernel (CPU: operator) as bars, and below them the roofline.
+
+    On the roofline is the call by the model (modelled FLOPs over time at the modelled intensity). Where there are
+    counters, it is there as measured too (counted FLOPs over time at counted FLOPs over DRAM bytes), with its longest
+    kernels in the colours of their bars.
+
+    Args:
+        setting: what was profiled, in words.
+        sources: lines of the caption.
     """
-    bars = shortened(profile)
-    names = [short(name) for name, _ in bars]
-    least = WORTH_A_POINT * sum(kernel.ms for kernel in profile.counted)
-    points = {
-        short(kernel.name): (kernel.intensity, kernel.flops / kernel.ms * 1e3)
-        for kernel in profile.counted
-        if kernel.intensity and kernel.flops and kernel.ms >= least
-    }
-    marked = [name for name in names if name in points]
-    marks = {
-        name: {"color": c, "marker": m} for name, c, m in zip(marked, cycle(COLOURS), cycle(MARKERS), strict=False)
-    }
-    left = max(text_width(name, TICK_SIZE) for name in names) + 0.2
-    sheet = Sheet(2, height=2.3, left=left, gap=0.75)
-    sheet.axes[0].set_title(f"time by {PARTS[profile.machine.kind]}")
-    _bars(sheet.axes[0], names, [ms for _, ms in bars], marks)
-    handles = _roofline(sheet.axes[1], profile, points, marks)
-    notes = [] if profile.counted else [f"No counters: {profile.why_not_counted}."]
-    sheet.finish(title, handles, [], notes, footer)
-    return sheet.figure
+    parts, points = shortened(profile), _points(profile)
+    kind, (longest, ms) = PARTS[profile.machine.kind], parts[0]
+    share = ms / sum(value for _, value in parts)
+    counters = [] if profile.counted else [f"No counters: {profile.why_not_counted}."]
+    return Figure(
+        stem="profile",
+        title=f"{profile.ms:.3g} ms a call; {short(longest)} takes {share:.0%} of the time by {kind}",
+        setting=setting,
+        panels=(_bars(parts, points, kind), _roofline(profile, points)),
+        caption=(
+            f"Bars: milliseconds of each {kind}, and its share of their sum.",
+            "The call, modelled: modelled FLOPs over time at the modelled intensity.",
+            *(
+                ["Counted: FLOPs and DRAM bytes of the counters. Points have the colours of their bars."]
+                if points
+                else []
+            ),
+            f"Roof: {profile.ceilings.provenance}, {profile.ceilings.source}.",
+            *counters,
+            *sources,
+        ),
+        height=1.6,
+    )
 
 
 def shortened(profile: Profile) -> list[tuple[str, float]]:
-    """(name, ms) of the longest parts, in order of time, the rest summed."""
+    """Return (name, ms) of the longest parts, in order of time, the rest summed."""
     parts = sorted(profile.parts, key=lambda part: -part["ms"])
     shown = [(part["name"], part["ms"]) for part in parts[:MOST_BARS]]
     if rest := parts[MOST_BARS:]:
@@ -71,7 +81,10 @@ def shortened(profile: Profile) -> list[tuple[str, float]]:
 
 
 def short(name: str, longest: int = LONGEST_NAME) -> str:
-    """A kernel's name cut to a length: without C++ namespaces and arguments, and torch's own by what they compute."""
+    """Return a kernel's name cut to a length, without C++ namespaces and arguments.
+
+    A kernel of torch is named by what it computes.
+    """
     number = found[0] if (found := re.search(r" #\d+$", name)) else ""
     bare = name.removesuffix(number).removeprefix("void ")
     bare = bare.replace("<unnamed>::", "").replace("(anonymous namespace)::", "")
@@ -84,51 +97,50 @@ def short(name: str, longest: int = LONGEST_NAME) -> str:
     return (bare if len(bare) <= room else bare[: room - 1] + "…") + number
 
 
-def _bars(ax: Axes, names: Sequence[str], ms: Sequence[float], marks: Mapping[str, Mark]) -> None:
-    places = np.arange(len(names))[::-1]
-    colours = [marks.get(name, {"color": "0.75" if marks else BLUE})["color"] for name in names]
-    ax.barh(places, ms, height=0.62, color=colours, alpha=0.85)
-    for name, place, value in zip(names, places, ms, strict=True):
-        if name in marks:
-            ax.plot(value, place, ms=4, mec="white", mew=0.5, **marks[name])
-        share = f"{value:.3g}  ({100 * value / sum(ms):.0f}%)"
-        ax.annotate(share, (value, place), (5, 0), textcoords="offset points", va="center", fontsize=NOTE_SIZE)
-    ax.set_yticks(places, names)
-    ax.set_xlim(0, max(ms) * 1.3)
-    ax.grid(visible=False, axis="y")
-    ax.set_xlabel("time [ms], share of their sum")
+def _points(profile: Profile) -> dict[str, Point]:
+    """Return the counted kernels that are worth a point, the longest first, by short name."""
+    least = WORTH_A_POINT * sum(kernel.ms for kernel in profile.counted)
+    worth = [k for k in profile.counted if k.intensity and k.flops and k.ms >= least]
+    longest = sorted(worth, key=lambda kernel: -kernel.ms)[:MOST_POINTS]
+    return {
+        short(kernel.name): Point(kernel.intensity or 0.0, (kernel.flops or 0.0) / kernel.ms * 1e3, Ink(colour, marker))
+        for kernel, colour, marker in zip(longest, cycle(COLOURS), cycle(MARKERS), strict=False)
+    }
 
 
-def _roofline(
-    ax: Axes, profile: Profile, kernels: Mapping[str, tuple[float, float]], marks: Mapping[str, Mark]
-) -> list[Line2D]:
+def _bars(parts: Sequence[tuple[str, float]], points: dict[str, Point], kind: str) -> Panel:
+    names, ms = [short(name) for name, _ in parts], [value for _, value in parts]
+    plain = GREY if points else BLUE
+    colours = [points[name].ink.colour if name in points else plain for name in names]
+    words = [f"{value:.3g} ({value / sum(ms):.0%})" for value in ms]
+    x = linear("time [ms]", 0.0, 1.45 * max(ms))
+    return Panel(f"time by {kind}", x, Axis(""), (Bars(names, ms, words, colours),))
+
+
+def _roofline(profile: Profile, points: dict[str, Point]) -> Panel:
     ceilings, seconds, total = profile.ceilings, profile.ms / 1e3, profile.total
-    modelled = (float(profile.model.intensity), float(profile.model.flops) / seconds)
-    measured = (total.intensity, total.flops / seconds) if total and total.intensity and total.flops else None
-    points = [modelled, *kernels.values(), *([measured] if measured else [])]
-    top = max(ceilings.flops_per_s, *(y for _, y in points))
-    size, unit = (1e12, "TFLOP/s") if top >= 1e12 else (1e9, "GFLOP/s")
-    xs = [x for x, _ in points] + [ceilings.intensity]
-    low, high = min(xs) / 2, max(xs) * 2
-    ys = [y for _, y in points] + [float(attainable(ceilings, low))]
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(ys) / size / 2, top / size * 2))
-    ax.set(title="roofline", xlabel="arithmetic intensity [FLOP/byte]", ylabel=f"achieved rate [{unit}]")
-    label = f"{ceilings.provenance} roof: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e9:,.4g} GB/s"
-    handles = [roof(ax, ceilings, size, color=ROOF_COLOUR, linestyle=DASHES[0], linewidth=0.9, label=label)]
+    calls = {"the call, modelled": (float(profile.model.intensity), float(profile.model.flops) / seconds)}
+    if total and total.intensity and total.flops:
+        calls["the call, counted"] = (total.intensity, total.flops / seconds)
+    places = [*calls.values(), *((point.intensity, point.flops_per_s) for point in points.values())]
+    size, unit = (1e12, "TFLOP/s") if max(ceilings.flops_per_s, *(y for _, y in places)) >= 1e12 else (1e9, "GFLOP/s")
+    x = logarithmic("arithmetic intensity [FLOP/byte]", *_ends([*(x for x, _ in places), ceilings.intensity]))
+    assert x.limits
+    low = float(attainable(ceilings, x.limits[0]))
+    heights = [value / size for value in (low, ceilings.flops_per_s, *(y for _, y in places))]
+    curves = [roof(ceilings, x.limits, size, roof_name("roof", ceilings), ROOF)]
+    curves.append(Curve("", *_columns(list(calls.values()), size), Ink(VERMILION, dash="dot"), "theory"))
+    for name, (intensity, flops_per_s) in calls.items():
+        hollow = [name == "the call, modelled"]
+        curves.append(Curve(name, [intensity], [flops_per_s / size], CALL, joined=False, hollow=hollow))
+    for name, point in points.items():
+        curves.append(Curve(name, [point.intensity], [point.flops_per_s / size], point.ink, joined=False))
+    return Panel("roofline", x, logarithmic(f"rate [{unit}]", min(heights), max(heights)), tuple(curves))
 
-    def mark(found: Sequence[tuple[float, float]], **look: object) -> None:
-        x, y = np.array(found).T
-        handles.extend(ax.plot(x, y / size, ls="", **look))  # type: ignore[arg-type]
 
-    for name, look in marks.items():
-        x, y = kernels[name]
-        ax.plot(x, y / size, ms=4, mec="white", mew=0.4, **look)
-    mark([modelled], marker="D", ms=5, mfc="white", color=VERMILION, label="the call, modelled")
-    if measured:
-        mark([measured], marker="D", ms=5, color=VERMILION, label="the call, counted")
-        (x, y), (x_model, y_model) = measured, modelled
-        arrow = {"arrowstyle": "->", "color": VERMILION, "lw": 0.7, "shrinkA": 4, "shrinkB": 4}
-        ax.annotate("", (x, y / size), (x_model, y_model / size), arrowprops=arrow)
-    log_ticks(ax.xaxis)
-    log_ticks(ax.yaxis)
-    return handles
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values) / 1.5, max(values) * 1.5
+
+
+def _columns(places: Sequence[tuple[float, float]], size: float) -> tuple[list[float], list[float]]:
+    return [x for x, _ in places], [y / size for _, y in places]

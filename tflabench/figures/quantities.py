@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +38,7 @@ def drawable(rows: Rows) -> Rows:
         name: float for name in rows.columns if pd.api.types.is_numeric_dtype(rows[name]) and rows[name].dtype != bool
     }
     rows = rows.astype({name: kind for name, kind in numbers.items() if rows[name].dtype != "boolean"})
+    rows = rows.replace([np.inf, -np.inf], np.nan)
     flags = {name: rows[name].astype("boolean").fillna(False).astype(bool) for name in ("noisy", "throttled")}
     auto = rows["point"].str.contains("/Lauto/") & rows["chunk_size"].notna()
     asked = rows["chunk_size"].map(plain, na_action="ignore").astype(object).mask(auto, "auto")
@@ -90,7 +93,7 @@ def by_pass(rows: Rows) -> dict[str, Rows]:
 
 def flagged(rows: Rows, quantity: Quantity = RUNTIME) -> pd.Series:
     """Return of which rows the quantity is to be wary of: results are wrong, or a time is noisy or throttled."""
-    return pd.concat(_flags(rows, quantity), axis="columns").any(axis="columns")
+    return reduce(or_, _flags(rows, quantity).values())
 
 
 def flags(rows: Rows, quantity: Quantity) -> list[str]:

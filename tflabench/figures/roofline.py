@@ -73,10 +73,10 @@ def rate(flops_per_s: float) -> str:
 
 def _points(own: Rows, source: Source, names: Sequence[str], size: float) -> Iterator[Curve]:
     """Yield the points of each implementation: the background first, the best last."""
-    lit = [name for name in names[::-1] if name in set(own["implementation"])]
-    for name in [*(name for name in source.looks if name not in names), *lit]:
-        found = own[own["implementation"] == name].sort_values("rate")
-        if len(found):
+    points = {str(name): found for name, found in own.sort_values("rate").groupby("implementation", sort=False)}
+    for name in [*(name for name in source.looks if name not in names), *names[::-1]]:
+        if name in points:
+            found = points[name]
             look = source.looks[name]
             ink = look.ink if name in names else Ink(BACKGROUND.colour, "circle")
             label, role = (look.title, "highlight") if name in names else ("", "context")

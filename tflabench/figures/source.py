@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tflabench.figures.captions import provenance
@@ -46,7 +47,7 @@ class Source:
         """Return rows as they are stored."""
         return [self.records[index] for index in rows.index]
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """The device, days and versions behind the rows, in one line."""
         return provenance(self.rows, self.runs)

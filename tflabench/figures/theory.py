@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from tflabench.figures.layout import FORMATS, Sheet, text_width, write
-from tflabench.figures.roofline import rate, roof
-from tflabench.figures.style import BLUE, GREEN, MARKERS, NOTE_SIZE, ORANGE, PALETTE, VERMILION, styled
-from tflabench.figures.ticks import log_ticks
-from tflabench.problem import InputError
+from tflabench.figures.axes import logarithmic, powers, upwards
+from tflabench.figures.gpus import roofs, short, size_rules, sources
+from tflabench.figures.looks import BLUE, GREEN, GREY, MARKERS, ORANGE, VERMILION, Look
+from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Panel, Rule, Span
+from tflabench.figures.quantities import AXES
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Cost
-from tflabench.theory.hardware import Ceilings, Gpu
+from tflabench.theory.hardware import Gpu
+
+MOST_NAMES = 7  # implementations named in one panel
+INTENSITY = "arithmetic intensity [FLOP/byte]"
 
 
 class Measured(NamedTuple):
@@ -29,107 +28,110 @@ class Measured(NamedTuple):
     flops_per_s: float
 
 
-def check_format(path: Path) -> None:
-    """Raises InputError unless the suffix of a figure's path is one of FORMATS: before the work, not after it."""
-    if path.suffix.lstrip(".") not in FORMATS:
-        raise InputError(f"cannot draw {path}: its suffix must be one of {', '.join(f'.{name}' for name in FORMATS)}")
+def runtime_over_chunk_size(
+    tradeoff: Tradeoff, recommended: int, setting: str, memory_budget: float | None = None
+) -> Figure:
+    """Return theoretical runtime, from lower to upper bound, and below it peak memory over L.
 
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its suffix names.
-
-    Raises:
-        InputError: another suffix than those of FORMATS, or a file that cannot be written.
+    Args:
+        recommended: the L to mark.
+        setting: what is modelled, in words.
+        memory_budget: in bytes.
     """
-    check_format(path)
-    try:
-        write(figure, path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-
-
-@styled
-def runtime_over_chunk_size(tradeoff: Tradeoff, recommended: int, title: str, memory_budget: float | None) -> Figure:
-    """Theoretical runtime (from lower to upper bound, the 5% band shaded) and peak memory over L, side by side."""
-    sheet = Sheet(2)
-    left, right = sheet.axes
-    right.sharex(left)
-    sizes = tradeoff.sizes(400)
+    sizes, least = tradeoff.sizes(400), tradeoff.runtime_optimal
     time, memory = tradeoff.time(sizes), tradeoff.memory(np.ceil(sizes)) / 2**30
     low, high = tradeoff.within()
-    best = tradeoff.runtime_optimal
-    handles = [
-        left.fill_between(
-            sizes, time.lower * 1e3, time.upper * 1e3, color=BLUE, alpha=0.2, lw=0, label="theory, lower to upper bound"
-        ),
-        *left.plot(sizes, time.upper * 1e3, color=BLUE, label="upper bound: nothing overlaps"),
-        left.axvspan(low, high, color=ORANGE, alpha=0.25, lw=0, label=f"within 5% of the least: {low} to {high}"),
-        left.axvline(best, color="black", lw=0.8, ls=":", label=f"least upper bound: {best:.0f}"),
-        *right.plot(sizes, memory, color=GREEN, label="peak memory"),
+    mark = Ink(VERMILION)
+    runtime: tuple[Item, ...] = (
+        Span("x", low, high, ORANGE),
+        Band(sizes, time.lower * 1e3, time.upper * 1e3, BLUE),
+        Curve("nothing overlaps", sizes, time.upper * 1e3, Ink(BLUE), "theory"),
+        Curve("all overlaps", sizes, time.lower * 1e3, Ink(BLUE, dash="dash"), "theory"),
+        Rule("x", least, f"least {least:.0f}"),
+        Rule("x", recommended, f"recommended {recommended}", mark),
+    )
+    peak: list[Item] = [
+        Curve("peak memory", sizes, memory, Ink(GREEN), "theory"),
+        Rule("x", recommended, "", mark),
     ]
     if memory_budget:
-        handles.append(right.axhline(memory_budget / 2**30, color=VERMILION, ls="--", lw=0.8, label="memory budget"))
-    for ax in sheet.axes:
-        mark = ax.axvline(recommended, color=VERMILION, lw=1, label=f"recommended: {recommended}")
-        ax.set(yscale="log", xlabel="chunk size L [tokens]")
-        ax.margins(x=0.02)
-        ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_formatter("{x:.0f}")
-        log_ticks(ax.yaxis)
-    left.set(title="runtime", ylabel="theoretical runtime [ms]")
-    right.set(title="memory", ylabel="theoretical peak memory [GiB]")
-    sheet.finish(title, [*handles, mark], [], [], _source(tradeoff.ceilings))
-    return sheet.figure
+        peak.append(Rule("y", memory_budget / 2**30, "budget", Ink(VERMILION, dash="dash")))
+    x = powers(AXES["chunk_size"], float(sizes[0]), float(sizes[-1]))
+    held = [*memory, *([memory_budget / 2**30] if memory_budget else [])]
+    return Figure(
+        stem="optimal-chunk",
+        title=f"Theory: least runtime at L = {least:.0f}, recommended is L = {recommended}",
+        setting=setting,
+        panels=(
+            Panel("runtime", x, upwards("runtime [ms]", [*(time.lower * 1e3), *(time.upper * 1e3)]), runtime),
+            Panel("memory", x, upwards("peak memory [GiB]", held), tuple(peak)),
+        ),
+        keys=(Key(f"within 5% of the least: {low} to {high}", Ink(ORANGE), "area"),),
+        caption=(
+            "Shaded in blue: from where all overlaps to where nothing does (eq. 116).",
+            f"Ceilings: {tradeoff.ceilings.provenance}, {tradeoff.ceilings.source}.",
+        ),
+    )
 
 
-@styled
-def roofline(gpus: Sequence[Gpu], costs: Mapping[int, Cost], title: str, measured: Sequence[Measured] = ()) -> Figure:
-    """Rooflines of GPUs (eq. 119), the intensities of chunk sizes as columns that meet them, and measured points."""
-    sheet = Sheet(1, height=3.0, wide=True)
-    (ax,) = sheet.axes
-    intensities = [float(cost.intensity) for cost in costs.values()]
-    intensities += [gpu.ceilings.intensity for gpu in gpus] + [point.intensity for point in measured]
-    ax.set(xscale="log", yscale="log", xlim=(min(intensities) / 2.5, max(intensities) * 2.5))
-    roofs = []
-    for gpu, colour in zip(gpus, cycle(PALETTE), strict=False):
-        ceilings = gpu.ceilings
-        label = f"{gpu.name}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e12:.2f} TB/s"
-        roofs.append(roof(ax, ceilings, 1e12, color=colour, label=label))
-        ax.plot(ceilings.intensity, ceilings.flops_per_s / 1e12, "o", color=colour)
-        ax.axvline(ceilings.intensity, color=colour, lw=0.6, ls=":")
+def roofline(
+    gpus: Sequence[Gpu],
+    costs: Mapping[int, Cost],
+    setting: str,
+    measured: Sequence[Measured] = (),
+    looks: Mapping[str, Look] = {},
+) -> Figure:
+    """Return the rooflines of GPUs (eq. 119), the intensity of each L as an upright line, and measured points.
+
+    Args:
+        costs: of a chunk size.
+        setting: what is modelled, in words.
+        measured: of which the seven fastest implementations are named, the others grey.
+        looks: of measured implementations, by label.
+    """
+    intensities = {size: float(cost.intensity) for size, cost in costs.items()}
+    marks = [*intensities.values(), *(gpu.ceilings.intensity for gpu in gpus), *(own.intensity for own in measured)]
+    limits = (min(marks) / 2, max(marks) * 2)
+    lines, points = list(roofs(gpus, limits)), _points(measured, looks)
+    rates = [float(value) for curve in (*lines, *points) for value in curve.y]
+    sizes = f"L = {min(costs)}" + (f" to {max(costs)}" if len(costs) > 1 else "")
+    return Figure(
+        stem="roofline",
+        title=f"Rooflines of {', '.join(dict.fromkeys(map(short, gpus)))}, and where {sizes} meets them",
+        setting=setting,
+        panels=(
+            Panel(
+                "",
+                Axis(INTENSITY, "log", limits, logarithmic("", *limits).ticks),
+                logarithmic("rate [TFLOP/s]", min(rates), max(rates)),
+                (*size_rules(intensities, limits), *lines, *points),
+            ),
+        ),
+        caption=(
+            "Upright: the intensity of chunk sizes, where there is room. It meets a roof at the rate of this GPU.",
+            "Left of the bend of a roof moving bounds a kernel, right of it computing.",
+            *(["Points: modelled FLOPs over measured time."] if points else []),
+            *([f"Grey: {grey}."] if (grey := ", ".join(own.name for own in points if own.role == "context")) else []),
+            sources(gpus),
+        ),
+        height=2.4,
+    )
+
+
+def _points(measured: Sequence[Measured], looks: Mapping[str, Look]) -> list[Curve]:
+    """Return the points of each implementation in TFLOP/s, the fastest first; those beyond seven are grey.
+
+    Colours say whose they are; markers tell them apart in this figure.
+    """
+    best: dict[str, float] = {}
+    for own in measured:
+        best[own.label] = max(own.flops_per_s, best.get(own.label, 0.0))
     points = []
-    labels = dict.fromkeys(point.label for point in measured)
-    for label, marker, colour in zip(labels, cycle(MARKERS), cycle(PALETTE), strict=False):
-        x, y = np.array([point[1:] for point in measured if point.label == label]).T
-        points += ax.plot(x, y / 1e12, marker, color=colour, mec="white", mew=0.35, ms=4, label=f"{label}, measured")
-    ax.set_ylim(top=ax.get_ylim()[1] * 1.6)
-    _columns(ax, costs)
-    words = {"transform": ax.transAxes, "fontsize": NOTE_SIZE, "style": "italic", "color": "0.4"}
-    words["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # clear of the columns behind
-    ax.text(0.01, 0.96, "memory-bound left of a ridge", **words)
-    ax.text(0.99, 0.96, "compute-bound right of it", ha="right", **words)
-    ax.set(xlabel="arithmetic intensity [FLOP/byte]", ylabel="attainable rate [TFLOP/s]")
-    log_ticks(ax.xaxis)
-    log_ticks(ax.yaxis)
-    sheet.finish(title, roofs, points, [], " · ".join(f"{gpu.name}: {_source(gpu.ceilings)}" for gpu in gpus))
-    return sheet.figure
-
-
-def _columns(ax: Axes, costs: Mapping[int, Cost]) -> None:
-    """A dashed line at the intensity of each L, named above the panel where there is room."""
-    width = ax.get_position().width * ax.figure.get_size_inches()[0]  # type: ignore[union-attr]
-    taken = 0.0  # inches from the left
-    for size, cost in sorted(costs.items()):
-        intensity = float(cost.intensity)
-        ax.axvline(intensity, color="0.5", lw=0.5, ls="--")
-        name = f"L = {size}"
-        x = width * ax.transAxes.inverted().transform(ax.transData.transform((intensity, 1)))[0]
-        half = text_width(name, NOTE_SIZE) / 2 + 0.03
-        if x - half >= taken:
-            place = {"xy": (intensity, 1), "xycoords": ax.get_xaxis_transform(), "xytext": (0, 2)}
-            ax.annotate(name, textcoords="offset points", ha="center", fontsize=NOTE_SIZE, color="0.25", **place)
-            taken = x + half
-
-
-def _source(ceilings: Ceilings) -> str:
-    return f"{ceilings.provenance}, {ceilings.source}"
+    for rank, label in enumerate(sorted(best, key=best.__getitem__, reverse=True)):
+        x, y = np.array([own[1:] for own in measured if own.label == label]).T
+        named = rank < MOST_NAMES
+        colour = looks[label].ink.colour if named and label in looks else GREY
+        ink = Ink(colour, MARKERS[rank % len(MARKERS)] if named else "circle")
+        role = "highlight" if named else "context"
+        points.append(Curve(label if named else "", x, y / 1e12, ink, role, joined=False, name=label))
+    return points

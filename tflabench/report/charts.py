@@ -1,163 +1,84 @@
-"""The interactive figures of stored rows as plain Plotly dicts (nothing here needs plotly): a panel a pass.
-
-A trace says in `meta` which implementations it belongs to (the filter hides it with the last of them), and in
-`customdata` which rows its points are, by their index.
-"""
+"""The charts of the page: one for every selection of GPU, results, data type, pass, view and size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from tflabench.figures import facets
-from tflabench.figures.captions import caption, legend_name, missing
+from tflabench.figures import curves, facets, memory_time, plotly_renderer, roofline
+from tflabench.figures.captions import caption
 from tflabench.figures.facets import Slice
-from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, plain
-from tflabench.figures.roofline import roofs
-from tflabench.figures.style import Look
-from tflabench.report import curves, scatter_panels
-from tflabench.report.folders import Part
-from tflabench.report.formats import FLOP_RATE, html, unit_of
-from tflabench.report.plotly_axes import axis_name
-from tflabench.theory.hardware import Ceilings
+from tflabench.figures.highlights import SYMBOLS, chosen, device_name, finding, title
+from tflabench.figures.model import Panel
+from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
+from tflabench.figures.source import Source
+
+# What a chart is selected by -> its heading, in the order in which one choice narrows the next.
+SELECTORS = {
+    "gpu": "GPU", "results": "results", "dtype": "data type", "pass": "pass", "view": "chart",
+    "size": "heads and head dimensions",
+}  # fmt: skip
+SHARED = ("device", "folder", "dtype", "pass")
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One plot of a figure: its title, and what Plotly draws."""
-
-    title: str
-    plot: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Plots side by side that share a quantity.
-
-    Attributes:
-        id: unique on the page, and the address of the figure.
-        kind: "runtime", "memory", "chunk" or "roofline".
-        title, quantity, caption: what it shows, what is drawn upwards with its unit, what all its rows share; HTML.
-        sources: where its numbers come from, e.g. ("measured", "modelled").
-        notes: keys of `facts.NOTES`: how they are made.
-        legend: name -> title of the implementations in it, HTML.
-        missing: what was asked for and not measured, a line a status, HTML.
-        roofs: (Plotly dash, words) of the roofs in it.
-    """
-
-    id: str
-    kind: str
-    title: str
-    quantity: str
-    caption: str
-    panels: tuple[Panel, ...]
-    sources: tuple[str, ...]
-    notes: tuple[str, ...]
-    legend: dict[str, str]
-    missing: list[str] = field(default_factory=list)
-    roofs: list[tuple[str, str]] = field(default_factory=list)
-
-
-def figures(of: Part, prefix: str, looks: Mapping[str, Look]) -> Iterator[Figure]:
-    """All figures of a results folder, those of `plots.figures`; `prefix` makes their ids unique on a page."""
-    rows = of.rows
-    axes = facets.swept_axes(rows) or ["seq_len"]
-    for kind, quantity in (("runtime", RUNTIME), ("memory", MEMORY)):
-        for axis in axes:
+def charts(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield every chart: what selects it (SELECTORS), its title, its setting and its plot; most rows first."""
+    sizes = source.rows.groupby("folder")["folder"].transform("size")
+    ordered = source.rows.assign(size=-sizes).sort_values(["size", "folder"], kind="stable")
+    for key, rows in ordered.groupby(list(SHARED), sort=False):
+        for axis in facets.swept_axes(rows) or ["seq_len"]:
             for part in facets.split(rows, axis):
-                yield _curves(f"{prefix}-{kind}-{part.stem}", kind, part, quantity, looks, of)
-    if "chunk_size" in axes:
-        for part in facets.split(rows, "chunk_size"):
-            if part.rows["chunk_size"].nunique() > 1:
-                yield _trade_off(f"{prefix}-chunk-{part.stem}", part, looks)
-    for dtype, own in rows.groupby("dtype"):
-        yield _roofline(f"{prefix}-roofline-{dtype}", own, roofs(own, of.runs), looks)
+                yield from _of_slice(source, part, dict(zip(SHARED, key, strict=True)))
 
 
-def _curves(id_: str, kind: str, part: Slice, quantity: Quantity, looks: Mapping[str, Look], of: Part) -> Figure:
-    unit = quantity.unit(part.rows)
-    single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
-    optima = part.axis == "chunk_size" and kind == "runtime"
-    panels = []
-    for pass_, rows in by_pass(part.rows).items():
-        plot = (curves.ranking if single else curves.over_axis)(part, rows, quantity, unit, looks)
-        for _, own in rows.groupby("dtype") if optima else ():
-            plot["data"] += curves.best_chunk_sizes(own, roofs(own, of.runs), looks)
-        panels.append(Panel(PASSES[pass_], plot))
-    modelled = quantity.theory is not None and part.rows[quantity.theory[0]].notna().any()
-    name = "Runtime" if kind == "runtime" else "Peak memory"
-    return Figure(
-        id=id_,
-        kind=kind,
-        title=name if single else f"{name} over {axis_name(part)}",
-        quantity=f"{quantity.label} [{unit[0]}]",
-        caption=_setting(part),
-        panels=tuple(panels),
-        sources=("measured", "modelled") if modelled else ("measured",),
-        notes=(kind, *(("bounds", "counts") if modelled else ()), *(("optimum",) if optima else ())),
-        legend={} if single else _legend(part.rows, looks),  # a ranking names its lines
-        missing=[html(line) for line in missing(part.rows, part.axis, dict(looks))],
-    )
+def rooflines(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield the roofline of every GPU, folder, data type and pass, selected as charts are, without view and size."""
+    for key, rows in source.rows.groupby(list(SHARED[:-1]), sort=False):
+        figure = roofline.draw("roofline", source, rows)
+        for pass_, panel in zip(by_pass(rows), figure.panels, strict=True):
+            shared: dict[str, Any] = dict(zip(SHARED, (*key, pass_), strict=True))
+            said = _chosen(shared, title=figure.title, setting=figure.caption[0])
+            yield said | {"plot": plotly_renderer.draw(panel)}
 
 
-def _trade_off(id_: str, part: Slice, looks: Mapping[str, Look]) -> Figure:
-    (unit, ms), memory = RUNTIME.unit(part.rows), MEMORY.unit(part.rows)
-    panels = [
-        Panel(PASSES[pass_], scatter_panels.trade_off(rows, ms, memory, looks))
-        for pass_, rows in by_pass(part.rows).items()
-    ]
-    return Figure(
-        id=id_,
-        kind="chunk",
-        title="What the chunk size buys: runtime against memory",
-        quantity=f"median runtime [{unit}]",
-        caption=_setting(part),
-        panels=tuple(panels),
-        sources=("measured",),
-        notes=("runtime", "memory"),
-        legend=_legend(part.rows, looks),
-    )
+def _of_slice(source: Source, part: Slice, shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    size = caption(part.rows, part.axis).replace(f", {shared['dtype']}", "")
+    size = f"T = {int(part.rows['seq_len'].iloc[0])}, {size}" if _single(part) else size
+    for view in _views(source, part):
+        plot = plotly_renderer.draw(view.panel)
+        yield _chosen(shared, view=view.name, size=size, title=view.title, setting=size) | {"plot": plot}
 
 
-def _roofline(id_: str, rows: Rows, ceilings: Sequence[Ceilings], looks: Mapping[str, Look]) -> Figure:
-    done = scatter_panels.rates(rows)
-    unit, size = unit_of(max([*(one.flops_per_s for one in ceilings), *done["rate"], 1.0]), FLOP_RATE)
-    intensities = [*done["intensity"], *(one.intensity for one in ceilings)] or [1.0]
-    ends = min(intensities) / 2, max(intensities) * 2.5
-    panels = [
-        Panel(PASSES[pass_], scatter_panels.roofline(done[done["pass"] == pass_], ceilings, size, ends, looks))
-        for pass_ in by_pass(rows)
-    ]
-    failed = rows.loc[rows["status"] != "ok", "status"].value_counts().sort_index()
-    notes = [f"Not measured: {', '.join(f'{count} {status}' for status, count in failed.items())}"] * bool(len(failed))
-    if not ceilings:
-        notes.append("No roof: the ceilings of this device are not known; tflabench calibrate measures them.")
-    return Figure(
-        id=id_,
-        kind="roofline",
-        title=f"Roofline, {rows['dtype'].iloc[0]}",
-        quantity=f"achieved rate [{unit}]",
-        caption=html(caption(rows)),
-        panels=tuple(panels),
-        sources=("modelled / measured", *sorted({one.provenance for one in ceilings})),
-        notes=("rate", "intensity", "counts", "roof"),
-        legend=_legend(rows, looks),
-        missing=notes,
-        roofs=[
-            (dash, scatter_panels.words(one))
-            for one, dash in zip(ceilings, scatter_panels.ROOF_DASHES * len(ceilings), strict=False)
-        ],
-    )  # fmt: skip
+def _chosen(shared: dict[str, Any], **said: str) -> dict[str, Any]:
+    found = {"gpu": shared["device"], "results": shared["folder"], "dtype": shared["dtype"]}
+    return found | {"pass": PASSES[shared["pass"]]} | said
 
 
-def _setting(part: Slice) -> str:
-    """What the rows share, after what tells this figure from its siblings."""
-    said = caption(part.rows, part.axis)
-    tags = [tag.replace("_", " ") for tag in part.tags if plain(tag.rpartition("_")[2]) not in said]
-    return html(", ".join([*tags, said]))
+class View(NamedTuple):
+    """One way to look at a slice."""
+
+    name: str
+    title: str
+    panel: Panel
 
 
-def _legend(rows: Rows, looks: Mapping[str, Look]) -> dict[str, str]:
-    asked = set(rows["implementation"])
-    return {name: html(legend_name(look, name, rows)) for name, look in looks.items() if name in asked}
+def _views(source: Source, part: Slice) -> Iterator[View]:
+    """Yield runtime and peak memory over the axis of a slice of one pass, and one against the other."""
+    rows, single, symbol = part.rows, _single(part), SYMBOLS.get(part.axis, part.axis)
+    names: list[tuple[str, ...]] = []
+    for quantity in (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,):
+        lit = chosen(rows, quantity, source.looks)
+        names.append(lit.names)
+        chart = curves.Chart(part, quantity, *quantity.unit(rows), source.looks, lit, quantity.theory is not None)
+        said = finding(source.records_of(rows), quantity, None if single else part.axis)
+        panel = (curves.ranking if single else curves.over_axis)(chart, rows, "")
+        name = quantity.name.lower() if single else f"{quantity.name.lower()} over {symbol}"
+        yield View(name, title(said, rows["pass"].iloc[0], device_name(rows)), panel)
+    if len(names) == 2:
+        name = "runtime over memory" if single else f"runtime over memory, along {symbol}"
+        panel = memory_time.panel(source, part, rows, names[0])
+        yield View(name, f"Runtime over peak memory, {device_name(rows)}", panel)
+
+
+def _single(part: Slice) -> bool:
+    return part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1

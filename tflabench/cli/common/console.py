@@ -29,7 +29,7 @@ def stderr() -> Console:
     """Return a console for notes and progress."""
     from rich.console import Console
 
-    return Console(stderr=True, soft_wrap=True, highlight=False)
+    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def open_table(*columns: str, title: str | None = None) -> Table:

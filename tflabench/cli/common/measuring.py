@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tflabench.cli.common.console import open_table, print_json, progress_bar, size_in_words, stderr, stdout
+from tflabench.cli.common.console import open_table, print_json, size_in_words, stderr, stdout
 from tflabench.problem import InputError, parse_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def measure_comparisons(
     """
     from tflabench.bench.estimate import Target, estimate
     from tflabench.bench.gpu_lock import alone_on
-    from tflabench.bench.sweep import pending
+    from tflabench.bench.sweep import Audience, pending
+    from tflabench.cli.common.live import LiveTable, ProgressBar, is_watched
     from tflabench.rows.journal import Store
 
     note = stderr()
@@ -78,18 +79,21 @@ def measure_comparisons(
     note.print(f"{title}\n{len(due)} of {len(points)} points to measure, in {len(todo)} comparisons, into {folder}")
     _say_refusals(due, machine, note)
     interrupted = False
-    told = _Told(note, {point.id: len(comparison.points) for comparison in todo for point in comparison.points})
+    sizes = {point.id: len(comparison.points) for comparison in todo for point in comparison.points}
+    told = _Told(note, sizes, live=is_watched(note))
     try:
         if todo and time.monotonic() < stop_at:
-            with alone_on(session.facts.get("uuid") or machine.name, note.print), progress_bar(note) as bar:
-                task = bar.add_task("", total=sum(0.1 + estimates[point.id].seconds for point in due))
+            expected = {point.id: 0.1 + estimates[point.id].seconds for point in due}
+            seconds = sum(expected.values())
+            shown = LiveTable(note, seconds, settings.protocol) if told.live else ProgressBar(note, seconds)
+            with alone_on(session.facts.get("uuid") or machine.name, note.print), shown as progress:
 
                 def on_row(row: Row) -> None:
                     told.row(row)
                     if row.closed:
-                        bar.advance(task, 0.1 + estimates[row.point].seconds)
+                        progress.advance(expected[row.point])
 
-                session.sweep(todo, store, on_row, stop_at)
+                session.sweep(todo, store, Audience(on_row, progress.watch), stop_at)
     except KeyboardInterrupt:
         interrupted = True
         store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory
@@ -114,25 +118,37 @@ class _Told:
 
     Attributes:
         sizes: how many points the comparison of each point has.
+        live: whether a live table shows what is going on; rows are then told once they are final, or have failed.
         closing: final rows of comparisons of which not all are.
     """
 
     note: Console
     sizes: dict[str, int]
+    live: bool = False
     closing: dict[str, list[Row]] = field(default_factory=dict)
 
     def row(self, row: Row) -> None:
         from tflabench.conclusions import summary
 
         if not row.closed:
-            self.note.print(summary.line(row), style="yellow" if row.ms_median is None else "")
+            if row.ms_median is None or not self.live:
+                self._print(summary.line(row), "yellow" if row.ms_median is None else "")
             return
         rows = self.closing.setdefault(row.comparison_id or "", [])
         rows.append(row)
         if len(rows) == self.sizes[row.point]:
             del self.closing[row.comparison_id or ""]
             if said := summary.closing(rows):
-                self.note.print(said, style="bold")
+                self._print(said, "bold")
+                return
+            for final in rows:
+                if self.live and final.ms_median is not None:
+                    self._print(summary.line(final), "")
+
+    def _print(self, line: str, style: str) -> None:
+        from rich.text import Text
+
+        self.note.print(Text(line, style))  # a style of the whole output would colour the live table too
 
 
 def _say_refusals(points: Sequence[Point], machine: Machine, note: Console) -> None:

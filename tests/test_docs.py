@@ -1,0 +1,453 @@
+"""The documentation holds: commands and snippets run, links lead somewhere, pages are short, numbers are the rows'.
+
+Two marks keep a block from being run, each an HTML comment on the line above it: `<!-- needs a GPU -->` and
+`<!-- slow -->`. What is marked is still held to the commands and options that there are. A sweep runs at a tiny size.
+A Python block that begins with a comment such as `# my_kernel.py` is that file, for the commands of its page.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from typer.main import get_command
+
+from tflabench.cli.common.app import UsageError
+from tflabench.cli.main import app
+from tflabench.conclusions.compare import comparable, fastest
+from tflabench.implementations import registry
+from tflabench.rows.load import read_results
+from tflabench.rows.schema import Row
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+GUIDES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("getting-started", "use-the-kernels", "how-it-measures", "theory", "add-a-kernel", "results")
+]
+CLI = ROOT / "docs" / "cli.md"
+WRITTEN = [README, *GUIDES, ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]
+LINKING = [
+    *WRITTEN,
+    CLI,
+    ROOT / "CHANGELOG.md",
+    ROOT / "kernels" / "README.md",
+    *(ROOT / "docs" / "decisions").glob("*"),
+]
+MARKS = ("needs a GPU", "slow")
+TINY = "-a seq_len=32 -a head_dim=16 -a heads=1 -a chunk_size=16 --pass fw --no-plots".split()
+COMMANDS: Any = get_command(app)
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: its language, the mark above it (None without), and its text."""
+
+    page: Path
+    line: int
+    language: str
+    mark: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a page, with the exit code and the lines of output that the page promises, in their order."""
+
+    page: Path
+    line: int
+    words: tuple[str, ...]
+    runs: bool
+    exit_code: int
+    output: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page.stem}:{self.line} {' '.join(self.words[:2])}"
+
+
+def blocks(page: Path) -> list[Block]:
+    found: list[Block] = []
+    above, start, language, inside = "", 0, "", None
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if inside is not None:
+            if line.startswith("```"):
+                mark = re.fullmatch(r"<!-- (.*) -->", above)
+                found.append(Block(page, start, language, mark[1] if mark else None, "\n".join(inside) + "\n"))
+                inside, above = None, ""
+            else:
+                inside.append(line)
+        elif line.startswith("```"):
+            start, language, inside = number, line[3:].strip(), []
+        else:
+            above = line
+    assert inside is None, f"{page} ends within a block"
+    return found
+
+
+def commands_of(block: Block) -> list[Command]:
+    if block.language not in ("sh", "console"):
+        return []
+    found: list[tuple[int, str, list[str]]] = []
+    for number, line in enumerate(block.text.splitlines(), block.line + 1):
+        if block.language == "console" and not line.startswith("$ "):
+            found[-1][2].append(line)
+        elif line.strip():
+            found.append((number, line.removeprefix("$ "), []))
+    commands = []
+    for number, line, output in found:
+        code = re.search(r"# exit code (\d+)", line)
+        promised = tuple(text.strip() for text in output if text.strip() not in ("", "..."))
+        words = tuple(shlex.split(line, comments=True))
+        runs = block.mark is None and words[0] == "tflabench"
+        commands.append(Command(block.page, number, words, runs, int(code[1]) if code else 0, promised))
+    return commands
+
+
+def code_in_text(page: Path) -> list[str]:
+    """Return what stands between single backticks outside of blocks, on one line each."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+
+
+BLOCKS = [block for page in WRITTEN for block in blocks(page)]
+IN_BLOCKS = [command for block in BLOCKS for command in commands_of(block)]
+IN_TEXT = [
+    Command(page, 0, tuple(shlex.split(code)), runs=False, exit_code=0, output=())
+    for page in WRITTEN
+    for code in code_in_text(page)
+    if re.match(r"(tflabench|make) [a-z]", code)
+]
+RUN = [command for command in IN_BLOCKS if command.runs]
+
+
+# --- commands
+
+
+def workplace(page: Path, folder: Path) -> Path:
+    """Make a folder to run the commands of a page in: the stored rows, and the files that the page has."""
+    for device in ("cpu", "h100", "h200"):
+        shutil.copytree(ROOT / "results" / device, folder / "results" / device)
+    for block in blocks(page):
+        if name := file_name(block):
+            (folder / name).write_text(block.text)
+    return folder
+
+
+def file_name(block: Block) -> str | None:
+    first = re.match(r"# (\w+\.py)\n", block.text)
+    return first[1] if first and block.language == "python" else None
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Any:
+    """Run the commands of all pages, those of a page one after the other, two pages at a time."""
+    cache = tmp_path_factory.mktemp("cache")
+    path = tmp_path_factory.mktemp("bin")
+    tool = path / "tflabench"
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tflabench "$@"\n')
+    tool.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "XDG_CACHE_HOME": str(cache),
+        "TFLABENCH_CACHE_DIR": str(cache),
+        "TMPDIR": str(cache),  # where sweeps wait for each other: these need no quiet machine
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+    }
+
+    def run_all(page: Path) -> dict[Command, subprocess.CompletedProcess[str]]:
+        folder = workplace(page, tmp_path_factory.mktemp(page.stem))
+        done = {}
+        for command in RUN:
+            if command.page == page:
+                words = list(command.words)
+                if words[1] == "sweep" and "--dry-run" not in words:
+                    words += [*TINY, "--device", "cpu"]
+                done[command] = subprocess.run(
+                    words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+                )
+        return done
+
+    with ThreadPoolExecutor(2) as pool:
+        pages: dict[Path, Future] = {page: pool.submit(run_all, page) for page in dict.fromkeys(c.page for c in RUN)}
+        yield lambda command: pages[command.page].result()[command]
+
+
+@pytest.mark.parametrize("command", RUN, ids=str)
+def test_a_command_does_what_the_page_says(command, ran):
+    done = ran(command)
+    assert done.returncode == command.exit_code, done.stderr
+    printed = iter(" ".join(line.split()) for line in done.stdout.splitlines())
+    for line in command.output:
+        assert " ".join(line.split()) in printed, f"{line!r} is not in its place in\n{done.stdout}"
+
+
+@pytest.mark.parametrize("command", [*IN_BLOCKS, *IN_TEXT], ids=str)
+def test_a_command_exists_with_its_options(command):
+    tool, *arguments = command.words
+    if tool == "make":
+        targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in arguments if "=" not in word} <= set(targets)
+    elif tool == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert arguments[0] == "install"
+        assert set(re.fullmatch(r"\.\[(.*)\]", arguments[1])[1].split(",")) <= set(extras)  # type: ignore[index]
+    elif tool == "python":
+        assert arguments[:2] == ["-m", "pytest"]
+        assert (ROOT / arguments[2]).exists()
+    else:
+        assert tool == "tflabench"
+        parse(arguments)
+
+
+def parse(arguments: Iterable[str]) -> None:
+    """Parse arguments as the command line does, without running anything; a usage error is raised."""
+    command, name, left = COMMANDS, "", list(arguments)
+    while hasattr(command, "commands"):
+        name, *left = left
+        assert name in command.commands, f"there is no command {name}"
+        command = command.commands[name]
+    needed = [p for p in command.params if p.required and not p.opts[0].startswith("-")]
+    if left or not needed:  # a name alone, in a sentence, is no call
+        command.make_context(name, left)
+
+
+def test_a_wrong_command_would_be_found():
+    parse(["sweep", "--jobs", "2"])
+    for wrong in ("sweeep", "sweep --otu x", "sweep --jobs many"):
+        with pytest.raises((AssertionError, UsageError)):
+            parse(wrong.split())
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_options_and_files_named_in_the_text_exist(page):
+    known = {option for command in commands_below(COMMANDS) for p in command.params for option in p.opts}
+    known |= {"--help", *(option for c in commands_below(COMMANDS) for p in c.params for option in p.secondary_opts)}
+    for code in code_in_text(page):
+        if code.startswith("--"):
+            assert code.split()[0] in known, code
+        if re.fullmatch(r"\.?(tests|kernels|tflabench|baselines|docs|results|ci)/[\w./-]+", code):
+            assert (ROOT / code).exists(), code
+
+
+def commands_below(group: Any) -> list[Any]:
+    if not hasattr(group, "commands"):
+        return [group]
+    return [command for below in group.commands.values() for command in commands_below(below)]
+
+
+def test_marks_and_languages_are_known():
+    for block in BLOCKS:
+        assert block.mark is None or block.mark in MARKS, block
+        assert block.language in ("sh", "console", "python", "bibtex"), block
+    assert len(RUN) >= 10, "hardly a command is run any more"
+
+
+def test_the_reference_of_the_command_line_is_what_is_generated():
+    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs" / "generate_cli.py")
+    assert spec
+    assert spec.loader
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert CLI.read_text() == generator.page(), "run `python docs/generate_cli.py`"
+
+
+# --- snippets
+
+
+def run_snippets(page: Path) -> dict[str, Any]:
+    """Run the Python blocks of a page one after the other, and return the names that they leave."""
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    for block in blocks(page):
+        if block.language == "python":
+            code = compile("\n" * block.line + block.text, str(page), "exec")
+            if block.mark is None and not file_name(block):
+                exec(code, names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, Any]:
+    """The names that the page on the kernels leaves."""
+    return run_snippets(ROOT / "docs" / "use-the-kernels.md")
+
+
+def test_the_snippets_of_the_kernels_run(kernels):
+    torch.testing.assert_close(kernels["same"], kernels["y"])
+    assert kernels["q"].grad.isfinite().all()
+    assert kernels["final_state"].shape == (2, 4, 64, 128)
+
+
+def test_states_continue_and_packed_sequences_do_not(kernels):
+    """In float32 on the CPU, as the page does in bfloat16 wherever it runs."""
+    ops, half, begins = kernels["ops"], kernels["half"], kernels["begins"].cpu()
+    inputs = [kernels[name].detach().float().cpu() for name in "qkvif"]
+    h = ops.mlstm_sig(*inputs)
+    _, state = ops.mlstm_sig(*(x[:, :, :half] for x in inputs), return_last_state=True)
+    second = ops.mlstm_sig(*(x[:, :, half:] for x in inputs), initial_state=state)
+    torch.testing.assert_close(second, h[:, :, half:])
+    *others, f = inputs
+    packed = ops.mlstm_sig(*others, f.masked_fill(begins, float("-inf")))
+    for document in (slice(0, 100), slice(100, 220), slice(220, 300)):
+        alone = ops.mlstm_sig(*(x[:, :, document] for x in inputs))
+        torch.testing.assert_close(packed[:, :, document], alone)
+
+
+def test_the_snippets_of_the_other_pages_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(workplace(README, tmp_path))
+    names = run_snippets(README)
+    assert names["h"].shape == names["v"].shape
+    assert names["i"].grad.isfinite().all()
+    assert names["h_next"].shape == (2, 4, 32)
+    assert "q is on cpu" in capsys.readouterr().out
+    for page in GUIDES:
+        if page.stem != "use-the-kernels":
+            run_snippets(page)
+
+
+# --- links and lengths
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = (re.sub(r"[`*]", "", line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in LINKING if page.suffix == ".md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    text = page.read_text()
+    for link in [*re.findall(r"\]\(([^()\s]+)\)", text), *re.findall(r'(?:src|href)="([^"]+)"', text)]:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.resolve().parent / path) if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_every_page_is_found_from_the_readme():
+    linked = set(re.findall(r"\]\(([^()\s#]+)", README.read_text()))
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+    assert {"CONTRIBUTING.md", "CITATION.cff", "LICENSE", "results/README.md"} <= linked
+
+
+def test_every_figure_says_what_it_shows():
+    for page in WRITTEN:
+        for image in re.findall(r"<img [^>]*>", page.read_text()):
+            assert re.search(r'alt="[^"]{20,}"', image), image
+        assert "![" not in page.read_text(), page
+
+
+def test_pages_are_short():
+    words = {page: len(page.read_text().split()) for page in (README, *GUIDES)}
+    assert words[README] <= 1300
+    assert sum(words.values()) <= 9000
+    assert len(README.read_text().splitlines()) <= 150
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_lines_are_short_and_have_no_hashes(page):
+    for line in page.read_text().splitlines():
+        assert len(line) <= 120 or line.startswith("|"), line
+        assert not re.search(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7,40}\b", line), line
+
+
+# --- numbers
+
+
+QUICK = ROOT / "results" / "h100" / "quick"
+OPERATIONS = {
+    "mLSTMsig": "mlstm_sig",
+    "mLSTMexp": "mlstm_exp",
+    "Mamba 2": "mamba2",
+    "Simple GLA": "simple_gla",
+    "Retention": "retention",
+}
+
+
+def table_row(title: str, rows: list[Row]) -> list[str]:
+    """Return the cells that the README's table has for an operation, of rows of one length."""
+    rows = [row for row in rows if registry.operation(row.implementation, row.gate) == OPERATIONS[title]]
+    cells, names = [title, "none ran"], set()
+    for pass_ in ("fw", "fwbw"):
+        timed = [row for row in rows if row.pass_ == pass_ and row.ms_median]
+        bundled = registry.bundled_kernels()
+        ours = fastest([row for row in timed if row.implementation in bundled])
+        assert ours.implementation.startswith("hopper_")
+        peers = [row for row in timed if row.implementation not in bundled]
+        cells.append(f"{ours.ms_median:#.3g}")
+        if not peers:
+            cells += ["", ""]
+            continue
+        peer = fastest(peers)
+        cut = (64, 64, 64) if title == "Mamba 2" else (16, 128, 256)
+        assert {(row.heads, row.d_qk, row.d_hv, row.batch * row.seq_len) for row in (ours, peer)} == {(*cut, 65536)}
+        names.add(f"{peer.package} {peer.package_version or ''}".strip())
+        assert comparable(ours, peer)
+        clear = not (ours.throttled or peer.throttled)
+        cells += [f"{peer.ms_median:#.3g}", f"{peer.ms_median / ours.ms_median:.1f}" if clear else "throttled"]  # type: ignore[operator]
+    assert len(names) <= 1
+    return [cells[0], *names, *cells[2:]] if names else cells
+
+
+@pytest.mark.parametrize("title", OPERATIONS)
+def test_the_table_of_the_readme_is_the_rows(title):
+    rows = [row for row in read_results(QUICK).rows if row.seq_len == 4096]
+    line = next(line for line in README.read_text().splitlines() if line.startswith(f"| {title} |"))
+    said = [cell.strip() for cell in line.strip("|").split("|")]
+    wanted = table_row(title, rows)
+    if wanted[1] == "mamba-ssm":  # whose version the rows do not have
+        said[1] = said[1].split()[0]
+    assert said == wanted
+
+
+def test_the_page_of_results_counts_throttled_rows_right():
+    timed = [row for row in read_results(QUICK).rows if row.ms_median]
+    throttled = sum(bool(row.throttled) for row in timed)
+    said = re.search(r"(\d+) of the (\d+) timed\s+rows", (ROOT / "docs" / "results.md").read_text())
+    assert said
+    assert (int(said[1]), int(said[2])) == (throttled, len(timed))
+
+
+def test_the_page_of_the_kernels_has_the_hosts_times_of_the_rows():
+    rows = [row for row in read_results(QUICK).rows if row.implementation in registry.bundled_kernels()]
+    fw, fwbw = ([row.host_ms for row in rows if row.pass_ == pass_ and row.host_ms] for pass_ in ("fw", "fwbw"))
+    said = (
+        f"{min(fw):.1f} to {max(fw):.1f} ms to enqueue a forward pass, and {min(fwbw):.1f} to {max(fwbw):.1f} ms with"
+    )
+    assert said in " ".join((ROOT / "docs" / "use-the-kernels.md").read_text().split())
+
+
+@pytest.mark.parametrize(("implementation", "best"), [("tfla_sig_xl", 256), ("nxai_sig_xl", 128)])
+def test_the_measured_best_chunk_sizes_are_the_rows(implementation, best):
+    assert "are fastest at 256, mlstm_kernels at 128" in " ".join((ROOT / "docs" / "theory.md").read_text().split())
+    rows = read_results(ROOT / "results" / "h200" / "paper-fig5").rows
+    for pass_ in ("fw", "fwbw"):
+        assert fastest([r for r in rows if r.implementation == implementation and r.pass_ == pass_]).chunk_size == best
+
+
+def test_the_citation_is_of_this_version_and_the_paper():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}\n" in citation
+    title = "Tiled Flash Linear Attention: More Efficient Linear RNN and xLSTM Kernels"
+    assert title in citation
+    assert title in re.sub(r"[{}]", "", README.read_text())

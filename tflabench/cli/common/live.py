@@ -1,0 +1,142 @@
+"""The table that stands at the foot of a terminal while a sweep runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from tflabench.cli.common.console import progress_bar
+from tflabench.conclusions.columns import Column, cut, plain, table_lines
+from tflabench.rows.labels import PASS_TITLES
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from tflabench.bench.protocol import Protocol
+    from tflabench.bench.standing import Compiling, Standing, Work
+    from tflabench.selection.points import Point
+
+REFRESH_HZ = 2  # drawing costs this process little, and the processes that measure nothing
+MOST_COMPILING = 3
+VERBS = {"starting": "starting", "preparing": "preparing", "sampling": "timing"}
+
+
+def is_watched(note: Console) -> bool:
+    """Whether a person sees a console: it is a terminal whose cursor can be moved."""
+    return note.file.isatty() and note.is_interactive
+
+
+class ProgressBar:
+    """Shows a bar and the time left, as long as the block lasts.
+
+    Args:
+        note: what it is printed on.
+        seconds: about how long all of it takes.
+
+    Attributes:
+        watch: takes where the sweep stands; None where that is not shown.
+    """
+
+    watch: Callable[[Standing], None] | None = None
+
+    def __init__(self, note: Console, seconds: float) -> None:
+        self._bar = progress_bar(note)
+        self._task = self._bar.add_task("", total=seconds)
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, seconds: float) -> None:
+        """Count a point as done that was to take so many seconds."""
+        self._bar.advance(self._task, seconds)
+
+
+class LiveTable(ProgressBar):
+    """Shows where a sweep stands, above a bar; at its end nothing of it is left on the terminal.
+
+    Args:
+        note: a terminal.
+        seconds: about how long all of it takes.
+        protocol: how many rounds a comparison takes.
+    """
+
+    def __init__(self, note: Console, seconds: float, protocol: Protocol) -> None:
+        super().__init__(note, seconds)
+        self.watch = self._see
+        self._note, self._protocol = note, protocol
+        self._standing: Standing | None = None
+        self._live = Live(console=note, refresh_per_second=REFRESH_HZ, transient=True, get_renderable=self._table)
+
+    def __enter__(self) -> LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def _see(self, standing: Standing) -> None:
+        self._standing = standing  # the thread that draws reads it
+
+    def _table(self) -> RenderableType:
+        width = self._note.width
+        if self._standing is None:
+            return Group(cut("The worker starts.", width), self._bar)
+        return Group(*standing_lines(self._standing, self._protocol, width), self._bar)
+
+
+def standing_lines(standing: Standing, protocol: Protocol, width: int) -> list[Text]:
+    """Return what the live table says: counts of points, what is measured, what is compiled.
+
+    No line is longer than `width` characters.
+    """
+    columns = [Column(title, [Text(value)], right=True) for title, value in _counts(standing).items()]
+    lines = [_work(work, standing.comparisons, protocol) for work in standing.working]
+    if standing.compiling:
+        lines.append(f"compiling {_compiling(standing.compiling)}")
+    return [*table_lines(columns, width), *(cut(plain(line), width) for line in lines)]
+
+
+def _counts(standing: Standing) -> dict[str, str]:
+    """Return the counts by title; without those of what this sweep does not do."""
+    compiles = {"compiled": f"{standing.compiled} of {standing.compiles}", "compiling": str(len(standing.compiling))}
+    tunes = {"tuned": f"{standing.tuned} of {standing.tunes}"}
+    return {
+        "timed": f"{standing.timed} of {standing.points}",
+        "failed": str(standing.failed),
+        **(compiles if standing.compiles else {}),
+        **(tunes if standing.tunes else {}),
+        "refused": str(standing.refused),
+        "comparisons closed": f"{standing.closed} of {standing.comparisons}",
+    }
+
+
+def _work(work: Work, comparisons: int, protocol: Protocol) -> str:
+    doing = VERBS.get(work.state, work.state)
+    if work.state == "sampling":
+        least, most = protocol.min_rounds, protocol.max_rounds
+        doing += f" round {work.turn} of {least if least == most else f'{least} to {most}'},"
+    return f"{doing} {_named(work.point)}, {_problem(work.point)}, comparison {work.comparison} of {comparisons}"
+
+
+def _named(point: Point) -> str:
+    chunk = point.problem.chunk_size
+    return point.implementation.name + (f" (L={chunk})" if chunk else "")
+
+
+def _problem(point: Point) -> str:
+    problem = point.problem
+    return f"{PASS_TITLES[problem.pass_]} T={problem.seq_len}"
+
+
+def _compiling(compiling: Sequence[Compiling]) -> str:
+    told = [f"{_named(one.point)} ({one.done} of {one.kernels} kernels)" for one in compiling[:MOST_COMPILING]]
+    rest = len(compiling) - len(told)
+    return ", ".join(told) + (f" and {rest} more" if rest else "")

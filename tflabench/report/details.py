@@ -1,0 +1,116 @@
+"""What the folds of the page hold: all rows as columns, claims, machines and commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.claims import CLAIMS, KERNELS, check_all
+from tflabench.figures.quantities import PASSES
+from tflabench.report.stored import Stored
+from tflabench.rows.errors import find_errors
+from tflabench.rows.load import Results
+from tflabench.rows.schema import Row
+
+# Column of the table -> heading; those of NUMBERS hold numbers, the others words.
+COLUMNS = {
+    "title": "kernel", "implementation": "name", "gate": "gate", "device": "GPU", "folder": "results", "pass": "pass",
+    "dtype": "type", "seq_len": "T", "batch": "batch", "heads": "heads", "d_qk": "d_qk", "d_hv": "d_hv",
+    "chunk_size": "L", "ms_median": "median [ms]", "ms_p20": "p20 [ms]", "ms_p80": "p80 [ms]",
+    "model_ms_lower": "bound [ms]", "percent_of_bound": "of the problem's bound [%]",
+    "percent_of_own_roofline": "of its own roofline [%]", "tflops": "rate [TFLOP/s]", "peak_gib": "peak [GiB]",
+    "rel_error": "error", "status": "status", "remarks": "remarks",
+}  # fmt: skip
+NUMBERS = (
+    "seq_len", "batch", "heads", "d_qk", "d_hv", "chunk_size", "ms_median", "ms_p20", "ms_p80", "model_ms_lower",
+    "percent_of_bound", "percent_of_own_roofline", "tflops", "peak_gib", "rel_error",
+)  # fmt: skip
+
+
+def table(stored: Stored) -> list[dict[str, Any]]:
+    """Return the columns of all rows: heading and values; words once each, with the place of each row's among them."""
+    folders = stored.source.rows["folder"].tolist()
+    rows = [_cells(row, folder) for row, folder in zip(stored.source.records, folders, strict=True)]
+    found = []
+    for name, heading in COLUMNS.items():
+        values = [row[name] for row in rows]
+        column: dict[str, Any] = {"name": name, "heading": heading}
+        if name in NUMBERS:
+            column["values"] = [_number(value) for value in values]
+        else:
+            places = {word: n for n, word in enumerate(dict.fromkeys(values))}
+            column |= {"words": list(places), "values": [places[value] for value in values]}
+        found.append(column)
+    return found
+
+
+def _cells(row: Row, folder: str) -> dict[str, Any]:
+    peak = None if row.peak_bytes is None else row.peak_bytes / 2**30
+    flags = ["noisy"] * bool(row.noisy) + ["throttled"] * bool(row.throttled)
+    words = {"pass": PASSES.get(row.pass_, row.pass_), "gate": row.gate or "", "folder": folder}
+    remarks = ", ".join([*flags, *([" ".join(row.reason.split())[:300]] if row.reason else [])])
+    return {**row.__dict__, **words, "peak_gib": peak, "remarks": remarks}
+
+
+def _number(value: float | None) -> float | None:
+    """Return a number with six digits; None for none and for what JSON has no word for."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def claims(directory: Path, results: Sequence[Results]) -> list[list[str]]:
+    """Return a line a claim and set of kernels: verdict, claim, source, kernels, values or reason, deciding command."""
+    names = {need.name.format(kernels) for one in CLAIMS for need in one.needs.values() for kernels in KERNELS}
+    own = [replace(one, rows=tuple(row for row in one.rows if row.implementation in names)) for one in results]
+    outcomes = check_all(campaigns(own), find_errors(directory))
+    return [
+        [
+            one.verdict, one.claim.says, one.claim.source, one.kernels,
+            "; ".join(words for words in (one.measured, one.modelled, one.reason) if words), one.command or "",
+        ]
+        for one in outcomes
+    ]  # fmt: skip
+
+
+def machines(stored: Stored) -> list[dict[str, Any]]:
+    """Return what is known of every machine and set of versions, once each, with the folders measured there."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, results in zip(stored.names, stored.results, strict=True):
+        devices = {row.run_id: row.device for row in results.rows}
+        for run, device in devices.items():
+            facts = [["device", device], *_facts(results.runs.get(run, {}))]
+            found.setdefault(str(facts), {"facts": facts, "folders": {}})["folders"][name] = None
+    return [{"folders": list(one["folders"]), "facts": one["facts"]} for one in found.values()]
+
+
+def _facts(run: Mapping[str, Any]) -> Iterator[list[str]]:
+    if not run:
+        yield ["versions", "not recorded"]
+    for name in ("driver", "python", "platform", "tflabench", "commit"):
+        if run.get(name):
+            yield [name, str(run[name])]
+    for name in ("device_facts", "packages", "variables"):
+        if said := {key: value for key, value in run.get(name, {}).items() if key != "name"}:
+            yield [name.replace("_", " "), ", ".join(f"{key} {value}" for key, value in said.items())]
+    for dtype, roof in run.get("ceilings", {}).items():
+        rates = f"{roof['flops_per_s'] / 1e12:.4g} TFLOP/s, {roof['bytes_per_s'] / 1e12:.3g} TB/s"
+        yield [f"ceilings, {dtype}", f"{rates} ({roof['provenance']}: {roof['source']})"]
+
+
+def commands(directory: Path, stored: Stored) -> list[list[str]]:
+    """Return every command with what it did: those that measured the rows, then those that show them."""
+    found = []
+    for name, results in zip(stored.names, stored.results, strict=True):
+        for run in dict.fromkeys(row.run_id for row in results.rows):
+            arguments = results.runs.get(run, {}).get("arguments")
+            count = sum(row.run_id == run for row in results.rows)
+            said = shlex.join(["tflabench", *arguments]) if arguments else "(not recorded)"
+            found.append([said, f"{count} rows of {name}, run {run}"])
+    shown = {"report": "writes this page", "plot": "draws the figures", "claims": "prints the claims"}
+    return [*found, *([shlex.join(["tflabench", word, str(directory)]), says] for word, says in shown.items())]

@@ -1,0 +1,179 @@
+"""Answers to "which kernel for my shape": from measured rows, and from a grid that `advise` computes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from tflabench.conclusions import advise
+from tflabench.conclusions.advise import Choice, Demand
+from tflabench.problem import InputError, Problem
+from tflabench.rows.schema import Row
+from tflabench.theory import hardware
+
+GATES = ("exp,sig", "exp", "sig")  # what `advise --gate` is asked
+FEW = 10  # shapes, which take less time than a process to start
+MOST_SHAPES = 100  # that `advise` is asked about: a shape takes 10 to 20 ms
+
+
+class Shape(NamedTuple):
+    """One question of the look-up, without its gate."""
+
+    device: str
+    pass_: str
+    dtype: str
+    seq_len: int
+    batch: int
+    heads: int
+    d_qk: int
+    d_hv: int
+
+    def key(self, gate: str) -> str:
+        """Return the name under which the page finds the answer."""
+        return "|".join(map(str, (self.device, gate, *self[1:])))
+
+
+@dataclass(frozen=True)
+class Best:
+    """A kernel at a shape, in words: its chunk size, runtime of a call, and memory."""
+
+    kernel: str
+    chunk: str
+    ms: str
+    memory: str
+    source: str
+    row: int | None = None
+
+
+def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
+    """Return by key the fastest mLSTM and the next of another kernel in the same comparison, of rows that are right."""
+    found: dict[str, list[tuple[int, Row]]] = {}
+    for index, row in enumerate(records):
+        if (
+            row.family == "mlstm"
+            and row.status == "ok"
+            and row.gate in GATES
+            and math.isfinite(row.ms_median or math.nan)
+        ):
+            for gate in (row.gate, GATES[0]):
+                found.setdefault(_shape(row).key(gate), []).append((index, row))
+    return {key: _first_two(own) for key, own in found.items()}
+
+
+def _first_two(own: list[tuple[int, Row]]) -> list[Best]:
+    ordered = sorted(own, key=lambda one: one[1].ms_median or 0.0)
+    first = ordered[0][1]
+    others = (one for one in ordered if one[1].implementation != first.implementation and _same_occasion(first, one[1]))
+    return [_of_row(*one) for one in (ordered[0], *list(others)[:1])]
+
+
+def _same_occasion(one: Row, other: Row) -> bool:
+    return one.comparison_id == other.comparison_id and one.run_id == other.run_id
+
+
+def _of_row(index: int, row: Row) -> Best:
+    memory = "" if row.peak_bytes is None else _gib(row.peak_bytes)
+    said = ", ".join(["measured", *(["throttled"] if row.throttled else []), *(["noisy"] if row.noisy else [])])
+    return Best(row.implementation, str(row.chunk_size or ""), f"{row.ms_median:.4g} ms", memory, said, index)
+
+
+def _shape(row: Row) -> Shape:
+    return Shape(row.device, row.pass_, row.dtype, row.seq_len, row.batch, row.heads, row.d_qk, row.d_hv)
+
+
+def shapes(records: Iterable[Row]) -> list[Shape]:
+    """Return the shapes to ask `advise` about, those with most rows first, at most MOST_SHAPES.
+
+    They are those of the mLSTM rows of known GPUs, and the powers of two between the shortest and the longest T at the
+    same number of tokens.
+    """
+    counted = Counter(
+        _shape(row)
+        for row in records
+        if row.family == "mlstm" and row.pass_ in ("fw", "fwbw") and hardware.from_device_name(row.device)
+    )
+    asked = [shape for shape, _ in counted.most_common()]
+    return list(dict.fromkeys([*asked, *_between(asked)]))[:MOST_SHAPES]
+
+
+def _between(asked: Sequence[Shape]) -> Iterator[Shape]:
+    """Yield the powers of two between the lengths of shapes that differ in T and batch alone, at their tokens."""
+    lines: dict[Shape, list[Shape]] = {}
+    for shape in asked:
+        lines.setdefault(shape._replace(seq_len=0, batch=shape.seq_len * shape.batch), []).append(shape)
+    for line in lines.values():
+        lengths = [shape.seq_len for shape in line]
+        tokens = line[0].seq_len * line[0].batch
+        for power in range(min(lengths).bit_length(), max(lengths).bit_length()):
+            if tokens % 2**power == 0:
+                yield line[0]._replace(seq_len=2**power, batch=tokens >> power)
+
+
+def modelled(asked: Iterable[Shape]) -> dict[str, list[Best] | str]:
+    """Return by key what `tflabench advise` recommends and the next best kernel, or why it recommends none."""
+    found: dict[str, list[Best] | str] = {}
+    for shape in asked:
+        problem = Problem(shape.batch, shape.heads, shape.seq_len, shape.d_qk, shape.d_hv, dtype=shape.dtype,
+                          pass_=shape.pass_)  # type: ignore[arg-type]  # fmt: skip
+        found |= {shape.key(gate): answer for gate, answer in _advised(shape.device, problem).items()}
+    return found
+
+
+def in_another_process(asked: Sequence[Shape]) -> dict[str, Any]:
+    """Return what `modelled` does, as JSON has it; many shapes are left to a process of their own."""
+    if len(asked) < FEW:
+        return json.loads(json.dumps(modelled(asked), default=asdict))
+    command = [sys.executable, "-m", "tflabench.report.lookup"]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the look-up could not be computed: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def _advised(device: str, problem: Problem) -> dict[str, list[Best] | str]:
+    """Return the answer for each of GATES: gates do not change the order of what both rank."""
+    known = hardware.from_device_name(device)
+    assert known is not None
+    gpu = hardware.find(known.name)
+    try:
+        advice = advise.advice(Demand(problem, memory_bytes=gpu.memory_bytes), gpu, GATES[0].split(","), "cuda")
+    except InputError as error:
+        return dict.fromkeys(GATES, str(error))
+    return {gate: _answer([one for one in advice.ranked if one.kernel.gate in gate.split(",")]) for gate in GATES}
+
+
+def _answer(ranked: Sequence[Choice]) -> list[Best] | str:
+    if not ranked or not ranked[0].fits:
+        return "nothing fits the memory of this GPU" if ranked else "no kernel can run this"
+    first = ranked[0]
+    others = [one for one in ranked if one.fits and one.kernel.name != first.kernel.name]
+    return [_of_choice(one) for one in (first, *others[:1])]
+
+
+def _of_choice(choice: Choice) -> Best:
+    chunk, said = str(choice.problem.chunk_size), f"modelled ({choice.source})"
+    return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", _gib(choice.memory_bytes), said)
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def commands(devices: Iterable[str]) -> dict[str, str]:
+    """Return by device how the command starts that answers for it: by model, or measured where there is no model."""
+    known = {device: hardware.from_device_name(device) for device in devices}
+    return {
+        device: shlex.join(["tflabench", "advise", *(["--gpu", gpu.name] if gpu else ["--measure"])])
+        for device, gpu in known.items()
+    }
+
+
+if __name__ == "__main__":
+    json.dump(modelled(Shape(*one) for one in json.load(sys.stdin)), sys.stdout, default=asdict)
