@@ -27,6 +27,7 @@ from tflabench.cli.common.options import (
     Json,
     MemoryLimit,
     Plugin,
+    Preset,
     StopAfter,
     Timeout,
     TuneSeconds,
@@ -38,7 +39,7 @@ from tflabench.problem import InputError
 
 @app.command()
 def sweep(
-    preset: Annotated[str, typer.Option(help="What to measure: a name from tflabench/selection/presets.")] = "quick",
+    preset: Preset = "quick",
     axis: Axes = None,
     impl: Impl = None,
     pass_: Annotated[str | None, typer.Option("--pass", help="fw, fwbw or both.")] = None,
@@ -69,15 +70,13 @@ def sweep(
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench.bench import machine as machines
     from tflabench.bench.estimate import Target
-    from tflabench.bench.protocol import PAPER, PROTOCOLS
+    from tflabench.bench.plan import Request, plan
     from tflabench.bench.sweep import Session, Settings, require_runnable
     from tflabench.conclusions.brief import BriefEnding
     from tflabench.conclusions.summary import Swept, full_ending
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results
-    from tflabench.selection import axes, presets
-    from tflabench.selection.comparisons import comparisons
-    from tflabench.selection.points import select_points
+    from tflabench.selection import axes
     from tflabench.theory import hardware
 
     stop_at = end_of(stop_after)
@@ -93,15 +92,12 @@ def sweep(
         target = target if here == wanted and not dry_run else Target.of_gpu(wanted)
     patterns = registry.split(",".join(impl)) if impl else None
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    chosen = presets.load_preset(preset)
-    points = select_points(chosen, overrides, patterns, target.kind)
-    selected = comparisons(points)
-    protocol = PAPER if paper_protocol else PROTOCOLS[chosen.protocol.get(target.kind, "standard")]
-    protocol = protocol.verifying_within(verify_seconds)
+    planned = plan(Request(preset, overrides, patterns, paper_protocol, verify_seconds), target.kind)
+    selected, protocol = planned.comparisons, planned.protocol
     tune_s = seconds_to_tune(tune_seconds)
     tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
     slug = machine.slug if gpu is None else hardware.slug(target.name)
-    folder = out or Path("results") / slug / preset
+    folder = out or Path("results") / slug / planned.preset.name
 
     note = stderr()
     if target.kind == "cpu" and device == "auto":
@@ -109,14 +105,14 @@ def sweep(
     if dry_run:
         print_selection(selected, target, folder, protocol, json_)
         return
-    require_runnable(points, machine.kind)
+    require_runnable(planned.points, machine.kind)
     if out is not None:
         folder_to_write(out)
     folder = folder_for(folder, given=out is not None) if resume else folder
     limit = host_memory_limit(memory_limit, machine)
     settings = Settings(machine, protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)
     with Session(settings) as session:
-        measured = measure_comparisons(selected, folder, session, chosen.title, resume, stop_at)
+        measured = measure_comparisons(selected, folder, session, planned.preset.title, resume, stop_at)
     files = measured.files
     if plots and measured.rows:
         from tflabench import figures

@@ -11,13 +11,13 @@ import typer
 from tflabench.cli.common.app import app
 from tflabench.cli.common.console import progress_bar, stderr, stdout
 from tflabench.cli.common.measuring import host_memory_limit
-from tflabench.cli.common.options import Axes, Device, Impl, Json, MemoryLimit, Plugin, Timeout
+from tflabench.cli.common.options import Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
 @app.command()
 def verify(
-    preset: Annotated[str, typer.Option(help="Which sizes: a name from tflabench/selection/presets.")] = "quick",
+    preset: Preset = "quick",
     axis: Axes = None,
     impl: Impl = None,
     device: Device = "auto",

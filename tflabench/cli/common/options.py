@@ -13,6 +13,12 @@ def _seconds(words: str, default: str) -> Any:
 
 # --- What to measure, and how
 
+Preset = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE", help="What to measure: a name from tflabench/selection/presets, or a .toml file."
+    ),
+]
 Axes = Annotated[
     list[str] | None,
     typer.Option(
