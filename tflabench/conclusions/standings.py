@@ -156,9 +156,9 @@ class Standing:
 
 
 def standing(campaign: Campaign, kernels: frozenset[str]) -> Standing:
-    """Return the questions of a campaign, without the PyTorch forms of the bundled kernels.
+    """Return the questions of a campaign.
 
-    These are neither ours nor peers, unless `kernels` names them, or kernels from outside alone: then they are peers.
+    Beside bundled kernels their PyTorch forms are neither ours nor peers; beside others they are like any other.
     """
     shown = not kernels & bundled_kernels()
     rows = (row for row in campaign.rows if shown or not row.implementation.startswith("reference_"))
