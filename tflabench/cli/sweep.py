@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common.app import app
+from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.measuring import (
     compilers,
@@ -65,6 +66,9 @@ def sweep(
     full: Annotated[bool, typer.Option("--full", help="Print every problem and failure at the end.")] = False,
     plots: Annotated[bool, typer.Option(help="Draw the figures at the end.")] = True,
     plugin: Plugin = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="At the end: table, or every point as markdown or csv on stdout.")
+    ] = "table",
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
@@ -73,6 +77,7 @@ def sweep(
     from tflabench.bench.plan import Request, plan
     from tflabench.bench.sweep import Session, Settings, require_runnable
     from tflabench.conclusions.brief import BriefEnding
+    from tflabench.conclusions.listing import listing
     from tflabench.conclusions.summary import Swept, full_ending
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results
@@ -80,6 +85,9 @@ def sweep(
     from tflabench.theory import hardware
 
     stop_at = end_of(stop_after)
+    one_of("--format", format_, ("table", "markdown", "csv"))
+    if json_ and format_ != "table":
+        raise InputError(f"--json and --format {format_} are both given: give one of them")
     for name in plugin or ():
         registry.plug_in(name)
     machine = machines.detect(device)
@@ -123,6 +131,8 @@ def sweep(
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
         print_json({"folder": str(folder), "files": written, "left": measured.left, "rows": rows})
+    elif format_ != "table":
+        print(listing(measured.rows, format_), end="")  # type: ignore[arg-type]
     else:
         redraw = f"tflabench plot {shlex.quote(str(folder))}"
         again = [(True, "--full"), (plots, "--no-plots"), (not resume, "--resume"), (measured.left, "--stop-after 0")]
