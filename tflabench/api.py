@@ -224,6 +224,5 @@ def _parsed(axes: Axes) -> dict[str, Values]:
 
 def _text(values: AxisValues) -> str:
     """Return values of an axis as `--axis` takes them."""
-    if values is None or isinstance(values, (int, str)):
-        values = [values]
-    return ",".join("auto" if value is None else str(value) for value in values)
+    several = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+    return ",".join("auto" if value is None else str(value) for value in several)
