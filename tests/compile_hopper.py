@@ -19,7 +19,6 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.hopper import packed, pair, segments, tilewise, walk
-from tflabench.kernels.hopper.compat import ASSEMBLY
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
@@ -34,6 +33,7 @@ from tflabench.kernels.hopper.launch import (
     rings,
     takes_pair,
 )
+from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
 
 sys.path.insert(0, str(Path(__file__).parent))

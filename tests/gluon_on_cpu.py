@@ -49,7 +49,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tflabench.kernels.hopper as hopper
 
-SOURCES = ("walk", "pair", "packed", "segments", "tilewise")
+SHARED = ("conversions", "tiles", "pipeline", "state")  # in the order in which they import one another
+KERNELS = {
+    "walk": "walk", "pair": "pair", "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise"
+}  # fmt: skip
+SOURCES = (*SHARED, *KERNELS.values())
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
@@ -207,7 +211,7 @@ class Machine:
 
     Args:
         seed: of the order in which things happen; the same one gives the same order.
-        newer: with the operands that compat.py gives Triton 3.7 and later.
+        newer: with the operands that workarounds.py gives Triton 3.7 and later.
         edit: (source, text) -> text, to try what a mistake does.
     """
 
@@ -215,13 +219,10 @@ class Machine:
         self.edit = edit or (lambda _name, text: text)
         self.choice = random.Random(seed)
         self.program = Program(0, 1, self.choice)
-        self.modules: dict[str, Any] = {"compat": self._compat(newer)}
+        self.modules: dict[str, Any] = {"workarounds": self._workarounds(newer)}
         for name in SOURCES:
             self.modules[name] = self._load(name)
-        self.kernels = {
-            name: Kernel(getattr(self.modules[module], name), self)
-            for module, name in zip(SOURCES, ("walk", "pair", "walk_heads", "accumulate", "gradients"), strict=True)
-        }
+        self.kernels = {name: Kernel(getattr(self.modules[module], name), self) for name, module in KERNELS.items()}
 
     # --- what a source sees -------------------------------------------------------------------------------------------
 
@@ -229,6 +230,7 @@ class Machine:
         path = Path(hopper.__file__).with_name(f"{name}.py")
         known = {
             "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=self._jit),
+            "triton.language.core": SimpleNamespace(_aggregate=lambda cls: cls, base_value=object),
             "triton.language": SimpleNamespace(language=SimpleNamespace(constexpr=None)),  # of `carry`, which is Triton
             "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=self._jit)),
             "triton.experimental.gluon": SimpleNamespace(language=self._language()),
@@ -245,7 +247,8 @@ class Machine:
         exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
         found = SimpleNamespace(**names)
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
-            "walk": (upper, lower, nearest, remainder, rounded, widened, exchanged),
+            "conversions": (upper, lower, nearest, remainder, rounded, widened),
+            "walk": (exchanged,),
             "pair": (self.launched,),
         }
         for function in assembly.get(name, ()):
@@ -263,6 +266,7 @@ class Machine:
     def _language(self) -> Any:
         return SimpleNamespace(
             constexpr=lambda x: x,
+            tensor=Value, shared_memory_descriptor=Shared, tuple=tuple, to_tensor=Int,
             static_range=counted,
             static_assert=static_assert,
             float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16, int32=torch.int32, int64=torch.int64,
@@ -295,7 +299,7 @@ class Machine:
             ),
         )
 
-    def _compat(self, newer: bool) -> Any:
+    def _workarounds(self, newer: bool) -> Any:
         return SimpleNamespace(
             HOISTS=newer,
             WIDEST_OPERAND=2 if newer else 4,

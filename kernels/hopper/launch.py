@@ -19,8 +19,8 @@ from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
 from . import packed, pair, segments, tilewise, walk
-from .compat import ASSEMBLY
 from .shapes import PACK, TILE, PairShape, Segments, StatePassShape, WalkShape
+from .workarounds import ASSEMBLY
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 EXPONENTS_BLOCK = [1, TILE]

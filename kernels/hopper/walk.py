@@ -36,7 +36,7 @@ whole sequence. They come out exact because both walks give every pair j < i of 
 twice the bits of an operand, `upper` and `lower`. Pairs within a tile are summed over either index from one matrix.
 
 In h and dv a state of 256 columns is not multiplied by e tile after tile, 128 multiplications a thread: what is due is
-put into r and s, and the accumulators are multiplied once it is too much for those (`settle`).
+put into r and s, and the accumulators are multiplied once it is too much for those (`split_decay`).
 
 Shared memory is what these walks share most of (MEASURED, version 12): operands of products, blocks on their way in and
 out and exchanges between lanes all go through it. So what is exchanged is kept small (`leave_dots`).
@@ -57,72 +57,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import (
+from .conversions import lower, nearest, rounded, upper, widened
+from .pipeline import begin_kernel, end_kernel
+from .state import accumulators, finish_state_update, split_decay, start_state_update, state_pointers
+from .tiles import BLOCK_BYTES, block, load_blocks, operands, split_columns
+from .workarounds import (
     HOISTS,
     WIDEST_OPERAND,
     barrier,
-    let_next_kernel_start,
     reinterpret,
     tma_add,
-    tma_load,
     tma_store,
     uniform,
     wait_for_kernel_before,
     wait_for_products,
-    zero_from_here,
     zero_in_round,
 )
-
-BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
 
 
 @constexpr_function
 def spans(WB):
     """Into how many operands WB blocks side by side are cut: powers of two wide, as wide as the compiler takes well."""
     return WB if WB == 3 else max(1, WB // WIDEST_OPERAND)
-
-
-@constexpr_function
-def accumulators(WB):
-    """Into how many accumulators, of one block or two, WB blocks of state are cut for `advance`. Of four, ptxas has not
-    enough registers (C7602); of two for a state of 128 columns it serialises (C7512), on Triton 3.9.
-    """
-    return 2 if WB == 4 else WB
-
-
-@gluon.jit
-def begin(INDEPENDENT: gl.constexpr):
-    """Of a kernel launched while the one before it may still run (programmatic dependent launch): wait for it now or,
-    INDEPENDENT of it, at the `end`; then the next kernel may take the multiprocessors that this one leaves.
-
-    So a kernel that waits at once has all that was launched before it; one that is independent, all but the kernels
-    since the last that waited. Either way nothing before it runs any more when it has ended.
-    """
-    if not INDEPENDENT:
-        wait_for_kernel_before()
-    let_next_kernel_start()
-
-
-@gluon.jit
-def end(INDEPENDENT: gl.constexpr):
-    if INDEPENDENT:
-        wait_for_kernel_before()
-
-
-MOST_DEFERRED = gl.constexpr(-40.0)  # what is added to the accumulators, 2**40 times as large, stays finite
-
-
-@gluon.jit
-def settle(deferred, g, at_once):
-    """Of a state that is exp2(deferred) times its accumulators, and of which a tile keeps exp2(g): by what the tile
-    multiplies the accumulators, 1 as long as that can be deferred, and what is deferred after it. The state is then
-    read with r exp2(deferred) and added to with s exp2(-deferred), each as it stands before and after the tile.
-    """
-    due = deferred + g
-    if due >= MOST_DEFERRED and not at_once:
-        return 1.0, due
-    else:
-        return gl.exp2(due), 0.0
 
 
 @gluon.jit
@@ -168,26 +124,6 @@ def place_of(item, geometry, PIECES: gl.constexpr):
 
 
 @gluon.jit
-def fetch(desc, batch, head, tile, column, COUNT: gl.constexpr, buffer, slot, arrived):
-    """Start the copy of COUNT blocks side by side, from `column` on."""
-    for j in gl.static_range(COUNT):
-        tma_load(desc, [batch, head, tile * 64, column + 64 * j], arrived, buffer.index(slot * COUNT + j))
-
-
-@gluon.jit
-def block(buffer, i):
-    return buffer.index(i).reshape([64, 64])
-
-
-@gluon.jit
-def in_spans(buffer, dtype: gl.constexpr, SLOTS: gl.constexpr, WB: gl.constexpr, SPANS: gl.constexpr):
-    """WB blocks of U or W as SPANS operands a slot: from one base the addresses within an operand are constants."""
-    WIDTH: gl.constexpr = 64 * WB // SPANS
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, WIDTH], dtype)
-    return reinterpret(buffer, dtype, [SLOTS * SPANS, 64, WIDTH], layout)
-
-
-@gluon.jit
 def produce(
     descs, exponents, m_ptr, buffers, e_buf, factors, empty, ready, items, geometry, sharing, column, steps,
     PIECES: gl.constexpr, STAGES: gl.constexpr, WB: gl.constexpr, ZB: gl.constexpr, REVERSE: gl.constexpr,
@@ -213,11 +149,11 @@ def produce(
             arrived = ready.index(s)
             tile = nth_tile(first, j, n, REVERSE)
             mbarrier.expect(arrived, BLOCK_BYTES * (2 * WB + 2 * ZB * (1 + SUMS)))
-            fetch(u_desc, batch, u_head, tile, column, WB, u_buf, s, arrived)
-            fetch(w_desc, batch, u_head, tile, column, WB, w_buf, s, arrived)
-            fetch(z_desc, batch, z_head, tile, z0, 2 * ZB, z_buf, s, arrived)
+            load_blocks(u_desc, (batch, u_head, tile * 64, column), u_buf, s * WB, WB, arrived)
+            load_blocks(w_desc, (batch, u_head, tile * 64, column), w_buf, s * WB, WB, arrived)
+            load_blocks(z_desc, (batch, z_head, tile * 64, z0), z_buf, s * (2 * ZB), 2 * ZB, arrived)
             if SUMS:
-                fetch(x_desc, batch, z_head, tile, z0, 2 * ZB, x_buf, s, arrived)
+                load_blocks(x_desc, (batch, z_head, tile * 64, z0), x_buf, s * (2 * ZB), 2 * ZB, arrived)
             if NORM:  # as late as the tile itself arrives
                 a_u = gl.load(au_ptr + (row * tiles + tile) * 64 + t)
                 a_z = gl.load(az_ptr + (row * tiles + tile) * 64 + t)
@@ -230,7 +166,7 @@ def produce(
                     r_buf.index(s).store(gl.exp2(a_u + deferred))
                 e = 0.0
                 if DEFERS:
-                    e, deferred = settle(deferred, g, is_due(tile, j, n, geometry, KEEP))
+                    e, deferred = split_decay(deferred, g, is_due(tile, j, n, geometry, KEEP))
                 elif WB == 4:
                     e = gl.exp2(g)
                 s_buf.index(s).store(gl.exp2(a_z + (g - deferred)))
@@ -339,7 +275,7 @@ def score(
     SKIP: gl.constexpr, DIAGONAL: gl.constexpr, EARLY: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
-        begin(INDEPENDENT=False)
+        begin_kernel(INDEPENDENT=False)
     p_l: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     u_l: gl.constexpr = gl.SliceLayout(1, p_l)
     z_l: gl.constexpr = gl.SliceLayout(0, p_l)
@@ -351,8 +287,8 @@ def score(
     dtype: gl.constexpr = p_buf.dtype
     _n_parts, _s_parts, _un_buf, _ws_buf, d_buf, _parts_full, _added_full, d_full = norm
     SPANS: gl.constexpr = spans(WB)
-    u_spans = in_spans(u_buf, p_buf.dtype, STAGES, WB, SPANS)
-    w_spans = in_spans(w_buf, p_buf.dtype, STAGES, WB, SPANS)
+    u_spans = operands(u_buf, STAGES, WB, SPANS)
+    w_spans = operands(w_buf, STAGES, WB, SPANS)
     t_l: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     t = gl.arange(0, 64, layout=t_l)
     u = gl.arange(0, 64, layout=u_l)
@@ -418,7 +354,7 @@ def score(
             else:
                 before_tile = deferred
                 if DEFERS:
-                    e, deferred = settle(deferred, g_now, is_due(tile_now, j, n, geometry, KEEP))
+                    e, deferred = split_decay(deferred, g_now, is_due(tile_now, j, n, geometry, KEEP))
                 else:
                     e = gl.exp2(g_now)
                 mbarrier.wait(p_empty.index(b), turn ^ 1)
@@ -519,7 +455,7 @@ def normalise(
         for j in range(tiles):
             g = gl.load(g_ptr + row * all_tiles + first + j)
             if DEFERS:
-                decay, deferred = settle(deferred, g, is_due(first + j, j, tiles, geometry, KEEP))
+                decay, deferred = split_decay(deferred, g, is_due(first + j, j, tiles, geometry, KEEP))
             else:
                 decay = gl.exp2(g)
             for k in gl.static_range(SPANS):
@@ -558,152 +494,6 @@ def normalise(
 
 
 @gluon.jit
-def state_pointers(
-    ptr, z, w, Z_STRIDE: gl.constexpr, W_STRIDE: gl.constexpr, layout: gl.constexpr, ROWS: gl.constexpr = 64
-):  # fmt: skip
-    rows = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))[:, None]
-    columns = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))[None, :]
-    # In this order: constants added to one pointer a thread.
-    return (ptr + (z * Z_STRIDE + w * W_STRIDE) + rows * Z_STRIDE) + columns * W_STRIDE, z + rows
-
-
-@gluon.jit
-def converted(x, dtype: gl.constexpr, bfloat16: gl.constexpr, float16: gl.constexpr):
-    """float32 x in dtype by the instructions given for it, two at a time: the compiler would convert one by one, at a
-    quarter of the rate.
-    """
-    if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise(bfloat16, "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2)
-    else:
-        return gl.inline_asm_elementwise(float16, "=r,f,f", [x], gl.float16, is_pure=True, pack=2)
-
-
-@gluon.jit
-def nearest(x, dtype: gl.constexpr):
-    """float32 x rounded to dtype."""
-    return converted(x, dtype, "cvt.rn.bf16x2.f32 $0, $2, $1;", "cvt.rn.f16x2.f32 $0, $2, $1;")
-
-
-@gluon.jit
-def upper(x, dtype: gl.constexpr):
-    """float32 x cut off to dtype. With `lower`, which is what was cut off, twice as many bits of x for products."""
-    return converted(x, dtype, "prmt.b32 $0, $1, $2, 0x7632;", "cvt.rz.f16x2.f32 $0, $2, $1;")
-
-
-@constexpr_function
-def what_float16_leaves(rounding):
-    """Instructions for `converted`: what rounding to float16 leaves of x, in float16; infinite beyond 2 * 65504."""
-    return f"""{{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.{rounding}.f16x2.f32 two, $2, $1;
-        mov.b32 {{low, high}}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
-        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }}"""
-
-
-@gluon.jit
-def lower(x, dtype: gl.constexpr):
-    bfloat16: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffff0000; and.b32 b, $2, 0xffff0000;
-        sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
-    return converted(x, dtype, bfloat16, what_float16_leaves("rz"))
-
-
-@gluon.jit
-def remainder(x, dtype: gl.constexpr):
-    """What `nearest` leaves of x, in dtype: of both together products have twice as many bits of x."""
-    bfloat16: gl.constexpr = """{ .reg .b32 two, a, b; .reg .f32 c, d; cvt.rn.bf16x2.f32 two, $2, $1;
-        shl.b32 a, two, 16; and.b32 b, two, 0xffff0000; mov.b32 c, a; mov.b32 d, b;
-        sub.f32 c, $1, c; sub.f32 d, $2, d; cvt.rn.bf16x2.f32 $0, d, c; }"""
-    return converted(x, dtype, bfloat16, what_float16_leaves("rn"))
-
-
-@gluon.jit
-def rounded(x, dtype: gl.constexpr):
-    """x.to(dtype).to(float32), two at a time as `converted`."""
-    if dtype == gl.bfloat16:
-        asm: gl.constexpr = """{ .reg .b32 two; cvt.rn.bf16x2.f32 two, $3, $2;
-            shl.b32 $0, two, 16; and.b32 $1, two, 0xffff0000; }"""
-    else:
-        asm: gl.constexpr = """{ .reg .b32 two; .reg .b16 low, high; cvt.rn.f16x2.f32 two, $3, $2;
-            mov.b32 {low, high}, two; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"""
-    return gl.inline_asm_elementwise(asm, "=f,=f,f,f", [x], gl.float32, is_pure=True, pack=2)
-
-
-@gluon.jit
-def widened(x):
-    """x in float32, two at a time as `converted`: of bfloat16 an instruction each, where the compiler takes three."""
-    if x.dtype == gl.bfloat16:
-        asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-        return gl.inline_asm_elementwise(asm, "=f,=f,r", [x], gl.float32, is_pure=True, pack=2)
-    else:
-        return x.to(gl.float32)
-
-
-@constexpr_function
-def wide(layout, columns):
-    """The layout of an accumulator that has so many columns."""
-    return gl.NVMMADistributedLayout(layout.version, layout.warps_per_cta, [16, columns, 16])
-
-
-@gluon.jit
-def beside(left, right):
-    """[left | right] of two accumulators: the same registers."""
-    COLUMNS: gl.constexpr = 2 * left.shape[1]
-    x = gl.join(left, right).permute((0, 2, 1)).reshape([left.shape[0], COLUMNS])
-    return gl.convert_layout(x, wide(left.type.layout, COLUMNS), assert_trivial=True)
-
-
-@gluon.jit
-def halves(x):
-    """What `beside` put together."""
-    COLUMNS: gl.constexpr = x.shape[1] // 2
-    layout: gl.constexpr = wide(x.type.layout, COLUMNS)
-    left, right = x.reshape([x.shape[0], 2, COLUMNS]).permute((0, 2, 1)).split()
-    return (
-        gl.convert_layout(left, layout, assert_trivial=True),
-        gl.convert_layout(right, layout, assert_trivial=True),
-    )
-
-
-@gluon.jit
-def advance(state, zT, s_z, w_joined, slot, WB: gl.constexpr):
-    """Start the products of state + (s Z)^T W, for WB blocks of state: the state to come, in as many accumulators as
-    `accumulators` says (see `advanced`), and operands, which are to be kept until it is there.
-
-    From 3.7 on Triton copies an operand for every product that it is part of (its pull request 9514), and as one of
-    four products it left ptxas too few registers to have any two in flight (C7512).
-    """
-    COUNT: gl.constexpr = accumulators(WB)
-    flight = ()
-    for k in gl.static_range(COUNT):
-        if COUNT < WB:
-            flight += (beside(state[2 * k], state[2 * k + 1]),)
-        else:
-            flight += (state[k],)
-    layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=flight[0].type.layout, k_width=2)
-    operands = ()
-    for half in gl.static_range(2):  # of 32 steps each: half the registers on their way to an operand
-        zs = widened(zT.slice(32 * half, 32, dim=1).load(layout))
-        zs = (zs * s_z.slice(32 * half, 32).load(gl.SliceLayout(0, layout))[None, :]).to(zT.dtype)
-        operands += (zs,)
-        further = ()
-        for k in gl.static_range(COUNT):
-            w_half = w_joined.index(slot * COUNT + k + zero_from_here(slot)).slice(32 * half, 32, dim=0)
-            further += (warpgroup_mma(zs, w_half, flight[k], is_async=True),)
-        flight = further
-    return flight, operands
-
-
-@gluon.jit
-def advanced(done, WB: gl.constexpr):
-    """The state, WB blocks, out of what `advance` started, waited for."""
-    state = ()
-    for k in gl.static_range(accumulators(WB)):
-        if accumulators(WB) < WB:
-            state += halves(done[k])
-        else:
-            state += (done[k],)
-    return state
-
-
-@gluon.jit
 def through_state(state, uT, o, first: gl.constexpr, dtype: gl.constexpr):
     """o + S U of a block of the state, o zero if it is the first."""
     a = gl.convert_layout(state.to(dtype), gl.DotOperandLayout(operand_index=0, parent=state.type.layout, k_width=2))
@@ -718,8 +508,8 @@ def through_both_parts(state, uT, o, flight, first: gl.constexpr, dtype: gl.cons
     products, two at work and one that is made. Those at work are the flight, which begins as ().
     """
     a_l: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=state.type.layout, k_width=2)
-    left, right = halves(state)
-    pieces = halves(left) + halves(right)
+    left, right = split_columns(state)
+    pieces = split_columns(left) + split_columns(right)
     for k in gl.static_range(4):
         u = uT.slice(16 * k, 16, dim=0)
         for part in gl.static_range(2):
@@ -785,7 +575,7 @@ def math(
     rows_l: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], dtype)
     z_rows = reinterpret(z_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
     o_rows = reinterpret(o_buf, dtype, [OUTS, 64, ROWS], rows_l)
-    w_joined = in_spans(w_buf, dtype, STAGES, WB, accumulators(WB))
+    w_joined = operands(w_buf, STAGES, WB, accumulators(WB))
     x_rows = z_rows
     if SUMS:
         x_rows = reinterpret(x_buf, dtype, [STAGES * 2 * ZB // GROUPS, 64, ROWS], rows_l)
@@ -875,7 +665,9 @@ def math(
                     kept = ()
                     for wb in gl.static_range(WB):  # all before the first product: none may touch registers in flight
                         kept += (state[zb * WB + wb] * e,)
-                flight_of_state, operands = advance(kept, zT, s_buf.index(c), w_joined, s, WB)
+                flight_of_state, kept_operands = start_state_update(
+                    kept, zT, s_buf.index(c), w_joined, s, accumulators(WB)
+                )  # fmt: skip
                 if ZB == 1:
                     o = wait_for_products(2 * accumulators(WB), deps=(o,))  # the state is updated while out is written
                 else:
@@ -899,7 +691,7 @@ def math(
                         tma_add(o_desc, at_out, o_buf.index(slot))
                     else:
                         tma_store(o_desc, at_out, o_buf.index(slot))
-                new_state += advanced(wait_for_products(0, deps=flight_of_state + operands), WB)
+                new_state += finish_state_update(wait_for_products(0, deps=flight_of_state + kept_operands), WB)
             state = new_state
             barrier()
             if SUMS:
@@ -957,8 +749,9 @@ def walk(
     ROLES: gl.constexpr = 2 // GROUPS  # with math
     dtype: gl.constexpr = u_desc.dtype
     LATE: gl.constexpr = NORM and SLOTS > 1  # divide out, so that score, which is ahead, waits for nobody
-    # Of h and dv. Row sums need the weights that the other walk rounds by, float16 has no room for what `settle` makes
-    # of them, fewer columns gain nothing; of dq products would be serialised, and on Triton 3.9 beside a normaliser.
+    # Of h and dv. Row sums need the weights that the other walk rounds by, float16 has no room for what `split_decay`
+    # makes of them, fewer columns gain nothing; of dq products would be serialised, and on Triton 3.9 beside a
+    # normaliser.
     DEFERS: gl.constexpr = WB == 4 and TRANSPOSED and not (NORM and HOISTS) and dtype == gl.bfloat16
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_buf = gl.allocate_shared_memory(dtype, [STAGES * WB, 1, 1, 64, 64], u_desc.layout)
@@ -1033,7 +826,7 @@ def walk(
     # exponents too, and on Triton 3.9 waiting there spills 40 B more.
     EARLY: gl.constexpr = TRANSPOSED and not REVERSE and not NORM and not INDEPENDENT
     if not EARLY:
-        begin(INDEPENDENT)
+        begin_kernel(INDEPENDENT)
     gl.warp_specialize(
         [
             (math, (o_desc, g_ptr, first_ptr, last_ptr,
@@ -1062,4 +855,4 @@ def walk(
         [4, 4, 1, 2 if NORM else 1][2 - ROLES : 3 + MORE],
         [MATH_REGISTERS, 488 - 2 * MATH_REGISTERS, 24, 24][2 - ROLES : 3 + MORE],
     )  # fmt: skip
-    end(INDEPENDENT)
+    end_kernel(INDEPENDENT)
