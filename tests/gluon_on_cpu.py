@@ -13,6 +13,7 @@ of it all. That takes a GPU.
 from __future__ import annotations
 
 import builtins
+import importlib
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -49,11 +50,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tflabench.kernels.hopper as hopper
 
-SHARED = ("conversions", "tiles", "pipeline", "state")  # in the order in which they import one another
+SHARED = (
+    "conversions",
+    "tiles",
+    "pipeline",
+    "state",
+    "schedule",
+    "normaliser",
+)  # in the order in which they import one another
 KERNELS = {
-    "walk": "walk", "pair": "pair", "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise"
+    "walk_forward": "forward", "walk_forward_normalised": "forward", "walk": "walk", "pair": "pair",
+    "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
 }  # fmt: skip
-SOURCES = (*SHARED, *KERNELS.values())
+SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
@@ -188,6 +197,8 @@ class Kernel:
 def argument(x: Any) -> Any:
     if isinstance(x, Tensor):
         return Pointer(x.view(-1))
+    if isinstance(x, tuple):
+        return type(x)(*map(argument, x)) if hasattr(x, "_fields") else tuple(map(argument, x))
     if isinstance(x, int):
         return Int(x)
     if isinstance(x, TensorDescriptor):
@@ -216,6 +227,7 @@ class Machine:
     """
 
     def __init__(self, seed: int = 0, newer: bool = True, edit: Callable[[str, str], str] | None = None) -> None:
+        self.newer = newer
         self.edit = edit or (lambda _name, text: text)
         self.choice = random.Random(seed)
         self.program = Program(0, 1, self.choice)
@@ -240,7 +252,10 @@ class Machine:
         def importer(module: str, _globals: Any = None, _locals: Any = None, names: Any = (), level: int = 0) -> Any:
             if module == "__future__":
                 return __import__(module, fromlist=names)
-            return (known if level == 0 else self.modules)[module]
+            found = (known if level == 0 else self.modules).get(module)
+            if found is None:  # what the host's part imports
+                found = importlib.import_module(f"{hopper.__name__}.{module}" if level else module)
+            return found
 
         inside = vars(builtins) | {"__import__": importer, "range": counted}
         names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}
@@ -301,6 +316,7 @@ class Machine:
 
     def _workarounds(self, newer: bool) -> Any:
         return SimpleNamespace(
+            ASSEMBLY={},
             HOISTS=newer,
             WIDEST_OPERAND=2 if newer else 4,
             reinterpret=reinterpret,
@@ -310,6 +326,7 @@ class Machine:
             let_next_kernel_start=lambda: None,
             zero_from_here=lambda _i: Int(0),
             zero_in_round=lambda _j: Int(0),
+            opaque_zero=lambda _i, _n=0: Int(0),
             uniform=lambda i: i,
             tma_load=self._tma_load,
             tma_store=lambda desc, at, source: self._tma_store(desc, at, source, add=False),

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, forward, launch
+from tflabench.kernels.hopper import backward, config, forward, launch, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,7 +49,13 @@ class Carry:
 
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
     for name, kernel in machine.kernels.items():
-        monkeypatch.setattr(launch, f"_{name}", kernel)
+        if hasattr(forward, name):
+            monkeypatch.setattr(forward, name, kernel)
+        else:
+            monkeypatch.setattr(launch, f"_{name}", kernel)
+    monkeypatch.setattr(config, "HOISTS", machine.newer)
+    monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
+    monkeypatch.setattr(config.WalkConfig, "of", config.WalkConfig.of.__wrapped__.__get__(config.WalkConfig))
     monkeypatch.setattr(launch, "_carry", Carry())
     for module in (launch, forward):  # fewer multiprocessors than work items: programs take several
         monkeypatch.setattr(module, "multiprocessors", lambda _device: 3)

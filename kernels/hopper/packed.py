@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""h (see walk.py) of several heads in one program, for heads that share q and k and states of 64 x 64.
+"""h (see forward.py) of several heads in one program, for heads that share q and k and states of 64 x 64.
 
 U and W, Q and K, are read once for all of them, and of P the product U W^T is made once and weighted for each head; Z
 and out, V and h, are a head's. Each of the two math roles holds the states of HEADS / 2 heads, of 64 rows just as its
@@ -210,7 +210,7 @@ def walk_heads(
 
     sharing: consecutive heads that share a head of U and W; a multiple of HEADS.
     """
-    geometry = (packs, tiles, segment_tiles, segments, 0, segments, ())
+    geometry = (packs, tiles, segment_tiles, segments)
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], u_desc.layout)

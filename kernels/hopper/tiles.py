@@ -9,7 +9,7 @@ from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .workarounds import reinterpret, tma_load
+from .workarounds import WIDEST_OPERAND, reinterpret, tma_load
 
 BLOCK_BYTES = gl.constexpr(64 * 64 * 2)
 
@@ -38,6 +38,12 @@ def operands(buffer, NUM_TILES: gl.constexpr, BLOCKS: gl.constexpr, OPERANDS: gl
     WIDTH: gl.constexpr = 64 * BLOCKS // OPERANDS
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, WIDTH], buffer.dtype)
     return reinterpret(buffer, buffer.dtype, [NUM_TILES * OPERANDS, 64, WIDTH], layout)
+
+
+@constexpr_function
+def score_operands(blocks):
+    """Return into how many operands a tile of Q or K, so many blocks wide, is cut for a product: powers of two wide."""
+    return 3 if blocks == 3 else max(1, blocks // int(WIDEST_OPERAND))
 
 
 @gluon.jit
