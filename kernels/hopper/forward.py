@@ -391,11 +391,12 @@ def normalised_score_partition(program):
 
 
 @gluon.jit
-def load_state(program, work, hv, zero):
+def load_state(program, work, hv, i):
     """Return the rows of C^T from hv on that a state partition carries.
 
     Args:
-        zero: of `opaque_zero`, which keeps addresses out of registers while the segment is walked.
+        i: a counter, for `opaque_zero`: it keeps addresses out of registers while the segment is walked. One zero for
+            all columns would serialise the products at d_qk = 256 (C7512).
 
     Returns:
         blocks_hv rows of blocks_qk accumulators, [64, 64] each.
@@ -404,13 +405,14 @@ def load_state(program, work, hv, zero):
     D_HV: gl.constexpr = config.d_hv
     BLOCKS_HV: gl.constexpr = config.blocks_hv
     BLOCKS_QK: gl.constexpr = config.blocks_qk
+    zero = opaque_zero(i)
     initial = program.states.initial + work.state_index * (config.d_qk * config.d_hv)
     state = ()
-    for i in gl.static_range(BLOCKS_HV):
+    for r in gl.static_range(BLOCKS_HV):
         blocks = ()
         for j in gl.static_range(BLOCKS_QK):
             if config.load_initial_state:
-                at, rows = state_pointers(initial, hv + 64 * i + zero, 64 * j + zero, 1, D_HV, ACC)
+                at, rows = state_pointers(initial, hv + 64 * r + zero, 64 * j + opaque_zero(i, j), 1, D_HV, ACC)
                 blocks += (gl.load(at, mask=rows < D_HV, other=0.0),)
             elif config.load_zeros:
                 # Zeros from a load that never happens: of constants that nothing multiplies ptxas would serialise the
@@ -425,7 +427,7 @@ def load_state(program, work, hv, zero):
 
 @gluon.jit
 def store_state(program, ptr, state, hv, zero):
-    """Write the rows of C^T from hv on to the matrix C (d_qk, d_hv) at ptr; arguments as of `load_state`."""
+    """Write the rows of C^T from hv on to the matrix C (d_qk, d_hv) at ptr; zero is of `opaque_zero`."""
     config: gl.constexpr = program.config
     D_HV: gl.constexpr = config.d_hv
     BLOCKS_HV: gl.constexpr = config.blocks_hv
@@ -554,7 +556,7 @@ def state_partition(program, h_desc, h_smem, HALF: gl.constexpr):
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config)
         hv = (2 * work.piece + HALF) * (64 * config.blocks_hv)
-        state = load_state(program, work, hv, opaque_zero(i))
+        state = load_state(program, work, hv, i)
         for tile in range(work.first_tile, work.end_tile):
             if config.keep_states:  # noqa: SIM102
                 if starts_kept_segment(schedule, tile):
