@@ -109,7 +109,7 @@ def load(tree: str) -> SimpleNamespace:
         key_callees_first = importlib.import_module("tflabench.bench.precompile.stable_keys").key_callees_first
     finally:
         sys.path.remove(tree)
-    assert modules["types"].__file__.startswith(tree), f"{tree} is not what was imported"
+    assert str(modules["types"].__file__).startswith(tree), f"{tree} is not what was imported"
     key_callees_first()  # so that processes find in the cache what others have compiled
     forward, cuts, types, state = modules.values()
     return SimpleNamespace(

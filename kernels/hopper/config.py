@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
+from . import state, tiles
 from .shapes import WalkShape
-from .state import accumulators
-from .tiles import score_operands
 from .workarounds import HOISTS
+
+# What Triton's decorators return has no types that a Python checker knows.
+_accumulators: Any = cast("Any", state).accumulators
+_score_operands: Any = cast("Any", tiles).score_operands
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,12 +86,12 @@ class WalkConfig:
     @property
     def score_operands(self) -> int:
         """Operands into which a tile of Q or K is cut for its product."""
-        return _number(score_operands(self.blocks_qk))
+        return int(_score_operands(self.blocks_qk))
 
     @property
     def accumulators(self) -> int:
         """Accumulators into which 64 rows of the state are cut for their update."""
-        return _number(accumulators(self.blocks_qk))
+        return int(_accumulators(self.blocks_qk))
 
     @property
     def shares_decay(self) -> bool:
@@ -111,8 +114,3 @@ class WalkConfig:
         partitions that read what it does make wait for it.
         """
         return not (self.normalise or self.independent)
-
-
-def _number(x: Any) -> int:
-    """Return a number that a function for the compiler has found."""
-    return int(x)
