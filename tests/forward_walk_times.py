@@ -129,7 +129,7 @@ def draw(case: Case, device: str = "cuda") -> dict[str, Any]:
     dtype = getattr(torch, case.dtype)
 
     def normal(*shape: int, to: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(shape, device=device, dtype=torch.float32).to(to)
+        return torch.randn(shape, device=device, dtype=to)
 
     q, k = (normal(B, case.groups or H, T, case.d_qk, to=dtype) for _ in range(2))
     v, f, i = normal(B, H, T, case.d_hv, to=dtype), normal(B, H, T) + 3, normal(B, H, T)
@@ -178,6 +178,7 @@ def compile_for(name: str, case: Case) -> str:
     """Compile, in a process of its own, what a tree launches for a case."""
     run(load(TREES[name]), case, draw(case))
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # a dozen processes share the GPU
     return f"{name}: {case}"
 
 
