@@ -11,7 +11,7 @@ number of heads then compiles nothing. Lengths and strides that loads and stores
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from triton.runtime.driver import driver  # pyright: ignore[reportMissingTypeStubs]
@@ -31,9 +31,9 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
 
     Args:
         kernel: of Triton or Gluon; it must live as long as the process.
-        args: in the order of its parameters, those that are not in options: numbers, text, None, tensors and
-            descriptors, of a class of its own for each layout.
-        options: the other parameters, all of them constexpr, and Triton's own options.
+        args: in the order of its parameters, those that are not in options: numbers, text, None, tensors,
+            descriptors, of a class of its own for each layout, and tuples of these but for descriptors.
+        options: the other parameters, all of them constexpr and hashable, and Triton's own options.
     """
     if not isinstance(kernel, _Compiled):  # Triton's interpreter
         kernel[(programs,)](*args, **options, **COMPILED)
@@ -56,7 +56,12 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
 
 
 def _kind(x: Any) -> tuple[Any, ...]:
-    """Return the properties of a tensor or a descriptor that Triton specialises on; of numbers it is their value."""
+    """Return the properties of a tensor, a descriptor or a tuple of tensors and numbers that Triton specialises on; of
+    numbers it is their value.
+    """
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
+    if isinstance(x, tuple):
+        elements = cast("tuple[Any, ...]", x)
+        return elements.__class__, *(y if y.__class__ in _PLAIN else _kind(y) for y in elements)
     return x.__class__, x.base.dtype, *x.block_shape

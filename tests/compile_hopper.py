@@ -12,14 +12,16 @@ import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tflabench.kernels.hopper import packed, pair, segments, tilewise, walk
-from tflabench.kernels.hopper.compat import ASSEMBLY
+from tflabench.kernels.gates import Exponents
+from tflabench.kernels.hopper import forward, packed, pair, segments, tilewise, walk
+from tflabench.kernels.hopper.config import WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
@@ -34,31 +36,52 @@ from tflabench.kernels.hopper.launch import (
     rings,
     takes_pair,
 )
+from tflabench.kernels.hopper.normaliser import NormaliserTensors
+from tflabench.kernels.hopper.schedule import Counts
+from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assembled import assembled
 
 SHAPES = ("128/256", "256/512")
+walk_forward: Any = forward.walk_forward
+POINTER = "*fp32"
+TUPLES = {
+    "gates": Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
+    "states": forward.States(*[POINTER] * 3),
+    "norm": NormaliserTensors(*[POINTER] * 4),
+    "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
+}  # fmt: skip
 EXPONENTS = dict.fromkeys((pair.pair, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
 
 
 def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
-    def type_of(argument: str) -> str:
+    if kernel is walk_forward:
+        config = WalkConfig.of(**constants, bfloat16=dtype == "bf16")
+        kernel = forward.walk_forward_normalised if config.normalise else forward.walk_forward
+        constants = {"config": config}
+
+    def type_of(argument: str) -> Any:
         if argument in constants:
             return "constexpr"
+        if argument in TUPLES:
+            return TUPLES[argument]
         if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
             of_heads = kernel is packed.walk_heads and argument == "z_desc"
             block = BLOCKS[PACK if of_heads else 1]
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
-        return "*fp32" if argument.endswith("_ptr") else "i32"
+        return POINTER if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
-    aligned = {places[a]: [["tt.divisibility", 16]] for a in kernel.arg_names if a.endswith("_ptr")}
-    source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, aligned)
+    aligned = [places[a] for a in kernel.arg_names if a.endswith("_ptr")]
+    tuples = [(places[a], TUPLES[a]) for a in kernel.arg_names if a in TUPLES]
+    aligned += [(*place, n) for place, types in tuples for n, x in enumerate(types) if x == POINTER]
+    attributes = {path: [["tt.divisibility", 16]] for path in aligned}
+    source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, attributes)
     warps = 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1)
     done, log = assembled(source, 90, {"num_warps": warps, "maxnreg": maxnreg, **COMPILED, **ASSEMBLY})
     return {
@@ -69,24 +92,26 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     }
 
 
-def walk_constants(
-    w: int, z: int, *, sums: bool = False, columns: int = 0, halved: bool = False, **branches: bool
-) -> dict[str, Any]:
+def h_constants(d_qk: int, d_hv: int, *, halved: bool = False, **branches: bool) -> dict[str, Any]:
+    """Of the walk for h, as `WalkConfig.of` takes them."""
+    shape = WalkShape.of(d_qk, d_hv, sums=False, norm=branches.get("normalise", False), halved=halved)
+    return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **branches}
+
+
+def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: bool) -> dict[str, Any]:
     """Of a walk with a state of z rows and w columns, of the `columns` that there are in all."""
     flags = {
         "SKIP": False,
         "DIAGONAL": False,
         "REVERSE": False,
-        "NORM": False,
         "FIRST": False,
         "LAST": False,
         "ADD": False,
-        "KEEP": False,
         "INDEPENDENT": branches.get("REVERSE", False) and not branches.get("ADD", False),
         **branches,
     }
     return {
-        **asdict(WalkShape.of(w, z, sums=sums, norm=flags["NORM"], halved=halved)),
+        **asdict(WalkShape.of(w, z, sums=sums, norm=False)),
         "SUMS": sums,
         "Z_DIM": z,
         "W_DIM": columns or w,
@@ -123,20 +148,25 @@ def gradients_constants(heads: int, *, sums: bool, skip: bool) -> dict[str, Any]
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
     """By name: the kernel, its constants, maxnreg."""
     w = min(d_hv, 256)
+    h = partial(h_constants, d_qk, d_hv)
+    outputs = {
+        "h": h(store_final_state=True),
+        "h normalised": h(normalise=True, store_final_state=True),
+        "h without the last state": h(),
+        "h normalised without the last state": h(normalise=True),
+        "h of segments": h(load_initial_state=True),
+        "h normalised of segments": h(normalise=True, load_initial_state=True),
+        "h of segments of half the rows": h(load_initial_state=True, halved=True),
+        "h of a first segment": h(store_final_state=True, independent=True, halved=True),
+        "h normalised of a first segment": h(normalise=True, store_final_state=True, independent=True),
+        "h for segments": h(halved=True, keep_states=True),
+        "h normalised for segments": h(normalise=True, keep_states=True),
+        "h of segments for others": h(load_initial_state=True, halved=True, keep_states=True),
+        "h normalised of segments for others": h(normalise=True, load_initial_state=True, keep_states=True),
+        "h of shared heads and a skip connection": h(store_final_state=True, shared_heads=True, skip=True),  # Mamba 2
+    }
+    outputs["h of float16"], outputs["h normalised of float16"] = outputs["h"], outputs["h normalised"]
     walks = {
-        "h": walk_constants(d_qk, d_hv, LAST=True),
-        "h normalised": walk_constants(d_qk, d_hv, NORM=True, LAST=True),
-        "h without the last state": walk_constants(d_qk, d_hv),
-        "h normalised without the last state": walk_constants(d_qk, d_hv, NORM=True),
-        "h of segments": walk_constants(d_qk, d_hv, FIRST=True),
-        "h normalised of segments": walk_constants(d_qk, d_hv, NORM=True, FIRST=True),
-        "h of segments of half the rows": walk_constants(d_qk, d_hv, FIRST=True, halved=True),
-        "h of a first segment": walk_constants(d_qk, d_hv, LAST=True, INDEPENDENT=True, halved=True),
-        "h normalised of a first segment": walk_constants(d_qk, d_hv, NORM=True, LAST=True, INDEPENDENT=True),
-        "h for segments": walk_constants(d_qk, d_hv, halved=True, KEEP=True),
-        "h normalised for segments": walk_constants(d_qk, d_hv, NORM=True, KEEP=True),
-        "h of segments for others": walk_constants(d_qk, d_hv, FIRST=True, halved=True, KEEP=True),
-        "h normalised of segments for others": walk_constants(d_qk, d_hv, NORM=True, FIRST=True, KEEP=True),
         "dq": walk_constants(w, d_qk, sums=True, columns=d_hv),
         "dq without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False),
         "dq of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, FIRST=True, ADD=d_hv > 256),
@@ -147,11 +177,12 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "dv of segments": walk_constants(d_qk, d_hv, REVERSE=True, FIRST=True),
     }
     walks["dq of float16"] = walks["dq"]
-    for name in ("h", "dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
+    for name in ("dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
         shared = {x: value for x, value in walks[name].items() if not x.endswith("_sharing")}
         walks[f"{name} of shared heads and a skip connection"] = shared | {"DIAGONAL" if name == "dq" else "SKIP": True}
     found: dict[str, tuple[Any, dict[str, Any], int]]
-    found = {name: (walk.walk, constants, 128) for name, constants in walks.items()}
+    found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
+    found |= {name: (walk.walk, constants, 128) for name, constants in walks.items()}
     if takes_pair(d_qk, d_hv, sums=False):
         pairs = {}
         for sums in (True, False):

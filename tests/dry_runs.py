@@ -104,8 +104,9 @@ def types(task: CompileTask, other: CompileTask) -> set[str]:
 def typed(task: CompileTask) -> dict[str, str]:
     known = inspect.getclosurevars(task.compiles).nonlocals
     source, names = known["src"], known["src"].fn.arg_names
-    found = {name: f"{source.signature[name]} {source.attrs.get((n,))} {source.constants.get((n,))}"
-             for n, name in enumerate(names)}  # fmt: skip
+    of_argument = {name: [{path: x for path, x in known.items() if path[0] == n}  # of elements, where it is a tuple
+                          for known in (source.attrs, source.constants)] for n, name in enumerate(names)}  # fmt: skip
+    found = {name: f"{source.signature[name]} {of_argument[name]}" for name in names}
     return found | {name: str(value) for name, value in vars(known["options"]).items()}
 
 

@@ -13,6 +13,7 @@ of it all. That takes a GPU.
 from __future__ import annotations
 
 import builtins
+import importlib
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -49,7 +50,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tflabench.kernels.hopper as hopper
 
-SOURCES = ("walk", "pair", "packed", "segments", "tilewise")
+SHARED = (
+    "conversions",
+    "tiles",
+    "pipeline",
+    "state",
+    "schedule",
+    "normaliser",
+)  # in the order in which they import one another
+KERNELS = {
+    "walk_forward": "forward", "walk_forward_normalised": "forward", "walk": "walk", "pair": "pair",
+    "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
+}  # fmt: skip
+SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40
 
 
@@ -184,6 +197,8 @@ class Kernel:
 def argument(x: Any) -> Any:
     if isinstance(x, Tensor):
         return Pointer(x.view(-1))
+    if isinstance(x, tuple):
+        return type(x)(*map(argument, x)) if hasattr(x, "_fields") else tuple(map(argument, x))
     if isinstance(x, int):
         return Int(x)
     if isinstance(x, TensorDescriptor):
@@ -207,21 +222,19 @@ class Machine:
 
     Args:
         seed: of the order in which things happen; the same one gives the same order.
-        newer: with the operands that compat.py gives Triton 3.7 and later.
+        newer: with the operands that workarounds.py gives Triton 3.7 and later.
         edit: (source, text) -> text, to try what a mistake does.
     """
 
     def __init__(self, seed: int = 0, newer: bool = True, edit: Callable[[str, str], str] | None = None) -> None:
+        self.newer = newer
         self.edit = edit or (lambda _name, text: text)
         self.choice = random.Random(seed)
         self.program = Program(0, 1, self.choice)
-        self.modules: dict[str, Any] = {"compat": self._compat(newer)}
+        self.modules: dict[str, Any] = {"workarounds": self._workarounds(newer)}
         for name in SOURCES:
             self.modules[name] = self._load(name)
-        self.kernels = {
-            name: Kernel(getattr(self.modules[module], name), self)
-            for module, name in zip(SOURCES, ("walk", "pair", "walk_heads", "accumulate", "gradients"), strict=True)
-        }
+        self.kernels = {name: Kernel(getattr(self.modules[module], name), self) for name, module in KERNELS.items()}
 
     # --- what a source sees -------------------------------------------------------------------------------------------
 
@@ -229,6 +242,7 @@ class Machine:
         path = Path(hopper.__file__).with_name(f"{name}.py")
         known = {
             "triton": SimpleNamespace(constexpr_function=lambda f: f, jit=self._jit),
+            "triton.language.core": SimpleNamespace(_aggregate=lambda cls: cls, base_value=object),
             "triton.language": SimpleNamespace(language=SimpleNamespace(constexpr=None)),  # of `carry`, which is Triton
             "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=self._jit)),
             "triton.experimental.gluon": SimpleNamespace(language=self._language()),
@@ -238,14 +252,18 @@ class Machine:
         def importer(module: str, _globals: Any = None, _locals: Any = None, names: Any = (), level: int = 0) -> Any:
             if module == "__future__":
                 return __import__(module, fromlist=names)
-            return (known if level == 0 else self.modules)[module]
+            found = (known if level == 0 else self.modules).get(module)
+            if found is None:  # what the host's part imports
+                found = importlib.import_module(f"{hopper.__name__}.{module}" if level else module)
+            return found
 
         inside = vars(builtins) | {"__import__": importer, "range": counted}
         names: dict[str, Any] = {"__name__": f"on_cpu.{name}", "__builtins__": inside}
         exec(compile(self.edit(name, path.read_text()), str(path), "exec"), names)
         found = SimpleNamespace(**names)
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
-            "walk": (upper, lower, nearest, remainder, rounded, widened, exchanged),
+            "conversions": (upper, lower, nearest, remainder, rounded, widened),
+            "walk": (exchanged,),
             "pair": (self.launched,),
         }
         for function in assembly.get(name, ()):
@@ -263,6 +281,7 @@ class Machine:
     def _language(self) -> Any:
         return SimpleNamespace(
             constexpr=lambda x: x,
+            tensor=Value, shared_memory_descriptor=Shared, tuple=tuple, to_tensor=Int,
             static_range=counted,
             static_assert=static_assert,
             float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16, int32=torch.int32, int64=torch.int64,
@@ -295,8 +314,9 @@ class Machine:
             ),
         )
 
-    def _compat(self, newer: bool) -> Any:
+    def _workarounds(self, newer: bool) -> Any:
         return SimpleNamespace(
+            ASSEMBLY={},
             HOISTS=newer,
             WIDEST_OPERAND=2 if newer else 4,
             reinterpret=reinterpret,
@@ -306,6 +326,7 @@ class Machine:
             let_next_kernel_start=lambda: None,
             zero_from_here=lambda _i: Int(0),
             zero_in_round=lambda _j: Int(0),
+            opaque_zero=lambda _i, _n=0: Int(0),
             uniform=lambda i: i,
             tma_load=self._tma_load,
             tma_store=lambda desc, at, source: self._tma_store(desc, at, source, add=False),

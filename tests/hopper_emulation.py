@@ -1,4 +1,4 @@
-"""The kernels of walk.py, pair.py, segments.py and tilewise.py in PyTorch: what their host code launches on the CPU."""
+"""The Gluon kernels of hopper/ in PyTorch: what their host code launches on the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper import launch as hopper_launch
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import Beside, Normaliser, Segments
+from tflabench.kernels.hopper.forward import Inputs, States
+from tflabench.kernels.hopper.launch import Beside, Segments
+from tflabench.kernels.hopper.normaliser import NormaliserTensors
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,11 +62,11 @@ def start(given: tuple[Tensor | None, ...], made: tuple[Tensor | None, ...], ind
 def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
     first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
-    within: tuple[Tensor, Tensor] | None = None, norm: Normaliser | None = None, skip: Tensor | None = None,
+    within: tuple[Tensor, Tensor] | None = None, norm: NormaliserTensors | None = None, skip: Tensor | None = None,
     diagonal: Tensor | None = None, independent: bool = False, walked: range | None = None,
     kept: tuple[Tensor, Segments] | None = None,
 ) -> None:  # fmt: skip
-    given = (u, w, z, x, *exponents, first, skip, norm and norm.m, norm and norm.first)
+    given = (u, w, z, x, *exponents, first, skip, norm and norm.m, norm and norm.initial)
     start(given, (out, last, sums, *(within or ()), diagonal), independent)
     H, T = exponents.x.shape[1], out.shape[2]
     U, W, Z = (tiles_of(reference.shared(y, H)) for y in (u, w, z))
@@ -86,8 +88,8 @@ def emulate_walk(
         if first is not None:
             S = first.reshape(*S.shape[:2], cut.count, *first.shape[-2:])[:, :, segment].double()
             S = S.transpose(-1, -2) if transposed else S
-        if norm is not None and norm.first is not None:
-            n = norm.first.reshape(*n.shape[:2], cut.count, -1)[:, :, segment].double()
+        if norm is not None and norm.initial is not None:
+            n = norm.initial.reshape(*n.shape[:2], cut.count, -1)[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse):
             if t in starts:
                 starts[t].copy_(S.mT if transposed else S)
@@ -104,7 +106,7 @@ def emulate_walk(
                 total = r * (U[:, :, t] @ n[..., None])[..., 0] + P.sum(-1)
                 m = torch.nn.functional.pad(norm.m, (0, -T % TILE)).double()[:, :, t * TILE : (t + 1) * TILE]
                 denominator = torch.maximum(total.abs(), (-m).exp())
-                norm.back[:, :, t * TILE : (t + 1) * TILE] = au - denominator.log2()
+                norm.x_backward[:, :, t * TILE : (t + 1) * TILE] = au - denominator.log2()
                 P, r = P / denominator[..., None], r / denominator
                 n = n * g.exp2() + (s[..., None] * W[:, :, t]).sum(-2)
             from_state = r[..., None] * (U[:, :, t] @ S.mT)
@@ -114,7 +116,7 @@ def emulate_walk(
                 M = P * (X[:, :, t] @ Z[:, :, t].mT)
                 pairs[0, :, :, t], pairs[1, :, :, t] = M.sum(-1), M.sum(-2)
             S = g[..., None].exp2() * S + (s[..., None] * Z[:, :, t]).mT @ W[:, :, t]
-        for place, found in ((last, S.mT if transposed else S), (norm and norm.last, n)):
+        for place, found in ((last, S.mT if transposed else S), (norm and norm.final, n)):
             if place is not None and place.ndim == 1:  # `after_first`
                 place.as_strided((*found.shape[:2], 1, *found.shape[2:]), strides_of(found, cut))[:, :, 0] = found
             elif place is not None:
@@ -126,6 +128,27 @@ def emulate_walk(
     for place, found in ((sums, through), *zip(within or (), pairs, strict=False)):
         if place is not None:
             place[:1] = found.flatten(2)[:, :, :T]
+
+
+def emulate_walk_forward(
+    inputs: Inputs, h: Tensor, cut: Segments, *,
+    states: States | None = None, norm: NormaliserTensors | None = None, kept_cut: Segments | None = None,
+    walked: range | None = None, independent: bool = False,
+) -> None:  # fmt: skip
+    q, k, v, exponents, skip = inputs
+    states = states or States()
+    emulate_walk(
+        q, k, v, h, exponents, cut, reverse=False, transposed=True, first=states.initial, last=states.final,
+        norm=norm, skip=skip, independent=independent, walked=walked,
+        kept=None if kept_cut is None else (states.kept, kept_cut),
+    )  # fmt: skip
+
+
+def emulate_packed(
+    q: Tensor, k: Tensor, v: Tensor, h: Tensor, exponents: Any, cut: Segments,
+    states: tuple[Tensor | None, Tensor | None], skip: Tensor | None,
+) -> None:  # fmt: skip
+    emulate_walk_forward(Inputs(q, k, v, exponents, skip), h, cut, states=States(*states))
 
 
 def emulate_pair(
@@ -275,7 +298,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_forward, "multiprocessors", lambda _: 132)
     of_64 = partial(hopper_launch.first_beside, 64)  # the heads here are smaller than any that a kernel takes
     monkeypatch.setattr(hopper_forward, "first_beside", lambda _d_qk, *sizes, norm: of_64(*sizes, norm=norm))
+    monkeypatch.setattr(hopper_forward, "launch_walk", emulate_walk_forward)
+    monkeypatch.setattr(hopper_forward, "launch_packed", emulate_packed)
+    monkeypatch.setattr(hopper_backward, "launch_walk", emulate_walk)
     for module in (hopper_forward, hopper_backward):
-        monkeypatch.setattr(module, "launch_walk", emulate_walk)
         monkeypatch.setattr(module, "launch_segments", emulate_segments)
         monkeypatch.setattr(module, "aligned", lambda x: x)

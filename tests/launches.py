@@ -3,14 +3,15 @@
 Prints as JSON how many launches were compared and how many kernels Triton compiled for them.
 """
 
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # (Triton's language looks like Python, but its types are its own.)
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -68,6 +69,8 @@ class Driver:
 def comparable(x: Any) -> Any:
     if isinstance(x, Tensor):
         return x.data_ptr(), x.dtype
+    if isinstance(x, tuple):
+        return tuple(map(comparable, x))
     if hasattr(x, "block_shape"):
         layout = getattr(x, "layout", None)
         return comparable(x.base), *x.shape, *x.strides, *x.block_shape, x.padding, repr(layout)
@@ -95,6 +98,30 @@ def another(x, y, tiles, n, scale, WIDTH: tl.constexpr, NAME: tl.constexpr, MORE
 @gluon.jit(do_not_specialize=["n"])
 def of_blocks(tiles, n, WIDTH: gl.constexpr):
     gl.allocate_shared_memory(tiles.dtype, tiles.block_type.shape, tiles.layout)
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Counts(NamedTuple):
+    items: int
+    tiles: int
+
+
+@gluon.jit(do_not_specialize=["counts"])  # which Triton heeds in no tuple
+def of_tuples(tiles, pair, counts, n, CONFIG: gl.constexpr):
+    at = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    x = gl.load(pair.x + at, mask=at < counts.items, other=0.0).to(gl.float32) * CONFIG.factor
+    if CONFIG.writes:
+        gl.store(pair.y + at, x + counts.tiles + n)
+
+
+@dataclass(frozen=True)
+class Config:
+    factor: float
+    writes: bool
 
 
 class Plain(Unchecked, TensorDescriptor):
@@ -128,7 +155,25 @@ def launches() -> list[Launch]:
     blocks.append(Plain(half, half.shape, half.stride(), BLOCKS[1]))
     assert isinstance(blocks[0], Described)
     found += [(of_blocks, 3, (x, n), {"WIDTH": 64, "maxnreg": 128}) for x in blocks for n in (5, 1, 16)]
-    return found
+    return found + launches_of_tuples(x, descriptor(half))
+
+
+def launches_of_tuples(x: Tensor, tiles: TensorDescriptor) -> list[Launch]:
+    """The same with tuples of pointers and of counts, and a class of constants. The last ones run what the first does:
+    counts that are odd and above 1.
+    """
+    y, shifted = torch.zeros(64), torch.zeros(65)[1:]
+    pair, counts = Pair(x, y), Counts(47, 5)
+    constants = {"CONFIG": Config(0.5, True), "maxnreg": 128}
+    others: list[tuple[Any, Any, int]] = [
+        (Pair(x.half(), y), counts, 48), (Pair(shifted, y), counts, 48), (Pair(x, shifted), counts, 48),
+        (pair, Counts(2**40 + 1, 5), 48), (pair, Counts(48, 5), 48), (pair, Counts(1, 5), 48), (pair, counts, 47),
+    ]  # fmt: skip
+    alike = [(pair, counts, 48), (pair, Counts(3, 5), 48), (pair, Counts(47, 33), 48), (Pair(y, x), counts, 48)]
+    found: list[Launch] = []
+    for config in (Config(0.25, True), Config(0.5, False)):
+        found.append((of_tuples, 3, (tiles, *alike[0]), constants | {"CONFIG": config}))
+    return found + [(of_tuples, 3, (tiles, *arguments), constants) for arguments in (*others, *alike)]
 
 
 def main() -> None:
@@ -149,7 +194,10 @@ def main() -> None:
             for _ in range(2):
                 assert enqueued(kernel, programs, arguments, options) == wanted[-1], options
     assert len({launch[2] for launch in wanted}) == driver.functions
-    for alike in (wanted[: 1 + len(ALIKE)], wanted[len(every) - 3 : len(every)]):
+    of_blocks_last = [n for n, (kernel, *_) in enumerate(every) if kernel is of_blocks][-3:]
+    for alike in (
+        wanted[: 1 + len(ALIKE)], [wanted[n] for n in of_blocks_last], wanted[len(every) - 4 : len(every)]
+    ):  # fmt: skip
         assert len({launch[2] for launch in alike}) == 1
 
     run, expected = JITFunction.run, iter(wanted)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from io import StringIO
 from pathlib import Path
 
 import pandas as pd
@@ -68,6 +69,20 @@ def invoke(capsys, monkeypatch):
 
 def journal() -> list[dict]:
     return [json.loads(line) for line in Path("out/journal.jsonl").read_text().splitlines()]
+
+
+def test_the_points_come_as_markdown_and_as_csv():
+    few = ["--impl", "fine,refuses_late", *TINY, "--pass", "fw"]
+    table = pd.read_csv(StringIO(sweep(*few, "--format", "csv").stdout)).set_index("implementation")
+    assert dict(table["status"]) == {"fine": "ok", "refuses_late": "unsupported"}
+    stored = read_rows("out").set_index("implementation")
+    assert table["ms_median"].to_dict()["fine"] == stored["ms_median"].to_dict()["fine"]
+    assert table.loc["refuses_late", "reason"] == "needs a full moon"
+    head, rule, *lines = sweep(*few, "--format", "markdown").stdout.splitlines()
+    assert head.startswith("| implementation | pass | dtype | batch |")
+    assert rule.startswith("| --- | --- | --- | ---: |")
+    assert [line.split(" | ")[0] for line in lines] == ["| fine", "| refuses_late"]
+    assert {line.count("|") for line in (head, rule, *lines)} == {len(table.columns) + 2}
 
 
 def test_every_fault_costs_one_row():
@@ -376,6 +391,8 @@ def test_what_does_not_fit_is_recorded_as_oom():
         (["--tune-seconds", "nan"], "--tune-seconds is 'nan'"),
         (["--tuned-from", "nowhere"], "nowhere does not exist"),
         (["--device", "tpu"], "--device is 'tpu': it must be auto, cuda or cpu"),
+        (["--format", "html"], "--format is 'html': it must be one of table, markdown, csv"),
+        (["--format", "csv", "--json"], "--json and --format csv are both given: give one of them"),
         (["--memory-limit", "lots"], "--memory-limit is 'lots': it must be a size"),
         (["--plugin", "nowhere.py"], "plugin 'nowhere.py' cannot be used"),
         (["--impl", "fine", "--out", "/dev/null/out"], "--out is /dev/null/out, which cannot be written"),

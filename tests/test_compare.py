@@ -66,6 +66,38 @@ def test_verdicts(b, verdict, reason):
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
+def few(*ms_by_round: float, **changes) -> Any:
+    """A row of 18 samples in rounds of these medians."""
+    details = {"ms_by_round": list(ms_by_round)}
+    return row(ms=sorted(ms_by_round)[len(ms_by_round) // 2], samples=18, details=details, **changes)
+
+
+@pytest.mark.parametrize(
+    ("b", "verdict", "reason"),
+    [
+        (few(2.0, 2.01, 2.02), "slower", None),
+        (few(0.5, 0.51, 0.52), "faster", None),
+        (few(1.0, 1.003, 1.004), "same", None),
+        (few(2.0, 2.01), "ambiguous", "18 samples, 30 needed"),  # two rounds are too few
+        (few(0.99, 2.0, 2.01), "ambiguous", "18 samples, and B / A is 0.988 to 2.01 from round to round"),
+        (few(1.0, 1.001, 1.3), "ambiguous", "18 samples, and B / A is 0.998 to 1.3 from round to round"),
+        (few(2.0, 2.01, 2.02, ms_min=0.9), "ambiguous", "[min, p80] overlap: 0.999 to 1.001 and 0.9 to 2.012 ms"),
+    ],
+)
+def test_few_samples_do_where_every_round_says_the_same(b, verdict, reason):
+    a = few(1.0, 1.0, 1.002)
+    found = judge(a, b)
+    assert (found.verdict, found.reason) == (verdict, reason)
+    strict = judge(a, b, Rules(min_samples=30))
+    assert (strict.verdict, strict.reason) == ("ambiguous", "18 samples, 30 needed")
+
+
+def test_rounds_decide_nothing_where_there_are_samples_enough():
+    details = {"ms_by_round": [0.99, 2.0, 2.01]}
+    assert judge(row(), row(ms=2.0, details=details)).verdict == "slower"
+    assert judge(row(), few(2.0, 2.01, 2.02)).reason == "18 samples, 30 needed"  # A has no rounds on record
+
+
 def test_a_point_that_failed_before_is_missing_and_no_regression():
     found = judge(row(ms=None), row())
     assert found.verdict == "missing"

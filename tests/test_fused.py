@@ -172,6 +172,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels.gates import Exponents
     from tflabench.kernels.hopper import backward, forward, launch
+    from tflabench.kernels.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
     p = Problem(batch=batch, heads=16, seq_len=2048, d_qk=d_qk, d_hv=d_hv, pass_=pass_)
@@ -190,18 +191,28 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         return count * given["segment_tiles"] - lacking * (lowest == 0)
 
     def walk(given, columns=1.0):
-        lowest, walked = given.get("lowest", 0), given.get("walked", given["segments"])
-        if walked == 1 < given["segments"]:
-            of_states[-1] += given["items"]
-        else:
-            programs.append(given["items"])
-        share = tiles_of(given, lowest, walked) / given["tiles"]
-        moved.extend(given[name].base.nbytes * columns * share for name in ("u_desc", "w_desc"))
+        programs.append(given["items"])
+        moved.extend(given[name].base.nbytes * columns for name in ("u_desc", "w_desc"))
         again = ["x_desc"] * given.get("SUMS", False) + ["o_desc"] * given.get("ADD", False)
-        moved.extend(given[name].base.nbytes * share for name in ["z_desc", "o_desc", *again])
-        moved.extend(given[name].nbytes * share for name in ("au_ptr", "az_ptr"))
-        moved.append(given["first_ptr"].nbytes * columns * given["FIRST"] * walked / given["segments"])
-        moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * given["LAST"])
+        moved.extend(given[name].base.nbytes for name in ["z_desc", "o_desc", *again])
+        moved.extend(given[name].nbytes for name in ("au_ptr", "az_ptr"))
+        moved.append(given["first_ptr"].nbytes * columns * given["FIRST"])
+        moved.append(given["segments"] * p.batch * p.heads * d_qk * d_hv * 4 * given["LAST"])
+
+    def walk_forward(given):
+        counts = Counts(*(n >> 1 for n in given["counts"]))
+        config, states, gates = given["config"], given["states"], given["gates"]
+        cut = {"tiles": given["num_tiles"], "segments": counts.num_segments, "segment_tiles": counts.segment_tiles}
+        walked = counts.walked_segments
+        if walked == 1 < counts.num_segments:
+            of_states[-1] += given["num_items"]
+        else:
+            programs.append(given["num_items"])
+        share = tiles_of(cut, counts.end_segment - walked, walked) / given["num_tiles"]
+        moved.extend(given[f"{name}_desc"].base.nbytes * share for name in "qkvh")
+        moved.extend(x.nbytes * share for x in (gates.x, gates.y))
+        moved.append(states.initial.nbytes * config.load_initial_state * walked / counts.num_segments)
+        moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
 
     def pair(given):
         programs.append(given["items"])
@@ -229,6 +240,8 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     wide = lambda given: walk(given, columns=64 * given["WB"] / given["W_DIM"])  # noqa: E731
     for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk), ("gradients", gradients)):
         monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
+
+    monkeypatch.setattr(forward, "walk_forward", Recorded(forward.walk_forward, walk_forward))
 
     def accumulate(given):
         if given["KEEP"]:

@@ -260,3 +260,23 @@ def test_our_kernels_are_the_bundled_ones_without_the_pytorch_forms():
     kernels = bundled_kernels()
     assert {"tfla_sig_xl", "tfla_exp_limit"} <= kernels
     assert not any(name.startswith(("reference", "nxai", "sdpa", "fla_")) for name in kernels)
+
+
+def test_the_subject_is_whose_kernels_are_ours(tmp_path):
+    folder = write(tmp_path, [at("my_kernel", 512, 1.0), at("tfla_sig_xl", 512, 2.0), at("reference_sig", 512, 9.0)])
+    assert table(page(folder))["my_kernel"] == ["tfla_sig_xl", "1.00/2.00 = **0.500**"]
+    path = tmp_path / "page.md"
+    done = CliRunner().invoke(app, ["headline", str(folder), "--subject", "my_*,other", "--out", str(path)])
+    assert done.exit_code == 0, done.output
+    text = path.read_text()
+    assert table(text)["tfla_sig_xl"] == ["my_kernel", "2.00/1.00 = 2.00"]
+    assert table(text)["reference_sig"] == ["my_kernel", "9.00/1.00 = 9.00"]
+    assert "compares what `--subject 'my_*,other'` names (*ours*) with all others (*peers*)" in text
+    assert f"`tflabench headline {folder} --subject 'my_*,other' --out {path}`" in text
+
+
+def test_a_subject_that_no_row_is_of_is_refused(tmp_path):
+    write(tmp_path, [at("my_kernel", 512, 1.0)])
+    done = CliRunner().invoke(app, ["headline", str(tmp_path), "--subject", "my_kernal"])
+    assert done.exit_code == 2
+    assert "--subject is 'my_kernal', which no row is of; did you mean my_kernel?" in done.stderr

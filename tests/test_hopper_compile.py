@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton.experimental.gluon")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hopper_emulation import emulate_walk, emulated  # noqa: F401  a fixture
+from hopper_emulation import emulate_walk_forward, emulated  # noqa: F401  a fixture
 
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
@@ -156,7 +156,7 @@ def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(m
 
     monkeypatch.setattr(hopper_forward, "aligned", record("copy", torch.clone))
     monkeypatch.setattr(hopper_forward, "exponents", record("exponents", hopper_forward.exponents))
-    monkeypatch.setattr(hopper_forward, "launch_walk", record("h", emulate_walk))
+    monkeypatch.setattr(hopper_forward, "launch_walk", record("h", emulate_walk_forward))
     x = inputs(GATES["sig"], 200, with_state=False)
     hopper_forward.forward(**x, gate=GATES["sig"], scale=-0.3, chunk_size=512)
     assert launched[:4] == ["copy", "copy", "copy", "exponents"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, forward, launch
+from tflabench.kernels.hopper import backward, config, forward, launch, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,7 +50,13 @@ class Carry:
 
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
     for name, kernel in machine.kernels.items():
-        monkeypatch.setattr(launch, f"_{name}", kernel)
+        if hasattr(forward, name):
+            monkeypatch.setattr(forward, name, kernel)
+        else:
+            monkeypatch.setattr(launch, f"_{name}", kernel)
+    monkeypatch.setattr(config, "HOISTS", machine.newer)
+    monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
+    config.WalkConfig.of.cache_clear()  # of the other Triton
     monkeypatch.setattr(launch, "_carry", Carry())
     for module in (launch, forward):  # fewer multiprocessors than work items: programs take several
         monkeypatch.setattr(module, "multiprocessors", lambda _device: 3)
@@ -236,6 +243,23 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("source", "right", "mistaken"),
     [
+        (
+            "forward",
+            "            scores.ring.producer_acquire(slot)\n            scores.q_decay",
+            "            scores.q_decay",
+        ),
+        ("forward", "tma.store_wait(pendings=NUM_H - 1)", "pass"),  # H is overwritten
+        ("forward", "inputs.ring.consumer_wait(stage)\n            qk", "qk"),  # a tile that has not arrived
+        ("forward", "            inputs.ring.consumer_release(stage)\n            stage", "            stage"),
+        ("forward", "BLOCK_BYTES * (2 * BLOCKS_QK", "BLOCK_BYTES * (3 * BLOCKS_QK"),  # bytes that never come
+        ("forward", "wait_for_products(2 * ACCUMULATORS, deps=(h,))", "wait_for_products(9, deps=(h,))"),
+        ("forward", "scores.ring.consumer_wait(slot)", "pass"),
+        ("forward", "ring.producer_acquire(stage)\n            fence", "fence"),  # a stage is overwritten
+        ("forward", "allocate_ring(SLOTS, 2)", "allocate_ring(SLOTS, 1)"),
+        ("schedule", "begin + segment_tiles,", "begin + segment_tiles - 1,"),  # a tile is left out
+        ("normaliser", "norm.parts_ready.wait(turn)", "pass"),
+        ("normaliser", "norm.sums_ready.wait(turn)", "pass"),
+        ("normaliser", "inputs.ring.consumer_wait(stage)", "pass"),
         ("walk", "mbarrier.wait(p_empty.index(b), turn ^ 1)", "pass"),  # P is overwritten
         ("walk", "tma.store_wait(pendings=OUTS - 1)", "pass"),  # so is out
         ("walk", "mbarrier.wait(o_full.index(slot), (i // OUTS) & 1)", "pass"),
@@ -304,6 +328,8 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
         if "empty.index(s)" in right:  # a ring that the few heads of a program go round
             monkeypatch.setattr(launch, "rings", lambda heads: rings(heads) | {"STAGES": 2})
         case = {"segments": IN_SEGMENTS, "packed": TOGETHER, "tilewise": TOGETHER}.get(source, SMALL)
+        case = replace(case, gate="exp") if source == "normaliser" else case
+        case = replace(case, d_qk=256) if "OUTS - 1" in right else case  # dv is then a walk of its own
         case = IN_SEGMENTS if "pendings=2" in right else case
         try:
             return failures(case, absent=frozenset() if gate_gradients else NO_GATE_GRADIENTS) != []

@@ -19,6 +19,7 @@ PACKAGE = ROOT / "tflabench"
 # Folders (and files) of tflabench/ from the top down: a module imports from its own and from those below, never above.
 LAYERS = (
     "__main__",
+    "api",
     "cli",
     "report",
     "figures",
@@ -27,6 +28,7 @@ LAYERS = (
     "selection",
     "rows",
     "baselines",
+    "plugin",
     "implementations",
     "theory",
     "problem",

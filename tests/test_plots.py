@@ -280,6 +280,14 @@ def test_the_roofline_has_every_point_and_the_measured_roof_alone():
     assert [c.label for c in items(datasheet.panels[0], Curve) if c.role == "theory"] == ["datasheet roof"]
 
 
+def test_points_of_a_roofline_are_told_apart_without_dashes():
+    times = {"tfla_sig_xl": 1.0, "hopper_sig": 2.0, "tfla_sig_limit": 4.0}
+    rows = [row(name, seq_len=2**n, ms_median=ms) for name, ms in times.items() for n in (10, 11)]
+    (panel,) = made(rows, ["roofline"])["roofline-bfloat16"].panels
+    inks = [curve.ink for curve in items(panel, Curve) if curve.role == "highlight"]
+    assert len(inks) == len(set(inks)) == 3
+
+
 def test_a_roofline_without_known_ceilings_says_how_to_get_them():
     rows = [row(device="some CPU", seq_len=2**n) for n in (9, 10)]
     figure = made(rows, ["roofline"], runs={})["roofline-bfloat16"]

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from tflabench.bench.plan import Request, plan
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.selection import presets
@@ -195,12 +196,59 @@ def test_unknown_names_suggest_the_nearest():
         registry.select("reference_sgi")
 
 
-def test_a_plugin_that_cannot_be_used_is_the_users_to_mend(tmp_path):
-    broken = tmp_path / "broken.py"
-    broken.write_text("import nowhere_to_be_found")
-    with pytest.raises(InputError, match="nowhere_to_be_found"):
-        registry.plug_in(str(broken))
-    taken = tmp_path / "taken.py"
-    taken.write_text("from tflabench.implementations.registry import get\nIMPLEMENTATIONS = (get('sdpa'),)")
-    with pytest.raises(InputError, match="'sdpa', which exists already"):
-        registry.plug_in(str(taken))
+PRESET = """
+title = "Mine"
+protocol = { cpu = "short" }
+axes = { pass = "fw", heads = 2 }
+[[group]]
+impl = "reference_sig,sdpa"
+head_dim = "16:32:x2"
+seq_len = 64
+"""
+
+
+def test_a_preset_is_a_file_too(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(PRESET)
+    preset = presets.load_preset(str(path))
+    assert (preset.name, preset.title, preset.protocol) == ("mine", "Mine", {"cpu": "short"})
+    points = select_points(preset, {}, None, "cpu")
+    assert [(p.implementation.name, p.problem.d_hv) for p in points] == [
+        ("reference_sig", 16),
+        ("sdpa", 16),
+        ("reference_sig", 32),
+        ("sdpa", 32),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('title = "Mine"', ""), "it has no title: expected a string, such as"),
+        (("[[group]]", "[group]"), "group is {'impl': 'reference_sig,sdpa', "),
+        (("[[group]]", "[[groups]]"), "it has no group: expected one [[group]] or more"),
+        (('title = "Mine"', 'titel = "x"\ntitle = "Mine"'), "it has an unknown field 'titel'; did you mean title?"),
+        (("seq_len = 64", "seqlen = 64"), "unknown axis 'seqlen'; did you mean seq_len?"),
+        (("seq_len = 64", "seq_len = 0"), "seq_len is 0: it must be at least 1"),
+        (("seq_len = 64", "seq_len = 64\nfamily = 'mlstm'"), "family is 'mlstm': expected a list of families"),
+        (("seq_len = 64", "seq_len = 64\ndevice = 'gpu'"), "group 1 has device 'gpu': it must be cuda or cpu"),
+        (("axes = {", "axes = ["), "Invalid value"),
+    ],
+)
+def test_a_file_that_is_no_preset(tmp_path, change, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(PRESET.replace(*change))
+    with pytest.raises(InputError) as error:
+        presets.load_preset(str(path))
+    assert str(error.value).startswith(f"preset {path}: ")
+    assert message in str(error.value)
+
+
+def test_a_preset_that_cannot_be_read_or_followed(tmp_path):
+    with pytest.raises(InputError, match=r"preset nowhere.toml cannot be read \(No such file or directory\)"):
+        presets.load_preset("nowhere.toml")
+    path = tmp_path / "mine.toml"
+    path.write_text(PRESET.replace('"short"', '"shorter"'))
+    with pytest.raises(InputError, match="has protocol 'shorter'; did you mean short"):
+        plan(Request(str(path)), "cpu")
+    assert plan(Request(str(path)), "cuda").protocol.name == "standard"

@@ -1,1 +1,1 @@
-"""Fused kernels for Hopper in Gluon: the state stays on chip over tiles (walk.py); `chunkwise.kernels` is the entry."""
+"""Fused kernels for Hopper in Gluon: the state stays on chip over tiles; `chunkwise.kernels` is the entry."""

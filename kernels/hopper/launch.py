@@ -19,8 +19,8 @@ from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
 from . import packed, pair, segments, tilewise, walk
-from .compat import ASSEMBLY
 from .shapes import PACK, TILE, PairShape, Segments, StatePassShape, WalkShape
+from .workarounds import ASSEMBLY
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 EXPONENTS_BLOCK = [1, TILE]
@@ -36,16 +36,6 @@ _walk_heads: Any = cast("Any", packed).walk_heads
 _accumulate: Any = cast("Any", segments).accumulate
 _carry: Any = cast("Any", segments).carry
 _gradients: Any = cast("Any", tilewise).gradients
-
-
-@dataclass(frozen=True)
-class Normaliser:
-    """What a forward walk with a normaliser takes: m (B, H, T), n before every segment or None, and its results."""
-
-    m: Tensor
-    first: Tensor | None
-    back: Tensor  # x - log2 denominator, padded as x: the exponents of backward
-    last: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -87,12 +77,37 @@ def heads_together(q: Tensor, v: Tensor) -> int:
     return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
 
 
+def launch_packed(
+    q: Tensor, k: Tensor, v: Tensor, h: Tensor, exponents: Exponents, cut: Segments,
+    states: tuple[Tensor | None, Tensor | None], skip: Tensor | None,
+) -> None:  # fmt: skip
+    """h without a normaliser, `heads_together` heads a program (see packed.py).
+
+    Args:
+        q, k: (B, H or fewer, T, 64), v, h: (B, H, T, 64), bfloat16 or float16, as TMA takes them.
+        states: (B, H, segments, 64, 64) float32: read before and written after each segment, if given.
+        skip: (H,) float32: h_t gets skip v_t more.
+    """
+    B, H = v.shape[:2]
+    packs = H // PACK
+    items = B * packs * cut.count
+    first, last = states
+    dummy = exponents.g
+    enqueue(
+        _walk_heads, min(items, multiprocessors(q.device)),
+        descriptor(q), descriptor(k), descriptor(v, PACK), descriptor(h), *exponents,
+        *(dummy if y is None else y for y in (first, last, skip)),
+        items, packs, H // q.shape[1], cut.tiles, cut.segment_tiles, cut.count,
+        **PACKED, FIRST=first is not None, LAST=last is not None, SKIP=skip is not None,
+        num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
+    )  # fmt: skip
+
+
 def launch_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
     reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
     x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None,
-    norm: Normaliser | None = None, skip: Tensor | None = None, diagonal: Tensor | None = None,
-    independent: bool = False, walked: range | None = None, kept: tuple[Tensor, Segments] | None = None,
+    skip: Tensor | None = None, diagonal: Tensor | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
     """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
 
@@ -101,49 +116,30 @@ def launch_walk(
             or z and x, may have fewer heads, each for consecutive ones.
         cut: where segments begin; with more than one, `first` holds the state each of them starts from.
         reverse: walk backward in time (dk, dv).
-        transposed: states lie in memory as (w, z), not (z, w) (h, dv).
+        transposed: states lie in memory as (w, z), not (z, w) (dv).
         first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
         x, sums: row sums of x * out as far as out comes through the state, with x weighted and rounded as the walk that
             has it for Z does, are written to the first parts of sums (parts, B, H, T).
         within: likewise, of a walk that goes forward, the sums over z and over u of pairs of steps within a tile.
-        norm: divide by the normaliser's denominator, and keep it.
         skip: (H,) float32: out_t gets skip z_t more.
         diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
-        walked: these segments only, whose part of out is written.
-        kept: where the states go, (B, H, segments, d_qk, d_hv) float32, that segments of another cut start from; of a
-            walk that goes forward.
     """
     B, H = exponents.x.shape[:2]
-    walked = range(cut.count) if walked is None else walked
     T, rows = out.shape[2:]
     width = u.shape[-1]
     chip = multiprocessors(u.device)
     a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
     dummy = exponents.g
-    if transposed and not reverse and norm is None and heads_together(u, z) > 1:  # h
-        packs = H // PACK
-        items = B * packs * cut.count
-        enqueue(
-            _walk_heads, min(items, chip),
-            descriptor(u), descriptor(w), descriptor(z, PACK), descriptor(out), a_u, a_z, exponents.g,
-            *(dummy if y is None else y for y in (first, last, skip)),
-            items, packs, H // u.shape[1], cut.tiles, cut.segment_tiles, cut.count,
-            **PACKED, FIRST=first is not None, LAST=last is not None, SKIP=skip is not None,
-            num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
-        )  # fmt: skip
-        return
     u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
     x_desc = z_desc if x is None else descriptor(x)
     launches = cdiv(width, 256)
     per_launch = width // launches
-    heads = B * H * len(walked)
-    shape = WalkShape.filling(per_launch, rows, heads, chip, sums=sums is not None, norm=norm is not None)
+    heads = B * H * cut.count
+    shape = WalkShape.filling(per_launch, rows, heads, chip, sums=sums is not None, norm=False)
     pieces = shape.pieces(rows)
     items = heads * pieces
-    # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends,
-    # but for a first segment beside the state pass.
-    beside = walked.stop < cut.count
+    # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends.
     programs = min(items, max(1, chip // pieces) * pieces)
     for launch in range(launches):
         column = launch * per_launch
@@ -152,20 +148,12 @@ def launch_walk(
             u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
             dummy if first is None else first, dummy if last is None else last,
             *(dummy if x is None else x[launch * pieces :] if launch else x for x in (sums, *(within or (None, None)))),
-            *(dummy,) * 4 if norm is None else (
-                norm.m, norm.back,
-                dummy if norm.first is None else norm.first, dummy if norm.last is None else norm.last,
-            ),
             dummy if skip is None else skip, dummy if diagonal is None else diagonal[launch],
-            dummy if kept is None else kept[0],
-            items, H, H // u.shape[1], H // z.shape[1], T,
-            *cut, walked.start, len(walked), *(1, 1) if kept is None else kept[1][1:], column, B * H * T,
-            Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape),
-            REVERSE=reverse, SUMS=sums is not None, NORM=norm is not None,
+            items, H, H // u.shape[1], H // z.shape[1], T, *cut, column, B * H * T,
+            Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape), REVERSE=reverse, SUMS=sums is not None,
             FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
             SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
-            KEEP=kept is not None,
-            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1 or beside, **ASSEMBLY,
+            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1, **ASSEMBLY,
         )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""h (see walk.py) of several heads in one program, for heads that share q and k and states of 64 x 64.
+"""h (see forward.py) of several heads in one program, for heads that share q and k and states of 64 x 64.
 
 U and W, Q and K, are read once for all of them, and of P the product U W^T is made once and weighted for each head; Z
 and out, V and h, are a head's. Each of the two math roles holds the states of HEADS / 2 heads, of 64 rows just as its
@@ -20,8 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import barrier, reinterpret, tma_load, tma_store, wait_for_products
-from .walk import BLOCK_BYTES, advance, begin, nth_tile, place_of, state_pointers
+from .pipeline import begin_kernel
+from .state import start_state_update, state_pointers
+from .tiles import BLOCK_BYTES
+from .walk import nth_tile, place_of
+from .workarounds import barrier, reinterpret, tma_load, tma_store, wait_for_products
 
 
 @gluon.jit
@@ -166,7 +169,7 @@ def math(
                 e = decay_buf.index(at_factors).load(u_l)[:, None]
                 z = z_buf.index(uw * HEADS + head)
                 o = warpgroup_mma(p_buf.index(pair), z, o * r[:, None], is_async=True)
-                flight, operands = advance(
+                flight, kept_operands = start_state_update(
                     (state[pair] * e,), z.permute((1, 0)), s_factors.index(at_factors), w_buf, uw, 1
                 )  # fmt: skip
                 o = wait_for_products(2, deps=(o,))  # the state is updated while out is written
@@ -176,7 +179,7 @@ def math(
                 barrier()  # every warp has read S, P and its factors, and written its part of out
                 tma_store(o_desc, [batch, pack * HEADS + head, start, 0], out)
                 mbarrier.arrive(p_empty.index(pair), count=1)
-                done = wait_for_products(0, deps=flight + operands)
+                done = wait_for_products(0, deps=flight + kept_operands)
                 new_state += (done[0],)
             state = new_state
             fence_async_shared()
@@ -207,7 +210,7 @@ def walk_heads(
 
     sharing: consecutive heads that share a head of U and W; a multiple of HEADS.
     """
-    geometry = (packs, tiles, segment_tiles, segments, 0, segments, ())
+    geometry = (packs, tiles, segment_tiles, segments)
     dtype: gl.constexpr = u_desc.dtype
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
     u_stages = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, 64], u_desc.layout)
@@ -243,7 +246,7 @@ def walk_heads(
         mbarrier.init(p_full.index(i), count=1)
         mbarrier.init(p_empty.index(i), count=2)
     factors = (r_buf, s_factors, decay_buf)
-    begin(INDEPENDENT=False)
+    begin_kernel(INDEPENDENT=False)
     gl.warp_specialize(
         [
             (math, (o_desc, first_ptr, last_ptr, buffers, p_buf0, s_buf0, o_buf0, factors,

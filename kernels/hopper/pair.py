@@ -35,25 +35,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import barrier, reinterpret, tma_load, tma_store, wait_for_products
-from .walk import (
-    BLOCK_BYTES,
-    accumulators,
-    advance,
-    advanced,
-    begin,
-    block,
-    end,
-    fetch,
-    in_spans,
-    leave_dots,
-    nearest,
-    nth_tile,
-    remainder,
-    state_pointers,
-    store_dots,
-    widened,
-)
+from .conversions import nearest, remainder, widened
+from .pipeline import begin_kernel, end_kernel
+from .state import accumulators, finish_state_update, start_state_update, state_pointers
+from .tiles import BLOCK_BYTES, block, load_blocks, operands
+from .walk import leave_dots, nth_tile, store_dots
+from .workarounds import barrier, reinterpret, tma_load, tma_store, wait_for_products
 
 
 @gluon.jit
@@ -98,14 +85,14 @@ def produce(
             mbarrier.expect(arrived, BLOCK_BYTES * (4 + WB) + 2 * 256)
             tma_load(x_desc, [row * geometry[1] + tile, 0], arrived, x_buf.index(s))
             tma_load(y_desc, [row * geometry[1] + tile, 0], arrived, y_buf.index(s))
-            fetch(h_desc, batch, head, tile, 0, WB, h_buf, s, arrived)
-            fetch(k_desc, batch, head // sharing, tile, 0, 2, k_buf, s, arrived)
-            fetch(q_desc, batch, head // sharing, tile, 0, 2, q_buf, s, arrived)
+            load_blocks(h_desc, (batch, head, tile * 64, 0), h_buf, s * WB, WB, arrived)
+            load_blocks(k_desc, (batch, head // sharing, tile * 64, 0), k_buf, s * 2, 2, arrived)
+            load_blocks(q_desc, (batch, head // sharing, tile * 64, 0), q_buf, s * 2, 2, arrived)
             for c in gl.static_range(WB):
                 v = i * WB + c
                 mbarrier.wait(v_free.index(v % SLOTS), ((v // SLOTS) & 1) ^ 1)
                 mbarrier.expect(v_ready.index(v % SLOTS), BLOCK_BYTES)
-                fetch(v_desc, batch, head, tile, 64 * c, 1, v_buf, v % SLOTS, v_ready.index(v % SLOTS))
+                load_blocks(v_desc, (batch, head, tile * 64, 64 * c), v_buf, v % SLOTS, 1, v_ready.index(v % SLOTS))
             i += 1
 
 
@@ -142,7 +129,7 @@ def value(
     tile_free, _v_free = free
     _dk_written, dv_written = written
     _copy_written, copy_full, copy_free, dp_full, dp_free, k_read, _factors_full = between
-    q_rows, k_rows = in_spans(q_buf, dtype, STAGES, 2, 1), in_spans(k_buf, dtype, STAGES, 2, 1)
+    q_rows, k_rows = operands(q_buf, STAGES, 2, 1), operands(k_buf, STAGES, 2, 1)
     t_tile = gl.arange(0, 64, layout=t_l)
     before, left_before = (steps * 0).to(gl.int64), steps * 0  # the tile before this one, in row sums
     i = 0
@@ -288,8 +275,8 @@ def state(
     dk_written, _dv_written = written
     copy_written, _copy_full, copy_free, dp_full, dp_free, k_read, factors_full = between
     AHEAD: gl.constexpr = min(COPIES, WB) - 1  # copies up to this one are handed over together, with r K: none is late
-    q_rows, k_rows = in_spans(q_buf, dtype, STAGES, 2, 1), in_spans(k_buf, dtype, STAGES, 2, 1)
-    h_joined = in_spans(h_buf, dtype, STAGES, WB, accumulators(WB))
+    q_rows, k_rows = operands(q_buf, STAGES, 2, 1), operands(k_buf, STAGES, 2, 1)
+    h_joined = operands(h_buf, STAGES, WB, accumulators(WB))
     i = 0
     for item in range(launched(items, "ctaid"), items, launched(items, "nctaid")):
         _batch, _head, _first, n, _row, index = place_of(item, geometry)
@@ -345,12 +332,12 @@ def state(
             kept = ()
             for c in gl.static_range(WB):  # all before the first product: nothing may touch registers in flight
                 kept += (dC[c] * e,)
-            flight, operands = advance(kept, qT, s_buf.index(s), h_joined, s, WB)
+            flight, kept_operands = start_state_update(kept, qT, s_buf.index(s), h_joined, s, accumulators(WB))
             dk = wait_for_products(2 * accumulators(WB), deps=(dk,))  # dC is updated while dk is written
             barrier()  # dP, its factors and Q have been read
             mbarrier.arrive(dp_free.index(0), count=1)
             qT.store(dk.to(dtype))
-            dC = advanced(wait_for_products(0, deps=flight + operands), WB)
+            dC = finish_state_update(wait_for_products(0, deps=flight + kept_operands), WB)
             barrier()
             mbarrier.arrive(dk_written.index(s), count=1)
             i += 1
@@ -415,7 +402,7 @@ def pair(
     k_read = barriers(1, 1)
     between = (copy_written, copy_full, copy_free, dp_full, dp_free, k_read, factors_full)
     written = (barriers(STAGES, 1), barriers(SLOTS, 1))
-    begin(True)  # dq, before it, has nothing that this reads
+    begin_kernel(True)  # dq, before it, has nothing that this reads
     gl.warp_specialize(
         [
             (state, (first_ptr, last_ptr,
@@ -432,4 +419,4 @@ def pair(
         [4, 1, 1, 1],
         [488 - 2 * STATE_REGISTERS, 24, 24, 24],
     )  # fmt: skip
-    end(True)
+    end_kernel(True)

@@ -25,8 +25,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import barrier, let_next_kernel_start, tma_store, wait_for_kernel_before, wait_for_products
-from .walk import BLOCK_BYTES, begin, block, fetch, nearest, nth_tile, span, state_pointers, widened
+from .conversions import nearest, widened
+from .pipeline import begin_kernel
+from .state import state_pointers
+from .tiles import BLOCK_BYTES, block, load_blocks
+from .walk import nth_tile, span
+from .workarounds import barrier, let_next_kernel_start, tma_store, wait_for_kernel_before, wait_for_products
 
 
 @gluon.jit
@@ -42,13 +46,13 @@ def produce(
         tile = nth_tile(first, i, n, REVERSE)
         mbarrier.expect(arrived, BLOCK_BYTES * (ZB + WB))
         if HEADS == 1:
-            fetch(z_desc, batch, head // z_sharing, tile, z0, ZB, z_buf, s, arrived)
-            fetch(w_desc, batch, head, tile, w0, WB, w_buf, s, arrived)
+            load_blocks(z_desc, (batch, head // z_sharing, tile * 64, z0), z_buf, s * ZB, ZB, arrived)
+            load_blocks(w_desc, (batch, head, tile * 64, w0), w_buf, s * WB, WB, arrived)
         else:
             for h in gl.static_range(ZB):
-                fetch(z_desc, batch, (head + h) // z_sharing, tile, 0, 1, z_buf, s * ZB + h, arrived)
+                load_blocks(z_desc, (batch, (head + h) // z_sharing, tile * 64, 0), z_buf, s * ZB + h, 1, arrived)
             for h in gl.static_range(WB):
-                fetch(w_desc, batch, head + h, tile, 0, 1, w_buf, s * WB + h, arrived)
+                load_blocks(w_desc, (batch, head + h, tile * 64, 0), w_buf, s * WB + h, 1, arrived)
 
 
 @gluon.jit
@@ -216,7 +220,7 @@ def accumulate(
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(ready.index(i), count=1)
-    begin(INDEPENDENT=False)
+    begin_kernel(INDEPENDENT=False)
     gl.warp_specialize(
         [
             (math, (kept_desc, az_ptr, g_ptr, first_ptr, state_ptr, n_ptr, z_buf, w_buf, kept_buf, empty, ready,
@@ -246,7 +250,7 @@ def carry(
     END. Only then is read what the last segment adds. RESUMED: what the second segment starts from is there, and what
     the first does, but for zero; `lowest` is then the first part of the second.
     split: parts of a segment. accumulated: parts that are there, from `lowest` on or, REVERSE, the last.
-    TILES: power of two, at least part_tiles. OVERLAP: see walk.begin.
+    TILES: power of two, at least part_tiles. OVERLAP: see pipeline.begin_kernel.
     """
     if OVERLAP:
         wait_for_kernel_before()

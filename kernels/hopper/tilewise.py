@@ -34,8 +34,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from .compat import barrier, tma_load, tma_store, wait_for_products
-from .walk import BLOCK_BYTES, begin, block, leave_dots, nearest, store_dots, widened
+from .conversions import nearest, widened
+from .pipeline import begin_kernel
+from .tiles import BLOCK_BYTES, block
+from .walk import leave_dots, store_dots
+from .workarounds import barrier, tma_load, tma_store, wait_for_products
 
 
 @gluon.jit
@@ -340,7 +343,7 @@ def gradients(
     shared_ready, shared_read, shared_empty = barriers(SHARED, 1), barriers(SHARED, 2), barriers(SHARED, 1)
     ready, empty = barriers(STAGES, 1), barriers(STAGES, 3)
     pairs_full, pairs_empty = barriers(SLOTS, 1), barriers(SLOTS, 2)
-    begin(INDEPENDENT=False)
+    begin_kernel(INDEPENDENT=False)
     gl.warp_specialize(
         [
             (accumulate, (dq_desc, dk_desc, g_ptr, sums_ptr, through_ptr, shared, buffers, d_buf, rows_buf0,

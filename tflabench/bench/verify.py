@@ -31,6 +31,7 @@ from torch import Tensor
 
 from tflabench.implementations.adapter import Case, differentiate, suffix_sum
 
+SHAPE_STEPS = 16  # that the oracle computes to tell its shape
 FIRST_STEPS = 512  # compared whatever they cost; what more would cost is estimated from them
 ALLOWED = 2.0  # times plain PyTorch's own error
 ALLOWED_STEP = 4.0  # the same for the worst single step, an extreme value and so less steady
@@ -93,13 +94,19 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
 
     Args:
         output_grad: gradient of the output, for a forward and backward pass; None for a forward pass.
+
+    Raises:
+        ValueError: the output has another shape than that of the oracle.
     """
     cut = _Cut(case)
+    if output_grad is not None:
+        _require_shape(case, cut, output_grad)
     steps, truths = _affordable_truths(case, cut, output_grad, budget_s)
     if output_grad is not None and steps < cut.seq_len:
         output_grad = output_grad.clone()
         output_grad.narrow(cut.time_dim, steps, cut.seq_len - steps).zero_()
     results = _on_poisoned_memory(case, output_grad)
+    _require_shape(case, cut, results["forward"])
 
     worst: dict[str, Error] = {}
     for where, truth in truths.items():
@@ -113,6 +120,17 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
             if name not in worst or _badness(error) > _badness(worst[name]):
                 worst[name] = error
     return Verdict(tuple(worst.values()), steps)
+
+
+def _require_shape(case: Case, cut: _Cut, output: Tensor) -> None:
+    """Raise ValueError unless an output, or its gradient, has the shape that the oracle's slices make up."""
+    inputs = cut.inputs(case, 0, 0, min(SHAPE_STEPS, cut.seq_len), torch.float64)
+    expected = list(differentiate(case.oracle, inputs, None)["forward"].shape)
+    expected[0], expected[cut.time_dim] = cut.batch, cut.seq_len
+    expected[cut.head_dim] *= cut.groups
+    if list(output.shape) != expected:
+        dims = "(B, H, T, d_hv)" if case.layout == "bhtd" else "(B, T, H, d_hv)"
+        raise ValueError(f"the output has shape {tuple(output.shape)}: it must be {dims} = {tuple(expected)}")
 
 
 def _on_poisoned_memory(case: Case, output_grad: Tensor | None) -> dict[str, Tensor]:

@@ -259,16 +259,21 @@ class Worker:
         import torch
 
         from tflabench.implementations import registry
+        from tflabench.implementations.adapter import Case
 
         self.answer({"stage": "building"})
         torch.manual_seed(problem.seed)
         case = registry.get(implementation).build(problem, self.device)
+        if not isinstance(case, Case):
+            raise TypeError(f"build returned {type(case).__name__}: it must return a Case")
         leaves = [tensor for tensor in case.inputs.values() if tensor.requires_grad]
         backward = problem.pass_ == "fwbw"
         self.answer({"stage": "compiling and running for the first time"})
         with torch.set_grad_enabled(backward):
             start = time.perf_counter()
             output = case.forward()
+            if not isinstance(output, torch.Tensor):
+                raise TypeError(f"the output is a {type(output).__name__}: it must be one tensor")
             output_grad = torch.randn_like(output) if backward else None
             if backward:
                 torch.autograd.grad(output, leaves, output_grad)

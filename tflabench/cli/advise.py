@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from tflabench.cli.common.options import (
     JsonObject,
     Pass,
     PeakTflops,
+    Plugin,
     SeqLen,
     Timeout,
 )
@@ -107,6 +109,7 @@ def advise(
             help="Print, and with --measure measure, so many choices.",
         ),
     ] = 10,
+    plugin: Plugin = None,
     plot: Annotated[Path | None, out_file("advise.png", "nothing is drawn")] = None,
     as_json: JsonObject = False,
 ) -> None:
@@ -119,11 +122,14 @@ def advise(
     from tflabench.bench.machine import detect
     from tflabench.conclusions import advise as advising
     from tflabench.conclusions.advise import Demand
+    from tflabench.implementations import registry
 
     if plot:
         from tflabench.figures.files import check_format
 
         check_format(plot)
+    for name in plugin or ():
+        registry.plug_in(name)
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
     gates = [word.strip() for word in gate.split(",")]
@@ -138,7 +144,7 @@ def advise(
     if measure:
         if gpu is not None or peak_tflops or bandwidth_tbs:
             raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
-        advice = _measured(problem, layers, tokens, budget, gates, pattern, here, top, timeout)
+        advice = _measured(problem, layers, tokens, budget, gates, pattern, here, top, timeout, plugin or ())
     else:
         chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
         demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
@@ -172,6 +178,7 @@ def _measured(
     here: Machine,
     top: int,
     timeout: float,
+    plugins: Sequence[str],
 ) -> Advice:
     """Return advice for this machine's device, its `top` choices measured."""
     from tflabench.bench.protocol import SHORT
@@ -180,7 +187,7 @@ def _measured(
     from tflabench.conclusions.advise import Demand
     from tflabench.theory import hardware
 
-    with Session(Settings(here, SHORT, timeout)) as session:
+    with Session(Settings(here, SHORT, timeout, plugins=plugins)) as session:
         ceilings = session.ceilings([problem.dtype])[problem.dtype]
         known = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
         chip = replace(known, ceilings=ceilings, memory_bytes=here.memory_bytes)
@@ -190,7 +197,7 @@ def _measured(
 
         def tell(choice: Choice) -> None:
             p = choice.problem
-            words = f"{choice.kernel.name}, L = {p.chunk_size}, batch {p.batch}: {choice.call_s * 1e3:.4g} ms"
+            words = f"{_named(choice)}, batch {p.batch}: {choice.call_s * 1e3:.4g} ms"
             print(words, file=sys.stderr)
 
         return advising.measured(advice, session.measure, top, tell)
@@ -266,8 +273,7 @@ def _recommendation(advice: Advice) -> list[str]:
     from tflabench.conclusions import held_out
 
     best = advice.ranked[0]
-    p, algorithm = best.problem, best.kernel.algorithm
-    name = f"{best.kernel.name}, L = {p.chunk_size}"
+    name, algorithm = _named(best), best.kernel.algorithm
     error = advice.error(best)
     if error is None or algorithm is None:
         known = f"{name}: predicted {best.call_s * 1e3:.3g} ms a call; no held-out error of this model is stored."
@@ -280,6 +286,11 @@ def _recommendation(advice: Advice) -> list[str]:
                 f"{others.median:.0%} ({others.rows} rows, of more shapes)."
             )
     return [known, *([f"{name} is {best.outside}."] if best.outside else [])]
+
+
+def _named(choice: Choice) -> str:
+    size = choice.problem.chunk_size
+    return f"{choice.kernel.name}, L = {size}" if size else choice.kernel.name
 
 
 def _error(error: ModelError) -> str:
@@ -320,7 +331,7 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
         mark = "recommended" if choice is best else "frontier" if id(choice) in efficient else ""
         table.add_row(
             choice.kernel.name,
-            str(choice.problem.chunk_size),
+            str(choice.problem.chunk_size or "-"),
             str(choice.problem.batch),
             f"{choice.call_s * 1e3:.4g}",
             f"+-{error.median:.0%}" if (error := advice.error(choice)) else "-",
@@ -337,7 +348,7 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
         p = choice.problem
         console.print(
             f"  {choice.memory_bytes / 2**30:7.2f} GiB  {choice.step_s * 1e3:9.4g} ms  "
-            f"{choice.kernel.name}, L = {p.chunk_size}, batch {p.batch}"
+            f"{_named(choice)}, batch {p.batch}"
         )
     if demand.memory_bytes:
         console.print(f"Memory allowed: {_size(demand.memory_bytes)}; largest batch: what fits it.")

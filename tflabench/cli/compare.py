@@ -56,15 +56,16 @@ def compare(
         ),
     ] = None,
     min_samples: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             max=MOST_CHOICES,
             metavar="N",
             rich_help_panel=JUDGED,
             help="Call points of fewer samples than this ambiguous.",
+            show_default="30, or fewer where three rounds or more all say the same",
         ),
-    ] = 30,
+    ] = None,
     allow_throttled: Annotated[
         bool, typer.Option(rich_help_panel=JUDGED, help="Judge throttled rows like others.")
     ] = False,
@@ -76,8 +77,9 @@ def compare(
     A point is faster or slower where the medians are further apart than the threshold, the intervals from minimum to
     80th percentile do not overlap, both have enough samples and neither was throttled; else it is the same, or
     ambiguous. The threshold is what two measurements of one kernel differ by: 1% where both sides took turns in one
-    comparison, 2% between two runs on one GPU, 3% between GPUs of one kind or where the GPU is not recorded. A point
-    that is slower, or ran in A and fails in B, is a regression.
+    comparison, 2% between two runs on one GPU, 3% between GPUs of one kind or where the GPU is not recorded. Enough are
+    30 samples; slow points have fewer, which do where three rounds or more each give the same verdict. A point that is
+    slower, or ran in A and fails in B, is a regression.
     """
     from rich.console import Console
 

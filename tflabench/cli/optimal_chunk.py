@@ -137,7 +137,7 @@ def optimal_chunk(
         counts=one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
     )
     if tile is None:
-        tile = min(64, 2 ** (seq_len.bit_length() - 1))
+        tile = chunks.usual_tile(seq_len)
     chunks.check_tile(tile, seq_len)
     if chunk_size is not None:
         chunks.check_chunk_size(chunk_size, tile)

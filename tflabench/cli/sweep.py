@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common.app import command
+from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.measuring import (
     Shown,
@@ -77,23 +78,31 @@ def sweep(
     memory_limit: MemoryLimit = None,
     full: Full = False,
     plots: Annotated[bool, typer.Option(rich_help_panel=OUTPUT, help="Draw the figures at the end.")] = True,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format", rich_help_panel=OUTPUT, help="Print a table, or every point as markdown or csv, at the end."
+        ),
+    ] = "table",
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench.bench import machine as machines
     from tflabench.bench.estimate import Target
-    from tflabench.bench.protocol import PAPER, PROTOCOLS
+    from tflabench.bench.plan import Request, plan
     from tflabench.bench.sweep import Session, Settings, require_runnable
     from tflabench.conclusions.brief import BriefEnding
+    from tflabench.conclusions.listing import listing
     from tflabench.conclusions.summary import Swept, full_ending
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results
-    from tflabench.selection import axes, presets
-    from tflabench.selection.comparisons import comparisons
-    from tflabench.selection.points import select_points
+    from tflabench.selection import axes
     from tflabench.theory import hardware
 
     stop_at = end_of(stop_after)
+    one_of("--format", format_, ("table", "markdown", "csv"))
+    if json_ and format_ != "table":
+        raise InputError(f"--json and --format {format_} are both given: give one of them")
     for name in plugin or ():
         registry.plug_in(name)
     machine = machines.detect(device)
@@ -106,15 +115,12 @@ def sweep(
         target = target if here == wanted and not dry_run else Target.of_gpu(wanted)
     patterns = registry.split(",".join(impl)) if impl else None
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    chosen = presets.load_preset(preset)
-    points = select_points(chosen, overrides, patterns, target.kind)
-    selected = comparisons(points)
-    protocol = PAPER if paper_protocol else PROTOCOLS[chosen.protocol.get(target.kind, "standard")]
-    protocol = protocol.verifying_within(verify_seconds)
+    planned = plan(Request(preset, overrides, patterns, paper_protocol, verify_seconds), target.kind)
+    selected, protocol = planned.comparisons, planned.protocol
     tune_s = seconds_to_tune(tune_seconds)
     tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
     slug = machine.slug if gpu is None else hardware.slug(target.name)
-    folder = out or Path("results") / slug / preset
+    folder = out or Path("results") / slug / planned.preset.name
 
     note = stderr()
     if target.kind == "cpu" and device == "auto":
@@ -122,14 +128,14 @@ def sweep(
     if dry_run:
         print_selection(selected, target, folder, protocol, Shown(timeout, full, json_))
         return
-    require_runnable(points, machine.kind)
+    require_runnable(planned.points, machine.kind)
     if out is not None:
         folder_to_write(out)
     folder = folder_for(folder, given=out is not None) if resume else folder
     limit = host_memory_limit(memory_limit, machine)
     settings = Settings(machine, protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)
     with Session(settings) as session:
-        measured = measure_comparisons(selected, folder, session, chosen.title, resume, stop_at)
+        measured = measure_comparisons(selected, folder, session, planned.preset.title, resume, stop_at)
     files = measured.files
     if plots and measured.rows:
         from tflabench import figures
@@ -140,6 +146,8 @@ def sweep(
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
         print_json({"folder": str(folder), "files": written, "left": measured.left, "rows": rows})
+    elif format_ != "table":
+        print(listing(measured.rows, format_), end="")  # type: ignore[arg-type]
     else:
         redraw = f"tflabench plot {shlex.quote(str(folder))}"
         again = [(True, "--full"), (plots, "--no-plots"), (not resume, "--resume"), (measured.left, "--stop-after 0")]

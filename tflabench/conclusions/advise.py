@@ -122,8 +122,8 @@ class Choice:
         )
 
 
-def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int], gpu: Gpu) -> list[Choice]:
-    """Every batch at every chunk size of a kernel, fitting or not."""
+def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Choice]:
+    """Every batch at every chunk size of a kernel, fitting or not; None for a kernel that takes no chunk size."""
     found = []
     for size in chunk_sizes:
         for batch in demand.batches:
@@ -249,19 +249,21 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     Args:
         gates: of COMPUTES.
         kind: of device that it is for: "cuda", or "cpu" for this machine's CPU, which has the plain PyTorch form.
-        pattern: shell pattern of implementations, of libraries too; default: the bundled kernels for that kind.
+        pattern: shell pattern of implementations, of libraries too; default: the bundled kernels for that kind, and
+            those plugged in.
 
     Raises:
         InputError: no kernel can run, with the first reason.
     """
     found: list[Choice] = []
     refused: list[Refused] = []
-    for impl in registry.select(pattern) if pattern else bundled.IMPLEMENTATIONS:
+    plugged = registry.plugged()
+    for impl in registry.select(pattern) if pattern else (*bundled.IMPLEMENTATIONS, *plugged):
         plain = impl.package == "torch"
         computes = impl.gate or impl.operation
-        if not impl.chunked or computes is None or computes not in gates:
+        if computes is None or computes not in gates or not (impl.chunked or impl in plugged):
             continue
-        if pattern is None and plain != (kind == "cpu"):
+        if pattern is None and impl not in plugged and plain != (kind == "cpu"):
             continue
         kernel = Kernel(impl.name, computes, impl.modelled, impl.count)
         sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
@@ -299,21 +301,27 @@ def measured(
         else:
             failed.append(Refused(choice.kernel.name, choice.problem.chunk_size, f"{row.status}: {row.reason}"))
     if not done:
-        first = f": {failed[0].implementation} at L = {failed[0].chunk_size} {failed[0].reason}" if failed else ""
+        first = (
+            f": {failed[0].implementation} at L = {failed[0].chunk_size or 'auto'} {failed[0].reason}" if failed else ""
+        )
         raise InputError(f"nothing could be measured{first or ': no choice fits the memory'}")
     return replace(given, ranked=rank(done), considered=done, refused=given.refused + failed)
 
 
-def _chunk_sizes(impl: Implementation, demand: Demand, gpu: Gpu, kind: DeviceKind) -> tuple[list[int], list[Refused]]:
+def _chunk_sizes(
+    impl: Implementation, demand: Demand, gpu: Gpu, kind: DeviceKind
+) -> tuple[list[int | None], list[Refused]]:
     """Powers of two up to the sequence length, and all of it, that the implementation takes; the others with reasons.
 
-    A reason that holds at every size is named once.
+    It is None alone for an implementation that takes no chunk size. A reason that holds at every size is named once.
     """
     last = demand.problem.seq_len
-    sizes = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]
+    sizes: list[int | None] = [2**n for n in range(min(SMALLEST_CHUNK, last).bit_length() - 1, last.bit_length())]
     if last > SMALLEST_CHUNK and last not in sizes:
         sizes.append(-(-last // SMALLEST_CHUNK) * SMALLEST_CHUNK)
-    reasons: dict[int, str] = {}
+    if not impl.chunked:
+        sizes = [None]
+    reasons: dict[int | None, str] = {}
     for size in sizes:
         problem = demand.problem.with_(chunk_size=size)
         reason = impl.refusal_on(problem, gpu) if kind == "cuda" else impl.refusal(problem, kind)

@@ -22,6 +22,8 @@ Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
 WITHIN_COMPARISON = 0.01
 BETWEEN_RUNS = 0.02
 BETWEEN_GPUS = 0.03
+ENOUGH_SAMPLES = 30  # for the spread of the samples alone to tell two kernels apart
+ENOUGH_ROUNDS = 3  # for fewer samples to do, if every round says the same
 VERDICTS: tuple[Verdict, ...] = ("faster", "same", "slower", "ambiguous", "broken", "missing")
 
 
@@ -32,12 +34,13 @@ class Rules:
     Attributes:
         threshold: medians nearer to each other than this are the same (0.05: 5%). None: what the two rows share says
             it (see `threshold_of`).
-        min_samples: with fewer on either side nothing is said.
+        min_samples: with fewer on either side nothing is said. None: ENOUGH_SAMPLES, or fewer in ENOUGH_ROUNDS rounds
+            or more on both sides, of which each must then say the same (see `judge`).
         allow_throttled: whether rows count that were measured while the GPU held its clock back.
     """
 
     threshold: float | None = None
-    min_samples: int = 30
+    min_samples: int | None = None
     allow_throttled: bool = False
 
 
@@ -206,6 +209,9 @@ def judge(a: Row, b: Row, rules: Rules = Rules()) -> Match:
     - ambiguous: too few samples or a throttled clock on either side, or medians that differ by the threshold or more
       while the intervals [min, 80th percentile] overlap;
     - same: medians nearer than that;  faster, slower: apart, and the intervals do too.
+
+    Slow points have fewer samples than ENOUGH_SAMPLES, in several rounds. Their verdict takes more, not less: all that
+    is above must hold, and the medians of any two rounds, one a side, must give the same verdict by the threshold.
     """
     threshold = threshold_of(a, b, rules)
     if a.status != "ok" or b.status != "ok":
@@ -215,12 +221,34 @@ def judge(a: Row, b: Row, rules: Rules = Rules()) -> Match:
     before, after, doubts = _span(a), _span(b), _doubts(a, b, rules)
     if not before or not after or doubts:
         return Match(a, b, "ambiguous", "; ".join(doubts) or "no spread was recorded", threshold)
-    if abs(log(after.median / before.median)) < log(1 + threshold.value):
+    verdict = _verdict(after.median / before.median, threshold)
+    if _samples(a, b) < ENOUGH_SAMPLES and rules.min_samples is None:
+        ratios = [late / early for early in _rounds(a) for late in _rounds(b)]
+        if {_verdict(ratio, threshold) for ratio in ratios} != {verdict}:
+            few = f"{_samples(a, b)} samples, and B / A is {min(ratios):.3g} to {max(ratios):.3g} from round to round"
+            return Match(a, b, "ambiguous", few, threshold)
+    if verdict == "same":
         return Match(a, b, "same", None, threshold)
     if before.low <= after.high and after.low <= before.high:
         spans = (f"{span.low:.4g} to {span.high:.4g}" for span in (before, after))
         return Match(a, b, "ambiguous", f"[min, p80] overlap: {' and '.join(spans)} ms", threshold)
-    return Match(a, b, "faster" if after.median < before.median else "slower", None, threshold)
+    return Match(a, b, verdict, None, threshold)
+
+
+def _verdict(ratio: float, threshold: Threshold) -> Verdict:
+    """Return what a ratio of times, B over A, says by a threshold alone."""
+    if abs(log(ratio)) < log(1 + threshold.value):
+        return "same"
+    return "faster" if ratio < 1 else "slower"
+
+
+def _samples(*rows: Row) -> int:
+    return min(row.samples or 0 for row in rows)
+
+
+def _rounds(row: Row) -> list[float]:
+    """Return the medians of a row's rounds in ms; rows of before these were recorded have none."""
+    return list(row.details.get("ms_by_round", ()))
 
 
 class _Span(NamedTuple):
@@ -238,9 +266,10 @@ def _span(row: Row) -> _Span | None:
 def _doubts(a: Row, b: Row, rules: Rules) -> list[str]:
     """Why the times of two measured rows must not be compared."""
     found = []
-    samples = min(row.samples or 0 for row in (a, b))
-    if samples < rules.min_samples:
-        found.append(f"{samples} samples, {rules.min_samples} needed")
+    samples, needed = _samples(a, b), rules.min_samples or ENOUGH_SAMPLES
+    by_round = rules.min_samples is None and min(len(_rounds(row)) for row in (a, b)) >= ENOUGH_ROUNDS
+    if samples < needed and not by_round:
+        found.append(f"{samples} samples, {needed} needed")
     throttled = [side for side, row in (("A", a), ("B", b)) if row.throttled]
     if throttled and not rules.allow_throttled:
         found.append(f"throttled in {' and '.join(throttled)}")

@@ -8,6 +8,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
 from textwrap import shorten
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from tflabench.conclusions.campaigns import DECISIVE, Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.standings import Chosen, Pair, Question, Standing, choose, preset_of
+from tflabench.implementations.registry import bundled_kernels, nearest, split
 from tflabench.problem import InputError
 from tflabench.rows.labels import PASS_TITLES, THROTTLED, mark
 from tflabench.rows.load import find_results
@@ -43,11 +45,31 @@ DETAILS = (Detail(2, 2, None), Detail(2, 1, None), Detail(1, 1, None), Detail(1,
 
 @dataclass(frozen=True)
 class Page:
-    """What the page is about: all results at and below `root`. Its links are relative to the folder `beside`."""
+    """What the page is about: all results at and below `root`. Its links are relative to the folder `beside`.
+
+    Attributes:
+        subject: pattern of the implementations that are ours; None for this project's kernels.
+    """
 
     root: Path
     beside: Path
     every: tuple[Campaign, ...]
+    subject: str | None = None
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """Return the names of ours.
+
+        Raises:
+            InputError: the pattern of them matches no row, with the nearest names.
+        """
+        if self.subject is None:
+            return bundled_kernels()
+        names = dict.fromkeys(row.implementation for campaign in self.every for row in campaign.rows)
+        found = frozenset(name for name in names if any(fnmatchcase(name, each) for each in split(self.subject)))
+        if not found:
+            raise InputError(f"--subject is {self.subject!r}, which no row is of; {nearest(self.subject, names)}")
+        return found
 
     def link(self, campaign: Campaign) -> str:
         """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
@@ -59,13 +81,14 @@ class Page:
         return f"[{_plain(', '.join([name, *telling]))}]({rows.as_posix()})"
 
 
-def write(root: Path, out: Path) -> Path:
-    """Write the page about all results at and below `root`.
+def write(root: Path, out: Path, subject: str | None = None) -> Path:
+    """Write the page about all results at and below `root`; arguments and errors as of `markdown`.
 
     Raises:
-        InputError: no results, results that cannot be read, or a file that cannot be written.
+        InputError: also a file that cannot be written.
     """
-    text = markdown(root, ["tflabench", "headline", str(root), "--out", str(out)], out.parent)
+    options = [] if subject is None else ["--subject", subject]
+    text = markdown(root, ["tflabench", "headline", str(root), *options, "--out", str(out)], out.parent, subject)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)
@@ -74,16 +97,19 @@ def write(root: Path, out: Path) -> Path:
     return out
 
 
-def markdown(root: Path, command: Sequence[str], beside: Path = Path()) -> str:
+def markdown(root: Path, command: Sequence[str], beside: Path = Path(), subject: str | None = None) -> str:
     """Return the page about all results at and below `root`, made by `command`, links relative to `beside`.
 
+    Args:
+        subject: pattern of the implementations that are ours; None for this project's kernels.
+
     Raises:
-        InputError: no results, or results that cannot be read.
+        InputError: no results, results that cannot be read, or a subject that matches no row.
     """
-    page = Page(root, beside, tuple(campaigns(find_results(root))))
-    chosen = choose(page.every)
+    page = Page(root, beside, tuple(campaigns(find_results(root))), subject)
+    chosen = choose(page.every, page.kernels)
     for detail in DETAILS:
-        text = "\n".join([*_opening(root, command), *_sections(page, chosen, detail)]) + "\n"
+        text = "\n".join([*_opening(page, command), *_sections(page, chosen, detail)]) + "\n"
         if len(text.split()) <= MOST_WORDS:
             break
     return text
@@ -101,13 +127,16 @@ def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[
         yield from ("", f"No kernel of ours was measured in {', '.join(folders)}.")
 
 
-def _opening(root: Path, command: Sequence[str]) -> list[str]:
+def _opening(page: Page, command: Sequence[str]) -> list[str]:
+    ours, theirs = "the kernels of this project", "those of other libraries"
+    if page.subject is not None:
+        ours, theirs = f"what `--subject {shlex.quote(page.subject)}` names", "all others"
     return [
         "# Results",
         "",
         f"Made by `{shlex.join(command)}` from stored rows; do not edit.",
         "",
-        "A table compares the kernels of this project (*ours*) with those of other libraries (*peers*). There is one",
+        f"A table compares {ours} (*ours*) with {theirs} (*peers*). There is one",
         "for each figure of the paper, or other sweep, and each device. Names are those that `--impl` takes.",
         "",
         "- A cell has the median times of peer and ours in milliseconds: `peer/ours = ratio`. Above 1 ours is faster;",
@@ -123,7 +152,7 @@ def _opening(root: Path, command: Sequence[str]) -> list[str]:
         "",
         "A table shows the folder with most ratios, then most pairs compared, then most measured rows. It has the one",
         "or two sizes with most peers. Every point, with its memory, is in the linked rows and in",
-        f"`tflabench report {shlex.quote(str(root))}`. *Again* measures into a folder `again`.",
+        f"`tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
     ]
 
 

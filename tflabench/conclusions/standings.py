@@ -18,14 +18,18 @@ from tflabench.rows.labels import PASS_TITLES, heads
 from tflabench.rows.schema import Row
 
 
-def answers(ours: Sequence[Row], rival: Row | None) -> list[Row]:
+def answers(ours: Sequence[Row], rival: Row | None, kernels: frozenset[str] | None = None) -> list[Row]:
     """Return those of our rows that a peer is compared with.
 
     They are of the peer's operation where there is a kernel of ours for it, measured here or not. Else they are of
     mLSTM, what this project is about, or all of ours where no mLSTM was measured.
+
+    Args:
+        kernels: the names of ours; None for the bundled ones.
     """
+    kernels = bundled_kernels() if kernels is None else kernels
     wanted = operation(rival.implementation, rival.gate) if rival else None
-    if rival and wanted and (rival.family == "mlstm" or wanted in {operation(name) for name in bundled_kernels()}):
+    if rival and wanted and (rival.family == "mlstm" or wanted in {operation(name) for name in kernels}):
         return [row for row in ours if operation(row.implementation, row.gate) == wanted]
     return [row for row in ours if row.family == "mlstm"] or list(ours)
 
@@ -96,7 +100,7 @@ class Question:
 
     def best(self, rival: Row | None = None) -> Row | None:
         """Return our fastest row that answers a peer, or of mLSTM; rows of the peer's comparison come first."""
-        rows = answers([row for row in self.ours if row.status == "ok"], rival)
+        rows = answers([row for row in self.ours if row.status == "ok"], rival, self.kernels)
         beside = [row for row in rows if rival and comparable(row, rival)]
         return fastest(beside or rows) if rows else None
 
@@ -152,8 +156,12 @@ class Standing:
 
 
 def standing(campaign: Campaign, kernels: frozenset[str]) -> Standing:
-    """Return the questions of a campaign, without the PyTorch forms of our kernels: neither ours nor peers."""
-    rows = (row for row in campaign.rows if not row.implementation.startswith("reference_"))
+    """Return the questions of a campaign.
+
+    Beside bundled kernels their PyTorch forms are neither ours nor peers; beside others they are like any other.
+    """
+    shown = not kernels & bundled_kernels()
+    rows = (row for row in campaign.rows if shown or not row.implementation.startswith("reference_"))
     groups = questions(row for row in rows if row.pass_ in PASS_TITLES)
     cuts = Counter((_size(group[0]), group[0].pass_) for group in groups)
     found = []
@@ -187,6 +195,7 @@ def preset_of(campaign: Campaign) -> str:
         words = " ".join(run.get("arguments", ())).replace("--preset=", "--preset ").split()
         if words[:1] == ["sweep"]:
             found.add(words[words.index("--preset") + 1] if "--preset" in words[:-1] else "quick")
+    found = {Path(name).stem if name.endswith(".toml") else name for name in found}
     return found.pop() if len(found) == 1 else Path(campaign.folder).resolve().name
 
 
@@ -197,9 +206,12 @@ class Chosen(NamedTuple):
     others: tuple[Campaign, ...]
 
 
-def choose(campaigns: Iterable[Campaign]) -> list[Chosen]:
-    """Return one standing a figure and device: subjects with ratios first, then by figure, sweep and device."""
-    kernels = bundled_kernels()
+def choose(campaigns: Iterable[Campaign], kernels: frozenset[str]) -> list[Chosen]:
+    """Return one standing a figure and device: subjects with ratios first, then by figure, sweep and device.
+
+    Args:
+        kernels: the names of ours.
+    """
     subjects: dict[tuple[float, str, str], list[Standing]] = defaultdict(list)
     for campaign in campaigns:
         subjects[subject(campaign)].append(standing(campaign, kernels))

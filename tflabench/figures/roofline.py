@@ -11,6 +11,7 @@ from tflabench.figures.axes import logarithmic
 from tflabench.figures.captions import caption
 from tflabench.figures.curves import BACKGROUND
 from tflabench.figures.highlights import chosen, device_name
+from tflabench.figures.looks import MARKERS, Look
 from tflabench.figures.model import Curve, Figure, Ink, Item, Panel
 from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
@@ -74,14 +75,26 @@ def rate(flops_per_s: float) -> str:
 def _points(own: Rows, source: Source, names: Sequence[str], size: float) -> Iterator[Curve]:
     """Yield the points of each implementation: the background first, the best last."""
     points = {str(name): found for name, found in own.sort_values("rate").groupby("implementation", sort=False)}
+    inks = inks_of_points(names, source.looks)
     for name in [*(name for name in source.looks if name not in names), *names[::-1]]:
         if name in points:
             found = points[name]
             look = source.looks[name]
-            ink = look.ink if name in names else Ink(BACKGROUND.colour, "circle")
+            ink = inks.get(name, Ink(BACKGROUND.colour, "circle"))
             label, role = (look.title, "highlight") if name in names else ("", "context")
             x, y = found["intensity"].to_numpy(float), found["rate"].to_numpy(float) / size
             yield Curve(label, x, y, ink, role, joined=False, rows=[int(n) for n in found.index], name=name)
+
+
+def inks_of_points(names: Sequence[str], looks: Mapping[str, Look]) -> dict[str, Ink]:
+    """Return the ink of each implementation where no dashes tell them apart: no marker twice in one colour."""
+    found: dict[str, Ink] = {}
+    for name in names:
+        ink = looks[name].ink
+        taken = {other.marker for other in found.values() if other.colour == ink.colour}
+        free = [marker for marker in (ink.marker, *MARKERS) if marker not in taken]
+        found[name] = Ink(ink.colour, free[0])
+    return found
 
 
 def _roof(ceilings: Ceilings, limits: tuple[float, float], size: float) -> Curve:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
-import sys
+import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
+from tflabench.implementations import plugins
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError
 
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 ADAPTERS = ("nxai", "sdpa", "flash_attention", "fla_ops", "lightning", "mamba")
 
 _plugged: list[Implementation] = []
+_by_plugin: dict[str, tuple[Implementation, ...]] = {}
 
 
 @cache
@@ -34,9 +33,23 @@ def _bundled() -> tuple[Implementation, ...]:
     return (*bundled.IMPLEMENTATIONS, *(impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS))
 
 
+@cache
+def _installed() -> tuple[Implementation, ...]:
+    """Return what entry points of installed packages add; a name that is taken is left out, with a warning."""
+    known = {impl.name for impl in _bundled()}
+    found: list[Implementation] = []
+    for impl in plugins.installed():
+        if impl.name in known:
+            warnings.warn(f"an entry point defines {impl.name!r}, which exists already: it is left out", stacklevel=2)
+            continue
+        known.add(impl.name)
+        found.append(impl)
+    return tuple(found)
+
+
 def implementations() -> tuple[Implementation, ...]:
     """All registered implementations; importing the adapters imports no torch."""
-    return (*_bundled(), *_plugged)
+    return (*_bundled(), *plugged())
 
 
 @cache
@@ -67,8 +80,8 @@ def modelled(name: str) -> Modelled | None:
 
 
 def plugged() -> tuple[Implementation, ...]:
-    """The implementations that came from outside, by `plug_in`."""
-    return tuple(_plugged)
+    """Return the implementations from outside: of entry points of installed packages, and of `plug_in`."""
+    return (*_installed(), *_plugged)
 
 
 def get(name: str) -> Implementation:
@@ -97,19 +110,20 @@ def select(pattern: str) -> tuple[Implementation, ...]:
 def plug_in(plugin: str) -> None:
     """Register the IMPLEMENTATIONS of a module from outside: its import name, or the path of a .py file.
 
+    Those that the same plugin registered before are replaced.
+
     Raises:
-        InputError: it cannot be imported, defines no IMPLEMENTATIONS, or takes a name that is taken.
+        InputError: it cannot be used (see `plugins.load`), or takes a name that is taken.
     """
-    try:
-        module = _load_file(Path(plugin)) if plugin.endswith(".py") else importlib.import_module(plugin)
-        added = tuple(module.IMPLEMENTATIONS)
-    except Exception as error:  # whatever the foreign module raises while it is imported is the user's to mend
-        raise InputError(f"plugin {plugin!r} cannot be used: {type(error).__name__}: {error}") from error
-    taken = {impl.name for impl in implementations()}
+    added, before = plugins.load(plugin), _by_plugin.get(plugin, ())
+    others = [impl for impl in _plugged if impl not in before]
+    taken = {impl.name for impl in (*_bundled(), *_installed(), *others)}
     for impl in added:
         if impl.name in taken:
             raise InputError(f"plugin {plugin!r} defines {impl.name!r}, which exists already: choose another name")
-    _plugged.extend(added)
+        taken.add(impl.name)
+    _plugged[:] = [*others, *added]
+    _by_plugin[plugin] = added
 
 
 def nearest(wanted: str, known: Iterable[str]) -> str:
@@ -126,13 +140,3 @@ def split(patterns: str) -> list[str]:
 
 def _find(name: str) -> Implementation | None:
     return next((impl for impl in implementations() if impl.name == name), None)
-
-
-def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tflabench_plugin_{path.stem}", path.resolve())
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from tflabench.problem import InputError
 from tflabench.rows.schema import Row
 
 if TYPE_CHECKING:
@@ -23,6 +24,35 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
         if dtype:
             table[field.alias or name] = table[field.alias or name].astype(dtype)  # type: ignore[call-overload]
     return table
+
+
+def rows_of(table: pd.DataFrame) -> list[Row]:
+    """Return the rows of a table that `frame` made, or of a part of one; columns that rows lack are left out.
+
+    Raises:
+        InputError: a column is missing, or holds what no row can.
+    """
+    from pydantic import ValidationError
+
+    names = [field.alias or name for name, field in Row.model_fields.items()]
+    if missing := [name for name in names if name not in table.columns]:
+        raise InputError(f"the table has no column {missing[0]!r}: it must have those that tflabench.load gives")
+    records: list[dict[str, Any]] = table[names].to_dict("records")  # type: ignore[assignment]
+    try:
+        return [Row.model_validate({name: _plain(value) for name, value in record.items()}) for record in records]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = first["loc"][0] if first["loc"] else "row"
+        raise InputError(f"the table's {where} is {first['input']!r}: {first['msg']}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell as Python has it: None where it is missing, no numpy scalar."""
+    import pandas as pd
+
+    if isinstance(value, (list, dict)):
+        return cast("Any", value)
+    return None if pd.isna(value) else value.item() if hasattr(value, "item") else value
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:

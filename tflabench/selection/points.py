@@ -35,6 +35,7 @@ def select_points(
             other axes from small to large.
         patterns: which implementations: those of the preset that match, or, where it names none of them, all that
             match, over the axes of its first group for their family; None for the preset's own and those plugged in.
+            One that is plugged in runs over the axes of all groups whose implementations compute the same.
         device: "cuda" or "cpu": groups meant for the other are left out.
 
     Raises:
@@ -71,8 +72,9 @@ def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Imp
     def adopted(impl: Implementation) -> list[Group]:
         return [next((group for group in groups if impl.family in group.family), groups[0])]
 
+    for impl in registry.plugged():
+        claims[impl] = claims[impl] or _groups_of_its_like(impl, claims) or adopted(impl)
     if patterns is None:
-        claims |= {impl: adopted(impl) for impl in registry.plugged() if not claims[impl]}
         return {impl: claim for impl, claim in claims.items() if claim}
     chosen: dict[Implementation, list[Group]] = {}
     for pattern in patterns:
@@ -80,6 +82,19 @@ def _chosen(groups: Sequence[Group], patterns: Sequence[str] | None) -> dict[Imp
         named = {impl: claims[impl] for impl in matching if claims[impl]}
         chosen |= named or {impl: adopted(impl) for impl in matching}
     return chosen
+
+
+def _groups_of_its_like(impl: Implementation, claims: Mapping[Implementation, Sequence[Group]]) -> list[Group]:
+    """Return the groups that run implementations which compute the same, in their order.
+
+    That is the same family, gate and operation; nothing where the preset runs none.
+    """
+
+    def computes(other: Implementation) -> tuple[str | None, ...]:
+        return other.family, other.gate, other.operation
+
+    alike = [group for other, own in claims.items() if computes(other) == computes(impl) for group in own]
+    return [group for place, group in enumerate(alike) if group not in alike[:place]]
 
 
 def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:

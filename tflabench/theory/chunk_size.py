@@ -167,6 +167,11 @@ class Tradeoff:
         return min(fitting, key=lambda size: self.time(size).upper)
 
 
+def usual_tile(seq_len: int) -> int:
+    """Return the tile of kernels on sequences of this length: 64 steps, or the largest power of two of at most T."""
+    return min(64, 2 ** (seq_len.bit_length() - 1))
+
+
 def check_tile(tile: int, seq_len: int) -> None:
     """Raises InputError unless `tile` is a power of two of at most `seq_len`."""
     if tile < 1 or tile & (tile - 1):

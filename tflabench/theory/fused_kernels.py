@@ -25,7 +25,7 @@ from tflabench.theory.constants import (
 
 @dataclass(frozen=True)
 class Walk:
-    """One walk, out_u = sum_z (U_u . W_z) Z_z + S U_u, with a state S of `rows` by `columns` (kernels/hopper/walk.py).
+    """One walk, out_u = sum_z (U_u . W_z) Z_z + S U_u, with a state S of `rows` by `columns` (kernels/hopper).
 
     Attributes:
         columns: dimension of U and W, summed over; in more than 256 the walk is launched for each 256.

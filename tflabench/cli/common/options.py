@@ -101,7 +101,12 @@ DryRun = Annotated[
     typer.Option("--dry-run", rich_help_panel=HOW, help="Print what would be measured, and about how long it takes."),
 ]
 Preset = Annotated[
-    str, typer.Option(metavar="NAME", rich_help_panel=WHAT, help="Take the sizes of this preset of `tflabench list`.")
+    str,
+    typer.Option(
+        metavar="NAME|FILE",
+        rich_help_panel=WHAT,
+        help="Take the sizes of a preset of `tflabench list`, or of a .toml file.",
+    ),
 ]
 Full = Annotated[
     bool, typer.Option("--full", rich_help_panel=OUTPUT, help="Print every point, where the text is cut otherwise.")

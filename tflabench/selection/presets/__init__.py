@@ -6,11 +6,36 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError
 from tflabench.selection.axes import Values, overlay, parse_axes
+
+
+class Field(NamedTuple):
+    """A field of a preset's file: its type, what is expected in words, and whether it must be there."""
+
+    type: type
+    expected: str
+    required: bool = False
+
+
+TABLE = {
+    "title": Field(str, 'a string, such as title = "My sweep"', required=True),
+    "group": Field(list, "one [[group]] or more", required=True),
+    "axes": Field(dict, 'a table, such as axes = { pass = "both" }'),
+    "protocol": Field(dict, 'a table, such as protocol = { cpu = "short" }'),
+}
+SETTINGS = {  # of a group, beside its axes
+    "impl": Field(str, "patterns of names"),
+    "without": Field(str, "patterns of names"),
+    "family": Field(list, "a list of families"),
+    "device": Field(str, "cuda or cpu"),
+    "stage": Field(str, "words"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,17 +82,65 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
-    """Return the preset of this name.
+    """Return the preset of this name, or that of a TOML file.
+
+    A file has a `title`, `axes` that all groups share, and a list of groups: `[[group]]` with the fields of `Group`
+    beside its axes. `protocol = { cpu = "short" }` names other rules of measuring by kind of device.
+
+    Args:
+        name: of a bundled preset, or the path of a file that ends in .toml.
 
     Raises:
-        InputError: no such preset, with the nearest names.
+        InputError: no such preset, with the nearest names; or a file that cannot be read, or that is no preset.
     """
+    if name.endswith(".toml"):
+        return _of_file(Path(name))
     if name not in preset_names():
-        raise InputError(f"unknown preset {name!r}; {registry.nearest(name, preset_names())}")
+        hint = f"{registry.nearest(name, preset_names())}; a file must end in .toml"
+        raise InputError(f"unknown preset {name!r}; {hint}")
     table = tomllib.loads((files("tflabench.selection.presets") / f"{name}.toml").read_text())
-    shared = parse_axes(table.get("axes", {}))
+    return _preset(name, table)
+
+
+def _of_file(path: Path) -> Preset:
+    try:
+        return _preset(path.stem, tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise InputError(f"preset {path} cannot be read ({error.strerror}): name a TOML file") from None
+    except ValueError as error:  # of TOML, of its encoding, and InputError
+        raise InputError(f"preset {path}: {error}") from None
+
+
+def _preset(name: str, table: Mapping[str, Any]) -> Preset:
+    """Return the preset that a table describes.
+
+    Raises:
+        InputError: something is missing, unknown, or of another type.
+    """
+    _check_fields(table, TABLE, "it")
+    shared = parse_axes(_of_type(table.get("axes", {}), dict, "axes"))
     groups: list[Group] = []
-    for entry in table["group"]:
-        settings = {key: entry.pop(key) for key in ("impl", "without", "family", "device", "stage") if key in entry}
-        groups.append(Group(overlay(shared, parse_axes(entry)), **settings))
+    for number, entry in enumerate(table["group"], 1):
+        settings = {key: value for key, value in _of_type(entry, dict, "group").items() if key in SETTINGS}
+        _check_fields(settings, SETTINGS, f"group {number}")
+        if settings.get("device") not in (None, "cuda", "cpu"):
+            raise InputError(f"group {number} has device {settings['device']!r}: it must be cuda or cpu")
+        axes = {key: value for key, value in entry.items() if key not in SETTINGS}
+        groups.append(Group(overlay(shared, parse_axes(axes)), **settings))
     return Preset(name, table["title"], tuple(groups), table.get("protocol", {}))
+
+
+def _check_fields(table: Mapping[str, Any], fields: Mapping[str, Field], where: str) -> None:
+    for name, field in fields.items():
+        if field.required and not table.get(name):
+            raise InputError(f"{where} has no {name}: expected {field.expected}")
+        if name in table:
+            _of_type(table[name], field.type, name, field.expected)
+    if unknown := [name for name in table if name not in fields]:
+        raise InputError(f"{where} has an unknown field {unknown[0]!r}; {registry.nearest(unknown[0], fields)}")
+
+
+def _of_type(value: Any, type_: type, name: str, expected: str = "a table") -> Any:
+    if not isinstance(value, type_):
+        raise InputError(f"{name} is {value!r}: expected {expected}")
+    return value

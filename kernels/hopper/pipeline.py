@@ -1,0 +1,140 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""How the partitions of a program hand buffers in shared memory to each other, and how kernels overlap."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import _aggregate, base_value
+
+from .workarounds import let_next_kernel_start, wait_for_kernel_before
+
+
+def aggregate(cls):
+    """Make a class a value of kernels that is constructed of its fields, as Triton itself does from 3.9 on."""
+    fields = tuple(cls.__annotations__)
+
+    def __init__(self, *args, **named):
+        given = {**dict(zip(fields, args, strict=False)), **named}
+        for name in fields:
+            value = given[name]
+            setattr(self, name, value if isinstance(value, base_value) else gl.constexpr(value))
+
+    __init__.__triton_builtin__ = True
+    cls.__init__ = __init__
+    return _aggregate(cls)
+
+
+@aggregate
+class Cursor:
+    """A place in a ring: its slot, and the phase that the slot's barriers are in."""
+
+    slot: gl.tensor
+    phase: gl.tensor
+
+
+@aggregate
+class Ring:
+    """Barriers of a ring of slots that a producer fills and consumers drain, one after the other."""
+
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    num_slots: gl.constexpr
+
+    @gluon.jit
+    def at(self, i):
+        """Return the place of the i-th fill."""
+        return Cursor(i % self.num_slots, (i // self.num_slots) & 1)
+
+    @gluon.jit
+    def begin(self):
+        """Return the place of the first fill."""
+        return Cursor(gl.to_tensor(0), gl.to_tensor(0))
+
+    @gluon.jit
+    def next(self, cursor):
+        """Return the place after a cursor.
+
+        `at` makes both numbers of one counter, for which addresses made of it are kept in registers: a partition of few
+        registers spills with it. One of many, whose products use such addresses, is serialised by ptxas with `next`
+        (C7512, d_qk = 256).
+        """
+        slot = cursor.slot + 1
+        return Cursor(slot % self.num_slots, cursor.phase ^ (slot // self.num_slots))
+
+    @gluon.jit
+    def producer_acquire(self, cursor):
+        """Wait until all consumers have released the slot."""
+        mbarrier.wait(self.empty.index(cursor.slot), cursor.phase ^ 1)
+
+    @gluon.jit
+    def producer_commit(self, cursor):
+        """Hand the slot to the consumers."""
+        mbarrier.arrive(self.full.index(cursor.slot), count=1)
+
+    @gluon.jit
+    def consumer_wait(self, cursor):
+        """Wait until the slot is full."""
+        mbarrier.wait(self.full.index(cursor.slot), cursor.phase)
+
+    @gluon.jit
+    def consumer_release(self, cursor):
+        """Give the slot back to the producer."""
+        mbarrier.arrive(self.empty.index(cursor.slot), count=1)
+
+
+@gluon.jit
+def allocate_ring(num_slots: gl.constexpr, num_consumers: gl.constexpr, num_arrivals: gl.constexpr = 1):
+    """Return a ring of empty slots, each full after `num_arrivals` and empty again after `num_consumers` releases."""
+    full = gl.allocate_shared_memory(gl.int64, [num_slots, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [num_slots, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(num_slots):
+        mbarrier.init(full.index(i), count=num_arrivals)
+        mbarrier.init(empty.index(i), count=num_consumers)
+    return Ring(full, empty, num_slots)
+
+
+@aggregate
+class Signal:
+    """Barriers of a ring of slots that one partition fills; that they have been read shows in other ways."""
+
+    full: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def arrive(self, cursor):
+        """Say that the slot is full."""
+        mbarrier.arrive(self.full.index(cursor.slot), count=1)
+
+    @gluon.jit
+    def wait(self, cursor):
+        """Wait until the slot is full."""
+        mbarrier.wait(self.full.index(cursor.slot), cursor.phase)
+
+
+@gluon.jit
+def allocate_signal(num_slots: gl.constexpr):
+    """Return the signals of a ring of empty slots."""
+    full = gl.allocate_shared_memory(gl.int64, [num_slots, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(num_slots):
+        mbarrier.init(full.index(i), count=1)
+    return Signal(full)
+
+
+@gluon.jit
+def begin_kernel(INDEPENDENT: gl.constexpr):
+    """Wait for the kernel before this one, which may still run (programmatic dependent launch), and let the next start.
+
+    An INDEPENDENT kernel reads nothing that the one before it makes, and waits for it in `end_kernel`. So a kernel that
+    waits at once has all that was launched before it; one that is independent, all but the kernels since the last that
+    waited. Either way nothing before it runs any more when it has ended. The next kernel takes the multiprocessors that
+    this one leaves.
+    """
+    if not INDEPENDENT:
+        wait_for_kernel_before()
+    let_next_kernel_start()
+
+
+@gluon.jit
+def end_kernel(INDEPENDENT: gl.constexpr):
+    """Wait, at the end of an INDEPENDENT kernel, for the one before it."""
+    if INDEPENDENT:
+        wait_for_kernel_before()

@@ -1,0 +1,142 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""How the work of a walk is cut into items that programs take one after the other."""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .pipeline import aggregate
+from .workarounds import opaque_zero
+
+
+class Counts(NamedTuple):
+    """Numbers that a program reads once for a work item, all at least 1.
+
+    Attributes:
+        num_heads: heads of V and H.
+        heads_per_qk: consecutive heads that share a head of Q and K.
+        segment_tiles: tiles of a segment; the first segment has what is left over.
+        num_segments: of a sequence.
+        end_segment: the first segment after those that are walked.
+        walked_segments: how many are.
+        kept_segment_tiles, num_kept_segments: of the cut for whose segments states are kept.
+    """
+
+    num_heads: int
+    heads_per_qk: int
+    segment_tiles: int
+    num_segments: int
+    end_segment: int
+    walked_segments: int
+    kept_segment_tiles: int = 1
+    num_kept_segments: int = 1
+
+    def as_argument(self) -> "Counts":
+        """Return what a kernel takes: 2 n + 1 for each n, see `read_count`.
+
+        Triton compiles a kernel anew where a number in a tuple becomes 1 or a multiple of 16, whatever the kernel says
+        of that argument. These are neither, so another batch, length or number of heads compiles nothing.
+        """
+        return Counts(*(2 * n + 1 for n in self))
+
+
+@gluon.jit
+def read_count(n, i):
+    """Return a number of `Counts.as_argument`, worked out where it is used: kept, it would take a register."""
+    return n >> (1 + opaque_zero(i))
+
+
+@aggregate
+class Schedule:
+    """The work of all programs.
+
+    Fields:
+        num_items: work items.
+        num_steps, num_tiles: of a sequence.
+        counts: `Counts.as_argument`.
+    """
+
+    num_items: gl.tensor
+    num_steps: gl.tensor
+    num_tiles: gl.tensor
+    counts: gl.tuple
+
+
+@aggregate
+class WorkItem:
+    """A piece of the state of one segment of a (batch, head) row.
+
+    Fields:
+        qk_head: the head of Q and K.
+        row: batch * num_heads + head.
+        first_tile, end_tile: of the segment.
+        state_index: the place of the segment's state among all of them, int64.
+        piece: which 128 * blocks_hv rows of C^T.
+    """
+
+    batch: gl.tensor
+    head: gl.tensor
+    qk_head: gl.tensor
+    row: gl.tensor
+    first_tile: gl.tensor
+    end_tile: gl.tensor
+    state_index: gl.tensor
+    piece: gl.tensor
+
+
+@gluon.jit
+def get_work_item(schedule, item, config: gl.constexpr):
+    """Return a work item by its number.
+
+    Pieces of a state are consecutive: they run side by side and share Q and K in the L2 cache.
+    """
+    PIECES: gl.constexpr = config.pieces
+    counts = schedule.counts
+    num_heads = read_count(counts.num_heads, item)
+    num_segments = read_count(counts.num_segments, item)
+    segment_tiles = read_count(counts.segment_tiles, item)
+    walked_segments = read_count(counts.walked_segments, item)
+    first_segment = read_count(counts.end_segment, item) - walked_segments
+    segment = first_segment + (item // PIECES) % walked_segments
+    row = item // (PIECES * walked_segments)
+    begin = schedule.num_tiles - (num_segments - segment) * segment_tiles
+    head = row % num_heads
+    qk_head = head
+    if config.shared_heads:
+        qk_head = head // read_count(counts.heads_per_qk, item)
+    return WorkItem(
+        batch=row // num_heads,
+        head=head,
+        qk_head=qk_head,
+        row=row,
+        first_tile=gl.maximum(begin, 0),
+        end_tile=begin + segment_tiles,
+        state_index=(row * num_segments + segment).to(gl.int64),
+        piece=item % PIECES,
+    )
+
+
+@gluon.jit
+def starts_kept_segment(schedule, tile):
+    """Return whether a segment of the cut for which states are kept starts with a tile."""
+    segment_tiles = read_count(schedule.counts.kept_segment_tiles, tile)
+    return ((schedule.num_tiles - tile) % segment_tiles == 0) | (tile == 0)
+
+
+@gluon.jit
+def get_kept_index(schedule, row, tile):
+    """Return the place, int64, of the state that the kept segment of a tile starts from among all of them."""
+    segment_tiles = read_count(schedule.counts.kept_segment_tiles, tile)
+    num_segments = read_count(schedule.counts.num_kept_segments, tile)
+    segments_left = (schedule.num_tiles - tile + segment_tiles - 1) // segment_tiles
+    return (row * num_segments + num_segments - segments_left).to(gl.int64)
+
+
+@gluon.jit
+def stores_state_after(schedule, work, tile, KEEP: gl.constexpr):
+    """Return whether the state after a tile goes to memory, so that none of its decay may stay pending."""
+    if KEEP:
+        return (tile == work.end_tile - 1) | starts_kept_segment(schedule, tile + 1)
+    else:
+        return tile == work.end_tile - 1

@@ -1,0 +1,45 @@
+"""Every example runs as it stands, on a machine without a GPU too, and says what its docstring promises."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SAYS = {
+    "add_a_kernel": ["step_by_step       64     ok"],
+    "best_chunk_size": ["H100, by theory: L = 256 at d_hv 128", "H100, measured: tfla_sig_xl is fastest at L = 256"],
+    "compare_two": ["T = 64: ", "T = 128: ", "wrote compare_two.png"],
+    "decode_step_by_step": ["after 512 tokens the state has 65 KiB", "32 tokens decoded"],
+    "use_a_kernel": ["mLSTMsig: h (2, 4, 256, 128), state C (2, 4, 64, 128)", "gradient of f: (2, 4, 256)"],
+}
+MOST_LINES = 40
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path, monkeypatch):
+    """A working directory of its own, and a cache with ceilings in it, so that nothing is calibrated."""
+    from tflabench.bench.machine import detect
+    from tflabench.implementations import registry
+    from tflabench.theory.hardware import Ceilings, store_ceilings
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "_plugged", [])
+    monkeypatch.setattr(registry, "_by_plugin", {})
+    for dtype in ("float32", "bfloat16"):
+        store_ceilings(detect("auto").name, dtype, Ceilings(1e11, 1e10, "measured", "test"))
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_runs_and_prints(name, capsys):
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert [words for words in SAYS[name] if words not in said] == [], said
+
+
+def test_every_example_is_run_here_and_short():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+    assert [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text().splitlines()) > MOST_LINES] == []

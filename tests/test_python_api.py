@@ -1,0 +1,151 @@
+"""`import tflabench`: rows as a DataFrame, a figure of them, the best chunk size, and what a sweep refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tflabench
+from tflabench.api import _parsed
+from tflabench.cli.main import app
+from tflabench.problem import InputError
+from tflabench.rows.load import read_results
+from tflabench.rows.table import frame, rows_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+from synthetic import row, write
+
+ROWS = [row(name, ms, seq_len=T) for name, ms in (("tfla_sig_xl", 1.0), ("sdpa", 2.0)) for T in (512, 1024)]
+QUICK = Path(__file__).resolve().parent.parent / "results" / "h100" / "quick"
+
+
+def heights(figure: Any) -> list[list[float]]:
+    """The y of every line with several points in the first panel of a figure."""
+    lines = (list(line.get_ydata()) for line in figure.axes[0].lines)
+    return [line for line in lines if len(line) > 1]
+
+
+def test_importing_it_is_light():
+    code = """
+import sys
+import tflabench
+tflabench.optimal_chunk_size("H100")
+print([name for name in ("torch", "pandas", "matplotlib", "pyarrow") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_load_reads_a_folder_and_all_below(tmp_path):
+    write(tmp_path / "one", ROWS[:1])
+    write(tmp_path / "other" / "deep", ROWS[1:])
+    assert tflabench.load(tmp_path / "one")["seq_len"].tolist() == [512]
+    assert len(tflabench.load(str(tmp_path))) == len(ROWS)
+    with pytest.raises(tflabench.InputError, match="nowhere does not exist"):
+        tflabench.load("nowhere")
+
+
+def test_rows_survive_the_way_through_a_table():
+    rows = list(read_results(QUICK).rows)
+    assert rows_of(frame(rows)) == rows
+    assert rows_of(frame(rows).assign(mine=1).iloc[3:5]) == rows[3:5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpu": "H100", "d_qk": 256, "d_hv": 512},
+        {"gpu": "A100", "d_qk": 64, "d_hv": 64, "gate": "exp", "seq_len": 300, "pass_": "fwbw"},
+        {"gpu": "H100", "memory_budget": "2GiB", "state_dtype": "bfloat16", "tile": 128},
+    ],
+)
+def test_the_best_chunk_size_is_the_commands(options):
+    words = [f"--{name.rstrip('_').replace('_', '-')}={value}" for name, value in options.items()]
+    told = json.loads(CliRunner().invoke(app, ["optimal-chunk", *words, "--json"]).stdout)
+    found = tflabench.optimal_chunk_size(**options)
+    assert (type(found), found) == (int, told["recommended"])
+
+
+def test_the_best_chunk_size_refuses_what_the_command_does():
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"gpu": "H1000"}, "no GPU is called 'H1000'"),
+        ({"gate": "tanh"}, "gate is 'tanh'"),
+        ({"memory_budget": "1MiB"}, "memory_budget is 1 MiB: it must be at least"),
+    )
+    for options, message in cases:
+        with pytest.raises(InputError, match=message):
+            tflabench.optimal_chunk_size(**{"gpu": "H100", **options})
+
+
+def test_plot_returns_a_figure_with_a_line_an_implementation():
+    from matplotlib.figure import Figure
+
+    figure = tflabench.plot(frame(ROWS), axis="seq_len", highlight="tfla*")
+    assert isinstance(figure, Figure)
+    assert sorted(heights(figure)) == [[1.0, 1.0], [2.0, 2.0]]
+    memory = tflabench.plot(frame(ROWS), quantity="memory")
+    assert "peak memory" in memory.axes[0].get_ylabel()
+
+
+def test_plot_takes_the_setting_of_most_rows_and_the_last_row_of_a_point():
+    late = row("sdpa", 3.0, seq_len=512, started_at="2026-12-01T00:00:00+00:00")
+    rows = [late, *ROWS, *[row("nxai_sig_xl", 5.0, seq_len=T) for T in (512, 1024)]]
+    rows += [row("sdpa", 9.0, seq_len=T, dtype="float32", point=f"float32/{T}") for T in (512, 1024)]
+    lines = heights(tflabench.plot(frame(rows)))
+    assert [3.0, 2.0] in lines
+    assert [5.0, 5.0] in lines
+    assert [9.0, 9.0] not in lines
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (ROWS, {"axis": "seqlen"}, "axis is 'seqlen': it must be one of seq_len"),
+        (ROWS, {"quantity": "speed"}, "quantity is 'speed': it must be one of runtime, memory"),
+        (ROWS, {"highlight": "tfla_sig"}, "highlight is 'tfla_sig': no implementation is called so; did you mean"),
+        ([], {}, "the table has no rows"),
+        ([*ROWS, row(device="NVIDIA H100")], {}, "the table has rows of NVIDIA H100 and NVIDIA H200"),
+    ],
+)
+def test_plot_says_what_it_cannot_draw(rows, options, message):
+    with pytest.raises(InputError, match=message):
+        tflabench.plot(frame(rows), **options)
+
+
+def test_a_table_that_is_none_of_ours_is_refused():
+    with pytest.raises(InputError, match="the table has no column 'point'"):
+        tflabench.plot(frame(ROWS).drop(columns="point"))
+    with pytest.raises(InputError, match="the table's batch is 'many'"):
+        tflabench.plot(frame(ROWS).assign(batch="many"))
+
+
+def test_axes_are_values_ranges_or_several():
+    assert _parsed({"seq_len": [512, "1024:2048:x2"], "chunk_size": [None, 64], "pass_": "both", "batch": 2}) == {
+        "seq_len": (512, 1024, 2048),
+        "chunk_size": (None, 64),
+        "pass": ("fw", "fwbw"),
+        "batch": (2,),
+    }
+    assert _parsed({"chunk_size": None}) == {"chunk_size": (None,)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "quik"}, "unknown preset 'quik'; did you mean quick?"),
+        ({"seqlen": 3}, "unknown axis 'seqlen'; did you mean seq_len?"),
+        ({"batch": 2.5}, "axis batch has '2.5': it must be an integer"),
+        ({"impl": ["sdpa_flash"]}, "none of the 8 points can run on cpu"),
+        ({"plugin": "nowhere.py"}, "plugin 'nowhere.py' cannot be used"),
+        ({"impl": "reference_sig", "out": __file__}, "it is a file, and this command needs a folder"),
+    ],
+)
+def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):
+    with pytest.raises(InputError, match=message):
+        tflabench.sweep(device="cpu", **options)

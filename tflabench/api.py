@@ -1,0 +1,228 @@
+"""The Python API: rows as a DataFrame, figures, sweeps, and the best chunk size. `tflabench` has all of its names.
+
+    import tflabench
+
+    df = tflabench.sweep("quick", impl="reference_*", seq_len=[256, 512])  # or tflabench.load("results/h100/quick")
+    tflabench.plot(df, axis="seq_len").savefig("runtime.png")
+    tflabench.optimal_chunk_size(gpu="H100", d_qk=256, d_hv=512)  # 512
+
+A mistake in an argument is an `InputError`, a ValueError of one line. Heavy libraries are imported by calls only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from tflabench.problem import Pass
+    from tflabench.selection.axes import Values
+
+AxisValues = int | str | Sequence[int | str | None] | None  # a value, a range such as "512:4096:x2", or several
+
+
+class Axes(TypedDict, total=False):
+    """Axes of a sweep by name, as `--axis` has them; each replaces that of the preset.
+
+    Attributes:
+        seq_len, batch, heads: T, B, H; tokens: B T; embedding: H d_hv.
+        d_qk, d_hv: head dimensions; head_dim: both.
+        chunk_size: L; None, or "auto", where the implementation chooses.
+        dtype: "bfloat16", "float16", "float32" or "float64".
+        inputs: "normal", "standard" or "extreme".
+        pass_: "fw", "fwbw", "both" or "decode".
+    """
+
+    seq_len: AxisValues
+    batch: AxisValues
+    heads: AxisValues
+    tokens: AxisValues
+    embedding: AxisValues
+    d_qk: AxisValues
+    d_hv: AxisValues
+    head_dim: AxisValues
+    chunk_size: AxisValues
+    dtype: AxisValues
+    inputs: AxisValues
+    pass_: AxisValues
+
+
+def load(path: Path | str) -> pd.DataFrame:
+    """Return the rows of a results folder, or of all results folders below it: the last one of every point.
+
+    Columns are those of `tflabench.rows.schema.Row`: times in milliseconds, memory in bytes. Times may be divided by
+    each other within one closed `comparison_id` only.
+
+    Raises:
+        InputError: no such folder, no rows in it or below, or rows of another schema version.
+    """
+    from tflabench.rows.load import read_rows
+
+    return read_rows(path)
+
+
+def optimal_chunk_size(
+    gpu: str | None = None,
+    *,
+    d_qk: int = 256,
+    d_hv: int = 512,
+    gate: Literal["exp", "sig"] = "sig",
+    seq_len: int = 8192,
+    batch: int = 8,
+    heads: int = 8,
+    pass_: Pass = "fw",
+    dtype: str = "bfloat16",
+    state_dtype: str = "float32",
+    memory_budget: str | None = None,
+    tile: int | None = None,
+) -> int:
+    """Return the chunk size L, in steps, of least theoretical runtime: `recommended` of `tflabench optimal-chunk`.
+
+    It is a power of two from `tile` to `seq_len`, by the paper's model. Measured optima are lower; `sweep` finds them.
+
+    Args:
+        gpu: as `tflabench gpus` lists them; None for this machine's, or an H100 where there is none.
+        d_qk, d_hv: head dimensions of queries and keys, and of values.
+        gate: of the mLSTM.
+        seq_len, batch, heads: T, B, H of a call.
+        pass_: "fw", or "fwbw" for forward and backward.
+        dtype, state_dtype: of q, k, v and gates, and of states in memory.
+        memory_budget: peak memory allowed, such as "8GiB".
+        tile: of the kernel, a power of two; None for 64, or less for shorter sequences.
+
+    Raises:
+        InputError: an unknown GPU, gate or dtype, a size below 1, or a budget that no chunk size fits.
+    """
+    from tflabench.cli.common.checks import dtype_bytes, one_of
+    from tflabench.cli.common.gpu import chosen_gpu
+    from tflabench.problem import Problem, parse_bytes
+    from tflabench.theory.chunk_size import Tradeoff, usual_tile
+
+    one_of("gate", gate, ("exp", "sig"))
+    problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
+    state_bytes = dtype_bytes("state_dtype", state_dtype)
+    tradeoff = Tradeoff(problem, gate, chosen_gpu(gpu, dtype).ceilings, state_bytes=state_bytes)
+    budget = float("inf") if memory_budget is None else parse_bytes("memory_budget", memory_budget)
+    return tradeoff.recommend(usual_tile(seq_len) if tile is None else tile, budget)
+
+
+def plot(
+    df: pd.DataFrame,
+    *,
+    axis: str | None = None,
+    quantity: Literal["runtime", "memory"] = "runtime",
+    highlight: str | Sequence[str] = (),
+) -> Figure:
+    """Return a matplotlib figure of rows: runtime or peak memory over an axis, over the bounds of theory.
+
+    Of rows at several settings those of most points are drawn; its title says which. Of a point measured more than once
+    the last row counts.
+
+    Args:
+        df: rows as `load` and `sweep` return them, or some of them, of one device.
+        axis: "seq_len", "d_hv", "d_qk", "chunk_size", "heads", "batch" or "dtype"; None for the first that varies.
+        quantity: what is drawn.
+        highlight: patterns of the implementations to colour and name, at most 7; none leaves the choice to the figure.
+
+    Raises:
+        InputError: no rows, rows of several devices, missing columns, an unknown axis or quantity, or a pattern that
+            matches no implementation.
+    """
+    from tflabench.figures import facets, measured
+    from tflabench.figures.matplotlib_renderer import draw
+
+    part = measured.source(df, _listed(highlight))
+    return draw(measured.largest(part, axis or next(iter(facets.swept_axes(part.rows)), "seq_len"), quantity))
+
+
+def sweep(
+    preset: str = "quick",
+    *,
+    impl: str | Sequence[str] | None = None,
+    out: Path | str | None = None,
+    plugin: str | Sequence[str] = (),
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    resume: bool = True,
+    timeout: float = 300.0,
+    stop_after: float | None = None,
+    **axes: Unpack[Axes],
+) -> pd.DataFrame:
+    """Measure as the command `tflabench sweep` does, and return the rows of all points asked for.
+
+    Progress goes to stderr. Nothing is drawn. Kernels run in processes of their own: a crash is a row.
+
+    Args:
+        preset: what to measure: "quick", another name that `tflabench sweep --preset` takes, or a .toml file.
+        impl: only these implementations, by patterns: "reference_*,sdpa", or several.
+        out: the results folder; None for results/<device>/<preset>.
+        plugin: files or modules whose IMPLEMENTATIONS are measured too (see `tflabench.plugin`).
+        device: "auto" takes the GPU where there is one.
+        resume: measure only what the results folder lacks.
+        timeout: seconds for one point.
+        stop_after: begin no point after this many seconds; the same call then measures the rest.
+        axes: see `Axes`: seq_len=[512, 1024], head_dim="64:256:x2", pass_="fw".
+
+    Raises:
+        InputError: what cannot be understood or run, or a folder with rows of other sources.
+        KeyboardInterrupt: what was measured until then is in the results folder.
+    """
+    from pathlib import Path
+
+    import typer
+
+    from tflabench.bench.machine import detect
+    from tflabench.bench.plan import Request, plan
+    from tflabench.bench.sweep import Session, Settings, require_runnable
+    from tflabench.cli.common import measuring
+    from tflabench.cli.common.paths import folder_to_write
+    from tflabench.implementations import registry
+    from tflabench.rows.table import frame
+
+    stop_at = measuring.end_of(stop_after)
+    plugins = _listed(plugin)
+    for name in plugins:
+        registry.plug_in(name)
+    machine = detect(device)
+    planned = plan(Request(preset, _parsed(axes), None if impl is None else _listed(impl)), machine.kind)
+    require_runnable(planned.points, machine.kind)
+    folder = Path("results") / machine.slug / planned.preset.name if out is None else folder_to_write(Path(out))
+    folder = measuring.folder_for(folder, given=out is not None) if resume else folder
+    limit = measuring.host_memory_limit(None, machine)
+    settings = Settings(machine, planned.protocol, timeout, 20.0, measuring.compilers(None), plugins, limit)
+    try:
+        with Session(settings) as session:
+            title = planned.preset.title
+            done = measuring.measure_comparisons(planned.comparisons, folder, session, title, resume, stop_at)
+    except typer.Exit:  # how the command ends where it is interrupted
+        raise KeyboardInterrupt from None
+    return frame(done.rows)
+
+
+def _listed(words: str | Sequence[str]) -> list[str]:
+    """Return the parts of a comma-separated string, or of several of them."""
+    from tflabench.implementations.registry import split
+
+    return split(words if isinstance(words, str) else ",".join(words))
+
+
+def _parsed(axes: Axes) -> dict[str, Values]:
+    """Return axes as points are selected by.
+
+    Raises:
+        InputError: an unknown axis, or values that it does not take.
+    """
+    from tflabench.selection.axes import parse_values
+
+    given = cast("dict[str, AxisValues]", axes)
+    return {name.removesuffix("_"): parse_values(name.removesuffix("_"), _text(x)) for name, x in given.items()}
+
+
+def _text(values: AxisValues) -> str:
+    """Return values of an axis as `--axis` takes them."""
+    several = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+    return ",".join("auto" if value is None else str(value) for value in several)

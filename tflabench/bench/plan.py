@@ -1,0 +1,58 @@
+"""What a sweep is asked for, and what follows from it before anything runs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tflabench.bench.protocol import PAPER, PROTOCOLS, Protocol
+from tflabench.implementations.registry import nearest
+from tflabench.problem import DeviceKind, InputError
+from tflabench.selection.axes import Values
+from tflabench.selection.comparisons import Comparison, comparisons
+from tflabench.selection.points import Point, select_points
+from tflabench.selection.presets import Preset, load_preset
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Attributes:
+        preset: as `presets.load_preset` takes it.
+        axes: those that replace the preset's.
+        patterns: of implementations; None for those of the preset and all plugged in.
+        paper_protocol: whether to take exactly the warm-ups and samples of the paper.
+        verify_s: seconds of the correctness gate; None for the protocol's.
+    """
+
+    preset: str = "quick"
+    axes: Mapping[str, Values] = field(default_factory=dict[str, Values])
+    patterns: Sequence[str] | None = None
+    paper_protocol: bool = False
+    verify_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The points of a sweep, as comparisons too, and the rules to measure them by."""
+
+    preset: Preset
+    points: list[Point]
+    comparisons: list[Comparison]
+    protocol: Protocol
+
+
+def plan(request: Request, kind: DeviceKind) -> Plan:
+    """Return what a request comes to on a kind of device.
+
+    Raises:
+        InputError: no such preset, a preset with an unknown protocol, or nothing to run (see `select_points`).
+    """
+    preset = load_preset(request.preset)
+    points = select_points(preset, request.axes, request.patterns, kind)
+    name = preset.protocol.get(kind, "standard")
+    if name not in PROTOCOLS:
+        raise InputError(f"preset {request.preset} has protocol {name!r}; {nearest(str(name), PROTOCOLS)}")
+    protocol = (PAPER if request.paper_protocol else PROTOCOLS[name]).verifying_within(request.verify_s)
+    return Plan(preset, points, comparisons(points), protocol)

@@ -1,0 +1,178 @@
+"""Implementations from outside: of files and modules that the user names, and of entry points of installed packages.
+
+Every mistake in them is one line that names the plugin and says what was expected.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, get_args
+
+from tflabench.implementations.adapter import Family, Formulation, Implementation
+from tflabench.problem import InputError, Problem
+
+if TYPE_CHECKING:
+    from tflabench.theory.cost import Cost
+
+GROUP = "tflabench.implementations"  # of entry points
+NAME = re.compile(r"[A-Za-z0-9_.-]+")
+EXPECTED = "IMPLEMENTATIONS, a tuple of tflabench.plugin.Implementation"
+
+
+def load(plugin: str) -> tuple[Implementation, ...]:
+    """Return the IMPLEMENTATIONS of a module from outside.
+
+    Args:
+        plugin: the path of a .py file, or the name of a module that can be imported.
+
+    Raises:
+        InputError: it cannot be imported, or its IMPLEMENTATIONS are not what the bench can run.
+    """
+    try:
+        module = _load_file(Path(plugin)) if _is_path(plugin) else _import(plugin)
+        if not hasattr(module, "IMPLEMENTATIONS"):
+            raise _Mistake(f"it defines no IMPLEMENTATIONS; expected {EXPECTED}")
+        return _checked(module.IMPLEMENTATIONS)
+    except _Mistake as mistake:
+        raise InputError(f"plugin {plugin!r} cannot be used: {mistake}") from mistake.__cause__
+
+
+def installed() -> tuple[Implementation, ...]:
+    """Return the implementations of all entry points of GROUP; a warning names each that cannot be used.
+
+    An entry point names a module that defines IMPLEMENTATIONS ("package.module"), or the tuple in it
+    ("package.module:IMPLEMENTATIONS").
+    """
+    found: list[Implementation] = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            loaded = point.load()
+            found += _checked(getattr(loaded, "IMPLEMENTATIONS", None) if isinstance(loaded, ModuleType) else loaded)
+        except (Exception, SystemExit) as error:  # a package that is installed must not stop every command
+            reason = str(error) if isinstance(error, _Mistake) else _said(error)
+            warnings.warn(f"entry point {point.value!r} ({GROUP}) cannot be used: {reason}", stacklevel=2)
+    return tuple(found)
+
+
+class _Mistake(Exception):
+    """What is wrong with a plugin and what was expected, in one line."""
+
+
+def _is_path(plugin: str) -> bool:
+    return plugin.endswith(".py") or "/" in plugin or Path(plugin).exists()
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise _Mistake(f"{what}; expected the path of a .py file, or the name of a module that can be imported")
+    spec = importlib.util.spec_from_file_location(f"tflabench_plugin_{path.stem}", path.resolve())
+    if spec is None or spec.loader is None:
+        raise _Mistake("it is no Python file; expected a file whose name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever the module raises is its author's to mend
+        del sys.modules[spec.name]
+        raise _Mistake(f"{_said(error, path.resolve())}; expected a file that can be imported") from error
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            wanted = "expected the name of a module that can be imported, or the path of a .py file"
+            raise _Mistake(f"there is no module of this name; {wanted}") from error
+        raise _Mistake(f"{_said(error)}; expected a module that can be imported") from error
+    except (Exception, SystemExit) as error:
+        raise _Mistake(f"{_said(error)}; expected a module that can be imported") from error
+
+
+def _said(error: BaseException, path: Path | None = None) -> str:
+    """Return an error in one line, with the line of the file `path` in which it arose."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"line {error.lineno}: SyntaxError: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"line {frames[-1].lineno}: " if frames else ""
+    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def _checked(given: object) -> tuple[Implementation, ...]:
+    """Return implementations that cannot end a sweep, whatever their functions raise.
+
+    Raises:
+        _Mistake: the first thing that is not as the bench needs it.
+    """
+    if not isinstance(given, (tuple, list)):
+        raise _Mistake(f"IMPLEMENTATIONS is {_article(given)}; expected {EXPECTED}")
+    if not given:
+        raise _Mistake(f"IMPLEMENTATIONS is empty; expected {EXPECTED}")
+    for place, impl in enumerate(given):
+        if not isinstance(impl, Implementation):
+            hint = "expected an Implementation, such as tflabench.plugin.mlstm_kernel returns"
+            raise _Mistake(f"IMPLEMENTATIONS[{place}] is {_article(impl)}; {hint}")
+        if mistake := next(_mistakes(impl), None):
+            raise _Mistake(f"IMPLEMENTATIONS[{place}]: {mistake}")
+    return tuple(_guarded(impl) for impl in given)
+
+
+def _article(value: object) -> str:
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
+def _mistakes(impl: Implementation) -> Iterator[str]:
+    """Yield what is wrong with the fields of an implementation, which no type checker may have seen."""
+    name: object = impl.name
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        yield f"name is {name!r}; expected letters, digits, '_', '-' and '.' only"
+    if not isinstance(impl.title, str) or not impl.title.strip():
+        yield f"title is {impl.title!r}; expected the words of a legend"
+    known: dict[str, tuple[object, ...]] = {
+        "family": get_args(Family),
+        "formulation": get_args(Formulation),
+        "gate": ("exp", "sig", None),
+    }
+    for field, allowed in known.items():
+        if (value := getattr(impl, field)) not in allowed:
+            yield f"{field} is {value!r}; expected one of {', '.join(map(str, allowed))}"
+    for field in ("build", "refuses"):
+        if not callable(value := getattr(impl, field)):
+            yield f"{field} is {_article(value)}; expected a function (problem, device)"
+    if impl.cost is not None and not callable(impl.cost):
+        yield f"cost is {_article(impl.cost)}; expected a function (problem), or None"
+
+
+def _guarded(impl: Implementation) -> Implementation:
+    """Return the implementation with `refuses` and `cost` that raise nothing but what the bench expects of them."""
+
+    def refuses(problem: Problem, device: str) -> str | None:
+        try:
+            reason: object = impl.refuses(problem, device)
+        except Exception as error:
+            return f"its refuses raised {_said(error)}"
+        if reason is None or isinstance(reason, str):
+            return reason or None
+        return f"its refuses returned {reason!r}; expected None or a reason in one line"
+
+    def cost(problem: Problem) -> Cost:
+        assert impl.cost is not None
+        try:
+            return impl.cost(problem)
+        except Exception as error:
+            raise InputError(f"the cost of {impl.name} raised {_said(error)}; expected a Cost") from error
+
+    return replace(impl, refuses=refuses, cost=cost if impl.cost else None)

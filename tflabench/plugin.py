@@ -1,0 +1,28 @@
+"""What a plugin needs: a file that gives the bench more implementations, for `--plugin FILE` or `sweep(plugin=FILE)`.
+
+A plugin defines IMPLEMENTATIONS, a tuple. For a kernel of the mLSTM `mlstm_kernel` makes its entry from a function:
+
+    from tflabench.plugin import mlstm_kernel
+
+    def my_kernel(q, k, v, i, f):  # q, k (B, H, T, d_qk), v (B, H, T, d_hv), i, f (B, H, T)
+        ...
+        return h  # (B, H, T, d_hv)
+
+    IMPLEMENTATIONS = (mlstm_kernel("my_kernel", my_kernel, gate="sig"),)
+
+For anything else the plugin makes an `Implementation` itself, whose `build` returns a `Case`; `draw` makes the inputs,
+and `Unsupported` is what `build` raises where only device or library can tell that it cannot run.
+
+A package that is installed needs no option: its entry points of the group "tflabench.implementations" name modules that
+define IMPLEMENTATIONS, or such tuples themselves. In its pyproject.toml:
+
+    [project.entry-points."tflabench.implementations"]
+    mine = "my_package.my_module"
+"""
+
+from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, draw
+from tflabench.implementations.mlstm import mlstm_kernel
+from tflabench.problem import Problem
+from tflabench.theory.cost import Cost
+
+__all__ = ["Case", "Cost", "Implementation", "Problem", "SuffixSum", "Unsupported", "draw", "mlstm_kernel"]
