@@ -326,7 +326,7 @@ def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
 def test_dry_run_measures_nothing(invoke):
     code, out, err = invoke(*SWEEP, "--dry-run", "--impl", "fine,sdpa_flash,sdpa", "-a", "seq_len=64,128")
     assert (code, err) == (0, "")
-    assert "20 points in 12 comparisons, 16 can run on" in out
+    assert "28 points in 12 comparisons, 24 can run on" in out
     assert "min; at least" in out
     assert "needs a CUDA GPU" in out
     assert not Path("out").exists()

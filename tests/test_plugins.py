@@ -158,15 +158,14 @@ def test_what_a_kernel_gets_wrong_is_a_row(monkeypatch, compute, status, reason,
     assert (reason or "") in (result["reason"] or "")
 
 
-def test_a_build_that_raises_or_returns_no_case_is_a_row(monkeypatch):
-    for build, reason in (
-        (fails, "ValueError: not today"),
-        (lambda *_: 3, "build returned int: it must return a Case"),
-    ):
-        impl = Implementation("mine", "mlstm", "mine", build, lambda *_: None)  # type: ignore[arg-type]
-        result = answer(impl, monkeypatch)
-        assert result["status"] == "error"
-        assert reason in result["reason"]
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [(fails, "ValueError: not today"), (lambda *_: 3, "build returned int: it must return a Case")],
+)
+def test_a_build_that_raises_or_returns_no_case_is_a_row(monkeypatch, build, reason):
+    result = answer(Implementation("mine", "mlstm", "mine", build, lambda *_: None), monkeypatch)
+    assert result["status"] == "error"
+    assert reason in result["reason"]
 
 
 def test_refuses_and_cost_that_fail_end_no_sweep(tmp_path):

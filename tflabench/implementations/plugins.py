@@ -13,7 +13,6 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, get_args
@@ -53,6 +52,8 @@ def installed() -> tuple[Implementation, ...]:
     An entry point names a module that defines IMPLEMENTATIONS ("package.module"), or the tuple in it
     ("package.module:IMPLEMENTATIONS").
     """
+    from importlib.metadata import entry_points  # 20 ms that `--help` need not wait for
+
     found: list[Implementation] = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
