@@ -303,6 +303,11 @@ def test_an_implementation_looks_the_same_whatever_else_was_measured():
     assert looks.looks(some)["reference_exp"] == looks.looks(more)["reference_exp"]
 
 
+def test_a_missing_gate_is_none_however_pandas_writes_it():
+    frame = framed([row("sdpa_flash"), row("mamba2"), row("tfla_sig_xl")])
+    assert looks.looks(frame.assign(gate=[float("nan"), float("nan"), "sig"])) == looks.looks(frame)
+
+
 def test_thirty_implementations_are_told_apart():
     table = looks.looks(framed(SWEEPS["many"]))
     assert len({look.ink for look in table.values()}) == len(table) == 30

@@ -74,7 +74,8 @@ def looks(rows: Rows) -> dict[str, Look]:
         row["implementation"]: _Place(
             str(row["title"]),
             owner_of(row["implementation"], row["family"], row["package"]),
-            operation(row["implementation"], row["gate"] or None) or row["implementation"],
+            operation(row["implementation"], row["gate"] if isinstance(row["gate"], str) else None)
+            or row["implementation"],
         )
         for row in rows.drop_duplicates("implementation").sort_values("implementation").to_dict("records")
     }
