@@ -88,10 +88,12 @@ def test_plots_of_several_folders_lie_beside_the_rows_or_below_out(tmp_path):
     one, other = write(tmp_path / "above" / "one", rows(64)), write(tmp_path / "above" / "other", rows(64))
     plot = ["plot", str(tmp_path / "above"), "--what", "roofline", "--format", "svg"]
     assert runner.invoke(app, plot).stdout.splitlines() == [
-        str(folder / "figures" / f"roofline-bfloat16.{suffix}") for folder in (one, other) for suffix in ("svg", "csv")
+        str(folder / "figures" / f"roofline-bfloat16.{suffix}")
+        for folder in (one, other)
+        for suffix in ("svg", "txt", "csv")
     ]
     found = runner.invoke(app, [*plot, "--out", "figures"]).stdout.splitlines()
-    assert found[::2] == ["figures/one/roofline-bfloat16.svg", "figures/other/roofline-bfloat16.svg"]
+    assert found[::3] == ["figures/one/roofline-bfloat16.svg", "figures/other/roofline-bfloat16.svg"]
 
 
 # Commands that write one file: the command, and what it calls its file in a folder.

@@ -345,6 +345,7 @@ def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its
         ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
         found = theory_columns.recounted(stored, Ceilings(**ceilings))
         assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
-        assert (stored.percent_of_own_roofline or 0) <= 100, stored.point
-        assert (stored.percent_of_bound or 0) <= 100, stored.point
+        most = 101 if ceilings["provenance"] == "measured" else 100  # a measured ceiling is known to 1%
+        assert (stored.percent_of_own_roofline or 0) <= most, stored.point
+        assert (stored.percent_of_bound or 0) <= most, stored.point
         assert found.percent_of_bound == stored.percent_of_bound, stored.point

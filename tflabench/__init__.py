@@ -4,8 +4,22 @@
 read and draw. Importing this imports neither torch nor pandas nor matplotlib.
 """
 
-from tflabench.api import Axes, load, optimal_chunk_size, plot, sweep
-from tflabench.problem import InputError
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tflabench.api import Axes, load, optimal_chunk_size, plot, sweep
+    from tflabench.problem import InputError
 
 __all__ = ["Axes", "InputError", "load", "optimal_chunk_size", "plot", "sweep"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is: `tflabench.kernels` needs nothing of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tflabench import api, problem
+
+    return getattr(problem if name == "InputError" else api, name)

@@ -99,14 +99,15 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
         ValueError: the output has another shape than that of the oracle.
     """
     cut = _Cut(case)
+    shape = _output_shape(case, cut)
     if output_grad is not None:
-        _require_shape(case, cut, output_grad)
+        _require_shape(case, shape, output_grad)
     steps, truths = _affordable_truths(case, cut, output_grad, budget_s)
     if output_grad is not None and steps < cut.seq_len:
         output_grad = output_grad.clone()
         output_grad.narrow(cut.time_dim, steps, cut.seq_len - steps).zero_()
     results = _on_poisoned_memory(case, output_grad)
-    _require_shape(case, cut, results["forward"])
+    _require_shape(case, shape, results["forward"])
 
     worst: dict[str, Error] = {}
     for where, truth in truths.items():
@@ -122,15 +123,20 @@ def verify(case: Case, output_grad: Tensor | None, budget_s: float) -> Verdict:
     return Verdict(tuple(worst.values()), steps)
 
 
-def _require_shape(case: Case, cut: _Cut, output: Tensor) -> None:
-    """Raise ValueError unless an output, or its gradient, has the shape that the oracle's slices make up."""
+def _output_shape(case: Case, cut: _Cut) -> list[int]:
+    """Return the shape of the output that the oracle's slices make up."""
     inputs = cut.inputs(case, 0, 0, min(SHAPE_STEPS, cut.seq_len), torch.float64)
-    expected = list(differentiate(case.oracle, inputs, None)["forward"].shape)
-    expected[0], expected[cut.time_dim] = cut.batch, cut.seq_len
-    expected[cut.head_dim] *= cut.groups
-    if list(output.shape) != expected:
+    shape = list(differentiate(case.oracle, inputs, None)["forward"].shape)
+    shape[0], shape[cut.time_dim] = cut.batch, cut.seq_len
+    shape[cut.head_dim] *= cut.groups
+    return shape
+
+
+def _require_shape(case: Case, shape: list[int], output: Tensor) -> None:
+    """Raise ValueError unless an output, or its gradient, has this shape."""
+    if list(output.shape) != shape:
         dims = "(B, H, T, d_hv)" if case.layout == "bhtd" else "(B, T, H, d_hv)"
-        raise ValueError(f"the output has shape {tuple(output.shape)}: it must be {dims} = {tuple(expected)}")
+        raise ValueError(f"the output has shape {tuple(output.shape)}: it must be {dims} = {tuple(shape)}")
 
 
 def _on_poisoned_memory(case: Case, output_grad: Tensor | None) -> dict[str, Tensor]:
