@@ -16,7 +16,7 @@ sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
 	$(PY) -m tflabench sweep $(ARGS)
 
 test: $(TOOLS) $(OLD_TRITON_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
-	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile $(ARGS)
+	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(TOOLS)
 	$(PY) -m pytest -m gpu $(ARGS)

@@ -36,3 +36,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if find_spec("triton"):
         look_up_builtins_once()
+
+# Files that take minutes. They start first, so that no worker waits for the last of them.
+LONG = ("test_hopper_compile.py", "test_compile.py", "test_cli_sweep.py", "test_hopper_source.py", "test_precompile.py")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Put the tests of long files in front, and leave all others in their order."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))

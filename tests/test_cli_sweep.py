@@ -87,7 +87,7 @@ def test_the_points_come_as_markdown_and_as_csv():
 
 def test_every_fault_costs_one_row():
     faults = "fine,aborts,hangs,raises,returns_nan,hoards,chatters"
-    done = sweep("--impl", faults, *TINY, "--pass", "fw", "--timeout", "5", "--memory-limit", "1GiB")
+    done = sweep("--impl", faults, *TINY, "--pass", "fw", "--timeout", "12", "--memory-limit", "1GiB")
     rows = read_rows("out").set_index("implementation")
     assert dict(rows["status"]) == {
         "fine": "ok",
