@@ -78,7 +78,7 @@ def test_many_missing_points_leave_the_curves_their_height():
     assert panel.y.limits
     assert highest / panel.y.limits[1] > 2 / 3
     crosses = len(items(panel, Cross))
-    assert highest / panel.y.limits[1] < 0.98 - matplotlib_renderer.CROSS_LEVEL * (crosses - 1)
+    assert highest / panel.y.limits[1] < 0.98 - axes.CROSS_LEVEL * (crosses - 1)
 
 
 def test_wrong_results_share_a_line_however_wrong_they_are():
@@ -381,7 +381,9 @@ def test_the_same_rows_give_the_same_svg(tmp_path):
 
 def test_an_implementation_that_is_not_there_cannot_be_highlighted(tmp_path):
     folder = write(tmp_path, SWEEPS["single"])
-    with pytest.raises(InputError, match=r"--highlight tfla_sgi: no implementation in .* did you mean tfla_sig_xl"):
+    with pytest.raises(
+        InputError, match=r"--highlight is 'tfla_sgi': no implementation is called so; did you mean tfla_sig_xl"
+    ):
         figures.draw_all(folder, highlight=["tfla_sgi"])
 
 

@@ -287,13 +287,15 @@ def large(tmp_path_factory) -> Path:
 
 
 def test_ten_thousand_rows_are_3_mb_in_seconds(large):
-    started, spent = time.perf_counter(), time.process_time()
-    page = page_of(large)
-    spent, started = time.process_time() - spent, time.perf_counter() - started
-    assert len(page.columns["pass"]["values"]) == 10_000
-    assert len(page.html) < 3e6
-    # 5 s alone on two cores; here another test runs beside it and slows both.
-    assert min(spent, started) < 8, f"{spent:.1f} s of this process in {started:.1f} s"
+    """Best of three, in processor time: the wall clock of a busy machine says nothing of the program."""
+    spent = []
+    while len(spent) < 3 and min(spent, default=5.0) >= 5:
+        started = time.process_time()
+        page = page_of(large)
+        spent.append(time.process_time() - started)
+        assert len(page.columns["pass"]["values"]) == 10_000
+        assert len(page.html) < 3e6
+    assert min(spent) < 5, spent
 
 
 def test_stored_results_are_3_mb():

@@ -338,6 +338,10 @@ def published() -> list[Path]:
     return [ROOT / Path(line).parent for line in listed.splitlines() if line.endswith("journal.jsonl")]
 
 
+# A row that is faster than its own roofline, and by how much: docs/decisions/2026-11-24-trust.md.
+ABOVE = {("h100", "hopper_simple_gla/fwbw/B4/H16/T16384/qk128/hv256/Lauto/bfloat16/normal0"): 100.5}
+
+
 @pytest.mark.parametrize("folder", published(), ids=lambda folder: folder.name)
 def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its_bounds(folder):
     results = read_results(folder)
@@ -345,7 +349,6 @@ def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its
         ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
         found = theory_columns.recounted(stored, Ceilings(**ceilings))
         assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
-        most = 101 if ceilings["provenance"] == "measured" else 100  # a measured ceiling is known to 1%
-        assert (stored.percent_of_own_roofline or 0) <= most, stored.point
-        assert (stored.percent_of_bound or 0) <= most, stored.point
+        assert (stored.percent_of_own_roofline or 0) <= ABOVE.get((folder.parent.name, stored.point), 100), stored.point
+        assert (stored.percent_of_bound or 0) <= 100, stored.point
         assert found.percent_of_bound == stored.percent_of_bound, stored.point

@@ -7,11 +7,11 @@ more such function. An implementation looks the same in every figure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tflabench.figures import curves, facets, roofline, tradeoff
 from tflabench.figures.files import check_formats, write_figures
+from tflabench.figures.highlights import require
 from tflabench.figures.model import Figure
 from tflabench.figures.quantities import MEMORY, RUNTIME
 from tflabench.figures.source import Source
@@ -51,11 +51,7 @@ def draw_all(
             raise InputError(f"no figure is called {word!r}; {nearest(word, WHAT)}")
     folders = find_results(directory)
     names = {row.implementation for results in folders for row in results.rows}
-    for pattern in highlight:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(
-                f"--highlight {pattern}: no implementation in {directory} is called so; {nearest(pattern, names)}"
-            )
+    require(highlight, names, "--highlight")
     written: list[Path] = []
     for results in folders:
         folder = Path(out) / results.folder.relative_to(directory) if out else results.folder / "figures"

@@ -14,6 +14,7 @@ from tflabench.figures.model import Axis
 from tflabench.figures.quantities import AXES
 
 MOST_TICKS = 7  # that fit below a panel 45 mm wide
+CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses at its top to the next
 MARGIN = 0.05  # of an axis, free on either side of what is drawn
 Ticks = tuple[tuple[float, str], ...]
 

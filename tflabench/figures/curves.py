@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tflabench.figures.axes import Swept, linear, swept, upwards
+from tflabench.figures.axes import CROSS_LEVEL, Swept, linear, swept, upwards
 from tflabench.figures.captions import caption, legend_name, missing
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import Highlights, chosen, device_name, finding, title
@@ -19,7 +19,6 @@ from tflabench.figures.quantities import AXES, PASSES, RUNTIME, Quantity, Rows, 
 from tflabench.figures.source import Source
 
 BACKGROUND = Ink(GREY)
-CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses to the next
 Columns = dict[str, Any]  # of the rows of one implementation: arrays
 
 

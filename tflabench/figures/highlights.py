@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ import pandas as pd
 from tflabench.conclusions.compare import comparable
 from tflabench.figures.looks import OWNERS, Look, owner_of
 from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
-from tflabench.implementations.registry import bundled_kernels
+from tflabench.implementations.registry import bundled_kernels, nearest
+from tflabench.problem import InputError
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import from_device_name
 
@@ -66,6 +67,13 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
         elif len(alike) < MOST:
             alike[name] = []
     return Highlights(tuple(sorted(alike, key=lambda name: (excess[name], name))), alike)
+
+
+def require(patterns: Sequence[str], names: Collection[str], option: str) -> None:
+    """Raise InputError for a pattern that matches none of the implementations; `option` is what the user gave it as."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(f"{option} is {pattern!r}: no implementation is called so; {nearest(pattern, names)}")
 
 
 def _ratios(rows: Rows, quantity: Quantity) -> dict[str, dict[Any, float]]:

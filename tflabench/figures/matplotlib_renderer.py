@@ -23,7 +23,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from tflabench.figures.axes import linear_ticks, log_ticks
+from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks
 from tflabench.figures.model import (
     Axis,
     Band,
@@ -49,7 +49,6 @@ HANDLE = 0.2  # inches of line before a name
 LINE, SMALL_LINE = 0.115, 0.1  # inches from one line of text to the next
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
 TICKS, LABEL, LEGEND = 0.15, 0.14, 0.14  # inches below a panel, and of the legend
-CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses to the next
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,

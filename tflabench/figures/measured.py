@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tflabench.figures import curves, facets
+from tflabench.figures.highlights import require
 from tflabench.figures.model import Figure
 from tflabench.figures.quantities import AXES, MEMORY, RUNTIME, Rows
 from tflabench.figures.source import Source
@@ -31,9 +31,7 @@ def source(table: Rows, highlight: Sequence[str] = ()) -> Source:
     if len(devices) > 1:
         raise InputError(f"the table has rows of {' and '.join(devices)}: give those of one, df[df['device'] == ...]")
     names = dict.fromkeys(row.implementation for row in last.values())
-    for pattern in highlight:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(f"highlight is {pattern!r}: no implementation is called so; {nearest(pattern, names)}")
+    require(highlight, names, "highlight")
     return Source.of(Results(Path(), tuple(last.values()), {}), highlight)
 
 

@@ -80,7 +80,8 @@ def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Note
 
 
 def _name(choice: Choice, one_batch: bool) -> str:
-    return f"L = {choice.problem.chunk_size}" + ("" if one_batch else f", batch {choice.problem.batch}")
+    parts = {"L =": choice.problem.chunk_size, "batch": None if one_batch else choice.problem.batch}
+    return ", ".join(f"{name} {value}" for name, value in parts.items() if value)  # some kernels take no chunk size
 
 
 def _inks() -> dict[str, Ink]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from tflabench.figures.axes import CROSS_LEVEL
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Note, Panel, Rule, Span
 
 HEIGHT, BAR = 480, 22  # pixels of a panel, and of each bar in it
 NAME, LONGEST = 17, 28  # pixels from one name beside a panel to the next; characters of it
 MARGIN = {"l": 58, "r": 222, "t": 14, "b": 46}
-CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses to the next
 # Markers as names show them.
 GLYPHS = {
     "": "–", "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "pentagon": "⬟",

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tflabench.figures.axes import logarithmic
 from tflabench.figures.captions import caption
 from tflabench.figures.curves import BACKGROUND
+from tflabench.figures.gpus import rate, roof
 from tflabench.figures.highlights import chosen, device_name
 from tflabench.figures.looks import MARKERS, Look
 from tflabench.figures.model import Curve, Figure, Ink, Item, Panel
 from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
 from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, from_device_name
-from tflabench.theory.roofline import attainable
 
 ROOF = Ink("#404040")
 RATES = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
@@ -38,13 +36,13 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
     ridge = [ceilings.intensity] if ceilings else []
     marks = [*done["intensity"], *ridge] or [1.0]
     x = logarithmic(INTENSITY, min(marks) / 1.3, max(marks) * 1.3)
-    roof = [_roof(ceilings, x.limits, size)] if ceilings and x.limits else []
-    heights = [*(done["rate"] / size), *(value for curve in roof for value in curve.y)] or [1.0]
+    roofs = [roof(ceilings, x.limits, size, f"{ceilings.provenance} roof", ROOF)] if ceilings and x.limits else []
+    heights = [*(done["rate"] / size), *(value for curve in roofs for value in curve.y)] or [1.0]
     y = logarithmic(f"achieved rate [{unit}]", min(heights), max(heights))
     panels = []
     for pass_ in by_pass(rows):
         own = done[done["pass"] == pass_]
-        items: tuple[Item, ...] = (*roof, *_points(own, source, names, size))
+        items: tuple[Item, ...] = (*roofs, *_points(own, source, names, size))
         panels.append(Panel(PASSES[pass_], x, y, items, "" if len(own) else "no point was measured"))
     return Figure(
         stem=stem,
@@ -65,11 +63,6 @@ def roof_of(rows: Rows, runs: Mapping[str, Any]) -> Ceilings | None:
             return Ceilings(**stored)
     gpu = from_device_name(rows["device"].iloc[0])
     return gpu.ceilings if gpu and dtype in DATASHEET_DTYPES else None
-
-
-def rate(flops_per_s: float) -> str:
-    """Return a rate with its unit."""
-    return f"{flops_per_s / 1e12:,.4g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:,.4g} GFLOP/s"
 
 
 def _points(own: Rows, source: Source, names: Sequence[str], size: float) -> Iterator[Curve]:
@@ -95,12 +88,6 @@ def inks_of_points(names: Sequence[str], looks: Mapping[str, Look]) -> dict[str,
         free = [marker for marker in (ink.marker, *MARKERS) if marker not in taken]
         found[name] = Ink(ink.colour, free[0])
     return found
-
-
-def _roof(ceilings: Ceilings, limits: tuple[float, float], size: float) -> Curve:
-    """Return min(bandwidth x intensity, rate) from one end of the axis to the other (eq. 119)."""
-    x = np.array([limits[0], ceilings.intensity, limits[1]])
-    return Curve(f"{ceilings.provenance} roof", x, attainable(ceilings, x) / size, ROOF, "theory")
 
 
 def _notes(rows: Rows, ceilings: Ceilings | None, source: Source) -> Iterator[str]:
