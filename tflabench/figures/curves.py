@@ -50,11 +50,11 @@ class Chart:
 
     @property
     def leader(self) -> str | None:
-        """The implementation whose bounds are drawn: our best mLSTM, else our best kernel, else the best."""
+        """The implementation whose bounds are drawn: of ours the best mLSTM, else ours, else an mLSTM, else the best."""
         families = dict(zip(self.part.rows["implementation"], self.part.rows["family"], strict=True))
+        mlstm = [name for name in self.names if families[name] == "mlstm"]
         ours = [name for name in self.names if self.looks[name].owner == "ours"]
-        mlstm = [name for name in ours if families[name] == "mlstm"]
-        return [*mlstm, *ours, *self.names, None][0]
+        return [*(name for name in mlstm if name in ours), *ours, *mlstm, *self.names, None][0]
 
 
 def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: bool = True) -> Figure:
