@@ -30,7 +30,7 @@ def kernel_of(name: str) -> Kernel:
 SIG, EXP, FUSED, PUBLISHED = map(kernel_of, ("tfla_sig_xl", "tfla_exp_xl", "hopper_sig", "nxai_sig_xl"))
 FIG_4 = Problem(16, 16, 4096, 128, 256, pass_="fwbw")
 H200 = hardware.find("H200")
-# What an H200 was measured to reach (calibrate: 782 TFLOP/s, 4.262 TB/s), as in kernels/MEASURED.md.
+# What an H200 was measured to reach (calibrate: 782 TFLOP/s, 4.262 TB/s), as in decisions/2026-11-23-triton-tilings.md.
 MEASURED_H200 = replace(H200, ceilings=hardware.custom(782, 4.262).ceilings)
 
 
@@ -64,7 +64,7 @@ def test_without_clocks_and_multiprocessors_the_published_bound_is_what_remains(
 @pytest.mark.parametrize(
     ("problem", "kernel", "size", "gib"),
     [
-        (FIG_4, SIG, 256, 2.91 + 0.5),  # peak fw+bw of kernels/MEASURED.md, and the output h that they leave out
+        (FIG_4, SIG, 256, 2.91 + 0.5),  # peak of decisions/2026-11-23-triton-tilings.md, and the h that it leaves out
         (Problem(8, 8, 8192, 256, 512, pass_="fwbw"), SIG, 4096, 3.17),
         (FIG_4, FUSED, 4096, 3.16),
         (FIG_4, PUBLISHED, 128, 5.09),

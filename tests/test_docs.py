@@ -36,7 +36,15 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 GUIDES = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("getting-started", "use-the-kernels", "how-it-measures", "theory", "add-a-kernel", "results")
+    for name in (
+        "getting-started",
+        "use-the-kernels",
+        "kernels",
+        "how-it-measures",
+        "theory",
+        "add-a-kernel",
+        "results",
+    )
 ]
 CLI = ROOT / "docs" / "cli.md"
 WRITTEN = [README, *GUIDES, ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]

@@ -1,4 +1,4 @@
-"""The cost model of the fused kernels: products by an operation counter, bytes and segments as in MEASURED.md."""
+"""The cost model of the fused kernels: products by an operation counter, bytes and segments as in docs/kernels.md."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
 
 
 def test_bytes_a_step_are_those_of_the_kernels():
-    """kernels/MEASURED.md, 128/256 at 16 bits: h 1536, dq 1792 with what row sums read, dk and dv 2304: K, which these
+    """docs/kernels.md, 128/256 at 16 bits: h 1536, dq 1792 with what row sums read, dk and dv 2304: K, which these
     read, is read for dv anyway.
     """
     walks = fused_kernels.walks(FIG_4.with_(pass_="fwbw"))
@@ -110,7 +110,7 @@ def test_bytes_a_step_are_those_of_the_kernels():
 
 
 def test_bytes_a_step_tile_by_tile():
-    """kernels/MEASURED.md, version 17: 128 for x, dh, dv, and for each state; q and k of 64 heads are nothing."""
+    """decisions/2026-11-23-small-states.md: 128 for x, dh, dv, and for each state; q and k of 64 heads are nothing."""
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
     _, C, dC, gradients = fused_kernels.kernels(p, group=64)
     q_or_k = 128 / 64

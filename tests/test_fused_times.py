@@ -26,7 +26,7 @@ def test_the_bound_is_below_what_was_measured_but_not_far(problem, measured_ms):
 
 MAMBA_2 = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
 LONG = MAMBA_2.with_(batch=1, seq_len=65536, chunk_size=8192)
-MEASURED_MAMBA_2 = [  # kernels/MEASURED.md, version 18
+MEASURED_MAMBA_2 = [  # docs/decisions/2026-11-23-small-states.md
     (MAMBA_2, 0.413),
     (MAMBA_2.with_(pass_="fwbw"), 1.877),
     (LONG, 0.549),
@@ -38,7 +38,7 @@ TIMES = [
     (WIDE, 0.593, 1.07),
     (FIG_4.with_(pass_="fwbw"), 1.67, 1.07),
     (WIDE.with_(pass_="fwbw"), 3.09, 1.03),
-    # kernels/MEASURED.md, versions 19 and 20. h of a short first segment beside the state pass:
+    # docs/decisions: choice-of-segments and first-segment. h of a short first segment beside the state pass:
     (FIG_4.with_(batch=2, seq_len=32768, chunk_size=13184), 0.522, 1.11),
     (FIG_4.with_(batch=1, seq_len=65536, chunk_size=14592), 0.580, 1.11),
     (WIDE.with_(batch=2, seq_len=32768, chunk_size=13184), 0.736, 1.01),
@@ -117,7 +117,7 @@ def test_fixed_decays_are_faster_as_they_were_measured():
     launches = fused.launches(FIG_4.with_(pass_="fwbw"), "sig", 4096, gate_gradients=False)
     assert not {"gate gradients", "sums of tiles"} & {launch.name for launch in launches}
     fixed = sum(total(launches, Chip.of(H200)).values()) * 1e3
-    assert fixed / 1.48 == pytest.approx(1.103, abs=TOLERANCE)  # kernels/MEASURED.md
+    assert fixed / 1.48 == pytest.approx(1.103, abs=TOLERANCE)  # decisions/2026-11-22-dk-and-dv.md
 
 
 def test_a_state_of_more_than_256_columns_takes_two_launches():

@@ -45,7 +45,7 @@ LONGEST_ON_CPU_S = 120
 LEAST_CALLS = 15  # of a measured choice: rounds, warm-ups, samples, check
 FUSED_CAVEAT = (
     "The fused kernels (hopper_*) took 0.9 to 1.3 times as long as this model says where both were known, exp at "
-    "256/512 up to 1.9 times, Mamba 2 with heads of 128 twice (kernels/MEASURED.md): measure before you rely on it."
+    "256/512 up to 1.9 times, Mamba 2 with heads of 128 twice (docs/decisions): measure before you rely on it."
 )
 
 

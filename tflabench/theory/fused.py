@@ -42,7 +42,7 @@ are two launches each):
 
 What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
 between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
-a walk gains by what it put through there (kernels/MEASURED.md, version 12), and sums across lanes by halves brought
+a walk gains by what it put through there (decisions/2026-11-22-what-limits-the-walks.md), and sums by halves brought
 dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Longest against the model are exp's forward
 at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 657 calibrated),
 and four heads in a program, of which all roles wait for one another. Nor has it what is not tensors of the kernels: of
