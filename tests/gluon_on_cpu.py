@@ -56,6 +56,7 @@ SHARED = (
     "pipeline",
     "state",
     "schedule",
+    "row_sums",
     "normaliser",
 )  # in the order in which they import one another
 KERNELS = {
@@ -263,7 +264,7 @@ class Machine:
         found = SimpleNamespace(**names)
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
             "conversions": (upper, lower, nearest, remainder, rounded, widened),
-            "walk": (exchanged,),
+            "row_sums": (exchanged,),
             "pair": (self.launched,),
         }
         for function in assembly.get(name, ()):

@@ -34,7 +34,7 @@ In dv a state of 256 columns is not multiplied by e tile after tile, 128 multipl
 put into r and s, and the accumulators are multiplied once it is too much for those (`split_decay`).
 
 Shared memory is what these walks share most of (MEASURED, version 12): operands of products, blocks on their way in and
-out and exchanges between lanes all go through it. So what is exchanged is kept small (`leave_dots`).
+out and exchanges between lanes all go through it. So what is exchanged is kept small (`store_warp_sums`).
 
 A block is 64 steps by 64 columns. Every operand lies in shared memory as blocks, so one code takes every width that is
 a multiple of 64. The TMA descriptors (B, H, T, d) cut the ends: reads beyond T or d give zeros, writes there are lost.
@@ -53,6 +53,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .conversions import lower, nearest, rounded, upper, widened
 from .pipeline import begin_kernel, end_kernel
+from .row_sums import store_warp_sums, write_sums
+from .schedule import nth_tile, place_of
 from .state import accumulators, finish_state_update, split_decay, start_state_update, state_pointers
 from .tiles import BLOCK_BYTES, block, load_blocks, operands, score_operands, split_columns
 from .workarounds import (
@@ -63,33 +65,6 @@ from .workarounds import (
     uniform,
     wait_for_products,
 )
-
-
-@gluon.jit
-def nth_tile(first, i, n, REVERSE: gl.constexpr):
-    """The i-th tile that a walk over tiles first .. first + n - 1 meets."""
-    if REVERSE:
-        return first + n - 1 - i
-    else:
-        return first + i
-
-
-@gluon.jit
-def span(segment, tiles, segment_tiles, segments):
-    """The first tile of a segment and how many it has: the first segment has what is left for it."""
-    begins = tiles - (segments - segment) * segment_tiles
-    return gl.maximum(begins, 0), gl.minimum(begins + segment_tiles, segment_tiles)
-
-
-@gluon.jit
-def place_of(item, geometry, PIECES: gl.constexpr):
-    """(batch, head, first tile, tiles, row of batch and head, segment's index over all rows, piece) of a work item."""
-    heads, tiles, segment_tiles, segments = geometry
-    piece = item % PIECES
-    segment = (item // PIECES) % segments
-    row = item // (PIECES * segments)
-    first, n = span(segment, tiles, segment_tiles, segments)
-    return row // heads, row % heads, first, n, row, (row * segments + segment).to(gl.int64), piece
 
 
 @gluon.jit
@@ -118,41 +93,6 @@ def produce(
             if SUMS:
                 load_blocks(x_desc, (batch, z_head, tile * 64, z0), x_buf, s * (2 * ZB), 2 * ZB, arrived)
             i += 1
-
-
-@gluon.jit
-def exchanged(low, high, LANES: gl.constexpr):
-    """In lanes whose number has the bit LANES, high, in the others low, each with the same of the lane across."""
-    asm: gl.constexpr = f"""{{ .reg .pred p; .reg .b32 lane, kept, sent; mov.u32 lane, %laneid;
-        and.b32 lane, lane, {LANES}; setp.ne.b32 p, lane, 0; selp.b32 kept, $2, $1, p; selp.b32 sent, $1, $2, p;
-        shfl.sync.bfly.b32 sent, sent, {LANES}, 31, 0xffffffff; add.f32 $0, kept, sent; }}"""
-    return gl.inline_asm_elementwise(asm, "=f,f,f", [low, high], gl.float32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def leave_dots(products, dots_buf, part, WARPS: gl.constexpr):
-    """For `store_dots`: of the sums over rows of products, 16 rows a warp of a role, what every warp has.
-
-    A thread has 16 columns of two rows, and 8 lanes have the other rows of the same columns. Every exchange halves
-    the columns that a lane goes on with, down to 2: 14 exchanges, where sums in every lane, as `gl.sum`, take 48.
-    """
-    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-    dots = reinterpret(dots_buf, gl.float32, [dots_buf.shape[0] // WARPS, WARPS, 64], rows)
-    x = gl.sum(products.reshape([WARPS, 2, 8, 64]), axis=1)  # [warp, lane / 4, column]
-    for k in gl.static_range(3):
-        low, high = x.reshape([WARPS, 8, 2, 32 >> k]).permute((0, 1, 3, 2)).split()
-        x = exchanged(low, high, 16 >> k)
-    dots.index(part).store(x.reshape([WARPS, 64]))  # 8 columns are left of each lane / 4, one after the other
-
-
-@gluon.jit
-def store_dots(dots_buf, at, left, t, layout: gl.constexpr):
-    """Add up what every warp of a role has of sums of a tile."""
-    WARPS: gl.constexpr = dots_buf.shape[0]
-    dots = gl.zeros([64], gl.float32, layout=layout)
-    for warp in gl.static_range(WARPS):
-        dots += dots_buf.index(warp).load(layout)
-    gl.store(at + t, dots, mask=t < left)
 
 
 @gluon.jit
@@ -259,7 +199,7 @@ def score(
                 decay = decay_buf.index(b)
                 decay.store(gl.full(decay.shape, e, gl.float32, layout=t_l))
             if SUMS:  # the math roles have left what they have of the tile before
-                store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
+                write_sums(dots_buf, through_ptr + before, left_before, t, t_l)
                 before = piece.to(gl.int64) * part_stride + row.to(gl.int64) * steps + tile_now * 64
                 left_before = steps - tile_now * 64
             hand_over(nearest(p, dtype), p_buf, p_full, b)
@@ -272,15 +212,15 @@ def score(
                 xz *= widened(p_buf.index(b).load(p_l))
                 gl.store(rows_ptr + before + u, gl.sum(xz, axis=1), mask=u < left_before)
                 # By hand: Triton 3.9 adds up over warps with seven barriers, and the math roles wait for this one.
-                leave_dots(xz, pairs_buf, 0, 4)
+                store_warp_sums(xz, pairs_buf, 0, 4)
                 barrier()  # they are there, and every warp has read its rows of X and Z
-                store_dots(pairs_buf, columns_ptr + before, left_before, t, t_l)
+                write_sums(pairs_buf, columns_ptr + before, left_before, t, t_l)
             mbarrier.arrive(empty.index(s), count=1)
             s, phase = following(s, phase, STAGES)
             b, turn = following(b, turn, SLOTS)
     if SUMS:
         mbarrier.wait(p_empty.index(b), turn ^ 1)
-        store_dots(dots_buf, through_ptr + before, left_before, t, t_l)
+        write_sums(dots_buf, through_ptr + before, left_before, t, t_l)
 
 
 @gluon.jit
@@ -420,7 +360,7 @@ def math(
                 if SUMS:
                     x = widened(x_rows.index(z_block).permute((1, 0)).load(s_l))
                     x = rounded(x * r[None, :], dtype)
-                    leave_dots(x * o, dots_buf, HALF, WARPS)
+                    store_warp_sums(x * o, dots_buf, HALF, WARPS)
                 o = o * r[None, :]
                 if DEFERS:
                     e = gl.sum(decay_buf.index(b).slice(0, 1).load(t_l), axis=0)
