@@ -20,7 +20,7 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import forward, packed, pair, segments, tilewise, walk
+from tflabench.kernels.hopper import backward_dv, forward, packed, pair, segments, tilewise, walk
 from tflabench.kernels.hopper.config import WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
@@ -46,6 +46,7 @@ from assembled import assembled
 
 SHAPES = ("128/256", "256/512")
 walk_forward: Any = forward.walk_forward
+CONFIGURED: tuple[Any, ...] = (walk_forward, backward_dv.walk_backward_dv)
 POINTER = "*fp32"
 TUPLES = {
     "gates": Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
@@ -57,9 +58,9 @@ EXPONENTS = dict.fromkeys((pair.pair, tilewise.gradients), ("x_desc", "y_desc"))
 
 
 def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
-    if kernel is walk_forward:
+    if kernel in CONFIGURED:
         config = WalkConfig.of(**constants, bfloat16=dtype == "bf16")
-        kernel = forward.walk_forward_normalised if config.normalise else forward.walk_forward
+        kernel = forward.walk_forward_normalised if config.normalise else kernel
         constants = {"config": config}
 
     def type_of(argument: str) -> Any:
@@ -93,7 +94,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
 
 
 def h_constants(d_qk: int, d_hv: int, *, halved: bool = False, **branches: bool) -> dict[str, Any]:
-    """Of the walk for h, as `WalkConfig.of` takes them."""
+    """Of the walks for h and dv, as `WalkConfig.of` takes them."""
     shape = WalkShape.of(d_qk, d_hv, sums=False, norm=branches.get("normalise", False), halved=halved)
     return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **branches}
 
@@ -173,15 +174,19 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "dk": walk_constants(w, d_qk, sums=True, columns=d_hv, REVERSE=True),
         "dk without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False, REVERSE=True),
         "dk of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, REVERSE=True, FIRST=True, ADD=d_hv > 256),
-        "dv": walk_constants(d_qk, d_hv, REVERSE=True),
-        "dv of segments": walk_constants(d_qk, d_hv, REVERSE=True, FIRST=True),
+    }
+    of_dv = partial(h, reverse=True, independent=True)
+    dv = {
+        "dv": of_dv(),
+        "dv of segments": of_dv(load_initial_state=True),
+        "dv of shared heads and a skip connection": of_dv(shared_heads=True, skip=True),
     }
     walks["dq of float16"] = walks["dq"]
-    for name in ("dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
-        shared = {x: value for x, value in walks[name].items() if not x.endswith("_sharing")}
-        walks[f"{name} of shared heads and a skip connection"] = shared | {"DIAGONAL" if name == "dq" else "SKIP": True}
+    shared = {x: value for x, value in walks["dq"].items() if not x.endswith("_sharing")}  # as Mamba 2 has them
+    walks["dq of shared heads and a skip connection"] = shared | {"DIAGONAL": True}
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
+    found |= {name: (backward_dv.walk_backward_dv, constants, 128) for name, constants in dv.items()}
     found |= {name: (walk.walk, constants, 128) for name, constants in walks.items()}
     if takes_pair(d_qk, d_hv, sums=False):
         pairs = {}

@@ -5,6 +5,9 @@ from importlib.util import find_spec
 from inspect import getmembers
 from typing import Any
 
+# Test processes run side by side: threads of their own would wait for each other's cores, and spin while they wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 from tflabench.__main__ import leave_repository_root

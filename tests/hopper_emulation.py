@@ -25,6 +25,7 @@ from tflabench.kernels.hopper.exponents import TILE
 from tflabench.kernels.hopper.forward import Inputs, States
 from tflabench.kernels.hopper.launch import Beside, Segments
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
+from tflabench.kernels.hopper.state_walk import BackwardInputs
 
 ROOT = Path(__file__).parents[1]
 
@@ -141,6 +142,13 @@ def emulate_walk_forward(
         q, k, v, h, exponents, cut, reverse=False, transposed=True, first=states.initial, last=states.final,
         norm=norm, skip=skip, independent=independent, walked=walked,
         kept=None if kept_cut is None else (states.kept, kept_cut),
+    )  # fmt: skip
+
+
+def emulate_dv(inputs: BackwardInputs, dv: Tensor, cut: Segments, *, initial: Tensor | None) -> None:
+    q, k, _, dh, exponents, skip = inputs
+    emulate_walk(
+        k, q, dh, dv, exponents, cut, reverse=True, transposed=True, first=initial, skip=skip, independent=True
     )  # fmt: skip
 
 
@@ -301,6 +309,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_forward, "launch_walk", emulate_walk_forward)
     monkeypatch.setattr(hopper_forward, "launch_packed", emulate_packed)
     monkeypatch.setattr(hopper_backward, "launch_walk", emulate_walk)
+    monkeypatch.setattr(hopper_backward, "launch_dv", emulate_dv)
     for module in (hopper_forward, hopper_backward):
         monkeypatch.setattr(module, "launch_segments", emulate_segments)
         monkeypatch.setattr(module, "aligned", lambda x: x)

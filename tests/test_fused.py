@@ -171,7 +171,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels.gates import Exponents
-    from tflabench.kernels.hopper import backward, forward, launch
+    from tflabench.kernels.hopper import backward, backward_dv, forward, launch
     from tflabench.kernels.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -199,7 +199,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         moved.append(given["first_ptr"].nbytes * columns * given["FIRST"])
         moved.append(given["segments"] * p.batch * p.heads * d_qk * d_hv * 4 * given["LAST"])
 
-    def walk_forward(given):
+    def configured(given):
         counts = Counts(*(n >> 1 for n in given["counts"]))
         config, states, gates = given["config"], given["states"], given["gates"]
         cut = {"tiles": given["num_tiles"], "segments": counts.num_segments, "segment_tiles": counts.segment_tiles}
@@ -209,7 +209,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         else:
             programs.append(given["num_items"])
         share = tiles_of(cut, counts.end_segment - walked, walked) / given["num_tiles"]
-        moved.extend(given[f"{name}_desc"].base.nbytes * share for name in "qkvh")
+        moved.extend(x.base.nbytes * share for name, x in given.items() if name.endswith("_desc"))
         moved.extend(x.nbytes * share for x in (gates.x, gates.y))
         moved.append(states.initial.nbytes * config.load_initial_state * walked / counts.num_segments)
         moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
@@ -241,7 +241,8 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk), ("gradients", gradients)):
         monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
 
-    monkeypatch.setattr(forward, "walk_forward", Recorded(forward.walk_forward, walk_forward))
+    for module, name in ((forward, "walk_forward"), (backward_dv, "walk_backward_dv")):
+        monkeypatch.setattr(module, name, Recorded(getattr(module, name), configured))
 
     def accumulate(given):
         if given["KEEP"]:

@@ -49,6 +49,7 @@ VARIES = {
     "pair": "FIRST",
     "parallel_outputs": "T in_sharing out_sharing MEMBERS",
     "walk": "FIRST LAST INDEPENDENT STAGES ZB MATH_REGISTERS launch_pdl new",
+    "walk_backward_dv": "config launch_pdl new",
     "walk_forward": "config launch_pdl new",
     "walk_forward_normalised": "config",
     "walk_heads": "segments FIRST",

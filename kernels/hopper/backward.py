@@ -20,6 +20,7 @@ from tflabench.kernels.state import State
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
+from .backward_dv import launch_dv
 from .crossings import through_tiles
 from .forward import initial_matrices, restored, weights
 from .launch import (
@@ -34,6 +35,7 @@ from .launch import (
     takes_tilewise,
 )
 from .shapes import TILE, Segments
+from .state_walk import BackwardInputs
 
 
 def backward(
@@ -157,7 +159,7 @@ def _in_walks(
         launch_walk(
             v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums
         )
-        launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=skip, independent=True)
+        launch_dv(BackwardInputs(q, k, v, dh, e, skip), dv, cut, initial=first)
     dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))
     return dq, dk, dv, qdq, kdk, dskip
 

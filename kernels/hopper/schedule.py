@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .pipeline import aggregate
+from .shapes import Segments
 from .workarounds import opaque_zero
 
 
@@ -31,6 +32,12 @@ class Counts(NamedTuple):
     walked_segments: int
     kept_segment_tiles: int = 1
     num_kept_segments: int = 1
+
+    @classmethod
+    def of(cls, cut: Segments, num_heads: int, heads_per_qk: int) -> "Counts":
+        """Return what a kernel that walks over all segments of a cut takes, see `as_argument`."""
+        counts = cls(num_heads, heads_per_qk, cut.segment_tiles, cut.count, cut.count, cut.count)
+        return counts.as_argument()
 
     def as_argument(self) -> "Counts":
         """Return what a kernel takes: 2 n + 1 for each n, see `read_count`.
@@ -115,6 +122,15 @@ def get_work_item(schedule, item, config: gl.constexpr):
         state_index=(row * num_segments + segment).to(gl.int64),
         piece=item % PIECES,
     )
+
+
+@gluon.jit
+def get_tile(work, turn, config: gl.constexpr):
+    """Return the tile that a walk meets in a turn, first_tile to end_tile - 1: if reversed, from the last one on."""
+    if config.reverse:
+        return work.first_tile + work.end_tile - 1 - turn
+    else:
+        return turn
 
 
 @gluon.jit
