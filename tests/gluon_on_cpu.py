@@ -62,7 +62,8 @@ SHARED = (
 )  # in the order in which they import one another
 KERNELS = {
     "walk_forward": "forward", "walk_forward_normalised": "forward", "walk_backward_dv": "backward_dv",
-    "walk": "walk", "pair": "pair", "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
+    "walk_backward_dqk": "backward_dqk", "walk_backward_dqk_with_sums": "backward_dqk", "pair": "pair",
+    "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
 }  # fmt: skip
 SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40

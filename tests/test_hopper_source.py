@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, backward_dv, config, forward, launch, tiles
+from tflabench.kernels.hopper import backward, backward_dqk, backward_dv, config, forward, launch, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
-LAUNCHERS = (forward, backward_dv)  # modules with kernels of their own
+LAUNCHERS = (forward, backward_dv, backward_dqk)  # modules with kernels of their own
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -251,7 +251,7 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
             "            store_decays",
         ),
         ("state_walk", "tma.store_wait(pendings=NUM_OUT - 1)", "pass"),  # the output is overwritten
-        ("state_walk", "inputs.ring.consumer_wait(stage)\n            qk", "qk"),  # a tile that has not arrived
+        ("state_walk", "inputs.ring.consumer_wait(stage)\n    qk", "qk"),  # a tile that has not arrived
         ("state_walk", "            inputs.ring.consumer_release(stage)\n            stage", "            stage"),
         ("state_walk", "BLOCK_BYTES * (2 * BLOCKS_KEY", "BLOCK_BYTES * (3 * BLOCKS_KEY"),  # bytes that never come
         ("state_walk", "wait_for_products(2 * ACCUMULATORS, deps=(out,))", "wait_for_products(9, deps=(out,))"),
@@ -260,17 +260,22 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("state_walk", "allocate_ring(SLOTS, config.state_partitions)", "allocate_ring(SLOTS, 1)"),
         ("state_walk", "gl.exp2(x - after)", "gl.exp2(x - before)"),  # dv with decay deferred
         ("schedule", "work.first_tile + work.end_tile - 1 - turn", "turn"),  # a walk in the wrong direction
-        ("schedule", "begin + segment_tiles,", "begin + segment_tiles - 1,"),  # a tile is left out
+        ("schedule", "end_tile=end,", "end_tile=end - 1,"),  # a tile is left out
         ("normaliser", "norm.parts_ready.wait(turn)", "pass"),
         ("normaliser", "norm.sums_ready.wait(turn)", "pass"),
         ("normaliser", "inputs.ring.consumer_wait(stage)", "pass"),
-        ("walk", "mbarrier.wait(p_empty.index(b), turn ^ 1)", "pass"),  # P is overwritten
-        ("walk", "mbarrier.wait(o_full.index(slot), (i // OUTS) & 1)", "pass"),
-        ("walk", "mbarrier.wait(o_free.index(slot), ((i // OUTS) & 1) ^ 1)", "pass"),
-        ("walk", "mbarrier.wait(ready.index(s), phase)", "pass"),  # a tile that has not arrived
-        ("walk", "            mbarrier.arrive(empty.index(s), count=1)\n            s, phase", "            s, phase"),
-        ("walk", "BLOCK_BYTES * (2 * WB", "BLOCK_BYTES * (3 * WB"),  # bytes that never come
-        ("walk", "wait_for_products(2 * accumulators(WB), deps=(o,))", "wait_for_products(9, deps=(o,))"),
+        (
+            "backward_dqk",
+            "scores.ring.producer_acquire(slot)\n            store_decays",
+            "store_decays",
+        ),  # P is overwritten
+        ("backward_dqk", "output.ring.consumer_wait(slot)", "pass"),
+        ("backward_dqk", "output.ring.producer_acquire(out_slot)", "pass"),  # the output is overwritten
+        ("backward_dqk", "inputs.ring.consumer_wait(stage)", "pass"),  # a tile that has not arrived
+        ("backward_dqk", "scores.ring.consumer_wait(slot)", "pass"),
+        ("backward_dqk", "            inputs.ring.consumer_release(stage)\n            stage", "            stage"),
+        ("state_walk", "VALUES: gl.constexpr = 2 if config.row_sums else 1", "VALUES: gl.constexpr = 1"),  # more bytes
+        ("backward_dqk", "wait_for_products(2 * ACCUMULATORS, deps=(out,))", "wait_for_products(9, deps=(out,))"),
         ("pair", "mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
         ("pair", "mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)", "pass"),
         ("pair", "mbarrier.wait(k_read.index(0), i & 1)", "pass"),

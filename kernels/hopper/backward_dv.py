@@ -21,7 +21,7 @@ from .config import WalkConfig
 from .launch import descriptor
 from .schedule import Counts, Schedule
 from .shapes import Segments, WalkShape
-from .state_walk import BackwardInputs, States, pointers_of, run_walk
+from .state_walk import Inputs, States, pointers_of, run_walk
 from .workarounds import ASSEMBLY
 
 
@@ -42,14 +42,14 @@ def walk_backward_dv(
     run_walk(schedule, (k_desc, q_desc, dh_desc), dv_desc, gates, states, skip_ptr, config)
 
 
-def launch_dv(inputs: BackwardInputs, dv: Tensor, cut: Segments, *, initial: Tensor | None) -> None:
+def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, cut: Segments, *, initial: Tensor | None) -> None:
     """Write dv (B, H, T, d_hv), without waiting for the kernel launched just before: that makes nothing of the inputs.
 
     Args:
         cut: where segments begin; with more than one, `initial` has what each of them starts from.
         initial: dC (B, H, segments, d_qk, d_hv) float32, or None for zero.
     """
-    q, k, dh, exponents, skip = inputs.q, inputs.k, inputs.dh, inputs.exponents, inputs.skip
+    q, k, _, exponents, skip = inputs
     B, H, T, d_hv = dv.shape
     d_qk = q.shape[-1]
     chip = multiprocessors(q.device)

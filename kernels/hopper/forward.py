@@ -16,7 +16,7 @@ side; a short first segment is walked beside that pass. Where backward is cut ot
 start from.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ from .schedule import Counts, Schedule, get_work_item, stores_state_after
 from .shapes import TILE, Segments, WalkShape
 from .state import split_decay
 from .state_walk import (
+    Inputs,
     States,
     allocate_output,
     allocate_program,
@@ -203,23 +204,6 @@ def walk_forward_normalised(
 
 
 Matrices = tuple[Tensor | None, Tensor | None]  # C and n of a state, or where they go
-
-
-class Inputs(NamedTuple):
-    """What h is made of.
-
-    Attributes:
-        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v, (B, H, T, d_hv); bfloat16 or float16, as
-            TMA takes them (`tfla.tiles.aligned`).
-        exponents: of the gates.
-        skip: (H,) float32, for a walk without normaliser: h_t has skip v_t added; None for nothing.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    exponents: Exponents
-    skip: Tensor | None
 
 
 def launch_walk(

@@ -108,6 +108,10 @@ def get_work_item(schedule, item, config: gl.constexpr):
     segment = first_segment + (item // PIECES) % walked_segments
     row = item // (PIECES * walked_segments)
     begin = schedule.num_tiles - (num_segments - segment) * segment_tiles
+    end = begin + segment_tiles
+    if config.reverse:
+        # No other number, but num_tiles - 1, which `get_tile` would be made of, would be kept in a register.
+        end = gl.minimum(end, schedule.num_tiles)
     head = row % num_heads
     qk_head = head
     if config.shared_heads:
@@ -118,7 +122,7 @@ def get_work_item(schedule, item, config: gl.constexpr):
         qk_head=qk_head,
         row=row,
         first_tile=gl.maximum(begin, 0),
-        end_tile=begin + segment_tiles,
+        end_tile=end,
         state_index=(row * num_segments + segment).to(gl.int64),
         piece=item % PIECES,
     )

@@ -78,22 +78,21 @@ class States(NamedTuple):
     kept: Any = None
 
 
-class BackwardInputs(NamedTuple):
-    """What gradients of q, k and v are made of.
+class Inputs(NamedTuple):
+    """What h and its gradients are made of.
 
     Attributes:
-        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v and dh, (B, H, T, d_hv); bfloat16 or
-            float16, as TMA takes them (`tfla.tiles.aligned`).
+        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v, (B, H, T, d_hv); bfloat16 or float16, as
+            TMA takes them (`tfla.tiles.aligned`).
         exponents: of the gates.
-        skip: (H,) float32: h_t had skip v_t added; None for nothing.
+        skip: (H,) float32, without a normaliser: h_t has skip v_t added; None for nothing.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    dh: Tensor
     exponents: Exponents
-    skip: Tensor | None = None
+    skip: Tensor | None
 
 
 @aggregate
@@ -323,6 +322,19 @@ def apply_staged_decay(qk, exponents_smem, config: gl.constexpr):
 
 
 @gluon.jit
+def score_tile(program, work, tile, stage, exponents_smem, diagonal_ptr):
+    """Return P of a tile, [64, 64] float32, once it has arrived; for the arguments see `score_partition`."""
+    config: gl.constexpr = program.config
+    inputs = program.inputs
+    inputs.ring.consumer_wait(stage)
+    qk = multiply_query_key(inputs, stage, config.blocks_key, config.score_operands)
+    if config.store_diagonal:
+        store_diagonal(program.schedule, diagonal_ptr, work, tile, qk)
+    # Exponents are read after the product: held in registers before it, they would serialise it (C7512).
+    return apply_staged_decay(qk, exponents_smem, config)
+
+
+@gluon.jit
 def store_decays(scores, slot, gates, pending, state_decay, config: gl.constexpr):
     """Write the decays of a tile to its slot, which has been acquired.
 
@@ -384,12 +396,8 @@ def score_partition(program, diagonal_ptr, exponents_smem):
             next_tile = get_tile(work, gl.minimum(turn + 1, work.end_tile - 1), config)
             next_x, next_y, next_g = load_gates(program.gates, work.row, next_tile, num_tiles, t)
 
-            inputs.ring.consumer_wait(stage)
-            qk = multiply_query_key(inputs, stage, config.blocks_key, config.score_operands)
-            if config.store_diagonal:
-                store_diagonal(schedule, diagonal_ptr, work, get_tile(work, turn, config), qk)
-            # Exponents are read after the product: held in registers before it, they would serialise it (C7512).
-            prob = apply_staged_decay(qk, exponents_smem, config)
+            tile = get_tile(work, turn, config)
+            prob = score_tile(program, work, tile, stage, exponents_smem, diagonal_ptr)
             if config.skip:
                 prob = add_to_diagonal(prob, skip)
 
