@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +21,7 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import forward, packed, pair, segments, tilewise, walk
+from tflabench.kernels.hopper import backward_dqk, backward_dv, forward, packed, pair, segments, tilewise
 from tflabench.kernels.hopper.config import WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
@@ -38,6 +39,7 @@ from tflabench.kernels.hopper.launch import (
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts
+from tflabench.kernels.hopper.state_walk import States
 from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
 
@@ -46,20 +48,37 @@ from assembled import assembled
 
 SHAPES = ("128/256", "256/512")
 walk_forward: Any = forward.walk_forward
+walk_backward_dqk: Any = backward_dqk.walk_backward_dqk
+CONFIGURED: tuple[Any, ...] = (walk_forward, backward_dv.walk_backward_dv, walk_backward_dqk)
 POINTER = "*fp32"
 TUPLES = {
     "gates": Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
-    "states": forward.States(*[POINTER] * 3),
+    "states": States(*[POINTER] * 3),
     "norm": NormaliserTensors(*[POINTER] * 4),
+    "tensors": backward_dqk.Tensors(
+        Exponents(*[POINTER] * 3), States(*[POINTER] * 3), backward_dqk.RowSumTensors(*[POINTER] * 3), POINTER,
+    ),
     "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
 }  # fmt: skip
 EXPONENTS = dict.fromkeys((pair.pair, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
 
 
+def pointers(types: tuple[Any, ...], place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield where the pointers of a tuple of types, or of tuples of these, are."""
+    for n, x in enumerate(types):
+        if isinstance(x, tuple):
+            yield from pointers(x, (*place, n))
+        elif x == POINTER:
+            yield (*place, n)
+
+
 def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
-    if kernel is walk_forward:
+    if kernel in CONFIGURED:
         config = WalkConfig.of(**constants, bfloat16=dtype == "bf16")
-        kernel = forward.walk_forward_normalised if config.normalise else forward.walk_forward
+        if config.normalise:
+            kernel = forward.walk_forward_normalised
+        if config.row_sums:
+            kernel = backward_dqk.walk_backward_dqk_with_sums
         constants = {"config": config}
 
     def type_of(argument: str) -> Any:
@@ -78,11 +97,10 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     aligned = [places[a] for a in kernel.arg_names if a.endswith("_ptr")]
-    tuples = [(places[a], TUPLES[a]) for a in kernel.arg_names if a in TUPLES]
-    aligned += [(*place, n) for place, types in tuples for n, x in enumerate(types) if x == POINTER]
+    aligned += [path for a in kernel.arg_names if a in TUPLES for path in pointers(TUPLES[a], places[a])]
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, attributes)
-    warps = 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1)
+    warps = 8 if kernel in (pair.pair, backward_dqk.walk_backward_dqk_with_sums) else 4
     done, log = assembled(source, 90, {"num_warps": warps, "maxnreg": maxnreg, **COMPILED, **ASSEMBLY})
     return {
         "kernel": name,
@@ -93,33 +111,20 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
 
 
 def h_constants(d_qk: int, d_hv: int, *, halved: bool = False, **branches: bool) -> dict[str, Any]:
-    """Of the walk for h, as `WalkConfig.of` takes them."""
+    """Of a walk for h or dv, as `WalkConfig.of` takes them."""
     shape = WalkShape.of(d_qk, d_hv, sums=False, norm=branches.get("normalise", False), halved=halved)
     return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **branches}
 
 
-def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **branches: bool) -> dict[str, Any]:
-    """Of a walk with a state of z rows and w columns, of the `columns` that there are in all."""
-    flags = {
-        "SKIP": False,
-        "DIAGONAL": False,
-        "REVERSE": False,
-        "FIRST": False,
-        "LAST": False,
-        "ADD": False,
-        "INDEPENDENT": branches.get("REVERSE", False) and not branches.get("ADD", False),
-        **branches,
-    }
-    return {
-        **asdict(WalkShape.of(w, z, sums=sums, norm=False)),
-        "SUMS": sums,
-        "Z_DIM": z,
-        "W_DIM": columns or w,
-        "TRANSPOSED": not sums,
-        "u_sharing": 1,
-        "z_sharing": 1,
-        **flags,
-    }
+def dqk_constants(
+    d_qk: int, d_hv: int, *, row_sums: bool = True, more: bool = False, **branches: Any
+) -> dict[str, Any]:
+    """Of a walk for dq or dk, as `WalkConfig.of` takes them; more: of a second launch, if there is one."""
+    shape = WalkShape.of(min(d_hv, 256), d_qk, sums=row_sums, norm=False)
+    first_column = 256 if more and d_hv > 256 else 0
+    independent = branches.get("reverse", False) and not first_column
+    roles = {"transposed": False, "row_sums": row_sums, "first_column": first_column, "independent": independent}
+    return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **roles, **branches}
 
 
 def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
@@ -147,7 +152,6 @@ def gradients_constants(heads: int, *, sums: bool, skip: bool) -> dict[str, Any]
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
     """By name: the kernel, its constants, maxnreg."""
-    w = min(d_hv, 256)
     h = partial(h_constants, d_qk, d_hv)
     outputs = {
         "h": h(store_final_state=True),
@@ -166,23 +170,28 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "h of shared heads and a skip connection": h(store_final_state=True, shared_heads=True, skip=True),  # Mamba 2
     }
     outputs["h of float16"], outputs["h normalised of float16"] = outputs["h"], outputs["h normalised"]
+    dqk = partial(dqk_constants, d_qk, d_hv)
     walks = {
-        "dq": walk_constants(w, d_qk, sums=True, columns=d_hv),
-        "dq without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False),
-        "dq of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, FIRST=True, ADD=d_hv > 256),
-        "dk": walk_constants(w, d_qk, sums=True, columns=d_hv, REVERSE=True),
-        "dk without row sums": walk_constants(w, d_qk, columns=d_hv, TRANSPOSED=False, REVERSE=True),
-        "dk of segments": walk_constants(w, d_qk, sums=True, columns=d_hv, REVERSE=True, FIRST=True, ADD=d_hv > 256),
-        "dv": walk_constants(d_qk, d_hv, REVERSE=True),
-        "dv of segments": walk_constants(d_qk, d_hv, REVERSE=True, FIRST=True),
+        "dq": dqk(),
+        "dq without row sums": dqk(row_sums=False),
+        "dq of segments": dqk(load_initial_state=True, more=True),
+        "dq of shared heads and a skip connection": dqk(shared_heads=True, store_diagonal=True),  # Mamba 2
+        "dk": dqk(reverse=True),
+        "dk without row sums": dqk(row_sums=False, reverse=True),
+        "dk of segments": dqk(reverse=True, load_initial_state=True, more=True),
+        "dk with the state before": dqk(reverse=True, store_final_state=True),
     }
     walks["dq of float16"] = walks["dq"]
-    for name in ("dq", "dv"):  # as Mamba 2 has them; not constants where heads share q and k
-        shared = {x: value for x, value in walks[name].items() if not x.endswith("_sharing")}
-        walks[f"{name} of shared heads and a skip connection"] = shared | {"DIAGONAL" if name == "dq" else "SKIP": True}
+    of_dv = partial(h, reverse=True, independent=True)
+    dv = {
+        "dv": of_dv(),
+        "dv of segments": of_dv(load_initial_state=True),
+        "dv of shared heads and a skip connection": of_dv(shared_heads=True, skip=True),
+    }
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
-    found |= {name: (walk.walk, constants, 128) for name, constants in walks.items()}
+    found |= {name: (backward_dv.walk_backward_dv, constants, 128) for name, constants in dv.items()}
+    found |= {name: (walk_backward_dqk, constants, 128) for name, constants in walks.items()}
     if takes_pair(d_qk, d_hv, sums=False):
         pairs = {}
         for sums in (True, False):

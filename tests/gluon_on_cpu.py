@@ -56,10 +56,13 @@ SHARED = (
     "pipeline",
     "state",
     "schedule",
+    "row_sums",
     "normaliser",
+    "state_walk",
 )  # in the order in which they import one another
 KERNELS = {
-    "walk_forward": "forward", "walk_forward_normalised": "forward", "walk": "walk", "pair": "pair",
+    "walk_forward": "forward", "walk_forward_normalised": "forward", "walk_backward_dv": "backward_dv",
+    "walk_backward_dqk": "backward_dqk", "walk_backward_dqk_with_sums": "backward_dqk", "pair": "pair",
     "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
 }  # fmt: skip
 SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
@@ -263,7 +266,7 @@ class Machine:
         found = SimpleNamespace(**names)
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
             "conversions": (upper, lower, nearest, remainder, rounded, widened),
-            "walk": (exchanged,),
+            "row_sums": (exchanged,),
             "pair": (self.launched,),
         }
         for function in assembly.get(name, ()):

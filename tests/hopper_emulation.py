@@ -21,10 +21,11 @@ pytest.importorskip("triton.experimental.gluon")
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper import launch as hopper_launch
+from tflabench.kernels.hopper.backward_dqk import RowSumTensors
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.forward import Inputs, States
 from tflabench.kernels.hopper.launch import Beside, Segments
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
+from tflabench.kernels.hopper.state_walk import Inputs, States
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,7 +63,7 @@ def start(given: tuple[Tensor | None, ...], made: tuple[Tensor | None, ...], ind
 def emulate_walk(
     u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Any, cut: Segments, *, reverse: bool, transposed: bool,
     first: Tensor | None = None, last: Tensor | None = None, x: Tensor | None = None, sums: Tensor | None = None,
-    within: tuple[Tensor, Tensor] | None = None, norm: NormaliserTensors | None = None, skip: Tensor | None = None,
+    within: tuple[Tensor, ...] | None = None, norm: NormaliserTensors | None = None, skip: Tensor | None = None,
     diagonal: Tensor | None = None, independent: bool = False, walked: range | None = None,
     kept: tuple[Tensor, Segments] | None = None,
 ) -> None:  # fmt: skip
@@ -141,6 +142,35 @@ def emulate_walk_forward(
         q, k, v, h, exponents, cut, reverse=False, transposed=True, first=states.initial, last=states.final,
         norm=norm, skip=skip, independent=independent, walked=walked,
         kept=None if kept_cut is None else (states.kept, kept_cut),
+    )  # fmt: skip
+
+
+def emulate_dq(
+    inputs: Inputs, dh: Tensor, dq: Tensor, cut: Segments, *,
+    initial: Tensor | None, sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
+) -> None:  # fmt: skip
+    q, k, v, exponents, _ = inputs
+    through, *within = sums or (None,)
+    emulate_walk(
+        dh, v, k, dq, exponents, cut, reverse=False, transposed=False, first=initial, x=q if sums else None,
+        sums=through, within=tuple(within), diagonal=diagonal,
+    )  # fmt: skip
+
+
+def emulate_dk(
+    inputs: Inputs, dh: Tensor, dk: Tensor, cut: Segments, *, states: States, sums: RowSumTensors | None = None
+) -> None:
+    q, k, v, exponents, _ = inputs
+    emulate_walk(
+        v, dh, q, dk, exponents, cut, reverse=True, transposed=False, first=states.initial, last=states.final,
+        x=k if sums else None, sums=sums and sums.through, independent=True,
+    )  # fmt: skip
+
+
+def emulate_dv(inputs: Inputs, dh: Tensor, dv: Tensor, cut: Segments, *, initial: Tensor | None) -> None:
+    q, k, _, exponents, skip = inputs
+    emulate_walk(
+        k, q, dh, dv, exponents, cut, reverse=True, transposed=True, first=initial, skip=skip, independent=True
     )  # fmt: skip
 
 
@@ -300,7 +330,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_forward, "first_beside", lambda _d_qk, *sizes, norm: of_64(*sizes, norm=norm))
     monkeypatch.setattr(hopper_forward, "launch_walk", emulate_walk_forward)
     monkeypatch.setattr(hopper_forward, "launch_packed", emulate_packed)
-    monkeypatch.setattr(hopper_backward, "launch_walk", emulate_walk)
+    for name, emulate in (("launch_dq", emulate_dq), ("launch_dk", emulate_dk), ("launch_dv", emulate_dv)):
+        monkeypatch.setattr(hopper_backward, name, emulate)
     for module in (hopper_forward, hopper_backward):
         monkeypatch.setattr(module, "launch_segments", emulate_segments)
         monkeypatch.setattr(module, "aligned", lambda x: x)

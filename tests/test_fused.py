@@ -166,12 +166,12 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     monkeypatch, d_qk, d_hv, group, gate_gradients, chunk_size, batch, pass_
 ):
     """All that the launched kernels are given to read and write, on tensors without data: each tensor once a launch,
-    of U and W the launch's columns, and of those that only some segments are walked of these only.
+    of query and key the launch's columns, and of those that only some segments are walked of these only.
     """
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels.gates import Exponents
-    from tflabench.kernels.hopper import backward, forward, launch
+    from tflabench.kernels.hopper import backward, backward_dqk, backward_dv, forward, launch
     from tflabench.kernels.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -190,18 +190,17 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         lacking = given["segments"] * given["segment_tiles"] - given["tiles"]
         return count * given["segment_tiles"] - lacking * (lowest == 0)
 
-    def walk(given, columns=1.0):
+    def walk(given):
         programs.append(given["items"])
-        moved.extend(given[name].base.nbytes * columns for name in ("u_desc", "w_desc"))
-        again = ["x_desc"] * given.get("SUMS", False) + ["o_desc"] * given.get("ADD", False)
-        moved.extend(given[name].base.nbytes for name in ["z_desc", "o_desc", *again])
+        moved.extend(given[f"{name}_desc"].base.nbytes for name in "uwzo")
         moved.extend(given[name].nbytes for name in ("au_ptr", "az_ptr"))
-        moved.append(given["first_ptr"].nbytes * columns * given["FIRST"])
+        moved.append(given["first_ptr"].nbytes * given["FIRST"])
         moved.append(given["segments"] * p.batch * p.heads * d_qk * d_hv * 4 * given["LAST"])
 
-    def walk_forward(given):
+    def configured(given):
         counts = Counts(*(n >> 1 for n in given["counts"]))
-        config, states, gates = given["config"], given["states"], given["gates"]
+        config = given["config"]
+        states, gates = (getattr(given.get("tensors"), name, given.get(name)) for name in ("states", "gates"))
         cut = {"tiles": given["num_tiles"], "segments": counts.num_segments, "segment_tiles": counts.segment_tiles}
         walked = counts.walked_segments
         if walked == 1 < counts.num_segments:
@@ -209,9 +208,14 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         else:
             programs.append(given["num_items"])
         share = tiles_of(cut, counts.end_segment - walked, walked) / given["num_tiles"]
-        moved.extend(given[f"{name}_desc"].base.nbytes * share for name in "qkvh")
+        of_a_launch = 1 if config.transposed else 64 * config.blocks_key / d_hv
+        again = ["out_desc"] * config.add_to_output
+        for name in (name for name in [*given, *again] if name.endswith("_desc")):
+            columns = of_a_launch if name in ("query_desc", "key_desc") else 1
+            moved.append(given[name].base.nbytes * share * columns)
         moved.extend(x.nbytes * share for x in (gates.x, gates.y))
-        moved.append(states.initial.nbytes * config.load_initial_state * walked / counts.num_segments)
+        initial = states.initial.nbytes * config.load_initial_state * walked / counts.num_segments
+        moved.append(initial * of_a_launch)
         moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
 
     def pair(given):
@@ -225,7 +229,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         moved.extend(given[f"{name}_desc"].base.nbytes for name in names)
         moved.extend(given[f"{name}_ptr"].nbytes * given["SUMS"] for name in ("sums", "through"))
 
-    def row_sums(*args, made=launch.empty_row_sums):
+    def row_sums(*args, made=backward_dqk.empty_row_sums):
         found = made(*args)
         moved.extend(sums.every.nbytes for sums in found)  # every part is written
         return found
@@ -237,11 +241,14 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     def empty(*shape, dtype=torch.float32):
         return torch.empty(p.batch, *shape, dtype=dtype, device="meta")
 
-    wide = lambda given: walk(given, columns=64 * given["WB"] / given["W_DIM"])  # noqa: E731
-    for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk), ("gradients", gradients)):
+    for name, count in (("pair", pair), ("walk_heads", walk), ("gradients", gradients)):
         monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
 
-    monkeypatch.setattr(forward, "walk_forward", Recorded(forward.walk_forward, walk_forward))
+    for module, name in (
+        (forward, "walk_forward"), (backward_dv, "walk_backward_dv"), (backward_dqk, "walk_backward_dqk"),
+        (backward_dqk, "walk_backward_dqk_with_sums"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, Recorded(getattr(module, name), configured))
 
     def accumulate(given):
         if given["KEEP"]:

@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, config, forward, launch, tiles
+from tflabench.kernels.hopper import backward, backward_dqk, backward_dv, config, forward, launch, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
+LAUNCHERS = (forward, backward_dv, backward_dqk)  # modules with kernels of their own
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -50,15 +51,16 @@ class Carry:
 
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
     for name, kernel in machine.kernels.items():
-        if hasattr(forward, name):
-            monkeypatch.setattr(forward, name, kernel)
+        launchers = [module for module in LAUNCHERS if hasattr(module, name)]
+        if launchers:
+            monkeypatch.setattr(launchers[0], name, kernel)
         else:
             monkeypatch.setattr(launch, f"_{name}", kernel)
     monkeypatch.setattr(config, "HOISTS", machine.newer)
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton
     monkeypatch.setattr(launch, "_carry", Carry())
-    for module in (launch, forward):  # fewer multiprocessors than work items: programs take several
+    for module in (launch, *LAUNCHERS):  # fewer multiprocessors than work items: programs take several
         monkeypatch.setattr(module, "multiprocessors", lambda _device: 3)
     found = kernels()
     backward = partial(found.backward, gate_gradients=gate_gradients)
@@ -244,30 +246,36 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
     ("source", "right", "mistaken"),
     [
         (
-            "forward",
-            "            scores.ring.producer_acquire(slot)\n            scores.q_decay",
-            "            scores.q_decay",
+            "state_walk",
+            "            scores.ring.producer_acquire(slot)\n            store_decays",
+            "            store_decays",
         ),
-        ("forward", "tma.store_wait(pendings=NUM_H - 1)", "pass"),  # H is overwritten
-        ("forward", "inputs.ring.consumer_wait(stage)\n            qk", "qk"),  # a tile that has not arrived
-        ("forward", "            inputs.ring.consumer_release(stage)\n            stage", "            stage"),
-        ("forward", "BLOCK_BYTES * (2 * BLOCKS_QK", "BLOCK_BYTES * (3 * BLOCKS_QK"),  # bytes that never come
-        ("forward", "wait_for_products(2 * ACCUMULATORS, deps=(h,))", "wait_for_products(9, deps=(h,))"),
-        ("forward", "scores.ring.consumer_wait(slot)", "pass"),
-        ("forward", "ring.producer_acquire(stage)\n            fence", "fence"),  # a stage is overwritten
-        ("forward", "allocate_ring(SLOTS, 2)", "allocate_ring(SLOTS, 1)"),
-        ("schedule", "begin + segment_tiles,", "begin + segment_tiles - 1,"),  # a tile is left out
+        ("state_walk", "tma.store_wait(pendings=NUM_OUT - 1)", "pass"),  # the output is overwritten
+        ("state_walk", "inputs.ring.consumer_wait(stage)\n    qk", "qk"),  # a tile that has not arrived
+        ("state_walk", "            inputs.ring.consumer_release(stage)\n            stage", "            stage"),
+        ("state_walk", "BLOCK_BYTES * (2 * BLOCKS_KEY", "BLOCK_BYTES * (3 * BLOCKS_KEY"),  # bytes that never come
+        ("state_walk", "wait_for_products(2 * ACCUMULATORS, deps=(out,))", "wait_for_products(9, deps=(out,))"),
+        ("state_walk", "scores.ring.consumer_wait(slot)", "pass"),
+        ("state_walk", "ring.producer_acquire(stage)\n    fence", "fence"),  # a stage is overwritten
+        ("state_walk", "allocate_ring(SLOTS, config.state_partitions)", "allocate_ring(SLOTS, 1)"),
+        ("state_walk", "gl.exp2(x - after)", "gl.exp2(x - before)"),  # dv with decay deferred
+        ("schedule", "work.first_tile + work.end_tile - 1 - turn", "turn"),  # a walk in the wrong direction
+        ("schedule", "end_tile=end,", "end_tile=end - 1,"),  # a tile is left out
         ("normaliser", "norm.parts_ready.wait(turn)", "pass"),
         ("normaliser", "norm.sums_ready.wait(turn)", "pass"),
         ("normaliser", "inputs.ring.consumer_wait(stage)", "pass"),
-        ("walk", "mbarrier.wait(p_empty.index(b), turn ^ 1)", "pass"),  # P is overwritten
-        ("walk", "tma.store_wait(pendings=OUTS - 1)", "pass"),  # so is out
-        ("walk", "mbarrier.wait(o_full.index(slot), (i // OUTS) & 1)", "pass"),
-        ("walk", "mbarrier.wait(o_free.index(slot), ((i // OUTS) & 1) ^ 1)", "pass"),
-        ("walk", "mbarrier.wait(ready.index(s), phase)", "pass"),  # a tile that has not arrived
-        ("walk", "            mbarrier.arrive(empty.index(s), count=1)\n            s, phase", "            s, phase"),
-        ("walk", "BLOCK_BYTES * (2 * WB", "BLOCK_BYTES * (3 * WB"),  # bytes that never come
-        ("walk", "wait_for_products(2 * accumulators(WB), deps=(o,))", "wait_for_products(9, deps=(o,))"),
+        (
+            "backward_dqk",
+            "scores.ring.producer_acquire(slot)\n            store_decays",
+            "store_decays",
+        ),  # P is overwritten
+        ("backward_dqk", "output.ring.consumer_wait(slot)", "pass"),
+        ("backward_dqk", "output.ring.producer_acquire(out_slot)", "pass"),  # the output is overwritten
+        ("backward_dqk", "inputs.ring.consumer_wait(stage)", "pass"),  # a tile that has not arrived
+        ("backward_dqk", "scores.ring.consumer_wait(slot)", "pass"),
+        ("backward_dqk", "            inputs.ring.consumer_release(stage)\n            stage", "            stage"),
+        ("state_walk", "VALUES: gl.constexpr = 2 if config.row_sums else 1", "VALUES: gl.constexpr = 1"),  # more bytes
+        ("backward_dqk", "wait_for_products(2 * ACCUMULATORS, deps=(out,))", "wait_for_products(9, deps=(out,))"),
         ("pair", "mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
         ("pair", "mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)", "pass"),
         ("pair", "mbarrier.wait(k_read.index(0), i & 1)", "pass"),
@@ -329,7 +337,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
             monkeypatch.setattr(launch, "rings", lambda heads: rings(heads) | {"STAGES": 2})
         case = {"segments": IN_SEGMENTS, "packed": TOGETHER, "tilewise": TOGETHER}.get(source, SMALL)
         case = replace(case, gate="exp") if source == "normaliser" else case
-        case = replace(case, d_qk=256) if "OUTS - 1" in right else case  # dv is then a walk of its own
+        case = replace(case, d_qk=256) if source == "schedule" or "x - after" in right else case  # dv has its own walk
         case = IN_SEGMENTS if "pendings=2" in right else case
         try:
             return failures(case, absent=frozenset() if gate_gradients else NO_GATE_GRADIENTS) != []

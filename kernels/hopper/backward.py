@@ -1,6 +1,7 @@
-"""Backward: with several segments their dC, then one walk each for dq, dk and dv, and gate gradients from row sums; one
-for dk and dv where a program can hold the whole of dC. States of 64 by 64 are written down before and after every tile
-instead, and one kernel makes all gradients of a tile (`takes_tilewise`).
+"""Backward pass: with several segments their dC, then a walk each for dq, dk and dv, and gate gradients from row sums.
+
+Where a program can hold the whole of dC, dk and dv have one walk together. States of 64 by 64 are written down before
+and after every tile instead, and one kernel makes all gradients of a tile (`takes_tilewise`).
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
@@ -8,7 +9,7 @@ belongs to a step i, as x does, and forward has taken its log2 from x: dh itself
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,20 +21,53 @@ from tflabench.kernels.state import State
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
+from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
+from .backward_dv import launch_dv
 from .crossings import through_tiles
 from .forward import initial_matrices, restored, weights
 from .launch import (
-    empty_row_sums,
     heads_added_up,
     launch_gradients,
     launch_kept_states,
     launch_pair,
     launch_segments,
-    launch_walk,
     takes_pair,
     takes_tilewise,
 )
 from .shapes import TILE, Segments
+from .state_walk import Inputs, States
+
+
+class SegmentStates(NamedTuple):
+    """States (B, H, segments, d_qk, d_hv) float32 that segments start from, None for zero, and where dC goes.
+
+    Attributes:
+        C: before the first step of a segment.  dC: after its last step.
+        dC_0: of dC before the first step of the only segment, None if nobody asks for it.
+    """
+
+    C: Tensor | None
+    dC: Tensor | None
+    dC_0: Tensor | None
+
+
+class KernelResults(NamedTuple):
+    """What the kernels make of a backward pass.
+
+    Attributes:
+        dq, dk, dv: (B, heads, T, d); of dq and dk the sum over all heads that share one of q and k is wanted.
+        qdq, kdk: row sums, None without gate gradients.
+        through: (B, H, tiles), what passes whole tiles; None if it is to be had from row sums.
+        dskip: (H,), or None.
+    """
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    qdq: RowSums | None
+    kdk: RowSums | None
+    through: Tensor | None
+    dskip: Tensor | None
 
 
 def backward(
@@ -42,7 +76,7 @@ def backward(
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
     skip: Tensor | None = None, gate_gradients: bool = True,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients (dq, dk, dv, df, di, dC_0, dn_0), those of an absent gate or initial state None; dskip if there is one.
+    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent, and dskip if there is a skip.
 
     Args:
         dh: gradient of h; d_last: of the last state's C and n, None or with None fields where there is none.
@@ -54,42 +88,24 @@ def backward(
     cut = Segments.of(q.shape[2], chunk_size)
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
-    H, T = v.shape[1:3]
+    # Skip before the walks: those for dk and dv wait for nothing that is launched after dq.
+    inputs = Inputs(q, k, v, e, weights(skip))
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
-    first = dC
-    dC_0 = None
-    if cut.count > 1:
-        (first, _), (dC_0, _) = launch_segments(
-            q, dh, e, cut, reverse=True, start=(dC, None), norm=False, end=C_0 is not None
-        )
-    elif C_0 is not None:
-        C_starts = C_0
-        dC_0 = torch.empty_like(C_0)
-
-    D = weights(skip)  # before the walks: those for dk and dv wait for nothing that is launched after dq
-    last = dC_0 if cut.count == 1 else None
-    tilewise = dn is None and takes_tilewise(q, v, sums=gate_gradients)
-    if tilewise:
-        dq, dk, dv, qdq, kdk, through, skip_dots = _side_by_side(
-            q, k, v, dh, e, cut, (C_starts, first), last, skip=D, gate_gradients=gate_gradients
-        )
-    else:
-        dq, dk, dv, qdq, kdk, skip_dots = _in_walks(
-            q, k, v, dh, e, cut, (C_starts, first), last, skip=D, gate_gradients=gate_gradients
-        )
-        through = None
+    states, dC_0 = _segment_states(inputs, dh, cut, C_starts, C_0, dC)
+    gradients = _tile_by_tile if dn is None and takes_tilewise(q, v, sums=gate_gradients) else _in_walks
+    dq, dk, dv, qdq, kdk, through, dskip = gradients(inputs, dh, cut, states, gate_gradients=gate_gradients)
     dn_0 = dots = None
     if dn is not None:
         m_0 = None if initial is None else initial.m
-        every = gates.log_gates(f, i, gate, (k.shape[0], H, T), m_0)
-        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every)
+        every = gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
+        dn_0, dk, dots = _through_last_n(dn, shared(k, v.shape[1]), dk, every)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
     df = di = None
     if qdq and kdk:
         if through is None:
-            x_last = None if dC is None else (_last_state(k, v, e, T, C_0) * dC).sum((-2, -1))
+            x_last = None if dC is None else (_last_state(k, v, e, C_0) * dC).sum((-2, -1))
             if dots is not None:
                 kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
                 x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
@@ -101,28 +117,41 @@ def backward(
         dq = -dq
     dq, dk = sum_shared(dq, given[0]), sum_shared(dk, given[1])
     C_given, n_given = (None, None) if initial is None else initial[:2]
-    made = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
-    found = tuple(made_like(x, like) for x, like in made)
-    return found if skip is None or skip_dots is None else (*found, skip_dots.to(skip.dtype))
+    pairs = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
+    made = tuple(made_like(x, like) for x, like in pairs)
+    return made if skip is None or dskip is None else (*made, dskip.to(skip.dtype))
 
 
-def _side_by_side(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, e: Exponents, cut: Segments,
-    states: tuple[Tensor | None, Tensor | None], last: Tensor | None, *, skip: Tensor | None, gate_gradients: bool,
-) -> tuple[Tensor, Tensor, Tensor, RowSums | None, RowSums | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """dq, dk and dv, row sums and what passes tiles, or None, and dskip (H,): from states before and after every tile.
+def _segment_states(
+    inputs: Inputs, dh: Tensor, cut: Segments, C_starts: Tensor | None, C_0: Tensor | None, dC: Tensor | None
+) -> tuple[SegmentStates, Tensor | None]:
+    """Return what segments start from, and dC before the first step, which a walk may have yet to write.
 
     Args:
-        states: (B, H, segments, 64, 64): C and dC that segments start from, None where that is zero.
-        last: where dC before the first step goes, if anywhere.
+        C_starts: C before each of several segments.
+        C_0, dC: (B, H, d_qk, d_hv): C before the first step, dC after the last one; None for zero.
     """
+    if cut.count == 1:
+        dC_0 = None if C_0 is None else torch.empty_like(C_0)
+        return SegmentStates(C_0, dC, dC_0), dC_0
+    (starts, _), (dC_0, _) = launch_segments(
+        inputs.q, dh, inputs.exponents, cut, reverse=True, start=(dC, None), norm=False, end=C_0 is not None
+    )
+    return SegmentStates(C_starts, starts, None), dC_0
+
+
+def _tile_by_tile(
+    inputs: Inputs, dh: Tensor, cut: Segments, states: SegmentStates, *, gate_gradients: bool
+) -> KernelResults:
+    """Make gradients from states (64, 64) before and after every tile."""
+    q, k, v, e, skip = inputs
     B, H, T = v.shape[:3]
     together = heads_added_up(q, v)
     dq, dk, dv = _output(q, H // together), _output(k, H // together), _output(v, H)
     C = q.new_empty((B, H, cut.tiles * TILE, TILE))
     dC = dv if T % TILE == 0 else torch.empty_like(C)  # of a tile dC is read before dv is written
-    launch_kept_states(k, v, C, e, cut, reverse=False, first=states[0])
-    launch_kept_states(q, dh, dC, e, cut, reverse=True, first=states[1], last=last)
+    launch_kept_states(k, v, C, e, cut, reverse=False, first=states.C)
+    launch_kept_states(q, dh, dC, e, cut, reverse=True, first=states.dC, last=states.dC_0)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else torch.empty_like(e.g)
@@ -130,49 +159,46 @@ def _side_by_side(
         q, k, v, dh, C, dC, dq, dk, dv, e, skip=skip, skip_dots=skip_dots, sums=sums, through=through
     )  # fmt: skip
     qdq, kdk = (None, None) if sums is None else (RowSums(x, x[1:]) for x in sums)
-    return dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0)
+    return KernelResults(dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0))
 
 
 def _in_walks(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, e: Exponents, cut: Segments,
-    states: tuple[Tensor | None, Tensor | None], last: Tensor | None, *, skip: Tensor | None, gate_gradients: bool,
-) -> tuple[Tensor, Tensor, Tensor, RowSums | None, RowSums | None, Tensor | None]:  # fmt: skip
-    """dq, dk and dv, row sums or None, and dskip (H,): see `_side_by_side`."""
+    inputs: Inputs, dh: Tensor, cut: Segments, states: SegmentStates, *, gate_gradients: bool
+) -> KernelResults:
+    """Make gradients in walks: dq, then dk and dv, together or apart."""
+    q, k, v, e, skip = inputs
     H = v.shape[1]
-    C, first = states
     qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
-    skip_dots = None if skip is None else q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
-    q_sums: dict[str, Any] = {}
-    k_sums: dict[str, Any] = {}
+    of_q = of_k = skip_dots = None
     if qdq and kdk:
-        q_sums = {"x": q, "sums": qdq.every, "within": (qdq.within, kdk.within)}
-        k_sums = {"x": k, "sums": kdk.every}
+        of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
+    if skip is not None:
+        skip_dots = q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
     dq = _output(q, H)
-    launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
+    launch_dq(inputs, dh, dq, cut, initial=states.C, sums=of_q, diagonal=skip_dots)
     dk, dv = _output(k, H), _output(v, H)
     if takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
         sums = kdk.every if kdk else None
-        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=skip, sums=sums)
+        launch_pair(q, k, v, dh, dk, dv, e, cut, first=states.dC, last=states.dC_0, skip=skip, sums=sums)
     else:
-        launch_walk(
-            v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums
-        )
-        launch_walk(k, q, dh, dv, e, cut, reverse=True, transposed=True, first=first, skip=skip, independent=True)
+        launch_dk(inputs, dh, dk, cut, states=States(states.dC, states.dC_0), sums=of_k)
+        launch_dv(inputs, dh, dv, cut, initial=states.dC)
     dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))
-    return dq, dk, dv, qdq, kdk, dskip
+    return KernelResults(dq, dk, dv, qdq, kdk, None, dskip)
 
 
-def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:
-    """C after the last step, once more: it is large and rarely needed, so forward does not save it."""
+def _last_state(k: Tensor, v: Tensor, e: Exponents, C_0: Tensor | None) -> Tensor:
+    """Return C after the last step, once more: it is large and rarely needed, so forward does not save it."""
+    T = v.shape[2]
     _, (C_last, _) = launch_segments(k, v, e, Segments.of(T, T + TILE), reverse=False, start=(C_0, None), norm=False)
     assert C_last is not None
     return C_last
 
 
 def _through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:
-    """What the gradient of n_last = sum_j w_j k_j + w_0 n_0 adds: dn_0, dk with it, and its k.dk (B, H, T).
+    """Return dn_0, dk and k.dk (B, H, T) with what the gradient dn of n_last = sum_j w_j k_j + w_0 n_0 adds.
 
-    Plain PyTorch, for it is rare.
+    It is plain PyTorch, for it is rare.
     """
     reach = log_gates.log_f.flip(-1).cumsum(-1).flip(-1)  # from before each step to the end
     weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + log_gates.log_i).exp()
@@ -182,8 +208,9 @@ def _through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> t
 
 
 def _output(like: Tensor, heads: int) -> Tensor:
-    """An empty tensor with the strides of torch.empty_like(like), or contiguous where TMA cannot take these, or where
-    heads share one of `like` and each has its own.
+    """Return an empty tensor with the strides of torch.empty_like(like).
+
+    It is contiguous where TMA cannot take these, or where heads share one of `like` and each has its own.
     """
     B, _, T, d = like.shape
     out = torch.empty_like(like)

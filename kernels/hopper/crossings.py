@@ -6,9 +6,9 @@ through the state, A and B,
     Y = X_end - B = X_start - A
 
 is what passes the tile. That differences of sums give it at all, over any number of tiles, is because the walks for dq
-and dk round every pair alike (see walk.py). A tile that forgets nearly everything lets through a small part e = exp(g)
-of X, less than what is left of rounding errors: so Y is taken as what a Wiener filter makes of it, for signals of e
-and errors of ROUNDOFF relative to X; nothing passes where e is 0.
+and dk round every pair alike (see backward_dqk.py). A tile that forgets nearly everything lets through a small part
+e = exp(g) of X, less than what is left of rounding errors: so Y is taken as what a Wiener filter makes of it, for
+signals of e and errors of ROUNDOFF relative to X; nothing passes where e is 0.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

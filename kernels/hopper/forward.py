@@ -6,33 +6,22 @@ A program walks over the tiles of a (batch, head) row, 64 steps each, and keeps 
     H_i = 2^x_i C^T Q_i + sum_{j <= i} P_ij V_j             P_ij = (Q_i . K_j) 2^(x_i + y_j)
     C  <- 2^g C + sum_j 2^(y_j + g) K_j V_j^T               after every tile
 
-x and y (one value a step) and g (one a tile) are base-2 exponents that exponents.py has summed within each tile. Gates,
-stabiliser and the scale of Q are all in them.
+state_walk.py has the partitions that load tiles, compute P and carry C. With a normaliser n the exponents come with the
+tiles, `score` has products for n, and there is one partition more:
 
-Partitions of a program, and what connects them:
-
-    load         1 warp    copies tiles of Q, K, V to shared memory by TMA  -> InputTiles, a ring of stages
-    score        4 warps   P and the decays of a tile                       -> Scores, a ring of slots
-    state 0      4 warps   C^T and H^T, the upper half of their rows        -> H, by TMA
-    state 1      4 warps   C^T and H^T, the lower half of their rows        -> H, by TMA
     normaliser   2 warps   n and denominators, see normaliser.py            -> whoever divides H by them
-
-The state is kept transposed, [d_hv, d_qk], so that its rows are columns of V and H. A program holds 128 or 256 rows; a
-wider d_hv takes several programs ("pieces"). TMA pads with zeros beyond the last step or column, and loses what is
-written there.
 
 A sequence of several segments takes a pass that makes the states they start from, then a walk over all of them side by
 side; a short first segment is walked beside that pass. Where backward is cut otherwise, h writes down what its segments
 start from.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
@@ -42,7 +31,6 @@ from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate
 
 from .config import WalkConfig
-from .conversions import nearest
 from .cuts import Shape, chosen_beside_backward
 from .exponents import exponents
 from .launch import (
@@ -54,151 +42,29 @@ from .launch import (
     launch_packed,
     launch_segments,
 )
-from .normaliser import NormaliserTensors, allocate_normaliser, multiply_by_normaliser, normaliser_partition
-from .pipeline import Cursor, Ring, aggregate, allocate_ring, begin_kernel, end_kernel
-from .schedule import (
-    Counts,
-    Schedule,
-    get_kept_index,
-    get_work_item,
-    starts_kept_segment,
-    stores_state_after,
-)
+from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
+from .pipeline import Cursor, begin_kernel, end_kernel
+from .schedule import Counts, Schedule, get_work_item, stores_state_after
 from .shapes import TILE, Segments, WalkShape
-from .state import finish_state_update, split_decay, start_state_update, state_pointers
-from .tiles import (
-    ACC,
-    ACC_COLUMN,
-    ACC_OPERAND,
-    ACC_ROW,
-    BLOCK_BYTES,
-    STEP,
-    STEP_OF_WARP,
-    VECTOR,
-    block,
-    load_blocks,
-    operands,
+from .state import split_decay
+from .state_walk import (
+    Inputs,
+    States,
+    allocate_output,
+    allocate_program,
+    apply_decay,
+    commit_scores,
+    load_gates,
+    load_tile,
+    multiply_query_key,
+    pointers_of,
+    run_walk,
+    state_partition,
 )
-from .workarounds import (
-    ASSEMBLY,
-    barrier,
-    opaque_zero,
-    tma_store,
-    uniform,
-    wait_for_kernel_before,
-    wait_for_products,
-    zero_in_round,
-)
+from .tiles import ACC_COLUMN, ACC_ROW, STEP_OF_WARP
+from .workarounds import ASSEMBLY, barrier, zero_in_round
 
-# --- What partitions share --------------------------------------------------------------------------------------------
-
-
-class States(NamedTuple):
-    """Matrix memories (B, H, segments, d_qk, d_hv) float32, or None; on the device, pointers.
-
-    Attributes:
-        initial, final: C before and after each segment.
-        kept: C before each segment of another cut.
-    """
-
-    initial: Any = None
-    final: Any = None
-    kept: Any = None
-
-
-@aggregate
-class InputTiles:
-    """A ring of stages in shared memory, each a tile of Q, K and V in blocks of 64 steps by 64 columns.
-
-    Fields:
-        q, k: [stages * blocks_qk, 1, 1, 64, 64].  v: [stages * 2 * blocks_hv, 1, 1, 64, 64]. 16 bits.
-    """
-
-    ring: Ring
-    q: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-
-
-@aggregate
-class Scores:
-    """A ring of slots in shared memory, each the P of a tile and its decays.
-
-    Without a normaliser `score` writes the decays, a slot each. With one `load` does, a stage each, but for q_decay
-    where `score` divides it.
-
-    Fields:
-        p: [slots, 64, 64], i by j, 16 bits.
-        q_decay: [slots or stages, 64] float32, by which what step i reads from the state is multiplied.
-        k_decay: [slots or stages, 64] float32, by which what step j writes to the state is multiplied.
-        state_decay: the same shape, copies of the factor of the state; only where `config.shares_decay`.
-    """
-
-    ring: Ring
-    p: gl.shared_memory_descriptor
-    q_decay: gl.shared_memory_descriptor
-    k_decay: gl.shared_memory_descriptor
-    state_decay: gl.shared_memory_descriptor
-
-
-@aggregate
-class Program:
-    """What all partitions of a program share.
-
-    Fields:
-        gates: pointers to x, y (B, H, tiles * 64) and g (B, H, tiles).
-        norm: a `Normaliser`, or None.
-    """
-
-    config: gl.constexpr
-    schedule: Schedule
-    gates: gl.tuple
-    states: gl.tuple
-    inputs: InputTiles
-    scores: Scores
-    norm: object
-
-
-@gluon.jit
-def allocate_inputs(config: gl.constexpr, desc):
-    """Return the ring of a program's input tiles; desc describes blocks of Q, K or V."""
-    STAGES: gl.constexpr = config.num_stages
-    BLOCKS_QK: gl.constexpr = config.blocks_qk
-    BLOCKS_V: gl.constexpr = 2 * config.blocks_hv
-    NORMALISED: gl.constexpr = 1 if config.normalise else 0
-    # Both state partitions, `score` and `normaliser` read a stage; TMA and, for gates, `load` itself write it.
-    ring = allocate_ring(STAGES, 3 + NORMALISED, 1 + NORMALISED)
-    q = gl.allocate_shared_memory(desc.dtype, [STAGES * BLOCKS_QK, 1, 1, 64, 64], desc.layout)
-    k = gl.allocate_shared_memory(desc.dtype, [STAGES * BLOCKS_QK, 1, 1, 64, 64], desc.layout)
-    v = gl.allocate_shared_memory(desc.dtype, [STAGES * BLOCKS_V, 1, 1, 64, 64], desc.layout)
-    return InputTiles(ring=ring, q=q, k=k, v=v)
-
-
-@gluon.jit
-def allocate_scores(config: gl.constexpr, dtype: gl.constexpr):
-    """Return the ring of a program's scores; dtype is that of Q, K and V."""
-    SLOTS: gl.constexpr = config.num_slots
-    DECAYS: gl.constexpr = config.num_stages if config.normalise else SLOTS
-    Q_DECAYS: gl.constexpr = config.num_stages if config.divide_late else SLOTS
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    prob = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
-    q_decay = gl.allocate_shared_memory(gl.float32, [Q_DECAYS, 64], VECTOR)
-    k_decay = gl.allocate_shared_memory(gl.float32, [DECAYS, 64], VECTOR)
-    state_decay = k_decay
-    if config.shares_decay:
-        state_decay = gl.allocate_shared_memory(gl.float32, [DECAYS, 64], VECTOR)
-    ring = allocate_ring(SLOTS, 2)  # both state partitions read a slot
-    return Scores(ring=ring, p=prob, q_decay=q_decay, k_decay=k_decay, state_decay=state_decay)
-
-
-@gluon.jit
-def load_gates(gates, row, tile, num_tiles, t):
-    """Return x, y ([64] each) and g of a tile; t counts its steps."""
-    at = (row * num_tiles + tile) * 64 + t
-    return gl.load(gates.x + at), gl.load(gates.y + at), gl.load(gates.g + row * num_tiles + tile)
-
-
-# --- Load partition ---------------------------------------------------------------------------------------------------
+# --- Partitions with a normaliser -------------------------------------------------------------------------------------
 
 
 @gluon.jit
@@ -218,14 +84,14 @@ def stage_gates(program, pointers, work, tile, stage, pending):
     norm.y(stage).store(y)
     norm.m(stage).store(m)
     if config.divide_late:
-        scores.q_decay.index(stage).store(gl.exp2(x + pending))
+        scores.query_decay.index(stage).store(gl.exp2(x + pending))
     state_decay = 0.0
     if config.defer_decay:
         flush = stores_state_after(schedule, work, tile, config.keep_states)
         state_decay, pending = split_decay(pending, g, flush)
     elif config.shares_decay:
         state_decay = gl.exp2(g)
-    scores.k_decay.index(stage).store(gl.exp2(y + (g - pending)))
+    scores.key_decay.index(stage).store(gl.exp2(y + (g - pending)))
     if config.shares_decay:
         scores.state_decay.index(stage).store(gl.full([64], state_decay, gl.float32, layout=STEP_OF_WARP))
     barrier()
@@ -233,128 +99,25 @@ def stage_gates(program, pointers, work, tile, stage, pending):
 
 
 @gluon.jit
-def load_partition(program, q_desc, k_desc, v_desc, norm_pointers):
-    """Copy the tiles of Q, K and V to shared memory, in the order in which they are walked over."""
+def normalised_load_partition(program, descs, norm_pointers):
+    """Copy all tiles to shared memory, and the exponents of their steps."""
     config: gl.constexpr = program.config
-    schedule, inputs, ring = program.schedule, program.inputs, program.inputs.ring
-    BLOCKS_QK: gl.constexpr = config.blocks_qk
-    BLOCKS_V: gl.constexpr = 2 * config.blocks_hv
+    schedule, ring = program.schedule, program.inputs.ring
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config)
         pending = 0.0
         for tile in range(work.first_tile, work.end_tile):
             stage = ring.at(i)
-            ring.producer_acquire(stage)
-            fence_async_shared()  # consumers' reads of the stage, before the copies write there
-            full = ring.full.index(stage.slot)
-            mbarrier.expect(full, BLOCK_BYTES * (2 * BLOCKS_QK + BLOCKS_V))
-            at_qk = (work.batch, work.qk_head, tile * 64, 0)
-            at_v = (work.batch, work.head, tile * 64, work.piece * (64 * BLOCKS_V))
-            load_blocks(q_desc, at_qk, inputs.q, stage.slot * BLOCKS_QK, BLOCKS_QK, full)
-            load_blocks(k_desc, at_qk, inputs.k, stage.slot * BLOCKS_QK, BLOCKS_QK, full)
-            load_blocks(v_desc, at_v, inputs.v, stage.slot * BLOCKS_V, BLOCKS_V, full)
-            if config.normalise:
-                pending = stage_gates(program, norm_pointers, work, tile, stage.slot, pending)
-                ring.producer_commit(stage)
+            load_tile(program, descs, work, tile, stage)
+            pending = stage_gates(program, norm_pointers, work, tile, stage.slot, pending)
+            ring.producer_commit(stage)
             i += 1
-
-
-# --- Score partition --------------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def multiply_qk(inputs, stage, BLOCKS: gl.constexpr, OPERANDS: gl.constexpr):
-    """Return Q K^T of a tile, [64, 64] float32."""
-    q = operands(inputs.q, inputs.ring.num_slots, BLOCKS, OPERANDS)
-    k = operands(inputs.k, inputs.ring.num_slots, BLOCKS, OPERANDS)
-    qk = gl.zeros([64, 64], gl.float32, layout=ACC)
-    for b in gl.static_range(OPERANDS):
-        # [64, d_qk / OPERANDS] @ [d_qk / OPERANDS, 64] -> [64, 64]
-        at = uniform(stage.slot) * OPERANDS + b
-        qk = warpgroup_mma(q.index(at), k.index(at).permute((1, 0)), qk, use_acc=(b > 0), is_async=True)
-    return wait_for_products(0, deps=(qk,))
-
-
-@gluon.jit
-def apply_decay(qk, x, y):
-    """Return P = (Q K^T) * D, [64, 64]: D_ij = 2^(x_i + y_j) for j <= i, else 0; x, y: [64]."""
-    row = gl.arange(0, 64, layout=ACC_ROW)
-    column = gl.arange(0, 64, layout=ACC_COLUMN)
-    return gl.where(row[:, None] >= column[None, :], qk * gl.exp2(x[:, None] + y[None, :]), 0.0)
-
-
-@gluon.jit
-def add_to_diagonal(prob, value):
-    """Add a number to the diagonal of P, [64, 64]."""
-    row = gl.arange(0, 64, layout=ACC_ROW)
-    column = gl.arange(0, 64, layout=ACC_COLUMN)
-    return prob + gl.where(row[:, None] == column[None, :], value, 0.0)
-
-
-@gluon.jit
-def commit_scores(scores, slot, prob):
-    """Write P to its slot, which has been acquired, and hand it to the state partitions."""
-    scores.p.index(slot.slot).store(nearest(prob, scores.p.dtype))
-    fence_async_shared()
-    barrier()  # every warp has written its part of the slot; without a normaliser, every warp has read x and y
-    scores.ring.producer_commit(slot)
-
-
-@gluon.jit
-def score_partition(program, skip_ptr, x_smem, y_smem):
-    """Compute P = (Q K^T) * D and the decays of every tile, ahead of the state partitions.
-
-    The exponents of a tile are loaded while the tile before it is at work, and spread through shared memory, [64] each.
-    """
-    config: gl.constexpr = program.config
-    if config.load_early:
-        begin_kernel(INDEPENDENT=False)
-    schedule, inputs, scores = program.schedule, program.inputs, program.scores
-    num_tiles = schedule.num_tiles
-    t = gl.arange(0, 64, layout=STEP)
-    stage, slot = inputs.ring.begin(), scores.ring.begin()
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config)
-        if config.skip:
-            skip = gl.load(skip_ptr + work.head)
-        pending = 0.0
-        next_x, next_y, next_g = load_gates(program.gates, work.row, work.first_tile, num_tiles, t)
-        for tile in range(work.first_tile, work.end_tile):
-            x, y, g = next_x, next_y, next_g
-            x_smem.store(x)
-            y_smem.store(y)
-            barrier()
-            next_tile = gl.minimum(tile + 1, work.end_tile - 1)
-            next_x, next_y, next_g = load_gates(program.gates, work.row, next_tile, num_tiles, t)
-
-            inputs.ring.consumer_wait(stage)
-            qk = multiply_qk(inputs, stage, config.blocks_qk, config.score_operands)
-            # Exponents are read after the product: held in registers before it, they would serialise it (C7512).
-            prob = apply_decay(qk, x_smem.load(ACC_ROW), y_smem.load(ACC_COLUMN))
-            if config.skip:
-                prob = add_to_diagonal(prob, skip)
-
-            pending_before = pending
-            if config.defer_decay:
-                flush = stores_state_after(schedule, work, tile, config.keep_states)
-                state_decay, pending = split_decay(pending, g, flush)
-            else:
-                state_decay = gl.exp2(g)
-            scores.ring.producer_acquire(slot)
-            scores.q_decay.index(slot.slot).store(gl.exp2(x + pending_before))
-            scores.k_decay.index(slot.slot).store(gl.exp2(y + (g - pending)))
-            if config.shares_decay:
-                scores.state_decay.index(slot.slot).store(gl.full([64], state_decay, gl.float32, layout=STEP))
-            commit_scores(scores, slot, prob)
-            inputs.ring.consumer_release(stage)
-            stage = inputs.ring.next(stage)
-            slot = scores.ring.next(slot)
 
 
 @gluon.jit
 def normalised_score_partition(program):
-    """Compute what `score_partition` does, and products that the normaliser needs. Exponents come with the tiles."""
+    """Compute P of every tile, and products that the normaliser needs."""
     config: gl.constexpr = program.config
     schedule, inputs, scores, norm = program.schedule, program.inputs, program.scores, program.norm
     OPERANDS: gl.constexpr = config.score_operands
@@ -364,7 +127,7 @@ def normalised_score_partition(program):
         work = get_work_item(schedule, item, config)
         for tile in range(work.first_tile, work.end_tile):
             inputs.ring.consumer_wait(stage)
-            qk = multiply_qk(inputs, stage, config.blocks_qk, OPERANDS)
+            qk = multiply_query_key(inputs, stage, config.blocks_key, OPERANDS)
             x = norm.x(stage.slot).load(ACC_ROW)
             prob = apply_decay(qk, x, norm.y(stage.slot).load(ACC_COLUMN))
             if config.divide_late:
@@ -380,215 +143,14 @@ def normalised_score_partition(program):
                 inverse = norm.denominator.index(slot.slot).load(ACC_ROW)
                 prob = prob * inverse[:, None]
                 scores.ring.producer_acquire(slot)
-                scores.q_decay.index(slot.slot).store(gl.exp2(x) * inverse)
+                scores.query_decay.index(slot.slot).store(gl.exp2(x) * inverse)
                 commit_scores(scores, slot, prob)
             inputs.ring.consumer_release(stage)
             stage = inputs.ring.next(stage)
             slot = scores.ring.next(slot)
 
 
-# --- State partitions -------------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def load_state(program, work, hv, i):
-    """Return the rows of C^T from hv on that a state partition carries.
-
-    Args:
-        i: a counter, for `opaque_zero`: it keeps addresses out of registers while the segment is walked. One zero for
-            all columns would serialise the products at d_qk = 256 (C7512).
-
-    Returns:
-        blocks_hv rows of blocks_qk accumulators, [64, 64] each.
-    """
-    config: gl.constexpr = program.config
-    D_HV: gl.constexpr = config.d_hv
-    BLOCKS_HV: gl.constexpr = config.blocks_hv
-    BLOCKS_QK: gl.constexpr = config.blocks_qk
-    zero = opaque_zero(i)
-    initial = program.states.initial + work.state_index * (config.d_qk * config.d_hv)
-    state = ()
-    for r in gl.static_range(BLOCKS_HV):
-        blocks = ()
-        for j in gl.static_range(BLOCKS_QK):
-            if config.load_initial_state:
-                at, rows = state_pointers(initial, hv + 64 * r + zero, 64 * j + opaque_zero(i, j), 1, D_HV, ACC)
-                blocks += (gl.load(at, mask=rows < D_HV, other=0.0),)
-            elif config.load_zeros:
-                # Zeros from a load that never happens: of constants that nothing multiplies ptxas would serialise the
-                # products (C7512).
-                at, rows = state_pointers(program.states.initial, zero, zero, 1, D_HV, ACC)
-                blocks += (gl.load(at, mask=(rows < D_HV) & (zero > 0), other=0.0),)
-            else:
-                blocks += (gl.zeros([64, 64], gl.float32, layout=ACC),)
-        state += (blocks,)
-    return state
-
-
-@gluon.jit
-def store_state(program, ptr, state, hv, zero):
-    """Write the rows of C^T from hv on to the matrix C (d_qk, d_hv) at ptr; zero is of `opaque_zero`."""
-    config: gl.constexpr = program.config
-    D_HV: gl.constexpr = config.d_hv
-    BLOCKS_HV: gl.constexpr = config.blocks_hv
-    BLOCKS_QK: gl.constexpr = config.blocks_qk
-    for i in gl.static_range(BLOCKS_HV):
-        for j in gl.static_range(BLOCKS_QK):
-            at, rows = state_pointers(ptr, hv + 64 * i + zero, 64 * j + zero, 1, D_HV, ACC)
-            gl.store(at, state[i][j], mask=rows < D_HV)
-
-
-@gluon.jit
-def read_state(blocks, q, first_block, BLOCKS: gl.constexpr):
-    """Return C^T Q^T of 64 rows of the state, [64, d_qk] @ [d_qk, 64] -> [64, 64] float32."""
-    h = gl.zeros([64, 64], gl.float32, layout=ACC)
-    for j in gl.static_range(BLOCKS):
-        # [64, 64] @ [64, 64] -> [64, 64]
-        c = gl.convert_layout(blocks[j].to(q.dtype), ACC_OPERAND)
-        qT = block(q, first_block + j).permute((1, 0))
-        h = warpgroup_mma(c, qT, h, use_acc=(j > 0), is_async=True)
-        h, c = wait_for_products(0, deps=(h, c))
-    return h
-
-
-@gluon.jit
-def scale_blocks(blocks, factor, BLOCKS: gl.constexpr):
-    """Multiply all blocks of the state by a factor."""
-    scaled = ()
-    for j in gl.static_range(BLOCKS):
-        scaled += (blocks[j] * factor,)
-    return scaled
-
-
-@gluon.jit
-def apply_due_decay(blocks, scores, i, BLOCKS: gl.constexpr):
-    """Multiply all blocks of the state by what of their decay is due, if anything, see `split_decay`."""
-    factor = gl.sum(scores.state_decay.index(i).slice(0, 1).load(STEP), axis=0)
-    if factor != 1.0:
-        blocks = scale_blocks(blocks, factor, BLOCKS)
-    return blocks
-
-
-@gluon.jit
-def walk_tile(program, output, work, tile, i, hv, state, HALF: gl.constexpr):
-    """Write 64 * blocks_hv columns of H, from hv on, for the i-th tile of this program.
-
-    Args:
-        output: the descriptor of H, and a ring of blocks in shared memory on their way there.
-        state: as `load_state` returns it.
-
-    Returns:
-        The state after the tile.
-    """
-    config: gl.constexpr = program.config
-    h_desc, h_smem = output
-    inputs, scores = program.inputs, program.scores
-    BLOCKS_QK: gl.constexpr = config.blocks_qk
-    BLOCKS_HV: gl.constexpr = config.blocks_hv
-    ACCUMULATORS: gl.constexpr = config.accumulators
-    NUM_H: gl.constexpr = config.num_slots
-    k = operands(inputs.k, config.num_stages, BLOCKS_QK, ACCUMULATORS)
-    stage, slot = inputs.ring.at(i), scores.ring.at(i)
-    inputs.ring.consumer_wait(stage)
-    if not config.shares_decay:
-        state_decay = gl.exp2(gl.load(program.gates.g + work.row * program.schedule.num_tiles + tile))
-    new_state = ()
-    for r in gl.static_range(BLOCKS_HV):
-        s, b = stage.slot, slot.slot
-        if BLOCKS_QK < 4:  # addresses anew for each r: kept, they spill; with four blocks this serialises (C7512)
-            s += opaque_zero(i, r)
-            b += opaque_zero(i, r)
-        vT = block(inputs.v, (s * 2 + HALF) * BLOCKS_HV + r).permute((1, 0))
-
-        # H^T = q_decay * C^T Q^T + V^T P^T, [64, 64] for 64 columns of H
-        h = read_state(state[r], inputs.q, s * BLOCKS_QK, BLOCKS_QK)
-        tma.store_wait(pendings=NUM_H - 1)
-        barrier()  # a buffer for H is free
-        if r == 0:
-            scores.ring.consumer_wait(slot)
-        h = h * scores.q_decay.index(s if config.divide_late else b).load(ACC_COLUMN)[None, :]
-        decays = s if config.normalise else b
-        blocks = state[r]
-        if config.defer_decay:
-            blocks = apply_due_decay(blocks, scores, decays, BLOCKS_QK)
-        h = warpgroup_mma(vT, scores.p.index(b).permute((1, 0)), h, is_async=True)  # [64, 64] @ [64, 64] -> [64, 64]
-
-        # C^T = state_decay * C^T + (k_decay V)^T K, [64, d_qk]. All blocks are multiplied before the first product
-        # starts: nothing may touch accumulators that are in flight.
-        if not config.defer_decay:
-            if config.shares_decay:
-                state_decay = scores.state_decay.index(decays).load(ACC_ROW)[:, None]
-            blocks = scale_blocks(blocks, state_decay, BLOCKS_QK)
-        in_flight, kept = start_state_update(blocks, vT, scores.k_decay.index(decays), k, s, ACCUMULATORS)
-        if BLOCKS_HV == 1:
-            h = wait_for_products(2 * ACCUMULATORS, deps=(h,))  # the state is updated while H is written
-        else:
-            h = wait_for_products(0, deps=(h,))  # as above ptxas would serialise the products (C7512)
-        if config.divide_late:
-            if r == 0:
-                program.norm.denominator_ready.wait(slot)
-            h = h * program.norm.denominator.index(b).load(ACC_COLUMN)[None, :]
-
-        out = h_smem.index((i * BLOCKS_HV + r) % NUM_H)
-        out.reshape([64, 64]).permute((1, 0)).store(h.to(out.dtype))
-        fence_async_shared()
-        barrier()
-        if r == BLOCKS_HV - 1:
-            scores.ring.consumer_release(slot)
-        tma_store(h_desc, [work.batch, work.head, tile * 64, hv + 64 * r], out)
-        new_state += (finish_state_update(wait_for_products(0, deps=in_flight + kept), BLOCKS_QK),)
-    barrier()
-    inputs.ring.consumer_release(stage)
-    return new_state
-
-
-@gluon.jit
-def state_partition(program, h_desc, h_smem, HALF: gl.constexpr):
-    """Carry half of the rows of C^T as float32 accumulators, and write the columns of H that come of them.
-
-    The two partitions of a program do not wait for one another, so one multiplies while the other stores.
-    """
-    config: gl.constexpr = program.config
-    if config.load_early:
-        wait_for_kernel_before()
-    schedule, states = program.schedule, program.states
-    i = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config)
-        hv = (2 * work.piece + HALF) * (64 * config.blocks_hv)
-        state = load_state(program, work, hv, i)
-        for tile in range(work.first_tile, work.end_tile):
-            if config.keep_states:  # noqa: SIM102
-                if starts_kept_segment(schedule, tile):
-                    kept_index = get_kept_index(schedule, work.row, tile)
-                    kept = states.kept + kept_index * (config.d_qk * config.d_hv)
-                    store_state(program, kept, state, hv, opaque_zero(i))
-            state = walk_tile(program, (h_desc, h_smem), work, tile, i, hv, state, HALF)
-            i += 1
-        if config.store_final_state:
-            final = states.final + work.state_index * (config.d_qk * config.d_hv)
-            store_state(program, final, state, hv, opaque_zero(i))
-    tma.store_wait(pendings=0)
-
-
 # --- Kernels ----------------------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def allocate_program(schedule, gates, states, config: gl.constexpr, desc):
-    """Return what all partitions share; desc describes blocks of Q, K or V."""
-    inputs = allocate_inputs(config, desc)
-    scores = allocate_scores(config, desc.dtype)
-    norm = None
-    if config.normalise:
-        norm = allocate_normaliser(config, desc.dtype)
-    return Program(config, schedule, gates, states, inputs, scores, norm)
-
-
-@gluon.jit
-def allocate_output(config: gl.constexpr, desc):
-    """Return a ring of blocks of H, [slots, 1, 1, 64, 64], on their way out of a state partition."""
-    return gl.allocate_shared_memory(desc.dtype, [config.num_slots, 1, 1, 64, 64], desc.layout)
 
 
 @gluon.jit(do_not_specialize=["num_items", "num_steps", "num_tiles"])
@@ -604,26 +166,8 @@ def walk_forward(
         num_items, num_steps, num_tiles, counts: of a `Schedule`.
         skip_ptr: (H,) float32, read if `config.skip`.
     """
-    REGISTERS: gl.constexpr = config.state_registers
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
-    program = allocate_program(schedule, gates, states, config, q_desc)
-    h_smem0 = allocate_output(config, q_desc)
-    h_smem1 = allocate_output(config, q_desc)
-    x_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
-    y_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
-    if not config.load_early:
-        begin_kernel(config.independent)
-    gl.warp_specialize(
-        [
-            (state_partition, (program, h_desc, h_smem0, 0)),
-            (state_partition, (program, h_desc, h_smem1, 1)),
-            (score_partition, (program, skip_ptr, x_smem, y_smem)),
-            (load_partition, (program, q_desc, k_desc, v_desc, None)),
-        ],
-        [4, 4, 1],
-        [REGISTERS, 488 - 2 * REGISTERS, 24],
-    )
-    end_kernel(config.independent)
+    run_walk(schedule, (q_desc, k_desc, v_desc), h_desc, gates, states, skip_ptr, config)
 
 
 @gluon.jit(do_not_specialize=["num_items", "num_steps", "num_tiles"])
@@ -647,7 +191,7 @@ def walk_forward_normalised(
             (state_partition, (program, h_desc, h_smem0, 0)),
             (state_partition, (program, h_desc, h_smem1, 1)),
             (normalised_score_partition, (program,)),
-            (load_partition, (program, q_desc, k_desc, v_desc, norm)),
+            (normalised_load_partition, (program, (q_desc, k_desc, v_desc), norm)),
             (normaliser_partition, (program, norm)),
         ],
         [4, 4, 1, 2],
@@ -660,23 +204,6 @@ def walk_forward_normalised(
 
 
 Matrices = tuple[Tensor | None, Tensor | None]  # C and n of a state, or where they go
-
-
-class Inputs(NamedTuple):
-    """What h is made of.
-
-    Attributes:
-        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v, (B, H, T, d_hv); bfloat16 or float16, as
-            TMA takes them (`tfla.tiles.aligned`).
-        exponents: of the gates.
-        skip: (H,) float32, for a walk without normaliser: h_t has skip v_t added; None for nothing.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    exponents: Exponents
-    skip: Tensor | None
 
 
 def launch_walk(
@@ -710,24 +237,18 @@ def launch_walk(
     items = rows * config.pieces
     kept = () if kept_cut is None else (kept_cut.segment_tiles, kept_cut.count)
     counts = Counts(H, H // q.shape[1], cut.segment_tiles, cut.count, walked.stop, len(walked), *kept).as_argument()
-    # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends,
-    # but for a first segment beside the state pass.
-    programs = min(items, max(1, chip // config.pieces) * config.pieces)
+    # Pieces of a state are to start together, not where another kernel ends, but for a first segment beside the state
+    # pass.
     overlap = config.pieces == 1 or walked.stop < cut.count
     unused = gates.g
     if norm is None:
         kernel, more = walk_forward, unused if skip is None else skip
     else:
-        kernel, more = walk_forward_normalised, _pointers(norm, unused)
+        kernel, more = walk_forward_normalised, pointers_of(norm, unused)
     enqueue(
-        kernel, programs, *map(descriptor, (q, k, v, h)), gates, _pointers(states, unused), more,
+        kernel, config.programs(rows, chip), *map(descriptor, (q, k, v, h)), gates, pointers_of(states, unused), more,
         items, T, cut.tiles, counts, config=config, num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
-
-
-def _pointers(tensors: Any, unused: Tensor) -> Any:
-    """Return a named tuple of tensors with `unused`, which nothing reads, in place of None."""
-    return type(tensors)(*(unused if x is None else x for x in tensors))
 
 
 def forward(

@@ -13,12 +13,12 @@ from triton.experimental.gluon import language as gl  # pyright: ignore[reportMi
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # pyright: ignore[reportMissingTypeStubs]
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
-from tflabench.kernels.gates import Exponents, RowSums
+from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
-from . import packed, pair, segments, tilewise, walk
+from . import packed, pair, segments, tilewise
 from .shapes import PACK, TILE, PairShape, Segments, StatePassShape, WalkShape
 from .workarounds import ASSEMBLY
 
@@ -30,7 +30,6 @@ MOST_ADDED_UP = 64  # heads of which a program of `tilewise.gradients` adds up d
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 # What Gluon's decorators return has no types that a Python checker knows.
-_walk: Any = cast("Any", walk).walk
 _pair: Any = cast("Any", pair).pair
 _walk_heads: Any = cast("Any", packed).walk_heads
 _accumulate: Any = cast("Any", segments).accumulate
@@ -103,60 +102,6 @@ def launch_packed(
     )  # fmt: skip
 
 
-def launch_walk(
-    u: Tensor, w: Tensor, z: Tensor, out: Tensor, exponents: Exponents, cut: Segments, *,
-    reverse: bool, transposed: bool, first: Tensor | None = None, last: Tensor | None = None,
-    x: Tensor | None = None, sums: Tensor | None = None, within: tuple[Tensor, Tensor] | None = None,
-    skip: Tensor | None = None, diagonal: Tensor | None = None, independent: bool = False,
-) -> None:  # fmt: skip
-    """out of a walk (see walk.py), of the shape of z; the exponents' x belongs to step i, their y to step j.
-
-    Args:
-        u, w: (B, H, T, w), z, out: (B, H, T, z), bfloat16 or float16, as TMA takes them (tfla.tiles.aligned); u and w,
-            or z and x, may have fewer heads, each for consecutive ones.
-        cut: where segments begin; with more than one, `first` holds the state each of them starts from.
-        reverse: walk backward in time (dk, dv).
-        transposed: states lie in memory as (w, z), not (z, w) (dv).
-        first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
-        x, sums: row sums of x * out as far as out comes through the state, with x weighted and rounded as the walk that
-            has it for Z does, are written to the first parts of sums (parts, B, H, T).
-        within: likewise, of a walk that goes forward, the sums over z and over u of pairs of steps within a tile.
-        skip: (H,) float32: out_t gets skip z_t more.
-        diagonal: (launches, B, H, T) float32: where u_t . w_t goes.
-        independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
-    """
-    B, H = exponents.x.shape[:2]
-    T, rows = out.shape[2:]
-    width = u.shape[-1]
-    chip = multiprocessors(u.device)
-    a_u, a_z = (exponents.y, exponents.x) if reverse else (exponents.x, exponents.y)
-    dummy = exponents.g
-    u_desc, w_desc, z_desc, o_desc = map(descriptor, (u, w, z, out))
-    x_desc = z_desc if x is None else descriptor(x)
-    launches = cdiv(width, 256)
-    per_launch = width // launches
-    heads = B * H * cut.count
-    shape = WalkShape.filling(per_launch, rows, heads, chip, sums=sums is not None, norm=False)
-    pieces = shape.pieces(rows)
-    items = heads * pieces
-    # The pieces of a state side by side, for the L2; so they are to start together, not where another kernel ends.
-    programs = min(items, max(1, chip // pieces) * pieces)
-    for launch in range(launches):
-        column = launch * per_launch
-        enqueue(
-            _walk, programs,
-            u_desc, w_desc, z_desc, x_desc, o_desc, a_u, a_z, exponents.g,
-            dummy if first is None else first, dummy if last is None else last,
-            *(dummy if x is None else x[launch * pieces :] if launch else x for x in (sums, *(within or (None, None)))),
-            dummy if skip is None else skip, dummy if diagonal is None else diagonal[launch],
-            items, H, H // u.shape[1], H // z.shape[1], T, *cut, column, B * H * T,
-            Z_DIM=rows, W_DIM=width, TRANSPOSED=transposed, **vars(shape), REVERSE=reverse, SUMS=sums is not None,
-            FIRST=first is not None, LAST=last is not None, ADD=launch > 0,
-            SKIP=skip is not None, DIAGONAL=diagonal is not None, INDEPENDENT=independent and launch == 0,
-            num_warps=4 * shape.GROUPS, maxnreg=128, launch_pdl=pieces == 1, **ASSEMBLY,
-        )  # fmt: skip
-
-
 def takes_pair(d_qk: int, d_hv: int, *, sums: bool) -> bool:
     """Whether `launch_pair` does: whether a program can hold the whole of dC. With row sums two walks are 2% faster for
     64 by 64, of which half of the pair's rows are padding.
@@ -193,13 +138,6 @@ def launch_pair(
         FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, num_warps=8, maxnreg=128,
         launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip
-
-
-def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
-    """For q.dq and k.dk: as many parts of what comes through the state as of what does not, which are the last."""
-    parts = cdiv(q.shape[-1], 128) * cdiv(v.shape[-1], 256)
-    qdq, kdk = (q.new_empty((2 * parts, *v.shape[:3]), dtype=torch.float32) for _ in range(2))
-    return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
 
 def launch_segments(

@@ -90,7 +90,7 @@ class Normaliser:
 def allocate_normaliser(config: gl.constexpr, dtype: gl.constexpr):
     """Return the buffers of a program; dtype is that of Q and K."""
     OPERANDS: gl.constexpr = config.score_operands
-    WIDTH: gl.constexpr = 64 * config.blocks_qk // OPERANDS
+    WIDTH: gl.constexpr = 64 * config.blocks_key // OPERANDS
     STAGES: gl.constexpr = config.num_stages
     SLOTS: gl.constexpr = config.num_slots
     parts_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], dtype)
@@ -152,11 +152,11 @@ def multiply_by_normaliser(program, stage, zero, turn, OPERANDS: gl.constexpr):
         turn: the cursor of a signal that has one slot.
     """
     inputs, norm = program.inputs, program.norm
-    dtype: gl.constexpr = inputs.q.dtype
-    BLOCKS: gl.constexpr = program.config.blocks_qk
+    dtype: gl.constexpr = inputs.query.dtype
+    BLOCKS: gl.constexpr = program.config.blocks_key
     WIDTH: gl.constexpr = 64 * BLOCKS // OPERANDS
-    q = operands(inputs.q, inputs.ring.num_slots, BLOCKS, OPERANDS)
-    k = operands(inputs.k, inputs.ring.num_slots, BLOCKS, OPERANDS)
+    q = operands(inputs.query, inputs.ring.num_slots, BLOCKS, OPERANDS)
+    k = operands(inputs.key, inputs.ring.num_slots, BLOCKS, OPERANDS)
     norm.parts_ready.wait(turn)
     qn = gl.zeros([64, 8], gl.float32, layout=NARROW)
     for b in gl.static_range(OPERANDS):
@@ -182,7 +182,7 @@ def multiply_by_normaliser(program, stage, zero, turn, OPERANDS: gl.constexpr):
 def load_initial_normaliser(pointers, at, config: gl.constexpr):
     """Return n before a segment as vectors [d_qk / operands]."""
     OPERANDS: gl.constexpr = config.score_operands
-    WIDTH: gl.constexpr = 64 * config.blocks_qk // OPERANDS
+    WIDTH: gl.constexpr = 64 * config.blocks_key // OPERANDS
     n = ()
     for b in gl.static_range(OPERANDS):
         if config.load_initial_state:
@@ -196,11 +196,11 @@ def load_initial_normaliser(pointers, at, config: gl.constexpr):
 def store_parts(program, n, stage, turn):
     """Write n and k_decay of a tile as parts of 16 bits, and signal that they are there."""
     inputs, scores, norm = program.inputs, program.scores, program.norm
-    dtype: gl.constexpr = inputs.q.dtype
+    dtype: gl.constexpr = inputs.query.dtype
     for b in gl.static_range(len(n)):
         norm.n_parts[b].index(0).permute((1, 0)).store(split_float32(n[b], dtype))
     inputs.ring.consumer_wait(stage)
-    k_decay = scores.k_decay.index(stage.slot).load(VALUE_OF_THREAD)
+    k_decay = scores.key_decay.index(stage.slot).load(VALUE_OF_THREAD)
     norm.k_decay_parts.index(0).permute((1, 0)).store(split_float32(k_decay, dtype))
     fence_async_shared()
     barrier()
@@ -217,7 +217,7 @@ def store_denominators(program, stage, slot, turn):
     scores, norm = program.scores, program.norm
     x = norm.x(stage.slot).load(VALUE_OF_THREAD)
     if program.config.divide_late:
-        q_decay = scores.q_decay.index(stage.slot).load(VALUE_OF_THREAD)
+        q_decay = scores.query_decay.index(stage.slot).load(VALUE_OF_THREAD)
     else:
         q_decay = gl.exp2(x)
     lowest = gl.exp2(-LOG2_E * norm.m(stage.slot).load(VALUE_OF_THREAD))
@@ -236,7 +236,7 @@ def normaliser_partition(program, pointers):
     config: gl.constexpr = program.config
     schedule, inputs, scores, norm = program.schedule, program.inputs, program.scores, program.norm
     OPERANDS: gl.constexpr = config.score_operands
-    WIDTH: gl.constexpr = 64 * config.blocks_qk // OPERANDS
+    WIDTH: gl.constexpr = 64 * config.blocks_key // OPERANDS
     t = gl.arange(0, 64, layout=VALUE_OF_THREAD)
     stage, slot = inputs.ring.begin(), scores.ring.begin()
     phase = 0

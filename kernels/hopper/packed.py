@@ -21,9 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .pipeline import begin_kernel
+from .schedule import nth_tile, place_of
 from .state import start_state_update, state_pointers
 from .tiles import BLOCK_BYTES
-from .walk import nth_tile, place_of
 from .workarounds import barrier, reinterpret, tma_load, tma_store, wait_for_products
 
 

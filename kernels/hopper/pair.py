@@ -37,9 +37,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .conversions import nearest, remainder, widened
 from .pipeline import begin_kernel, end_kernel
+from .row_sums import store_warp_sums, write_sums
+from .schedule import nth_tile
 from .state import accumulators, finish_state_update, start_state_update, state_pointers
 from .tiles import BLOCK_BYTES, block, load_blocks, operands
-from .walk import leave_dots, nth_tile, store_dots
 from .workarounds import barrier, reinterpret, tma_load, tma_store, wait_for_products
 
 
@@ -164,7 +165,7 @@ def value(
             mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)
             dp_buf.index(0).store(dp)
             if SUMS:  # of the tile before
-                store_dots(dots_buf, through_ptr + before, left_before, t_tile, t_l)
+                write_sums(dots_buf, through_ptr + before, left_before, t_tile, t_l)
                 before = row.to(gl.int64) * steps + tile * 64
                 left_before = steps - tile * 64
             fence_async_shared()
@@ -188,7 +189,7 @@ def value(
             i += 1
     if SUMS:
         mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)
-        store_dots(dots_buf, through_ptr + before, left_before, t_tile, t_l)
+        write_sums(dots_buf, through_ptr + before, left_before, t_tile, t_l)
 
 
 @gluon.jit
@@ -324,7 +325,7 @@ def state(
             mbarrier.wait(dp_full.index(0), i & 1)
             if SUMS:  # with r K, rounded as the walk for dq rounds it for its state
                 x = widened(k_rows.index(s).permute((1, 0)).load(s_l))
-                leave_dots(x * dk, dots_buf, 0, 8)
+                store_warp_sums(x * dk, dots_buf, 0, 8)
             dk = dk * r_buf.index(s).load(j_l)[None, :]
             qT = q_rows.index(s).permute((1, 0))
             dk = warpgroup_mma(qT, dp_buf.index(0).permute((1, 0)), dk, is_async=True)

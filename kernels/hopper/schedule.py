@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .pipeline import aggregate
+from .shapes import Segments
 from .workarounds import opaque_zero
 
 
@@ -31,6 +32,12 @@ class Counts(NamedTuple):
     walked_segments: int
     kept_segment_tiles: int = 1
     num_kept_segments: int = 1
+
+    @classmethod
+    def of(cls, cut: Segments, num_heads: int, heads_per_qk: int) -> "Counts":
+        """Return what a kernel that walks over all segments of a cut takes, see `as_argument`."""
+        counts = cls(num_heads, heads_per_qk, cut.segment_tiles, cut.count, cut.count, cut.count)
+        return counts.as_argument()
 
     def as_argument(self) -> "Counts":
         """Return what a kernel takes: 2 n + 1 for each n, see `read_count`.
@@ -101,6 +108,10 @@ def get_work_item(schedule, item, config: gl.constexpr):
     segment = first_segment + (item // PIECES) % walked_segments
     row = item // (PIECES * walked_segments)
     begin = schedule.num_tiles - (num_segments - segment) * segment_tiles
+    end = begin + segment_tiles
+    if config.reverse:
+        # No other number, but num_tiles - 1, which `get_tile` would be made of, would be kept in a register.
+        end = gl.minimum(end, schedule.num_tiles)
     head = row % num_heads
     qk_head = head
     if config.shared_heads:
@@ -111,10 +122,19 @@ def get_work_item(schedule, item, config: gl.constexpr):
         qk_head=qk_head,
         row=row,
         first_tile=gl.maximum(begin, 0),
-        end_tile=begin + segment_tiles,
+        end_tile=end,
         state_index=(row * num_segments + segment).to(gl.int64),
         piece=item % PIECES,
     )
+
+
+@gluon.jit
+def get_tile(work, turn, config: gl.constexpr):
+    """Return the tile that a walk meets in a turn, first_tile to end_tile - 1: if reversed, from the last one on."""
+    if config.reverse:
+        return work.first_tile + work.end_tile - 1 - turn
+    else:
+        return turn
 
 
 @gluon.jit
@@ -140,3 +160,35 @@ def stores_state_after(schedule, work, tile, KEEP: gl.constexpr):
         return (tile == work.end_tile - 1) | starts_kept_segment(schedule, tile + 1)
     else:
         return tile == work.end_tile - 1
+
+
+# --- Segments by their numbers, for kernels that take counts one by one ---------------------------------------------
+
+
+@gluon.jit
+def nth_tile(first, i, n, REVERSE: gl.constexpr):
+    """Return the i-th tile that a walk over tiles first .. first + n - 1 meets."""
+    if REVERSE:
+        return first + n - 1 - i
+    else:
+        return first + i
+
+
+@gluon.jit
+def span(segment, tiles, segment_tiles, segments):
+    """Return the first tile of a segment, and how many it has: the first segment has the remainder."""
+    begins = tiles - (segments - segment) * segment_tiles
+    return gl.maximum(begins, 0), gl.minimum(begins + segment_tiles, segment_tiles)
+
+
+@gluon.jit
+def place_of(item, geometry, PIECES: gl.constexpr):
+    """Return the place of a work item: batch, head, first tile, number of tiles, row of batch and head, index of the
+    segment over all rows, piece.
+    """
+    heads, tiles, segment_tiles, segments = geometry
+    piece = item % PIECES
+    segment = (item // PIECES) % segments
+    row = item // (PIECES * segments)
+    first, n = span(segment, tiles, segment_tiles, segments)
+    return row // heads, row % heads, first, n, row, (row * segments + segment).to(gl.int64), piece

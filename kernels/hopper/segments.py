@@ -27,9 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .conversions import nearest, widened
 from .pipeline import begin_kernel
+from .schedule import nth_tile, span
 from .state import state_pointers
 from .tiles import BLOCK_BYTES, block, load_blocks
-from .walk import nth_tile, span
 from .workarounds import barrier, let_next_kernel_start, tma_store, wait_for_kernel_before, wait_for_products
 
 

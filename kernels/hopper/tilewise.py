@@ -36,8 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .conversions import nearest, widened
 from .pipeline import begin_kernel
+from .row_sums import store_warp_sums, write_sums
 from .tiles import BLOCK_BYTES, block
-from .walk import leave_dots, store_dots
 from .workarounds import barrier, tma_load, tma_store, wait_for_products
 
 
@@ -140,7 +140,7 @@ def score(
             if SUMS:
                 pairs = scores * d
                 gl.store(sums_ptr + at + 3 * part_stride + rows, gl.sum(pairs, axis=1), mask=rows < left)
-                leave_dots(pairs, dots_buf, 0, 4)
+                store_warp_sums(pairs, dots_buf, 0, 4)
             scores *= weights
             mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)
             p_buf.index(b).store(nearest(scores, dtype))
@@ -160,7 +160,7 @@ def score(
             d = product(v, h.permute((1, 0)), s_l)
             mbarrier.arrive(empty.index(s), count=1)
             if SUMS:
-                store_dots(dots_buf, sums_ptr + at + part_stride, left, t, t_l)
+                write_sums(dots_buf, sums_ptr + at + part_stride, left, t, t_l)
                 barrier()  # read
         mbarrier.arrive(shared_read.index(item // gl.num_programs(0) % SHARED), count=1)
     wait_for_products(0, deps=(scores, d))

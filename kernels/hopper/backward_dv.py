@@ -1,0 +1,68 @@
+# type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
+"""Backward pass of gated linear attention for v, where dv has a walk of its own (see `pair.py` for one with dk).
+
+A program walks over the tiles of a (batch, head) row from the last one on, and keeps the gradient of the state on chip:
+
+    dV_j = 2^(y_j + g) dC^T K_j + sum_{i >= j} P_ji dH_i    P_ji = (K_j . Q_i) 2^(y_j + x_i)
+    dC  <- 2^g dC + sum_i 2^x_i Q_i dH_i^T                  after every tile
+
+So it is the walk of h with time reversed, a query K, a key Q and a value dH: the partitions are those of state_walk.py.
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tflabench.kernels.launching import enqueue
+from tflabench.kernels.tfla.device import multiprocessors
+
+from .config import WalkConfig
+from .launch import descriptor
+from .schedule import Counts, Schedule
+from .shapes import Segments, WalkShape
+from .state_walk import Inputs, States, pointers_of, run_walk
+from .workarounds import ASSEMBLY
+
+
+@gluon.jit(do_not_specialize=["num_items", "num_steps", "num_tiles"])
+def walk_backward_dv(
+    k_desc, q_desc, dh_desc, dv_desc, gates, states, skip_ptr, num_items, num_steps, num_tiles, counts,
+    config: gl.constexpr,
+):  # fmt: skip
+    """Compute dV of all work items; launched with 4 warps and maxnreg=128.
+
+    Args:
+        k_desc, q_desc, dh_desc, dv_desc: of blocks of k, q (B, heads, T, d_qk) and dh, dv (B, H, T, d_hv), 16 bits.
+        gates: `Exponents`.  states: `States` of dC.
+        num_items, num_steps, num_tiles, counts: of a `Schedule`.
+        skip_ptr: (H,) float32, read if `config.skip`.
+    """
+    schedule = Schedule(num_items, num_steps, num_tiles, counts)
+    run_walk(schedule, (k_desc, q_desc, dh_desc), dv_desc, gates, states, skip_ptr, config)
+
+
+def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, cut: Segments, *, initial: Tensor | None) -> None:
+    """Write dv (B, H, T, d_hv), without waiting for the kernel launched just before: that makes nothing of the inputs.
+
+    Args:
+        cut: where segments begin; with more than one, `initial` has what each of them starts from.
+        initial: dC (B, H, segments, d_qk, d_hv) float32, or None for zero.
+    """
+    q, k, _, exponents, skip = inputs
+    B, H, T, d_hv = dv.shape
+    d_qk = q.shape[-1]
+    chip = multiprocessors(q.device)
+    rows = B * H * cut.count
+    config = WalkConfig.of(
+        WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=False), d_qk, d_hv,
+        bfloat16=q.dtype == torch.bfloat16, reverse=True, shared_heads=q.shape[1] < H, skip=skip is not None,
+        load_initial_state=initial is not None, independent=True,
+    )  # fmt: skip
+    unused = exponents.g
+    enqueue(
+        walk_backward_dv, config.programs(rows, chip), *map(descriptor, (k, q, dh, dv)), exponents,
+        pointers_of(States(initial=initial), unused), unused if skip is None else skip,
+        rows * config.pieces, T, cut.tiles, Counts.of(cut, H, H // q.shape[1]), config=config,
+        num_warps=4, maxnreg=128, launch_pdl=config.pieces == 1, **ASSEMBLY,
+    )  # fmt: skip
