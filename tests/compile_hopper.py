@@ -20,8 +20,9 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import forward, packed, pair, segments, tilewise, walk
-from tflabench.kernels.hopper.config import WalkConfig
+from tflabench.kernels.hopper import backward_dkdv, forward, packed, segments, tilewise, walk
+from tflabench.kernels.hopper.backward_dkdv import takes_dkdv
+from tflabench.kernels.hopper.config import DkdvConfig, WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
@@ -30,11 +31,9 @@ from tflabench.kernels.hopper.launch import (
     MOST_ADDED_UP,
     PACK,
     PACKED,
-    PairShape,
     StatePassShape,
     WalkShape,
     rings,
-    takes_pair,
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts
@@ -46,14 +45,17 @@ from assembled import assembled
 
 SHAPES = ("128/256", "256/512")
 walk_forward: Any = forward.walk_forward
+walk_dkdv: Any = backward_dkdv.pair
 POINTER = "*fp32"
 TUPLES = {
     "gates": Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
     "states": forward.States(*[POINTER] * 3),
     "norm": NormaliserTensors(*[POINTER] * 4),
     "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
+    "tensors": backward_dkdv.Tensors(*[POINTER] * 5),
 }  # fmt: skip
-EXPONENTS = dict.fromkeys((pair.pair, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
+TUPLES_OF = {walk_dkdv: TUPLES | {"counts": backward_dkdv.Counts(*["i32"] * 6)}}  # type: ignore[arg-type]
+EXPONENTS = dict.fromkeys((walk_dkdv, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
 
 
 def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
@@ -61,12 +63,15 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         config = WalkConfig.of(**constants, bfloat16=dtype == "bf16")
         kernel = forward.walk_forward_normalised if config.normalise else forward.walk_forward
         constants = {"config": config}
+    elif kernel is walk_dkdv:
+        constants = {"config": DkdvConfig.of(**constants)}
+    named = TUPLES_OF.get(kernel, TUPLES)
 
     def type_of(argument: str) -> Any:
         if argument in constants:
             return "constexpr"
-        if argument in TUPLES:
-            return TUPLES[argument]
+        if argument in named:
+            return named[argument]
         if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
@@ -78,11 +83,11 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     aligned = [places[a] for a in kernel.arg_names if a.endswith("_ptr")]
-    tuples = [(places[a], TUPLES[a]) for a in kernel.arg_names if a in TUPLES]
+    tuples = [(places[a], named[a]) for a in kernel.arg_names if a in named]
     aligned += [(*place, n) for place, types in tuples for n, x in enumerate(types) if x == POINTER]
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, attributes)
-    warps = 8 if kernel is pair.pair else 4 * constants.get("GROUPS", 1)
+    warps = 8 if kernel is walk_dkdv else 4 * constants.get("GROUPS", 1)
     done, log = assembled(source, 90, {"num_warps": warps, "maxnreg": maxnreg, **COMPILED, **ASSEMBLY})
     return {
         "kernel": name,
@@ -122,9 +127,9 @@ def walk_constants(w: int, z: int, *, sums: bool = False, columns: int = 0, **br
     }
 
 
-def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
-    flags = {"SUMS": False, "FIRST": False, "LAST": False, "SKIP": False, **branches}
-    return {**asdict(PairShape.of(d_hv)), "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
+def dkdv_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
+    """Of the walk for dk and dv, as `DkdvConfig.of` takes them."""
+    return {"d_qk": d_qk, "d_hv": d_hv, **branches}
 
 
 def packed_constants(**branches: bool) -> dict[str, Any]:
@@ -183,19 +188,18 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
     found |= {name: (walk.walk, constants, 128) for name, constants in walks.items()}
-    if takes_pair(d_qk, d_hv, sums=False):
-        pairs = {}
-        for sums in (True, False):
+    if takes_dkdv(d_qk, d_hv, row_sums=False):
+        for row_sums in (True, False):
+            both = partial(dkdv_constants, d_qk, d_hv, row_sums=row_sums)
             made = {
-                "dk and dv": pair_constants(d_qk, d_hv, SUMS=sums),
-                "dk and dv with the state before": pair_constants(d_qk, d_hv, SUMS=sums, LAST=True),
-                "dk and dv of segments": pair_constants(d_qk, d_hv, SUMS=sums, FIRST=True),
-                "dk and dv of float16": pair_constants(d_qk, d_hv, SUMS=sums),
-                "dk and dv of shared heads and a skip connection": pair_constants(d_qk, d_hv, SUMS=sums, SKIP=True),
+                "dk and dv": both(),
+                "dk and dv with the state before": both(store_final_state=True),
+                "dk and dv of segments": both(load_initial_state=True),
+                "dk and dv of float16": both(),
+                "dk and dv of shared heads and a skip connection": both(skip=True, shared_heads=True),
             }
-            del made["dk and dv of shared heads and a skip connection"]["sharing"]
-            pairs |= {name + " without row sums" * (not sums): constants for name, constants in made.items()}
-        found |= {name: (pair.pair, constants, 128) for name, constants in pairs.items()}
+            without = " without row sums" * (not row_sums)
+            found |= {name + without: (walk_dkdv, constants, 128) for name, constants in made.items()}
     for reverse in (False, True):
         constants = {
             "z_sharing": 1,

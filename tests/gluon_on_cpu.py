@@ -60,7 +60,7 @@ SHARED = (
     "normaliser",
 )  # in the order in which they import one another
 KERNELS = {
-    "walk_forward": "forward", "walk_forward_normalised": "forward", "walk": "walk", "pair": "pair",
+    "walk_forward": "forward", "walk_forward_normalised": "forward", "walk": "walk", "pair": "backward_dkdv",
     "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
 }  # fmt: skip
 SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
@@ -265,7 +265,7 @@ class Machine:
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
             "conversions": (upper, lower, nearest, remainder, rounded, widened),
             "row_sums": (exchanged,),
-            "pair": (self.launched,),
+            "backward_dkdv": (self.launched,),
         }
         for function in assembly.get(name, ()):
             names[function.__name__] = function

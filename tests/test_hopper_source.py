@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, config, forward, launch, tiles
+from tflabench.kernels.hopper import backward, backward_dkdv, config, forward, launch, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,15 +50,16 @@ class Carry:
 
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
     for name, kernel in machine.kernels.items():
-        if hasattr(forward, name):
-            monkeypatch.setattr(forward, name, kernel)
+        own = [module for module in (forward, backward_dkdv) if hasattr(module, name)]
+        if own:
+            monkeypatch.setattr(own[0], name, kernel)
         else:
             monkeypatch.setattr(launch, f"_{name}", kernel)
     monkeypatch.setattr(config, "HOISTS", machine.newer)
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton
     monkeypatch.setattr(launch, "_carry", Carry())
-    for module in (launch, forward):  # fewer multiprocessors than work items: programs take several
+    for module in (launch, forward, backward_dkdv):  # fewer multiprocessors than work items: programs take several
         monkeypatch.setattr(module, "multiprocessors", lambda _device: 3)
     found = kernels()
     backward = partial(found.backward, gate_gradients=gate_gradients)
@@ -268,15 +269,15 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("walk", "            mbarrier.arrive(empty.index(s), count=1)\n            s, phase", "            s, phase"),
         ("walk", "BLOCK_BYTES * (2 * WB", "BLOCK_BYTES * (3 * WB"),  # bytes that never come
         ("walk", "wait_for_products(2 * accumulators(WB), deps=(o,))", "wait_for_products(9, deps=(o,))"),
-        ("pair", "mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
-        ("pair", "mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(k_read.index(0), i & 1)", "pass"),
-        ("pair", "mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)", "pass"),
-        ("pair", "mbarrier.wait(copy_written.index(v % COPIES), (v // COPIES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(dv_written.index(v % SLOTS), (v // SLOTS) & 1)", "pass"),
-        ("pair", "mbarrier.wait(factors_full.index(s), (i // STAGES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(dk_written.index(s), (i // STAGES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)", "pass"),
+        ("backward_dkdv", "scores.ring.consumer_wait(turn)", "pass"),
+        ("backward_dkdv", "copies.ring.consumer_wait(copy)", "pass"),
+        ("backward_dkdv", "inputs.k_read.wait(turn)", "pass"),
+        ("backward_dkdv", "copies.ring.producer_acquire(copy)", "pass"),
+        ("backward_dkdv", "copies.written.wait(copy)", "pass"),
+        ("backward_dkdv", "values.dv_written.wait(slot)", "pass"),
+        ("backward_dkdv", "decays.full.wait(stage)", "pass"),
+        ("backward_dkdv", "inputs.dk_written.wait(stage)", "pass"),
+        ("backward_dkdv", "scores.ring.producer_acquire(turn)", "pass"),
         ("segments", "mbarrier.wait(ready.index(after % STAGES), (after // STAGES) & 1)", "pass"),
         ("segments", "mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)", "pass"),
         ("segments", "BLOCK_BYTES * (ZB + WB)", "BLOCK_BYTES * (2 + WB)"),
@@ -323,7 +324,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
     rings = launch.rings
 
     def shows(seed: int) -> bool:
-        gate_gradients = source != "pair"
+        gate_gradients = source != "backward_dkdv"
         run_on(Machine(seed=seed, edit=edit), monkeypatch, gate_gradients)
         if "empty.index(s)" in right:  # a ring that the few heads of a program go round
             monkeypatch.setattr(launch, "rings", lambda heads: rings(heads) | {"STAGES": 2})

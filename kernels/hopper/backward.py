@@ -20,17 +20,16 @@ from tflabench.kernels.state import State
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
+from .backward_dkdv import launch_dkdv, takes_dkdv
 from .crossings import through_tiles
-from .forward import initial_matrices, restored, weights
+from .forward import Inputs, initial_matrices, restored, weights
 from .launch import (
     empty_row_sums,
     heads_added_up,
     launch_gradients,
     launch_kept_states,
-    launch_pair,
     launch_segments,
     launch_walk,
-    takes_pair,
     takes_tilewise,
 )
 from .shapes import TILE, Segments
@@ -150,9 +149,10 @@ def _in_walks(
     dq = _output(q, H)
     launch_walk(dh, v, k, dq, e, cut, reverse=False, transposed=False, first=C, diagonal=skip_dots, **q_sums)
     dk, dv = _output(k, H), _output(v, H)
-    if takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
-        sums = kdk.every if kdk else None
-        launch_pair(q, k, v, dh, dk, dv, e, cut, first=first, last=last, skip=skip, sums=sums)
+    if takes_dkdv(q.shape[-1], v.shape[-1], row_sums=gate_gradients):
+        row_sums = kdk.every if kdk else None
+        inputs = Inputs(q, k, v, e, skip)
+        launch_dkdv(inputs, dh, dk, dv, cut, initial=first, final=last, row_sums=row_sums)
     else:
         launch_walk(
             v, dh, q, dk, e, cut, reverse=True, transposed=False, first=first, last=last, independent=True, **k_sums
