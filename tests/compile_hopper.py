@@ -21,8 +21,9 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import backward_dqk, backward_dv, forward, packed, pair, segments, tilewise
-from tflabench.kernels.hopper.config import WalkConfig
+from tflabench.kernels.hopper import backward_dkdv, backward_dqk, backward_dv, forward, packed, segments, tilewise
+from tflabench.kernels.hopper.backward_dkdv import takes_dkdv
+from tflabench.kernels.hopper.config import DkdvConfig, WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
@@ -31,11 +32,9 @@ from tflabench.kernels.hopper.launch import (
     MOST_ADDED_UP,
     PACK,
     PACKED,
-    PairShape,
     StatePassShape,
     WalkShape,
     rings,
-    takes_pair,
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts
@@ -49,6 +48,7 @@ from assembled import assembled
 SHAPES = ("128/256", "256/512")
 walk_forward: Any = forward.walk_forward
 walk_backward_dqk: Any = backward_dqk.walk_backward_dqk
+walk_dkdv: Any = backward_dkdv.pair
 CONFIGURED: tuple[Any, ...] = (walk_forward, backward_dv.walk_backward_dv, walk_backward_dqk)
 POINTER = "*fp32"
 TUPLES = {
@@ -60,7 +60,9 @@ TUPLES = {
     ),
     "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
 }  # fmt: skip
-EXPONENTS = dict.fromkeys((pair.pair, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
+OF_DKDV = {"counts": backward_dkdv.Counts(*["i32"] * 6), "tensors": backward_dkdv.Tensors(*[POINTER] * 5)}  # type: ignore[arg-type]
+TUPLES_OF = {walk_dkdv: TUPLES | OF_DKDV}
+EXPONENTS = dict.fromkeys((walk_dkdv, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
 
 
 def pointers(types: tuple[Any, ...], place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -80,12 +82,15 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if config.row_sums:
             kernel = backward_dqk.walk_backward_dqk_with_sums
         constants = {"config": config}
+    elif kernel is walk_dkdv:
+        constants = {"config": DkdvConfig.of(**constants)}
+    named = TUPLES_OF.get(kernel, TUPLES)
 
     def type_of(argument: str) -> Any:
         if argument in constants:
             return "constexpr"
-        if argument in TUPLES:
-            return TUPLES[argument]
+        if argument in named:
+            return named[argument]
         if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
@@ -97,10 +102,10 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     aligned = [places[a] for a in kernel.arg_names if a.endswith("_ptr")]
-    aligned += [path for a in kernel.arg_names if a in TUPLES for path in pointers(TUPLES[a], places[a])]
+    aligned += [path for a in kernel.arg_names if a in named for path in pointers(named[a], places[a])]
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}
     source = GluonASTSource(kernel, signature, {places[a]: x for a, x in constants.items()}, attributes)
-    warps = 8 if kernel in (pair.pair, backward_dqk.walk_backward_dqk_with_sums) else 4
+    warps = 8 if kernel in (walk_dkdv, backward_dqk.walk_backward_dqk_with_sums) else 4
     done, log = assembled(source, 90, {"num_warps": warps, "maxnreg": maxnreg, **COMPILED, **ASSEMBLY})
     return {
         "kernel": name,
@@ -127,9 +132,9 @@ def dqk_constants(
     return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **roles, **branches}
 
 
-def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
-    flags = {"SUMS": False, "FIRST": False, "LAST": False, "SKIP": False, **branches}
-    return {**asdict(PairShape.of(d_hv)), "Z_DIM": d_qk, "W_DIM": d_hv, "sharing": 1, **flags}
+def dkdv_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
+    """Of the walk for dk and dv, as `DkdvConfig.of` takes them."""
+    return {"d_qk": d_qk, "d_hv": d_hv, **branches}
 
 
 def packed_constants(**branches: bool) -> dict[str, Any]:
@@ -192,19 +197,18 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
     found |= {name: (backward_dv.walk_backward_dv, constants, 128) for name, constants in dv.items()}
     found |= {name: (walk_backward_dqk, constants, 128) for name, constants in walks.items()}
-    if takes_pair(d_qk, d_hv, sums=False):
-        pairs = {}
-        for sums in (True, False):
+    if takes_dkdv(d_qk, d_hv, row_sums=False):
+        for row_sums in (True, False):
+            both = partial(dkdv_constants, d_qk, d_hv, row_sums=row_sums)
             made = {
-                "dk and dv": pair_constants(d_qk, d_hv, SUMS=sums),
-                "dk and dv with the state before": pair_constants(d_qk, d_hv, SUMS=sums, LAST=True),
-                "dk and dv of segments": pair_constants(d_qk, d_hv, SUMS=sums, FIRST=True),
-                "dk and dv of float16": pair_constants(d_qk, d_hv, SUMS=sums),
-                "dk and dv of shared heads and a skip connection": pair_constants(d_qk, d_hv, SUMS=sums, SKIP=True),
+                "dk and dv": both(),
+                "dk and dv with the state before": both(store_final_state=True),
+                "dk and dv of segments": both(load_initial_state=True),
+                "dk and dv of float16": both(),
+                "dk and dv of shared heads and a skip connection": both(skip=True, shared_heads=True),
             }
-            del made["dk and dv of shared heads and a skip connection"]["sharing"]
-            pairs |= {name + " without row sums" * (not sums): constants for name, constants in made.items()}
-        found |= {name: (pair.pair, constants, 128) for name, constants in pairs.items()}
+            without = " without row sums" * (not row_sums)
+            found |= {name + without: (walk_dkdv, constants, 128) for name, constants in made.items()}
     for reverse in (False, True):
         constants = {
             "z_sharing": 1,

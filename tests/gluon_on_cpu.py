@@ -62,7 +62,7 @@ SHARED = (
 )  # in the order in which they import one another
 KERNELS = {
     "walk_forward": "forward", "walk_forward_normalised": "forward", "walk_backward_dv": "backward_dv",
-    "walk_backward_dqk": "backward_dqk", "walk_backward_dqk_with_sums": "backward_dqk", "pair": "pair",
+    "walk_backward_dqk": "backward_dqk", "walk_backward_dqk_with_sums": "backward_dqk", "pair": "backward_dkdv",
     "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
 }  # fmt: skip
 SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
@@ -267,7 +267,7 @@ class Machine:
         assembly: dict[str, tuple[Callable[..., Any], ...]] = {
             "conversions": (upper, lower, nearest, remainder, rounded, widened),
             "row_sums": (exchanged,),
-            "pair": (self.launched,),
+            "backward_dkdv": (self.launched,),
         }
         for function in assembly.get(name, ()):
             names[function.__name__] = function

@@ -181,11 +181,12 @@ def emulate_packed(
     emulate_walk_forward(Inputs(q, k, v, exponents, skip), h, cut, states=States(*states))
 
 
-def emulate_pair(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Any, cut: Segments, *,
-    first: Tensor | None = None, last: Tensor | None = None, skip: Tensor | None = None, sums: Tensor | None = None,
+def emulate_dkdv(
+    inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, cut: Segments, *,
+    initial: Tensor | None = None, final: Tensor | None = None, row_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    start((q, k, v, dh, *exponents, first, skip), (dk, dv, last, sums), independent=True)
+    q, k, v, exponents, skip = inputs
+    start((q, k, v, dh, *exponents, initial, skip), (dk, dv, final, row_sums), independent=True)
     H, T = dv.shape[1:3]
     Q, K, V, dH = (tiles_of(reference.shared(y, H)) for y in (q, k, v, dh))
     dK, dV = torch.full_like(K, torch.nan), torch.full_like(V, torch.nan)
@@ -194,8 +195,8 @@ def emulate_pair(
     keep = torch.ones(TILE, TILE, dtype=torch.bool).triu()  # [j, i]
     for segment in range(cut.count):
         dC = Q.new_zeros(*Q.shape[:2], Q.shape[-1], V.shape[-1])
-        if first is not None:
-            dC = first.reshape(*dC.shape[:2], cut.count, *dC.shape[2:])[:, :, segment].double()
+        if initial is not None:
+            dC = initial.reshape(*dC.shape[:2], cut.count, *dC.shape[2:])[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse=True):
             g = exponents.g.double()[:, :, t, None]
             D = (y[:, :, t, :, None] + x[:, :, t, None, :]).masked_fill(~keep, -torch.inf).exp2()
@@ -208,12 +209,12 @@ def emulate_pair(
             through[:, :, t] = (K[:, :, t] * from_state).sum(-1)
             dV[:, :, t] = P @ dH[:, :, t] + (r * K[:, :, t]) @ dC
             dC = g[..., None].exp2() * dC + (x[:, :, t].exp2()[..., None] * Q[:, :, t]).mT @ dH[:, :, t]
-        if last is not None:
-            last.copy_(dC.reshape(last.shape))
+        if final is not None:
+            final.copy_(dC.reshape(final.shape))
     for kept, found in ((dk, dK), (dv, dV)):
         kept.copy_(found.flatten(2, 3)[:, :, :T])
-    if sums is not None:
-        sums[0] = through.flatten(2)[:, :, :T]
+    if row_sums is not None:
+        row_sums[0] = through.flatten(2)[:, :, :T]
 
 
 def emulate_segments(
@@ -321,7 +322,7 @@ def made_by_a_kernel(skip: Tensor | None) -> Tensor | None:
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_backward, "weights", made_by_a_kernel)
-    monkeypatch.setattr(hopper_backward, "launch_pair", emulate_pair)
+    monkeypatch.setattr(hopper_backward, "launch_dkdv", emulate_dkdv)
     monkeypatch.setattr(hopper_backward, "launch_kept_states", emulate_kept_states)
     monkeypatch.setattr(hopper_backward, "launch_gradients", emulate_gradients)
     monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)  # a sum of dq and dk over fewer heads than share

@@ -45,7 +45,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
 
 
 def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
-    """One tile of the algebra in packed.py's, pair.py's and tilewise.py's texts, as an operation counter sees it."""
+    """One tile of the algebra in packed.py, backward_dkdv.py and tilewise.py, as an operation counter sees it."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -171,7 +171,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels.gates import Exponents
-    from tflabench.kernels.hopper import backward, backward_dqk, backward_dv, forward, launch
+    from tflabench.kernels.hopper import backward, backward_dkdv, backward_dqk, backward_dv, forward, launch
     from tflabench.kernels.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -218,10 +218,10 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         moved.append(initial * of_a_launch)
         moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
 
-    def pair(given):
-        programs.append(given["items"])
-        moved.extend(given[f"{name}_desc"].base.nbytes for name in ("q", "k", "v", "h", "dk", "dv", "x", "y"))
-        moved.append(given["first_ptr"].nbytes * given["FIRST"])
+    def walk_dkdv(given):
+        programs.append(given["num_items"])
+        moved.extend(given[f"{name}_desc"].base.nbytes for name in ("q", "k", "v", "dh", "dk", "dv", "x", "y"))
+        moved.append(given["tensors"].initial.nbytes * given["config"].load_initial_state)
 
     def gradients(given):
         programs.append(given["items"])
@@ -241,14 +241,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     def empty(*shape, dtype=torch.float32):
         return torch.empty(p.batch, *shape, dtype=dtype, device="meta")
 
-    for name, count in (("pair", pair), ("walk_heads", walk), ("gradients", gradients)):
+    for name, count in (("walk_heads", walk), ("gradients", gradients)):
         monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
 
-    for module, name in (
-        (forward, "walk_forward"), (backward_dv, "walk_backward_dv"), (backward_dqk, "walk_backward_dqk"),
-        (backward_dqk, "walk_backward_dqk_with_sums"),
+    for module, name, count in (
+        (forward, "walk_forward", configured), (backward_dv, "walk_backward_dv", configured),
+        (backward_dqk, "walk_backward_dqk", configured), (backward_dqk, "walk_backward_dqk_with_sums", configured),
+        (backward_dkdv, "pair", walk_dkdv),
     ):  # fmt: skip
-        monkeypatch.setattr(module, name, Recorded(getattr(module, name), configured))
+        monkeypatch.setattr(module, name, Recorded(getattr(module, name), count))
 
     def accumulate(given):
         if given["KEEP"]:

@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, backward_dqk, backward_dv, config, forward, launch, tiles
+from tflabench.kernels.hopper import backward, backward_dkdv, backward_dqk, backward_dv, config, forward, launch, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
-LAUNCHERS = (forward, backward_dv, backward_dqk)  # modules with kernels of their own
+LAUNCHERS = (forward, backward_dv, backward_dqk, backward_dkdv)  # modules with kernels of their own
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -276,15 +276,15 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("backward_dqk", "            inputs.ring.consumer_release(stage)\n            stage", "            stage"),
         ("state_walk", "VALUES: gl.constexpr = 2 if config.row_sums else 1", "VALUES: gl.constexpr = 1"),  # more bytes
         ("backward_dqk", "wait_for_products(2 * ACCUMULATORS, deps=(out,))", "wait_for_products(9, deps=(out,))"),
-        ("pair", "mbarrier.wait(dp_full.index(0), i & 1)", "pass"),
-        ("pair", "mbarrier.wait(copy_full.index(b), (v // COPIES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(k_read.index(0), i & 1)", "pass"),
-        ("pair", "mbarrier.wait(copy_free.index(b), ((v // COPIES) & 1) ^ 1)", "pass"),
-        ("pair", "mbarrier.wait(copy_written.index(v % COPIES), (v // COPIES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(dv_written.index(v % SLOTS), (v // SLOTS) & 1)", "pass"),
-        ("pair", "mbarrier.wait(factors_full.index(s), (i // STAGES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(dk_written.index(s), (i // STAGES) & 1)", "pass"),
-        ("pair", "mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)", "pass"),
+        ("backward_dkdv", "scores.ring.consumer_wait(turn)", "pass"),
+        ("backward_dkdv", "copies.ring.consumer_wait(copy)", "pass"),
+        ("backward_dkdv", "inputs.k_read.wait(turn)", "pass"),
+        ("backward_dkdv", "copies.ring.producer_acquire(copy)", "pass"),
+        ("backward_dkdv", "copies.written.wait(copy)", "pass"),
+        ("backward_dkdv", "values.dv_written.wait(slot)", "pass"),
+        ("backward_dkdv", "decays.full.wait(stage)", "pass"),
+        ("backward_dkdv", "inputs.dk_written.wait(stage)", "pass"),
+        ("backward_dkdv", "scores.ring.producer_acquire(turn)", "pass"),
         ("segments", "mbarrier.wait(ready.index(after % STAGES), (after // STAGES) & 1)", "pass"),
         ("segments", "mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)", "pass"),
         ("segments", "BLOCK_BYTES * (ZB + WB)", "BLOCK_BYTES * (2 + WB)"),
@@ -331,7 +331,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
     rings = launch.rings
 
     def shows(seed: int) -> bool:
-        gate_gradients = source != "pair"
+        gate_gradients = source != "backward_dkdv"
         run_on(Machine(seed=seed, edit=edit), monkeypatch, gate_gradients)
         if "empty.index(s)" in right:  # a ring that the few heads of a program go round
             monkeypatch.setattr(launch, "rings", lambda heads: rings(heads) | {"STAGES": 2})

@@ -46,7 +46,7 @@ VARIES = {
     "HAS_INITIAL STORE_ENDS STORE_STATES THROUGH REVERSE CHUNK_TILES",
     "gradients": "sharing HEADS SHARED STAGES",
     "join_segments": "new",
-    "pair": "FIRST",
+    "pair": "config",
     "parallel_outputs": "T in_sharing out_sharing MEMBERS",
     "walk_backward_dqk": "config launch_pdl new",
     "walk_backward_dqk_with_sums": "config launch_pdl new",

@@ -21,6 +21,7 @@ from tflabench.kernels.state import State
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
+from .backward_dkdv import launch_dkdv, takes_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
 from .backward_dv import launch_dv
 from .crossings import through_tiles
@@ -29,9 +30,7 @@ from .launch import (
     heads_added_up,
     launch_gradients,
     launch_kept_states,
-    launch_pair,
     launch_segments,
-    takes_pair,
     takes_tilewise,
 )
 from .shapes import TILE, Segments
@@ -166,7 +165,7 @@ def _in_walks(
     inputs: Inputs, dh: Tensor, cut: Segments, states: SegmentStates, *, gate_gradients: bool
 ) -> KernelResults:
     """Make gradients in walks: dq, then dk and dv, together or apart."""
-    q, k, v, e, skip = inputs
+    q, k, v, _, skip = inputs
     H = v.shape[1]
     qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
     of_q = of_k = skip_dots = None
@@ -177,9 +176,9 @@ def _in_walks(
     dq = _output(q, H)
     launch_dq(inputs, dh, dq, cut, initial=states.C, sums=of_q, diagonal=skip_dots)
     dk, dv = _output(k, H), _output(v, H)
-    if takes_pair(q.shape[-1], v.shape[-1], sums=gate_gradients):
-        sums = kdk.every if kdk else None
-        launch_pair(q, k, v, dh, dk, dv, e, cut, first=states.dC, last=states.dC_0, skip=skip, sums=sums)
+    if takes_dkdv(q.shape[-1], v.shape[-1], row_sums=gate_gradients):
+        row_sums = kdk.every if kdk else None
+        launch_dkdv(inputs, dh, dk, dv, cut, initial=states.dC, final=states.dC_0, row_sums=row_sums)
     else:
         launch_dk(inputs, dh, dk, cut, states=States(states.dC, states.dC_0), sums=of_k)
         launch_dv(inputs, dh, dv, cut, initial=states.dC)

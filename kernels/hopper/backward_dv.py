@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""Backward pass of gated linear attention for v, where dv has a walk of its own (see `pair.py` for one with dk).
+"""Backward pass of gated linear attention for v, in a walk of its own (see `backward_dkdv.py` for one with dk).
 
 A program walks over the tiles of a (batch, head) row from the last one on, and keeps the gradient of the state on chip:
 

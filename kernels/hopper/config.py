@@ -15,8 +15,18 @@ _accumulators: Any = cast("Any", state).accumulators
 _score_operands: Any = cast("Any", tiles).score_operands
 
 
+class KernelConfig:
+    """A config that says its properties too: a kernel compiled for one is found again by its text."""
+
+    def __repr__(self) -> str:
+        """Return fields and properties."""
+        names = [field.name for field in fields(cast("Any", self))]
+        names += [name for name, x in vars(type(self)).items() if isinstance(x, property)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
 @dataclass(frozen=True, repr=False)
-class WalkConfig:
+class WalkConfig(KernelConfig):
     """What a walk for h, dv, dq or dk is compiled for, see `state_walk`.
 
     Attributes:
@@ -82,12 +92,6 @@ class WalkConfig:
             defer_decay=deferred and not (branches.get("normalise") and HOISTS),
             **branches,
         )
-
-    def __repr__(self) -> str:
-        """Return fields and properties: a kernel compiled for one config is found again by this text."""
-        names = [field.name for field in fields(self)]
-        names += [name for name, x in vars(type(self)).items() if isinstance(x, property)]
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def num_rows(self) -> int:
@@ -163,3 +167,62 @@ class WalkConfig:
         """
         of_h = self.transposed and not self.reverse
         return of_h and not (self.normalise or self.independent)
+
+
+@dataclass(frozen=True, repr=False)
+class DkdvConfig(KernelConfig):
+    """What the walk for dk and dv is compiled for.
+
+    Attributes:
+        d_qk, d_hv: head dimensions, at most 128 and 256.
+        num_stages: tiles of Q, K and dH in shared memory.
+        num_v_slots: blocks of 64 columns of V in shared memory.
+        num_copies: copies of 64 columns of dC in shared memory.
+        state_registers: registers of a thread that carries dC.
+        row_sums: sum K * dK over its columns, as far as dK comes through dC.
+        skip: add skip dH to dV, a number a head.
+        shared_heads: heads of V share a head of Q and K.
+        load_initial_state, store_final_state: dC of each segment, in the order of the walk.
+    """
+
+    d_qk: int
+    d_hv: int
+    num_stages: int
+    num_v_slots: int
+    num_copies: int
+    state_registers: int
+    row_sums: bool = False
+    skip: bool = False
+    shared_heads: bool = False
+    load_initial_state: bool = False
+    store_final_state: bool = False
+
+    @classmethod
+    @cache
+    def of(cls, d_qk: int, d_hv: int, **branches: bool) -> DkdvConfig:
+        """Return the config of head dimensions, with the branches that are named.
+
+        At d_hv = 256 shared memory holds 27 blocks, with 4 of copies, P and dP, of the 28 that there is room for.
+        """
+        slots = min(5, 2 * (d_hv // 64))
+        return cls(d_qk, d_hv, num_stages=2, num_v_slots=slots, num_copies=2, state_registers=208, **branches)
+
+    @property
+    def blocks_hv(self) -> int:
+        """Blocks of 64 columns of V, dH and dC."""
+        return self.d_hv // 64
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators into which dC is cut for its update."""
+        return int(_accumulators(self.blocks_hv))
+
+    @property
+    def copies_ahead(self) -> int:
+        """Copies of dC that are handed over together with the one after them."""
+        return min(self.num_copies, self.blocks_hv) - 1
+
+    @property
+    def value_registers(self) -> int:
+        """Registers of a thread of `value`: what `state` and the three partitions of one warp do not have."""
+        return 488 - 2 * self.state_registers

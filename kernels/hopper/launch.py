@@ -18,8 +18,8 @@ from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
-from . import packed, pair, segments, tilewise
-from .shapes import PACK, TILE, PairShape, Segments, StatePassShape, WalkShape
+from . import packed, segments, tilewise
+from .shapes import PACK, TILE, Segments, StatePassShape, WalkShape
 from .workarounds import ASSEMBLY
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -30,7 +30,6 @@ MOST_ADDED_UP = 64  # heads of which a program of `tilewise.gradients` adds up d
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 # What Gluon's decorators return has no types that a Python checker knows.
-_pair: Any = cast("Any", pair).pair
 _walk_heads: Any = cast("Any", packed).walk_heads
 _accumulate: Any = cast("Any", segments).accumulate
 _carry: Any = cast("Any", segments).carry
@@ -99,44 +98,6 @@ def launch_packed(
         items, packs, H // q.shape[1], cut.tiles, cut.segment_tiles, cut.count,
         **PACKED, FIRST=first is not None, LAST=last is not None, SKIP=skip is not None,
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
-    )  # fmt: skip
-
-
-def takes_pair(d_qk: int, d_hv: int, *, sums: bool) -> bool:
-    """Whether `launch_pair` does: whether a program can hold the whole of dC. With row sums two walks are 2% faster for
-    64 by 64, of which half of the pair's rows are padding.
-    """
-    return d_qk <= 128 and d_hv <= 256 and not (sums and d_qk == d_hv == 64)
-
-
-def launch_pair(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, dk: Tensor, dv: Tensor, exponents: Exponents, cut: Segments, *,
-    first: Tensor | None = None, last: Tensor | None = None, skip: Tensor | None = None, sums: Tensor | None = None,
-) -> None:  # fmt: skip
-    """dk and dv in one walk backward in time (see pair.py).
-
-    Args:
-        q, k: (B, H, T, d_qk <= 128), or fewer heads, each for consecutive ones of dk; v, dh, dk, dv: (B, H, T, d),
-            bfloat16 or float16, as TMA takes them (tfla.tiles.aligned).
-        cut: where segments begin; with more than one, `first` holds the dC each of them starts from.
-        first, last: (B, H, segments, d_qk, d_hv) float32: read before and written after each segment, if given.
-        skip: (H,) float32: dv_t gets skip dh_t more.
-        sums: (parts, B, H, T) float32: row sums of k * dk as far as dk comes through dC go to the first part.
-    """
-    B, H, T, d_qk = dk.shape
-    d_hv = v.shape[-1]
-    items = B * H * cut.count
-    programs = min(items, multiprocessors(q.device))
-    x, y = map(exponents_descriptor, (exponents.x, exponents.y))
-    dummy = exponents.g
-    enqueue(
-        _pair, programs,
-        *map(descriptor, (q, k, v, dh, dk, dv)), x, y, exponents.g,
-        *(dummy if given is None else given for given in (first, last, skip, sums)),
-        items, H, H // q.shape[1], T, cut.tiles, cut.segment_tiles, cut.count,
-        Z_DIM=d_qk, W_DIM=d_hv, **vars(PairShape.of(d_hv)), SUMS=sums is not None,
-        FIRST=first is not None, LAST=last is not None, SKIP=skip is not None, num_warps=8, maxnreg=128,
-        launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip
 
 

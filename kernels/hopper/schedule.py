@@ -1,7 +1,7 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """How the work of a walk is cut into items that programs take one after the other."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -9,6 +9,15 @@ from triton.experimental.gluon import language as gl
 from .pipeline import aggregate
 from .shapes import Segments
 from .workarounds import opaque_zero
+
+
+def encode_counts(counts: Any) -> Any:
+    """Return a named tuple of numbers, all at least 1, as a kernel takes it: 2 n + 1 for each n, see `read_count`.
+
+    Triton compiles a kernel anew where a number in a tuple becomes 1 or a multiple of 16, whatever the kernel says of
+    that argument. These are neither, so another batch, length or number of heads compiles nothing.
+    """
+    return type(counts)(*(2 * n + 1 for n in counts))
 
 
 class Counts(NamedTuple):
@@ -40,17 +49,13 @@ class Counts(NamedTuple):
         return counts.as_argument()
 
     def as_argument(self) -> "Counts":
-        """Return what a kernel takes: 2 n + 1 for each n, see `read_count`.
-
-        Triton compiles a kernel anew where a number in a tuple becomes 1 or a multiple of 16, whatever the kernel says
-        of that argument. These are neither, so another batch, length or number of heads compiles nothing.
-        """
-        return Counts(*(2 * n + 1 for n in self))
+        """Return what a kernel takes, see `encode_counts`."""
+        return encode_counts(self)
 
 
 @gluon.jit
 def read_count(n, i):
-    """Return a number of `Counts.as_argument`, worked out where it is used: kept, it would take a register."""
+    """Return a number of `encode_counts`, worked out where it is used: kept, it would take a register."""
     return n >> (1 + opaque_zero(i))
 
 

@@ -120,34 +120,6 @@ class WalkShape:
 
 
 @dataclass(frozen=True)
-class PairShape:
-    """Compile-time shape of the walk for dk and dv.
-
-    Attributes:
-        WB: blocks of V and dH.
-        STAGES, SLOTS, COPIES: tiles of Q, K and dH, blocks of V, and copies of 64 columns of dC that shared memory
-            holds at a time.
-        STATE_REGISTERS: registers of a thread that holds dC.
-    """
-
-    WB: int
-    STAGES: int
-    SLOTS: int
-    COPIES: int
-    STATE_REGISTERS: int
-
-    @classmethod
-    @cache
-    def of(cls, d_hv: int) -> PairShape:
-        """Return the shape for d_hv <= 256.
-
-        At 256 it takes 27 blocks, with 4 of copies, P and dP, of the 28 that there is room for beside little else.
-        """
-        WB = d_hv // 64
-        return cls(WB, STAGES=2, SLOTS=min(5, 2 * WB), COPIES=2, STATE_REGISTERS=208)
-
-
-@dataclass(frozen=True)
 class StatePassShape:
     """Compile-time shape of `segments.accumulate`.
 

@@ -35,7 +35,7 @@ class Walk:
             multiplies U by twice the bits of S: by S rounded to the inputs' type, and by the rest.
         within: how many sums of P * (X Z^T) it writes as well, over the pairs of a tile: by steps that give or take.
         scores_again, state_again: an earlier walk has computed the same scores or states.
-        with_dv: of dk: it makes dv too, out of K and the same state (pair.py).
+        with_dv: of dk: it makes dv too, out of K and the same state (backward_dkdv.py).
         group: heads that share one of q and k.
         together: heads of a program, which reads U and W once for them (h: packed.py).
         halved: half as many rows in a program as fit, see `filling`.
