@@ -25,8 +25,8 @@ warp wait for memory and for fences, so that the others need not.
 Shared memory holds tiles to come in place of outputs: dK is written over the Q of its tile, dV over V and r K over K.
 
 Row sums of K * dK, as far as dK comes through dC, are made where `config.row_sums` asks for them. Gate gradients are
-differences of their sums, so they are exact in the sense of backward_dqk.py: r K is rounded as the walk for dq rounds it
-for its state, and dC V is a product with twice the bits of dC, `nearest` and `remainder`. `state` makes them, and
+differences of their sums, so they are exact in the sense of backward_dqk.py: r K is rounded as the walk for dq does for
+its state, and dC V is a product with twice the bits of dC, `nearest` and `remainder`. `state` makes them, and
 `value` only adds up what the warps of `state` have. dV has dC rounded.
 """
 
