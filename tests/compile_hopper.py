@@ -20,23 +20,22 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import backward_dkdv, forward, packed, segments, tilewise, walk
+from tflabench.kernels.hopper import backward_dkdv, forward, packed, segments, tile_gradients, walk
 from tflabench.kernels.hopper.backward_dkdv import takes_dkdv
-from tflabench.kernels.hopper.config import DkdvConfig, WalkConfig
+from tflabench.kernels.hopper.config import DkdvConfig, TileGradientsConfig, WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
-    MOST_ADDED_UP,
     PACK,
     PACKED,
     StatePassShape,
     WalkShape,
-    rings,
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts
+from tflabench.kernels.hopper.tile_gradients import MOST_ADDED_UP
 from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
 
@@ -46,6 +45,7 @@ from assembled import assembled
 SHAPES = ("128/256", "256/512")
 walk_forward: Any = forward.walk_forward
 walk_dkdv: Any = backward_dkdv.pair
+gradients: Any = tile_gradients.gradients
 POINTER = "*fp32"
 TUPLES = {
     "gates": Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
@@ -54,8 +54,14 @@ TUPLES = {
     "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
     "tensors": backward_dkdv.Tensors(*[POINTER] * 5),
 }  # fmt: skip
-TUPLES_OF = {walk_dkdv: TUPLES | {"counts": backward_dkdv.Counts(*["i32"] * 6)}}  # type: ignore[arg-type]
-EXPONENTS = dict.fromkeys((walk_dkdv, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
+TUPLES_OF = {
+    walk_dkdv: TUPLES | {"counts": backward_dkdv.Counts(*["i32"] * 6)},  # type: ignore[arg-type]
+    gradients: {
+        "tensors": tile_gradients.Tensors(*[POINTER] * 5),
+        "counts": tile_gradients.Counts(*["i32"] * 5),  # type: ignore[arg-type]
+    },
+}
+EXPONENTS = dict.fromkeys((walk_dkdv, gradients), ("x_desc", "y_desc"))  # by TMA
 
 
 def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
@@ -65,6 +71,8 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         constants = {"config": config}
     elif kernel is walk_dkdv:
         constants = {"config": DkdvConfig.of(**constants)}
+    elif kernel is gradients:
+        constants = {"config": TileGradientsConfig.of(**constants)}
     named = TUPLES_OF.get(kernel, TUPLES)
 
     def type_of(argument: str) -> Any:
@@ -145,9 +153,9 @@ def kept_constants(*, heads: int, z_sharing: int, **branches: bool) -> dict[str,
     return {"Z_DIM": 64, "W_DIM": 64, "NORM": False, "KEEP": True, **shape, **shared, **flags}
 
 
-def gradients_constants(heads: int, *, sums: bool, skip: bool) -> dict[str, Any]:
-    """Of dq, dk and dv tile by tile."""
-    return {"HEADS": heads, **rings(heads), "SUMS": sums, "SKIP": skip}
+def gradients_constants(num_heads: int, *, row_sums: bool = True, skip: bool = False) -> dict[str, Any]:
+    """Of dq, dk and dv tile by tile, as `TileGradientsConfig.of` takes them."""
+    return {"num_heads": num_heads, "row_sums": row_sums, "skip": skip, "shared_heads": True}
 
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
@@ -231,16 +239,16 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         }
         found |= {name: (segments.accumulate, constants, 168) for name, constants in kept.items()}
         every = {
-            "gradients": gradients_constants(MOST_ADDED_UP, sums=True, skip=False),
-            "gradients of a head": gradients_constants(1, sums=True, skip=False),
-            "gradients with a skip connection": gradients_constants(MOST_ADDED_UP, sums=True, skip=True),
-            "gradients without row sums": gradients_constants(MOST_ADDED_UP, sums=False, skip=False),
+            "gradients": gradients_constants(MOST_ADDED_UP),
+            "gradients of a head": gradients_constants(1),
+            "gradients with a skip connection": gradients_constants(MOST_ADDED_UP, skip=True),
+            "gradients without row sums": gradients_constants(MOST_ADDED_UP, row_sums=False),
             "gradients without row sums with a skip connection": gradients_constants(
-                MOST_ADDED_UP, sums=False, skip=True
+                MOST_ADDED_UP, row_sums=False, skip=True
             ),
         }
         every["gradients of float16"] = every["gradients with a skip connection"]
-        found |= {name: (tilewise.gradients, constants, 128) for name, constants in every.items()}
+        found |= {name: (gradients, constants, 128) for name, constants in every.items()}
     return found
 
 

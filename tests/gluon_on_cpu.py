@@ -61,7 +61,7 @@ SHARED = (
 )  # in the order in which they import one another
 KERNELS = {
     "walk_forward": "forward", "walk_forward_normalised": "forward", "walk": "walk", "pair": "backward_dkdv",
-    "walk_heads": "packed", "accumulate": "segments", "gradients": "tilewise",
+    "walk_heads": "packed", "accumulate": "segments", "gradients": "tile_gradients",
 }  # fmt: skip
 SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40

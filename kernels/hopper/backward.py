@@ -1,6 +1,6 @@
 """Backward: with several segments their dC, then one walk each for dq, dk and dv, and gate gradients from row sums; one
 for dk and dv where a program can hold the whole of dC. States of 64 by 64 are written down before and after every tile
-instead, and one kernel makes all gradients of a tile (`takes_tilewise`).
+instead, and one kernel makes all gradients of a tile (`tile_gradients.py`).
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
@@ -25,14 +25,12 @@ from .crossings import through_tiles
 from .forward import Inputs, initial_matrices, restored, weights
 from .launch import (
     empty_row_sums,
-    heads_added_up,
-    launch_gradients,
     launch_kept_states,
     launch_segments,
     launch_walk,
-    takes_tilewise,
 )
 from .shapes import TILE, Segments
+from .tile_gradients import Gradients, heads_added_up, launch_gradients, takes_tile_gradients
 
 
 def backward(
@@ -68,8 +66,7 @@ def backward(
 
     D = weights(skip)  # before the walks: those for dk and dv wait for nothing that is launched after dq
     last = dC_0 if cut.count == 1 else None
-    tilewise = dn is None and takes_tilewise(q, v, sums=gate_gradients)
-    if tilewise:
+    if dn is None and takes_tile_gradients(q, v, row_sums=gate_gradients):
         dq, dk, dv, qdq, kdk, through, skip_dots = _side_by_side(
             q, k, v, dh, e, cut, (C_starts, first), last, skip=D, gate_gradients=gate_gradients
         )
@@ -126,7 +123,8 @@ def _side_by_side(
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else torch.empty_like(e.g)
     launch_gradients(
-        q, k, v, dh, C, dC, dq, dk, dv, e, skip=skip, skip_dots=skip_dots, sums=sums, through=through
+        Inputs(q, k, v, e, skip), dh, (C, dC), Gradients(dq, dk, dv),
+        skip_dots=skip_dots, row_sums=sums, through=through,
     )  # fmt: skip
     qdq, kdk = (None, None) if sums is None else (RowSums(x, x[1:]) for x in sums)
     return dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0)
