@@ -16,7 +16,7 @@ _score_operands: Any = cast("Any", tiles).score_operands
 
 
 class KernelConfig:
-    """A config that says its properties too: a kernel compiled for one is found again by its text."""
+    """A config that says its properties too: Triton's cache knows a kernel compiled for one by its text."""
 
     def __repr__(self) -> str:
         """Return fields and properties."""
@@ -122,7 +122,7 @@ class WalkConfig(KernelConfig):
 
 @dataclass(frozen=True, repr=False)
 class DkdvConfig(KernelConfig):
-    """What the walk for dk and dv is compiled for.
+    """Parameters that the walk for dk and dv is compiled for.
 
     Attributes:
         d_qk, d_hv: head dimensions, at most 128 and 256.
@@ -181,7 +181,7 @@ class DkdvConfig(KernelConfig):
 
 @dataclass(frozen=True, repr=False)
 class TileGradientsConfig(KernelConfig):
-    """What the kernel for all gradients of a tile is compiled for.
+    """Parameters that the kernel for all gradients of a tile is compiled for.
 
     Attributes:
         num_heads: heads of a work item, of which dQ and dK are added up; they share Q and K.
@@ -204,6 +204,6 @@ class TileGradientsConfig(KernelConfig):
     @classmethod
     @cache
     def of(cls, num_heads: int, **branches: bool) -> TileGradientsConfig:
-        """Return the config for work items of so many heads, with the branches that are named."""
+        """Return the config for work items of `num_heads` heads, with the branches that are named."""
         shared, stages = (4, 3) if num_heads == 1 else (2, 4)
         return cls(num_heads, num_shared_stages=shared, num_stages=stages, num_slots=2, **branches)

@@ -6,7 +6,7 @@ tile of q.dq and k.dk as far as these come through the state. Then
     Y = X_end - B = X_start - A
 
 passes the tile. Y is a difference of sums over any number of tiles, and still exact, because the walks for dq and dk
-round every pair alike (see walk.py).
+round every pair of steps alike.
 
 A tile that forgets nearly everything lets a small part e = exp(g) of X pass, less than the rounding errors in X. So Y
 is what a Wiener filter makes of it, for signals of e and errors of ROUNDOFF relative to X; nothing passes where e is 0.

@@ -142,7 +142,7 @@ class Scores:
 
 @aggregate
 class Program:
-    """What all partitions of a program share.
+    """The part of a program that all partitions share.
 
     Fields:
         counts: `Counts`, encoded.
