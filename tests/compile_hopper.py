@@ -21,24 +21,23 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import backward_dkdv, backward_dqk, backward_dv, forward, packed, segments, tilewise
+from tflabench.kernels.hopper import backward_dkdv, backward_dqk, backward_dv, forward, packed, segments, tile_gradients
 from tflabench.kernels.hopper.backward_dkdv import takes_dkdv
-from tflabench.kernels.hopper.config import DkdvConfig, WalkConfig
+from tflabench.kernels.hopper.config import DkdvConfig, TileGradientsConfig, WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
-    MOST_ADDED_UP,
     PACK,
     PACKED,
     StatePassShape,
     WalkShape,
-    rings,
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts
 from tflabench.kernels.hopper.state_walk import States
+from tflabench.kernels.hopper.tile_gradients import MOST_ADDED_UP
 from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
 
@@ -50,6 +49,7 @@ walk_forward: Any = forward.walk_forward
 walk_backward_dqk: Any = backward_dqk.walk_backward_dqk
 walk_dkdv: Any = backward_dkdv.pair
 CONFIGURED: tuple[Any, ...] = (walk_forward, backward_dv.walk_backward_dv, walk_backward_dqk)
+gradients: Any = tile_gradients.gradients
 POINTER = "*fp32"
 TUPLES = {
     "gates": Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
@@ -60,9 +60,17 @@ TUPLES = {
     ),
     "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
 }  # fmt: skip
-OF_DKDV = {"counts": backward_dkdv.Counts(*["i32"] * 6), "tensors": backward_dkdv.Tensors(*[POINTER] * 5)}  # type: ignore[arg-type]
-TUPLES_OF = {walk_dkdv: TUPLES | OF_DKDV}
-EXPONENTS = dict.fromkeys((walk_dkdv, tilewise.gradients), ("x_desc", "y_desc"))  # by TMA
+TUPLES_OF = {
+    walk_dkdv: {
+        "tensors": backward_dkdv.Tensors(*[POINTER] * 5),
+        "counts": backward_dkdv.Counts(*["i32"] * 6),  # type: ignore[arg-type]
+    },
+    gradients: {
+        "tensors": tile_gradients.Tensors(*[POINTER] * 5),
+        "counts": tile_gradients.Counts(*["i32"] * 5),  # type: ignore[arg-type]
+    },
+}
+EXPONENTS = dict.fromkeys((walk_dkdv, gradients), ("x_desc", "y_desc"))  # by TMA
 
 
 def pointers(types: tuple[Any, ...], place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -84,6 +92,8 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         constants = {"config": config}
     elif kernel is walk_dkdv:
         constants = {"config": DkdvConfig.of(**constants)}
+    elif kernel is gradients:
+        constants = {"config": TileGradientsConfig.of(**constants)}
     named = TUPLES_OF.get(kernel, TUPLES)
 
     def type_of(argument: str) -> Any:
@@ -150,9 +160,9 @@ def kept_constants(*, heads: int, z_sharing: int, **branches: bool) -> dict[str,
     return {"Z_DIM": 64, "W_DIM": 64, "NORM": False, "KEEP": True, **shape, **shared, **flags}
 
 
-def gradients_constants(heads: int, *, sums: bool, skip: bool) -> dict[str, Any]:
-    """Of dq, dk and dv tile by tile."""
-    return {"HEADS": heads, **rings(heads), "SUMS": sums, "SKIP": skip}
+def gradients_constants(num_heads: int, *, row_sums: bool = True, skip: bool = False) -> dict[str, Any]:
+    """Of dq, dk and dv tile by tile, as `TileGradientsConfig.of` takes them."""
+    return {"num_heads": num_heads, "row_sums": row_sums, "skip": skip, "shared_heads": True}
 
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
@@ -240,16 +250,16 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         }
         found |= {name: (segments.accumulate, constants, 168) for name, constants in kept.items()}
         every = {
-            "gradients": gradients_constants(MOST_ADDED_UP, sums=True, skip=False),
-            "gradients of a head": gradients_constants(1, sums=True, skip=False),
-            "gradients with a skip connection": gradients_constants(MOST_ADDED_UP, sums=True, skip=True),
-            "gradients without row sums": gradients_constants(MOST_ADDED_UP, sums=False, skip=False),
+            "gradients": gradients_constants(MOST_ADDED_UP),
+            "gradients of a head": gradients_constants(1),
+            "gradients with a skip connection": gradients_constants(MOST_ADDED_UP, skip=True),
+            "gradients without row sums": gradients_constants(MOST_ADDED_UP, row_sums=False),
             "gradients without row sums with a skip connection": gradients_constants(
-                MOST_ADDED_UP, sums=False, skip=True
+                MOST_ADDED_UP, row_sums=False, skip=True
             ),
         }
         every["gradients of float16"] = every["gradients with a skip connection"]
-        found |= {name: (tilewise.gradients, constants, 128) for name, constants in every.items()}
+        found |= {name: (gradients, constants, 128) for name, constants in every.items()}
     return found
 
 

@@ -21,11 +21,13 @@ pytest.importorskip("triton.experimental.gluon")
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper import launch as hopper_launch
+from tflabench.kernels.hopper import tile_gradients as hopper_tile_gradients
 from tflabench.kernels.hopper.backward_dqk import RowSumTensors
 from tflabench.kernels.hopper.exponents import TILE
 from tflabench.kernels.hopper.launch import Beside, Segments
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.state_walk import Inputs, States
+from tflabench.kernels.hopper.tile_gradients import Gradients
 
 ROOT = Path(__file__).parents[1]
 
@@ -282,12 +284,13 @@ def emulate_kept_states(
 
 
 def emulate_gradients(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, C: Tensor, dC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    exponents: Any, *,
-    skip: Tensor | None = None, skip_dots: Tensor | None = None, sums: Tensor | None = None,
-    through: Tensor | None = None,
+    inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, *,
+    skip_dots: Tensor | None = None, row_sums: Tensor | None = None, through: Tensor | None = None,
 ) -> None:  # fmt: skip
-    start((q, k, v, dh, C, dC, *exponents, skip), (dq, dk, dv, skip_dots, sums, through), independent=False)
+    q, k, v, exponents, skip = inputs
+    C, dC = states
+    dq, dk, dv = outputs
+    start((q, k, v, dh, C, dC, *exponents, skip), (dq, dk, dv, skip_dots, row_sums, through), independent=False)
     H, T = v.shape[1:3]
     Q, K, V, dH = (tiles_of(reference.shared(x, H)) for x in (q, k, v, dh))
     before, after = tiles_of(C), tiles_of(dC)
@@ -305,9 +308,9 @@ def emulate_gradients(
         S = S + skip.double()[:, None, None, None] * torch.eye(TILE)
     for out, found in ((dq, D.mT @ K + through_q), (dk, D @ Q + through_k), (dv, S @ dH + through_v)):
         out.copy_(found.flatten(2, 3)[:, :, :T].unflatten(1, (out.shape[1], -1)).sum(2))
-    if sums is not None and through is not None:
+    if row_sums is not None and through is not None:
         every = ((Q * through_q).sum(-1), pairs.sum(-2), (K * through_k).sum(-1), pairs.sum(-1))
-        sums.copy_(torch.stack([found.flatten(2)[:, :, :T] for found in every]).view(sums.shape))
+        row_sums.copy_(torch.stack([found.flatten(2)[:, :, :T] for found in every]).view(row_sums.shape))
         through.copy_((g.exp2()[..., None] * before * after).sum((-2, -1)))
 
 
@@ -325,7 +328,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_backward, "launch_dkdv", emulate_dkdv)
     monkeypatch.setattr(hopper_backward, "launch_kept_states", emulate_kept_states)
     monkeypatch.setattr(hopper_backward, "launch_gradients", emulate_gradients)
-    monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)  # a sum of dq and dk over fewer heads than share
+    # A sum of dq and dk over fewer heads than share.
+    monkeypatch.setattr(hopper_tile_gradients, "multiprocessors", lambda _: 3)
+    monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(hopper_forward, "multiprocessors", lambda _: 132)
     of_64 = partial(hopper_launch.first_beside, 64)  # the heads here are smaller than any that a kernel takes
     monkeypatch.setattr(hopper_forward, "first_beside", lambda _d_qk, *sizes, norm: of_64(*sizes, norm=norm))

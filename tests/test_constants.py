@@ -66,7 +66,7 @@ def test_what_is_counted_in_the_kernels_is_what_the_kernels_have():
     torch = pytest.importorskip("torch")
     config = pytest.importorskip("tflabench.kernels.tfla.config")
     outputs = pytest.importorskip("tflabench.kernels.tfla.outputs")
-    launch = pytest.importorskip("tflabench.kernels.hopper.launch")
+    tile_gradients = pytest.importorskip("tflabench.kernels.hopper.tile_gradients")
     shapes = pytest.importorskip("tflabench.kernels.hopper.shapes")
     picked = config.TileConfig.for_shape(128, 256, torch.bfloat16, 256, 90)
     states = picked.forward_states
@@ -76,4 +76,4 @@ def test_what_is_counted_in_the_kernels_is_what_the_kernels_have():
     assert (picked.programs, picked.h.narrow) == (constants.STATE_PROGRAMS, constants.NARROW)
     assert constants.SUMMING_WAVES == outputs.SUMMING_WAVES
     assert (constants.TILE, constants.PACK) == (shapes.TILE, shapes.PACK)
-    assert constants.MOST_ADDED_UP == launch.MOST_ADDED_UP
+    assert constants.MOST_ADDED_UP == tile_gradients.MOST_ADDED_UP

@@ -45,7 +45,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
 
 
 def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
-    """One tile of the algebra in packed.py, backward_dkdv.py and tilewise.py, as an operation counter sees it."""
+    """One tile of the algebra in packed.py, backward_dkdv.py and tile_gradients.py, as an operation counter sees it."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -171,7 +171,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels.gates import Exponents
-    from tflabench.kernels.hopper import backward, backward_dkdv, backward_dqk, backward_dv, forward, launch
+    from tflabench.kernels.hopper import (
+        backward,
+        backward_dkdv,
+        backward_dqk,
+        backward_dv,
+        forward,
+        launch,
+        tile_gradients,
+    )  # fmt: skip
     from tflabench.kernels.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -224,10 +232,11 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         moved.append(given["tensors"].initial.nbytes * given["config"].load_initial_state)
 
     def gradients(given):
-        programs.append(given["items"])
-        names = ("q", "k", "v", "h", "C", "dC", "x", "y", "dq", "dk", "dv")
+        programs.append(given["num_items"])
+        names = ("q", "k", "v", "dh", "C", "dC", "x", "y", "dq", "dk", "dv")
         moved.extend(given[f"{name}_desc"].base.nbytes for name in names)
-        moved.extend(given[f"{name}_ptr"].nbytes * given["SUMS"] for name in ("sums", "through"))
+        tensors = given["tensors"]
+        moved.extend(x.nbytes * given["config"].row_sums for x in (tensors.row_sums, tensors.through))
 
     def row_sums(*args, made=backward_dqk.empty_row_sums):
         found = made(*args)
@@ -241,13 +250,12 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     def empty(*shape, dtype=torch.float32):
         return torch.empty(p.batch, *shape, dtype=dtype, device="meta")
 
-    for name, count in (("walk_heads", walk), ("gradients", gradients)):
-        monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
+    monkeypatch.setattr(launch, "_walk_heads", Recorded(launch._walk_heads, walk))
 
     for module, name, count in (
         (forward, "walk_forward", configured), (backward_dv, "walk_backward_dv", configured),
         (backward_dqk, "walk_backward_dqk", configured), (backward_dqk, "walk_backward_dqk_with_sums", configured),
-        (backward_dkdv, "pair", walk_dkdv),
+        (backward_dkdv, "pair", walk_dkdv), (tile_gradients, "gradients", gradients),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, Recorded(getattr(module, name), count))
 

@@ -20,7 +20,17 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, backward_dkdv, backward_dqk, backward_dv, config, forward, launch, tiles
+from tflabench.kernels.hopper import (
+    backward,
+    backward_dkdv,
+    backward_dqk,
+    backward_dv,
+    config,
+    forward,
+    launch,
+    tile_gradients,
+    tiles,
+)  # fmt: skip
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,7 +43,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
-LAUNCHERS = (forward, backward_dv, backward_dqk, backward_dkdv)  # modules with kernels of their own
+LAUNCHERS = (forward, backward_dv, backward_dqk, backward_dkdv, tile_gradients)  # modules with kernels of their own
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -298,27 +308,28 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("packed", "mbarrier.wait(p_full.index(pair), phase)", "pass"),
         ("packed", "tma.store_wait(pendings=PAIRS - 1)", "pass"),
         ("packed", "mbarrier.init(p_empty.index(i), count=2)", "mbarrier.init(p_empty.index(i), count=1)"),
-        ("tilewise", "mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)", "pass"),  # pairs are overwritten
-        ("tilewise", "mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)", "pass"),
-        ("tilewise", "mbarrier.wait(shared_empty.index(b), ((j // SHARED) & 1) ^ 1)", "pass"),
-        ("tilewise", "mbarrier.wait(pairs_full.index(b), (i // SLOTS) & 1)", "pass"),
+        ("tile_gradients", "scores.ring.producer_acquire(slot)", "pass"),  # pairs are overwritten
+        ("tile_gradients", "heads.ring.producer_acquire(stage)", "pass"),
+        ("tile_gradients", "shared.ring.producer_acquire(place)", "pass"),
+        ("tile_gradients", "scores.ring.consumer_wait(slot)", "pass"),
         (
-            "tilewise",
-            "mbarrier.wait(ready.index(s), (i // STAGES) & 1)",
-            "pass",
+            "tile_gradients",
+            "heads.ring.consumer_wait(stage)\n\n            # dV",
+            "# dV",
         ),  # dv may go where dC has not been read
+        ("tile_gradients", "heads.ring.consumer_wait(stage)\n    dq_state", "dq_state"),
         (
-            "tilewise",
-            "mbarrier.wait(shared_ready.index(j % SHARED), (j // SHARED) & 1)",
-            "mbarrier.wait(shared_ready.index(j % SHARED), j & 1)",
+            "tile_gradients",
+            "        shared.ring.consumer_wait(place)",
+            "        mbarrier.wait(shared.ring.full.index(place.slot), work.turn & 1)",
         ),
-        ("tilewise", "barriers(STAGES, 3)", "barriers(STAGES, 2)"),
-        ("tilewise", "barriers(SHARED, 2)", "barriers(SHARED, 1)"),  # dq may go where q is read
-        ("tilewise", "tma.store_wait(pendings=2)", "pass"),  # q of a later item where dq has not left
-        ("tilewise", "barriers(SLOTS, 2)", "barriers(SLOTS, 1)"),
-        ("tilewise", "tma.store_wait(pendings=1)", "pass"),  # dv is overwritten
-        ("tilewise", "4 * BLOCK_BYTES", "3 * BLOCK_BYTES"),  # dC may arrive after dv is written
-        ("tilewise", "wait_for_products(0, deps=(dk, dq))", "wait_for_products(1, deps=(dk, dq))"),
+        ("tile_gradients", "allocate_ring(STAGES, 3)", "allocate_ring(STAGES, 2)"),
+        ("tile_gradients", "allocate_signal(SHARED, 2)", "allocate_signal(SHARED, 1)"),  # dq may go where q is read
+        ("tile_gradients", "tma.store_wait(pendings=2)", "pass"),  # q of a later item where dq has not left
+        ("tile_gradients", "allocate_ring(SLOTS, 2)", "allocate_ring(SLOTS, 1)"),
+        ("tile_gradients", "tma.store_wait(pendings=1)", "pass"),  # dv is overwritten
+        ("tile_gradients", "4 * BLOCK_BYTES", "3 * BLOCK_BYTES"),  # dC may arrive after dv is written
+        ("tile_gradients", "wait_for_products(0, deps=(dk, dq))", "wait_for_products(1, deps=(dk, dq))"),
     ],
 )
 def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: pytest.MonkeyPatch):
@@ -328,14 +339,15 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
         assert name != source or right in text
         return text.replace(right, mistaken) if name == source else text
 
-    rings = launch.rings
+    config_of = tile_gradients.TileGradientsConfig.of
 
     def shows(seed: int) -> bool:
         gate_gradients = source != "backward_dkdv"
         run_on(Machine(seed=seed, edit=edit), monkeypatch, gate_gradients)
-        if "empty.index(s)" in right:  # a ring that the few heads of a program go round
-            monkeypatch.setattr(launch, "rings", lambda heads: rings(heads) | {"STAGES": 2})
-        case = {"segments": IN_SEGMENTS, "packed": TOGETHER, "tilewise": TOGETHER}.get(source, SMALL)
+        if "heads.ring.producer_acquire" in right:  # a ring that the few heads of a program go round
+            of = lambda *heads, **branches: replace(config_of(*heads, **branches), num_stages=2)  # noqa: E731
+            monkeypatch.setattr(tile_gradients.TileGradientsConfig, "of", of)
+        case = {"segments": IN_SEGMENTS, "packed": TOGETHER, "tile_gradients": TOGETHER}.get(source, SMALL)
         case = replace(case, gate="exp") if source == "normaliser" else case
         case = replace(case, d_qk=256) if source == "schedule" or "x - after" in right else case  # dv has its own walk
         case = IN_SEGMENTS if "pendings=2" in right else case

@@ -44,7 +44,7 @@ VARIES = {
     "carry": "new",
     "chunk_states": "T sharing segment_g initial ends states through other n_initial n_ends n_states "
     "HAS_INITIAL STORE_ENDS STORE_STATES THROUGH REVERSE CHUNK_TILES",
-    "gradients": "sharing HEADS SHARED STAGES",
+    "gradients": "config",
     "join_segments": "new",
     "pair": "config",
     "parallel_outputs": "T in_sharing out_sharing MEMBERS",

@@ -1,7 +1,7 @@
 """Backward pass: with several segments their dC, then a walk each for dq, dk and dv, and gate gradients from row sums.
 
 Where a program can hold the whole of dC, dk and dv have one walk together. States of 64 by 64 are written down before
-and after every tile instead, and one kernel makes all gradients of a tile (`takes_tilewise`).
+and after every tile instead, and one kernel makes all gradients of a tile (`tile_gradients.py`).
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.
@@ -27,14 +27,12 @@ from .backward_dv import launch_dv
 from .crossings import through_tiles
 from .forward import initial_matrices, restored, weights
 from .launch import (
-    heads_added_up,
-    launch_gradients,
     launch_kept_states,
     launch_segments,
-    takes_tilewise,
 )
 from .shapes import TILE, Segments
 from .state_walk import Inputs, States
+from .tile_gradients import Gradients, heads_added_up, launch_gradients, takes_tile_gradients
 
 
 class SegmentStates(NamedTuple):
@@ -92,7 +90,7 @@ def backward(
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
     states, dC_0 = _segment_states(inputs, dh, cut, C_starts, C_0, dC)
-    gradients = _tile_by_tile if dn is None and takes_tilewise(q, v, sums=gate_gradients) else _in_walks
+    gradients = _tile_by_tile if dn is None and takes_tile_gradients(q, v, row_sums=gate_gradients) else _in_walks
     dq, dk, dv, qdq, kdk, through, dskip = gradients(inputs, dh, cut, states, gate_gradients=gate_gradients)
     dn_0 = dots = None
     if dn is not None:
@@ -155,7 +153,8 @@ def _tile_by_tile(
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else torch.empty_like(e.g)
     launch_gradients(
-        q, k, v, dh, C, dC, dq, dk, dv, e, skip=skip, skip_dots=skip_dots, sums=sums, through=through
+        Inputs(q, k, v, e, skip), dh, (C, dC), Gradients(dq, dk, dv),
+        skip_dots=skip_dots, row_sums=sums, through=through,
     )  # fmt: skip
     qdq, kdk = (None, None) if sums is None else (RowSums(x, x[1:]) for x in sums)
     return KernelResults(dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0))

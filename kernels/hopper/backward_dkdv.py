@@ -25,9 +25,9 @@ warp wait for memory and for fences, so that the others need not.
 Shared memory holds tiles to come in place of outputs: dK is written over the Q of its tile, dV over V and r K over K.
 
 Row sums of K * dK, as far as dK comes through dC, are made where `config.row_sums` asks for them. Gate gradients are
-differences of their sums, so they are exact in the sense of backward_dqk.py: r K is rounded as the walk for dq does for
-its state, and dC V is a product with twice the bits of dC, `nearest` and `remainder`. `state` makes them, and
-`value` only adds up what the warps of `state` have. dV has dC rounded.
+differences of their sums over a whole sequence, so every pair of steps must be the same number here and in the walk for
+dq: r K is rounded as that walk rounds it for its state, and dC V is a product with twice the bits of dC, `nearest` and
+`remainder`. `state` makes them, and `value` only adds up what the warps of `state` have. dV has dC rounded.
 """
 
 from typing import Any, NamedTuple
@@ -100,7 +100,7 @@ class Counts(NamedTuple):
         num_heads: heads of V.
         heads_per_qk: consecutive heads that share a head of Q and K.
         num_steps, num_tiles: of a sequence.
-        segment_tiles: tiles of a segment; the first segment has what is left over.
+        segment_tiles: tiles of a segment; the first segment has the remainder.
         num_segments: of a sequence.
     """
 
@@ -196,7 +196,7 @@ class Decays:
 
 @aggregate
 class Program:
-    """What all partitions of a program share.
+    """The part of a program that all partitions share.
 
     Fields:
         tensors: pointers, as `Tensors`.

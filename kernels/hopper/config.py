@@ -16,7 +16,7 @@ _score_operands: Any = cast("Any", tiles).score_operands
 
 
 class KernelConfig:
-    """A config that says its properties too: a kernel compiled for one is found again by its text."""
+    """A config that says its properties too: Triton's cache knows a kernel compiled for one by its text."""
 
     def __repr__(self) -> str:
         """Return fields and properties."""
@@ -171,7 +171,7 @@ class WalkConfig(KernelConfig):
 
 @dataclass(frozen=True, repr=False)
 class DkdvConfig(KernelConfig):
-    """What the walk for dk and dv is compiled for.
+    """Parameters that the walk for dk and dv is compiled for.
 
     Attributes:
         d_qk, d_hv: head dimensions, at most 128 and 256.
@@ -226,3 +226,33 @@ class DkdvConfig(KernelConfig):
     def value_registers(self) -> int:
         """Registers of a thread of `value`: what `state` and the three partitions of one warp do not have."""
         return 488 - 2 * self.state_registers
+
+
+@dataclass(frozen=True, repr=False)
+class TileGradientsConfig(KernelConfig):
+    """Parameters that the kernel for all gradients of a tile is compiled for.
+
+    Attributes:
+        num_heads: heads of a work item, of which dQ and dK are added up; they share Q and K.
+        num_shared_stages: tiles of Q and K in shared memory, 2 or 4.
+        num_stages: heads of which shared memory has all else.
+        num_slots: tiles of P and dP in shared memory.
+        row_sums: write what gradients of gates are made of.
+        skip: add skip dH to dV, a number a head, and sum dh_t . v_t over the tile.
+        shared_heads: heads of V share a head of Q and K.
+    """
+
+    num_heads: int
+    num_shared_stages: int
+    num_stages: int
+    num_slots: int
+    row_sums: bool = False
+    skip: bool = False
+    shared_heads: bool = False
+
+    @classmethod
+    @cache
+    def of(cls, num_heads: int, **branches: bool) -> TileGradientsConfig:
+        """Return the config for work items of `num_heads` heads, with the branches that are named."""
+        shared, stages = (4, 3) if num_heads == 1 else (2, 4)
+        return cls(num_heads, num_shared_stages=shared, num_stages=stages, num_slots=2, **branches)

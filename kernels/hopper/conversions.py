@@ -26,13 +26,13 @@ def nearest(x, dtype: gl.constexpr):
 
 @gluon.jit
 def upper(x, dtype: gl.constexpr):
-    """Cut float32 x off to dtype. With `lower`, which is what was cut off, products have twice as many bits of x."""
+    """Truncate float32 x to dtype. Products with `upper` and with `lower` have twice as many bits of x together."""
     return converted(x, dtype, "prmt.b32 $0, $1, $2, 0x7632;", "cvt.rz.f16x2.f32 $0, $2, $1;")
 
 
 @constexpr_function
-def what_float16_leaves(rounding):
-    """Return instructions for `converted`: x less its float16, in float16; infinite beyond 2 * 65504."""
+def float16_remainder(rounding):
+    """Return instructions for `converted`: x minus its float16, in float16; infinite beyond 2 * 65504."""
     return f"""{{ .reg .b32 two; .reg .b16 low, high; .reg .f32 a, b; cvt.{rounding}.f16x2.f32 two, $2, $1;
         mov.b32 {{low, high}}, two; cvt.f32.f16 a, low; cvt.f32.f16 b, high;
         sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.f16x2.f32 $0, b, a; }}"""
@@ -40,19 +40,19 @@ def what_float16_leaves(rounding):
 
 @gluon.jit
 def lower(x, dtype: gl.constexpr):
-    """Return what `upper` cuts off float32 x, in dtype."""
+    """Return x minus `upper` of it, in dtype."""
     bfloat16: gl.constexpr = """{ .reg .f32 a, b; and.b32 a, $1, 0xffff0000; and.b32 b, $2, 0xffff0000;
         sub.f32 a, $1, a; sub.f32 b, $2, b; cvt.rn.bf16x2.f32 $0, b, a; }"""
-    return converted(x, dtype, bfloat16, what_float16_leaves("rz"))
+    return converted(x, dtype, bfloat16, float16_remainder("rz"))
 
 
 @gluon.jit
 def remainder(x, dtype: gl.constexpr):
-    """Return what `nearest` leaves of float32 x, in dtype: of both together products have twice as many bits of x."""
+    """Return x minus `nearest` of it, in dtype: products with both have twice as many bits of x together."""
     bfloat16: gl.constexpr = """{ .reg .b32 two, a, b; .reg .f32 c, d; cvt.rn.bf16x2.f32 two, $2, $1;
         shl.b32 a, two, 16; and.b32 b, two, 0xffff0000; mov.b32 c, a; mov.b32 d, b;
         sub.f32 c, $1, c; sub.f32 d, $2, d; cvt.rn.bf16x2.f32 $0, d, c; }"""
-    return converted(x, dtype, bfloat16, what_float16_leaves("rn"))
+    return converted(x, dtype, bfloat16, float16_remainder("rn"))
 
 
 @gluon.jit
@@ -69,7 +69,7 @@ def rounded(x, dtype: gl.constexpr):
 
 @gluon.jit
 def widened(x):
-    """Convert x of 16 bits to float32: of bfloat16 an instruction each, where the compiler takes three."""
+    """Convert x of 16 bits to float32: bfloat16 by one instruction a value, where the compiler takes three."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         return gl.inline_asm_elementwise(asm, "=f,=f,r", [x], gl.float32, is_pure=True, pack=2)

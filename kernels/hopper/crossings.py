@@ -1,14 +1,15 @@
-"""What passes whole tiles, for `kernels.gates.gate_gradients`: out of row sums alone, going backward in time.
+"""The sums of row sums that pass whole tiles, for `kernels.gates.gate_gradients`, by a scan backward in time.
 
-With X_t the sum, over all pairs j < t <= i, of what step j gives step i, and sums over a tile's steps of q.dq and k.dk
-through the state, A and B,
+Let X_t be the sum, over all pairs j < t <= i, of what step j gives step i, and A and B the sums over the steps of a
+tile of q.dq and k.dk as far as these come through the state. Then
 
     Y = X_end - B = X_start - A
 
-is what passes the tile. That differences of sums give it at all, over any number of tiles, is because the walks for dq
-and dk round every pair alike (see backward_dqk.py). A tile that forgets nearly everything lets through a small part
-e = exp(g) of X, less than what is left of rounding errors: so Y is taken as what a Wiener filter makes of it, for
-signals of e and errors of ROUNDOFF relative to X; nothing passes where e is 0.
+passes the tile. Y is a difference of sums over any number of tiles, and still exact, because the walks for dq and dk
+round every pair of steps alike.
+
+A tile that forgets nearly everything lets a small part e = exp(g) of X pass, less than the rounding errors in X. So Y
+is what a Wiener filter makes of it, for signals of e and errors of ROUNDOFF relative to X; nothing passes where e is 0.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -28,43 +29,56 @@ from tflabench.kernels.launching import enqueue
 
 from .exponents import TILE
 
-TILES = 16  # of one program of the first kernel
-BLOCK = 1024  # tiles at a time in the second
+TILES = 16  # of a program of `_tile_sums`
+BLOCK = 1024  # tiles that `_pass_tiles` has at a time
+STEPS_OF_TILE, TILES_OF_PROGRAM = tl.constexpr(TILE), tl.constexpr(TILES)
 ROUNDOFF = tl.constexpr(2.0**-16)
 
 
 @triton.jit
-def _sums_through_state(every, within, row, rows, t, T, EVERY: tl.constexpr, WITHIN: tl.constexpr):
-    steps = load_parts(every, row, rows, t, t < T, T, EVERY) - load_parts(within, row, rows, t, t < T, T, WITHIN)
-    return tl.sum(steps, 1)
+def _sums_through_state(sums, row, rows, t, T, EVERY: tl.constexpr, WITHIN: tl.constexpr):
+    """Return sums over tiles, [tiles], of the row sums of steps t [tiles, 64] less those of pairs within a tile."""
+    every = load_parts(sums.every, row, rows, t, t < T, T, EVERY)
+    return tl.sum(every - load_parts(sums.within, row, rows, t, t < T, T, WITHIN), 1)
 
 
-@triton.jit(do_not_specialize=["rows", "tiles", "groups"])
+@triton.jit(do_not_specialize=["rows", "tiles"])
 def _tile_sums(
-    qdq, q_within, kdk, k_within, a, b, rows, T, tiles, groups,
-    Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+    qdq, kdk, a, b, rows, T, tiles,
+    Q_PARTS: tl.constexpr, K_PARTS: tl.constexpr, WITHIN_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """Write A and B of 16 tiles of a row of batch and head.
+
+    Args:
+        qdq, kdk: `RowSums`, of Q_PARTS and K_PARTS parts, WITHIN_PARTS of them within tiles.
+        a, b: (rows, tiles) float32.
+    """
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
+    groups = tl.cdiv(tiles, TILES_OF_PROGRAM)
     row = (tl.program_id(0) // groups).to(tl.int64)
-    tile = (tl.program_id(0) % groups) * TILES + tl.arange(0, TILES)
-    t = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    a_tile = _sums_through_state(qdq, q_within, row, rows, t, T, Q_PARTS, WITHIN_PARTS)
-    b_tile = _sums_through_state(kdk, k_within, row, rows, t, T, K_PARTS, WITHIN_PARTS)
+    tile = (tl.program_id(0) % groups) * TILES_OF_PROGRAM + tl.arange(0, TILES_OF_PROGRAM)
+    t = tile[:, None] * STEPS_OF_TILE + tl.arange(0, STEPS_OF_TILE)[None, :]
+    a_tile = _sums_through_state(qdq, row, rows, t, T, Q_PARTS, WITHIN_PARTS)
+    b_tile = _sums_through_state(kdk, row, rows, t, T, K_PARTS, WITHIN_PARTS)
     tl.store(a + row * tiles + tile, a_tile, mask=tile < tiles)
     tl.store(b + row * tiles + tile, b_tile, mask=tile < tiles)
 
 
 @triton.jit
 def _then(slope_1, offset_1, slope_2, offset_2):
-    """x -> slope x + offset of the first, then of the second."""
+    """Compose x -> slope x + offset: the first, then the second."""
     return slope_1 * slope_2, slope_2 * offset_1 + offset_2
 
 
 @triton.jit
 def _pass_tiles(a, b, g, last, through, tiles, HAS_LAST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    """Write Y of every tile of a row, from the last tile on, out of A, B and g, (rows, tiles) each.
+
+    Args:
+        last: X after the last step, (rows,), if HAS_LAST.
+    """
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
@@ -88,23 +102,20 @@ def _pass_tiles(a, b, g, last, through, tiles, HAS_LAST: tl.constexpr, BLOCK: tl
 
 
 def through_tiles(qdq: RowSums, kdk: RowSums, last: Tensor | None, g: Tensor) -> Tensor:
-    """What passes each tile, (B, H, tiles) float32.
+    """Return the sum that passes each tile, Y, (B, H, tiles) float32.
 
     Args:
         qdq, kdk: as for `gate_gradients`, with chunks of one tile.
-        last: (B, H) float32, X after the last step: what the last state's gradient has of it; None is 0.
-        g: (B, H, tiles), base-2 log gates of tiles.
+        last: X after the last step, (B, H) float32, which the gradient of the last state gives; None is 0.
+        g: base-2 log gates of tiles, (B, H, tiles).
     """
     B, H, tiles = g.shape
     rows, T = B * H, qdq.every.shape[-1]
     through, a, b = torch.empty((3, *g.shape), dtype=torch.float32, device=g.device)
-    groups = cdiv(tiles, TILES)
     overlap = overlapping(g)
     enqueue(
-        _tile_sums, rows * groups,
-        *qdq, *kdk, a, b, rows, T, tiles, groups,
-        Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0],
-        TILES=TILES, TILE=TILE, **overlap,
+        _tile_sums, rows * cdiv(tiles, TILES), qdq, kdk, a, b, rows, T, tiles,
+        Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0], **overlap,
     )  # fmt: skip
     block = min(BLOCK, max(2, next_power_of_2(tiles)))
     enqueue(

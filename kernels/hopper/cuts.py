@@ -122,8 +122,8 @@ def of_forward(shape: Shape, cut: Cut) -> float:
 def of_both(shape: Shape, cut: Cut) -> float:
     """Cost of forward, and of dq or dk.
 
-    A backward tile by tile (`launch.takes_tilewise`) has two state passes in place of walks, half a tile time each: as
-    much where heads are together, less (not modelled) where not.
+    A backward tile by tile (`tile_gradients.takes_tile_gradients`) has two state passes in place of walks, half a tile
+    time each: as much where heads are together, less (not modelled) where not.
     """
     segments = shape.segments(cut)
     return of_forward(shape, cut) + segments.segment_tiles * of_walk(shape, segments.count, sums=True).on(shape.chip)

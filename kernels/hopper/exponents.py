@@ -1,14 +1,14 @@
-"""What a walk needs of the gates: base-2 exponents, summed within tiles of 64 steps.
+"""Base-2 exponents, summed within tiles of 64 steps: all that the kernels here know of the gates.
 
-With b_i the sum of log f from the tile's first step to i, the weight of step j in step i of the same tile is
-exp(b_i - b_j + log i_j), so with
+Let b_i be the sum of log2 f from the tile's first step to i. With
 
-    x_i = b_i + log scale      y_j = log i_j - b_j      g = b of the tile's last step
+    x_i = b_i + log2 scale      y_j = log2 i_j - b_j      g = b of the tile's last step
 
-it is exp2(x_i + y_j); the state before the tile enters step i with exp2(x_i), step j enters the state after the tile
-with exp2(y_j + g), and that state keeps exp2(g) of the one before. The log gates are relative to the stabiliser and
-never positive; hence a forget gate below 2**-160, -inf too, may count as 2**-160: every weight it is part of is 0 in
-float32, while b stays finite.
+the weight of step j in step i of the same tile is 2^(x_i + y_j). The state before the tile enters step i with 2^x_i,
+step j enters the state after the tile with 2^(y_j + g), and that state keeps 2^g of the one before.
+
+The log gates are relative to the stabiliser and never positive. So a forget gate below 2**-160, -inf too, may count as
+2**-160: every weight it is part of is 0 in float32, while b stays finite.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from .shapes import TILE
 def exponents(
     f: Tensor, i: Tensor | None, gate: Gate, shape: tuple[int, int, int], m_0: Tensor | None, scale: float
 ) -> tuple[Tensor | None, Tensor | None, Exponents]:
-    """log f relative to m, and m, of a gate that is stabilised, and the exponents of every step and tile.
+    """Return log f relative to m and m, (B, H, T) float32 or None without a stabiliser, and the exponents.
 
-    The arguments are those of `gates.exponents`.
+    Args:
+        shape: (B, H, T).
+        f, i, gate, m_0, scale: as of `gates.exponents`.
     """
     B, H, T = shape
     tiles = cdiv(T, TILE)

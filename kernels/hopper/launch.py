@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
-from . import packed, segments, tilewise
+from . import packed, segments
 from .shapes import PACK, TILE, Segments, StatePassShape, WalkShape
 from .workarounds import ASSEMBLY
 
@@ -26,14 +25,12 @@ LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=
 EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 PACKED = {"HEADS": PACK, "STAGES": 2, "MATH_REGISTERS": 176, "SCORE_REGISTERS": 80, "SCORE_GROUPS": 2}  # `walk_heads`
-MOST_ADDED_UP = 64  # heads of which a program of `tilewise.gradients` adds up dq and dk
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 # What Gluon's decorators return has no types that a Python checker knows.
 _walk_heads: Any = cast("Any", packed).walk_heads
 _accumulate: Any = cast("Any", segments).accumulate
 _carry: Any = cast("Any", segments).carry
-_gradients: Any = cast("Any", tilewise).gradients
 
 
 @dataclass(frozen=True)
@@ -221,61 +218,4 @@ def launch_kept_states(
         Z_DIM=TILE, W_DIM=TILE, **vars(shape), REVERSE=reverse, NORM=False,
         KEEP=True, FIRST=first is not None, LAST=last is not None,
         num_warps=4, maxnreg=168, launch_pdl=True, **ASSEMBLY,
-    )  # fmt: skip
-
-
-def takes_tilewise(q: Tensor, v: Tensor, *, sums: bool) -> bool:
-    """Whether `launch_gradients` does: states of 64 by 64. Without row sums, and where no heads share q and k, walks
-    are 8% faster.
-    """
-    return q.shape[-1] == v.shape[-1] == TILE and (sums or heads_together(q, v) > 1)
-
-
-def heads_added_up(q: Tensor, v: Tensor) -> int:
-    """Of how many heads a program of `launch_gradients` writes the sum of dq and dk: as many as share q and k, but for
-    programs enough to fill the chip.
-    """
-    B, H, T = v.shape[:3]
-    heads = gcd(MOST_ADDED_UP, H // q.shape[1])
-    while heads > 1 and B * cdiv(T, TILE) * H // heads < 7 * multiprocessors(q.device):
-        heads //= 2
-    return heads
-
-
-def rings(heads: int) -> dict[str, int]:
-    """Of `tilewise.gradients` for so many heads a program: tiles of q and k, heads of which all else, and pairs that
-    are on their way.
-    """
-    return {"SHARED": 4, "STAGES": 3, "SLOTS": 2} if heads == 1 else {"SHARED": 2, "STAGES": 4, "SLOTS": 2}
-
-
-def launch_gradients(
-    q: Tensor, k: Tensor, v: Tensor, dh: Tensor, C: Tensor, dC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    exponents: Exponents, *,
-    skip: Tensor | None = None, skip_dots: Tensor | None = None, sums: Tensor | None = None,
-    through: Tensor | None = None,
-) -> None:  # fmt: skip
-    """dq, dk and dv tile by tile (see tilewise.py).
-
-    Args:
-        q, k: (B, G, T, 64), each for consecutive heads of v, dh, dv: (B, H, T, 64), bfloat16 or float16, as TMA takes
-            them (tfla.tiles.aligned).
-        C, dC: as `launch_kept_states` makes them; dC may lie where dv goes.
-        dq, dk: (B, heads, T, 64), each the sum over consecutive ones of the H heads.
-        skip: (H,) float32: dv_t gets skip dh_t more, and sums of dh_t . v_t over a tile go to skip_dots (B, H, tiles).
-        sums, through: (4, B, H, T) and (B, H, tiles) float32: what gate gradients are made of, if given (see there).
-    """
-    B, H, T = v.shape[:3]
-    heads = H // dq.shape[1]
-    tiles = exponents.g.shape[-1]
-    dummy = exponents.g
-    items = B * tiles * dq.shape[1]
-    enqueue(
-        _gradients, min(items, multiprocessors(q.device)),
-        *map(descriptor, (q, k, v, dh, C, dC)), *map(exponents_descriptor, exponents[:2]),
-        *map(descriptor, (dq, dk, dv)), exponents.g,
-        *(dummy if given is None else given for given in (skip, skip_dots, through, sums)),
-        items, H, H // q.shape[1], T, tiles, B * H * T,
-        HEADS=heads, **rings(heads), SUMS=sums is not None, SKIP=skip is not None,
-        num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

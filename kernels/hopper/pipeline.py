@@ -95,7 +95,7 @@ def allocate_ring(num_slots: gl.constexpr, num_consumers: gl.constexpr, num_arri
 
 @aggregate
 class Signal:
-    """Barriers of a ring of slots that one partition fills; that they have been read shows in other ways."""
+    """Barriers of a ring of slots that partitions fill; that they have been read shows in other ways."""
 
     full: gl.shared_memory_descriptor
 
@@ -111,11 +111,11 @@ class Signal:
 
 
 @gluon.jit
-def allocate_signal(num_slots: gl.constexpr):
-    """Return the signals of a ring of empty slots."""
+def allocate_signal(num_slots: gl.constexpr, num_arrivals: gl.constexpr = 1):
+    """Return the signals of a ring of empty slots, each full after `num_arrivals`."""
     full = gl.allocate_shared_memory(gl.int64, [num_slots, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(num_slots):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(full.index(i), count=num_arrivals)
     return Signal(full)
 
 

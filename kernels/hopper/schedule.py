@@ -59,6 +59,12 @@ def read_count(n, i):
     return n >> (1 + opaque_zero(i))
 
 
+@gluon.jit
+def decode_count(n):
+    """Return a number of `encode_counts`, which may be kept in a register."""
+    return n >> 1
+
+
 @aggregate
 class Schedule:
     """The work of all programs.

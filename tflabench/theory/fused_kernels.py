@@ -185,7 +185,7 @@ class StatePass:
 
 @dataclass(frozen=True)
 class Gradients:
-    """dq, dk and dv of 64 x 64 states, tile by tile, from the states before and after each (tilewise.py).
+    """dq, dk and dv of 64 x 64 states, tile by tile, from the states before and after each (tile_gradients.py).
 
     Attributes:
         sums: it also writes row sums, of q and of k, within the tile and through a state, and what passes the tile.
