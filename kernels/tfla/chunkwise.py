@@ -26,8 +26,8 @@ from . import device
 from .config import TileConfig, fitting, largest_tile, refuses_sizes
 from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
-from .plan import Plan, float32_precision
-from .states import walk
+from .plan import Inputs, Plan, States, float32_precision
+from .states import Side, walk
 from .tiles import aligned, made_like
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -128,12 +128,11 @@ def forward(
     """
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
+    inputs = Inputs(q, k, v, _weights(skip))
     config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
     C, n = _matrices(initial)
-    states = walk(plan, config.forward_states, k, v, C, n, _stored(q.dtype, state_dtype))
-    h, inverse = hidden(
-        plan, config.h, q, k, v, states.states, states.n_states, initial=initial is not None, skip=_weights(skip)
-    )
+    states = walk(plan, config.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
+    h, inverse = hidden(plan, config.h, inputs, States(states.states, states.n_states, initial is not None))
     m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
@@ -177,21 +176,17 @@ def backward(
     dC, dn = _matrices(d_last)
     dtype = _stored(q.dtype, state_dtype)
     kept = list(saved)
-    query_weight = kept.pop(0) if gate.normalize else None
+    inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
 
     if config.keep_states:
         states, n_states = kept[0], kept[1] if gate.normalize else None
     else:
-        states, n_states, *_ = walk(plan, config.forward_states, k, v, C_0, n_0, dtype)
-    back = walk(
-        plan, config.backward_states, q, dh, dC, None, dtype,
-        reverse=True, inverse_denominator=query_weight, other=states,
-    )  # fmt: skip
+        states, n_states, *_ = walk(plan, config.forward_states, Side(k, v, C_0, n_0), dtype)
+    side = Side(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
+    back = walk(plan, config.backward_states, side, dtype)
+    del side
     skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
-    dq, qdq = d_queries(
-        plan, config.dq, q, k, v, dh, states, query_weight,
-        initial=initial is not None, skip=_weights(skip), skip_dots=skip_dots,
-    )  # fmt: skip
+    dq, qdq = d_queries(plan, config.dq, inputs, States(states, n_states, initial is not None), skip_dots)
     through = back.through
     assert through is not None
     dn_states = dn_0 = None
@@ -200,12 +195,8 @@ def backward(
         g, dn_states, dn_0 = _n_gradients(plan, dn)
         through = through + g.exp() * (n_states * dn_states).sum(-1)
     del states, n_states
-    dk, kdk = d_keys(
-        plan, config.dk, q, k, v, dh, back.states, dn_states, query_weight, last=dC is not None or dn is not None
-    )  # fmt: skip
-    dv = d_values(
-        plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None, skip=_weights(skip)
-    )  # fmt: skip
+    dk, kdk = d_keys(plan, config.dk, inputs, States(back.states, dn_states, dC is not None or dn is not None))
+    dv = d_values(plan, config.dv, inputs, States(back.states, None, dC is not None))
     df = di = None
     if gate_gradients:
         df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, qdq, kdk, through, plan.chunk_size)
