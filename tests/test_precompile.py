@@ -32,16 +32,16 @@ CLOSE_S = 2.0
 # aligned (T = 1000 is no multiple of 16), the others are branches and tiles that a heuristic chooses. A tuple or a
 # class of constants stands for all that is in it.
 VARIES = {
-    "_activate": "T f_h i_h",
-    "_gate_gradients": "T f_h i_h CHUNKS",
+    "_activate": "T f.h i.h",
+    "_gate_gradients": "lengths.T f.h i.h config.chunks",
     "_pass_tiles": "tiles BLOCK",
-    "_stabilise": "T f_h i_h blocks block_g block_m BLOCKS launch_pdl",
+    "_stabilise": "T f.h i.h blocks before.block_g before.block_m config.blocks launch_pdl",
     "_sum_tiles": "T TILE TILES",
-    "_summarise": "T f_h i_h",
+    "_summarise": "T f.h i.h",
     "_tile_sums": "T",
     "accumulate": "z_sharing FIRST LAST KEEP HEADS WB ZB new",
     "add_bias": "T x_h x_t heads HEADS STEPS",
-    "advance_state": "COLS",
+    "advance_state": "config.cols",
     "carry": "new",
     "chunk_states": "initial ends states other sizes.T sizes.sharing vectors.segment_g vectors.through "
     "vectors.n_initial vectors.n_ends vectors.n_states "

@@ -1,4 +1,4 @@
-"""Forward and backward of the chunkwise algorithm, launched kernel by kernel; `kernels.api` wraps them for autograd.
+"""Run forward and backward of the chunkwise algorithm, kernel by kernel; `kernels.api` wraps them for autograd.
 
 forward:  gates -> chunk states C, n (states) -> H (outputs)
 backward: gates, C again -> dC, and sum(C * dC) at every chunk's edge (states) -> dQ, dK, dV (grads) -> gate gradients
@@ -18,6 +18,7 @@ from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 from tflabench.kernels import gates
 from tflabench.kernels.backends import Kernels
 from tflabench.kernels.cover import cdiv
+from tflabench.kernels.gates import GradientSums, LogGates
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
@@ -114,7 +115,7 @@ def forward(
     skip: Tensor | None = None,
     return_last_state: bool = True,
 ) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
-    """Return H, the last state or None, and what `backward` needs besides the inputs.
+    """Return H, the last state or None, and what `backward` needs and does not get as inputs.
 
     Args:
         q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); any strides of batch,
@@ -129,7 +130,9 @@ def forward(
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     inputs = Inputs(q, k, v, _weights(skip))
-    config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
+    L = fitting(chunk_size, v.shape[2])
+    config = config or _default_config(q, v, L)
+    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
     C, n = _matrices(initial)
     states = walk(plan, config.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
     h, inverse = hidden(plan, config.h, inputs, States(states.states, states.n_states, initial is not None))
@@ -171,7 +174,9 @@ def backward(
     """
     given = (q, k, v, f, i)
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
+    L = fitting(chunk_size, v.shape[2])
+    config = config or _default_config(q, v, L)
+    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
     dtype = _stored(q.dtype, state_dtype)
@@ -199,47 +204,40 @@ def backward(
     dv = d_values(plan, config.dv, inputs, States(back.states, None, dC is not None))
     df = di = None
     if gate_gradients:
-        df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, qdq, kdk, through, plan.chunk_size)
+        df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
-    found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
+    grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
     if initial is None:
-        return (*found, None, None, *dskip)
+        return (*grads, None, None, *dskip)
     if n_0 is not None and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
-    return (*found, made_like(back.last, initial.C), made_like(dn_0, initial.n), *dskip)
+    return (*grads, made_like(back.last, initial.C), made_like(dn_0, initial.n), *dskip)
 
 
 def _weights(skip: Tensor | None) -> Tensor | None:
     return None if skip is None else skip.float().contiguous()
 
 
-def _prepare(
-    q: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    initial: State | None,
-    gate: Gate,
-    scale: float,
-    chunk_size: int,
-    config: TileConfig | None,
-) -> tuple[TileConfig, Plan]:
-    batch, heads, T, d_hv = v.shape
-    chunk_size = fitting(chunk_size, T)
-    architecture = device.architecture(q.device)
-    if config is None:
-        config = TileConfig.for_shape(q.shape[-1], d_hv, q.dtype, chunk_size, architecture)
-    plan = Plan(
+def _log_gates(f: Tensor, i: Tensor | None, gate: Gate, v: Tensor, initial: State | None) -> LogGates:
+    m_0 = None if initial is None else initial.m
+    return gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
+
+
+def _default_config(q: Tensor, v: Tensor, chunk_size: int) -> TileConfig:
+    return TileConfig.for_shape(q.shape[-1], v.shape[-1], q.dtype, chunk_size, device.architecture(q.device))
+
+
+def _plan(q: Tensor, gate: Gate, log_gates: LogGates, chunk_size: int, scale: float, config: TileConfig) -> Plan:
+    return Plan(
         gate=gate,
-        gates=gates.log_gates(f, i, gate, (batch, heads, T), None if initial is None else initial.m),
+        gates=log_gates,
         chunk_size=chunk_size,
         scale=scale,
-        tma=architecture >= 90,
+        tma=device.architecture(q.device) >= 90,
         precision=float32_precision(q.dtype),
         programs=config.programs * device.multiprocessors(q.device) // 132,
     )
-    return config, plan
 
 
 def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:
