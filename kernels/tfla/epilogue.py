@@ -40,7 +40,7 @@ class Weight(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What is written, None where it is not.
+    """Name what is written, None where it is not.
 
     Attributes:
         y, dh, dx, dz: (B, H, T, d).
@@ -60,7 +60,7 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """What `skip_and_gate` is compiled for.
+    """Tell what `skip_and_gate` is compiled for.
 
     Attributes:
         skip, gate: there is D; there is z.

@@ -41,7 +41,7 @@ from .config import Tiles
 from .plan import Inputs, Plan, States
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
-SUMMING_WAVES = 8  # programs that add up heads last long: so many times those that run at once, or the last ones idle
+SUMMING_WAVES = 8  # waves of programs that add up heads, at least: they last long, and fewer would leave the chip idle
 
 # --- What the kernel takes --------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """What `parallel_outputs` is compiled for.
+    """Tell what `parallel_outputs` is compiled for.
 
     Attributes:
         reverse: rows are attended to by later steps (dK, dV).

@@ -98,7 +98,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class StateConfig:
-    """What `chunk_states` is compiled for.
+    """Tell what `chunk_states` is compiled for.
 
     Attributes:
         reverse: dC backward in time from q and dH, not C forward from k and v.
@@ -387,7 +387,7 @@ def join_segments(
 
 
 class Side(NamedTuple):
-    """What states are made of: forward u = k and v = v, backward u = q and v = dH.
+    """Name what states are made of: forward u = k and v = v, backward u = q and v = dH.
 
     Attributes:
         u, v: (B, H, T, d), u of fewer heads where these share it.
