@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal, Never, TypedDict, Unpack, overload
+from typing import Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -378,7 +378,8 @@ def lightning_slopes(heads: int, layer: int, layers: int, device: torch.device |
 
     Args:
         heads: H.
-        layer: 0 ... layers - 1, of a network with so many layers; the slopes of later ones are smaller.
+        layer: 0 ... layers - 1; the slopes of later ones are smaller.
+        layers: how many the network has.
     """
     return 8.0 / heads * (1 - layer / layers) * torch.arange(heads, dtype=torch.float32, device=device)
 
@@ -399,24 +400,9 @@ def chunkwise(
     gate: Gate, skip: Tensor | None = None, return_last_state: bool, **options: Unpack[Options],
 ) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
 def chunkwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None = None,
-    *,
-    gate: Gate,
-    skip: Tensor | None = None,
-    return_last_state: bool = False,
-    layout: Layout = "bhtd",
-    chunk_size: ChunkSize = "auto",
-    initial_state: State | None = None,
-    scale: float | None = None,
-    state_dtype: torch.dtype = torch.float32,
-    implementation: Implementation = "auto",
-    config: TileConfig | None = None,
-    **others: Never,
-) -> Tensor | tuple[Tensor, State]:
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None = None, *,
+    gate: Gate, skip: Tensor | None = None, return_last_state: bool = False, **options: Unpack[Options],
+) -> Tensor | tuple[Tensor, State]:  # fmt: skip
     """Compute any linear RNN with scalar gates, in parallel over chunks of the sequence (TFLA paper, eqs. 1-9).
 
         C_t = F_t C_{t-1} + I_t k_t v_t^T,   h_t = scale C_t^T q_t,   normalised if the gate says so
@@ -432,7 +418,7 @@ def chunkwise(
         gate: which gates, with a normaliser or without.
         skip: (H,), the weight of a skip connection: skip v_t is added to h_t, of a gate without normaliser. None is 0.
         return_last_state: return (h, State) instead of h. The state is float32, of float64 inputs float64.
-        layout, chunk_size, initial_state, scale, state_dtype, implementation, config: see `Options`.
+        options: see `Options`.
 
     Returns:
         h of the shape of v and the dtype of q, or (h, State) with `return_last_state`.
@@ -441,57 +427,74 @@ def chunkwise(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or value, or an implementation that
             cannot run here; the message names the argument, what it is and what it must be.
     """
-    if others:
-        check_no_others(others, Options.__annotations__)
-    check_name("layout", layout, ("bhtd", "bthd"))
-    check_inputs(q, k, v, f, i, gate, "BHT" if layout == "bhtd" else "BTH")
-    if layout == "bthd":
+    if unknown := [name for name in options if name not in Options.__annotations__]:
+        check_no_others(unknown, Options.__annotations__)
+    chosen = _Chosen(**options)
+    check_name("layout", chosen.layout, ("bhtd", "bthd"))
+    check_inputs(q, k, v, f, i, gate, "BHT" if chosen.layout == "bhtd" else "BTH")
+    if chosen.layout == "bthd":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         f = f if f.dim() == 1 else f.transpose(1, 2)
         i = None if i is None else i.transpose(1, 2)
-    if initial_state is not None:
-        check_state("initial_state", initial_state, gate, q, v)
-    if skip is not None:
-        check_skip(skip, gate, v)
-    check_chunk_size(chunk_size)
-    check_scale(scale)
-    check_name("state_dtype", state_dtype, (torch.float32, torch.bfloat16))
-    check_implementation(implementation)
+    _check_options(q, v, gate, skip, chosen)
     low = autocast_dtype(q)
     if low is not None:
         q, k, v = (x.to(low) for x in (q, k, v))
     check_one_dtype(q, k, v)
-
-    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    L = None if chunk_size == "auto" else chunk_size
-    if implementation == "auto" and only_reference(q, v) is not None:
-        implementation = "reference"
+    call = chunkwise_operator.Call(q, k, v, f, i, chosen.initial_state, skip)
     with nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
-        if implementation == "reference":
-            h, last = reference.chunkwise(
-                *(q, k, v, f, i, initial_state),
-                gate=gate,
-                scale=factor,
-                chunk_size=L or REFERENCE_CHUNK_SIZE,
-                state_dtype=None if q.dtype == torch.float64 else state_dtype,
-            )
-            h = skip_and_gate(h, v, skip, None, head_axis=1, plain=True)
-        else:
-            check_for_kernels(q, v, chunk_size, implementation)
-            h, last = chunkwise_operator.run(
-                *(q, k, v, f, i, initial_state),
-                gate=gate,
-                scale=factor,
-                chunk_size=L,
-                state_dtype=state_dtype,
-                skip=skip,
-                implementation=implementation,
-                config=config,
-                return_last_state=return_last_state,
-            )
-    if layout == "bthd":
+        h, last = _run(call, gate, chosen, return_last_state)
+    if chosen.layout == "bthd":
         h = h.transpose(1, 2)
     if not return_last_state:
         return h
     assert last is not None
     return h, last
+
+
+class _Chosen(NamedTuple):
+    """`Options` with their defaults."""
+
+    layout: Layout = "bhtd"
+    chunk_size: ChunkSize = "auto"
+    initial_state: State | None = None
+    scale: float | None = None
+    state_dtype: torch.dtype = torch.float32
+    implementation: Implementation = "auto"
+    config: TileConfig | None = None
+
+
+def _check_options(q: Tensor, v: Tensor, gate: Gate, skip: Tensor | None, chosen: _Chosen) -> None:
+    """Raise TypeError or ValueError for options that no implementation takes; q, v (B, H, T, d)."""
+    if chosen.initial_state is not None:
+        check_state("initial_state", chosen.initial_state, gate, q, v)
+    if skip is not None:
+        check_skip(skip, gate, v)
+    check_chunk_size(chosen.chunk_size)
+    check_scale(chosen.scale)
+    check_name("state_dtype", chosen.state_dtype, (torch.float32, torch.bfloat16))
+    check_implementation(chosen.implementation)
+
+
+def _run(
+    call: chunkwise_operator.Call, gate: Gate, chosen: _Chosen, return_last_state: bool
+) -> tuple[Tensor, State | None]:
+    """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for."""
+    q, v = call.q, call.v
+    scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)
+    L = None if chosen.chunk_size == "auto" else chosen.chunk_size
+    implementation = chosen.implementation
+    if implementation == "auto" and only_reference(q, v) is not None:
+        implementation = "reference"
+    if implementation == "reference":
+        h, last = reference.chunkwise(
+            *call[:-1],
+            gate=gate,
+            scale=scale,
+            chunk_size=L or REFERENCE_CHUNK_SIZE,
+            state_dtype=None if q.dtype == torch.float64 else chosen.state_dtype,
+        )
+        return skip_and_gate(h, v, call.skip, None, head_axis=1, plain=True), last
+    check_for_kernels(q, v, chosen.chunk_size, implementation)
+    setup = chunkwise_operator.Setup(implementation, gate, chosen.state_dtype, chosen.config)
+    return chunkwise_operator.run(call, setup, scale, L, return_last_state)

@@ -1,4 +1,4 @@
-"""Which kernels there are, what each has to offer, and which of them run for given tensors.
+"""Name the kernels there are, and choose those that run for given tensors.
 
 To add an implementation, write a function that returns its `Kernels` and name it in `KERNELS`.
 """
@@ -25,7 +25,7 @@ RARE_STATES = 512  # "auto" takes the fused kernels from this chunk size on: the
 
 
 class Kernels(NamedTuple):
-    """Chunkwise kernels, as the torch operator calls them. Tensors are (B, H, T, ...) with any strides.
+    """Describe chunkwise kernels, as the torch operator calls them. Tensors are (B, H, T, ...) with any strides.
 
     Attributes:
         forward: (q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype, config, return_last_state) ->
@@ -174,7 +174,7 @@ def resolve(
 
 
 class Choice(NamedTuple):
-    """What an operation runs.
+    """Name what an operation runs.
 
     Attributes:
         implementation: the name of what runs, never a group such as "auto".

@@ -25,10 +25,22 @@ from .types import ForgetGate, Gate, InputGate
 GateFields = tuple[ForgetGate, InputGate, bool]  # forget, input, normalize
 
 
-class _Setup(NamedTuple):
-    """What a call fixes beyond tensors and numbers. Operators take strings: its text stands for it.
+class Call(NamedTuple):
+    """The tensors of `api.chunkwise`, checked: q, k, v, f, i (B, H, T, ...), with any strides."""
 
-    The gate is without its temperature: to torch.compile a float may be one that changes from call to call.
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    f: Tensor
+    i: Tensor | None
+    initial: State | None
+    skip: Tensor | None
+
+
+class Setup(NamedTuple):
+    """Fix a call beyond its tensors and numbers. Operators take strings: its text stands for it.
+
+    To the operators the gate has no temperature: to torch.compile a float may be one that changes from call to call.
     """
 
     implementation: str
@@ -37,32 +49,19 @@ class _Setup(NamedTuple):
     config: TileConfig | None
 
 
-_setups: dict[str, _Setup] = {}
+_setups: dict[str, Setup] = {}
 
 
 def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    initial: State | None,
-    *,
-    gate: Gate,
-    scale: float,
-    chunk_size: int | None,
-    state_dtype: torch.dtype,
-    skip: Tensor | None,
-    implementation: str,
-    config: TileConfig | None,
-    return_last_state: bool,
+    call: Call, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool
 ) -> tuple[Tensor, State | None]:
-    """Return h and, if asked for, the last state of `api.chunkwise`, whose arguments these are, checked.
+    """Return h and, if asked for, the last state of `api.chunkwise`.
 
     Args:
-        q, k, v, f, i: (B, H, T, ...), with any strides.
         chunk_size: None lets the kernels choose.
     """
+    q, k, v, f, i, initial, skip = call
+    implementation, gate, state_dtype, config = setup
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
     key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
@@ -87,7 +86,7 @@ def setup_key(implementation: str, gate_fields: GateFields, state_dtype: torch.d
 
 
 def _register(implementation: str, gate_fields: GateFields, state_dtype: torch.dtype, config: TileConfig | None) -> str:
-    setup = _Setup(implementation, Gate(*gate_fields), state_dtype, config)
+    setup = Setup(implementation, Gate(*gate_fields), state_dtype, config)
     _setups[repr(setup)] = setup
     return repr(setup)
 
@@ -280,10 +279,10 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if dh is None:
         dh = torch.zeros_like(tensors[2])
     gates = any(ctx.needs_input_grad[3:5])
-    found = iter(_backward_operator(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
+    grads_given = iter(_backward_operator(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
     given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
-    q_to_n = [next(found) if x is not None else None for x in given]
-    return (*q_to_n, None, *(None for _ in ctx.numbers), next(found) if skip is not None else None, None)
+    q_to_n = [next(grads_given) if x is not None else None for x in given]
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None)
 
 
 _operator = define("chunkwise", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))

@@ -81,9 +81,9 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     h, x, D, z = ctx.saved_tensors
-    found = iter(_backward_operator(dy, h, x, D, z))
-    dx, dD = (next(found), next(found)) if D is not None else (None, None)
-    dh, dz = (next(found), next(found)) if z is not None else (dy, None)
+    grads = iter(_backward_operator(dy, h, x, D, z))
+    dx, dD = (next(grads), next(grads)) if D is not None else (None, None)
+    dh, dz = (next(grads), next(grads)) if z is not None else (dy, None)
     return dh, dx, dD, dz
 
 

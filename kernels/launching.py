@@ -1,4 +1,4 @@
-"""How every kernel here is compiled and launched: a launch like an earlier one skips what Triton would do again.
+"""Compile and launch kernels: a launch like an earlier one skips what Triton would do again.
 
 At each launch Triton binds, inspects and hashes every argument to find what it compiled for such ones, and what it has
 to know of a descriptor it takes from the text of a layout: half of the host's time for a kernel of many arguments. Here
@@ -41,9 +41,9 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
     active: Any = driver.active
     kinds = [x if x.__class__ in _PLAIN else _kind(x) for x in args]
     key = (id(kernel), active.get_current_device(), *kinds, *options, *options.values())
-    found = _remembered.get(key)
-    if found is not None:
-        compiled, constants = found
+    known = _remembered.get(key)
+    if known is not None:
+        compiled, constants = known
         compiled[programs, 1, 1](*args, *constants)
         return
     compiled = kernel[(programs,)](*args, **options, **COMPILED)
@@ -55,10 +55,25 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
     _remembered[key] = compiled, tuple(options.get(p.name, p.default) for p in left)
 
 
-def _kind(x: Any) -> tuple[Any, ...]:
-    """Return the properties of a tensor, a descriptor or a tuple of tensors and numbers that Triton specialises on; of
-    numbers it is their value.
+def unspecialised(n: int) -> int:
+    """Return n >= 0 as a kernel's tuple takes it, 2 n + 1, where no value of n is to compile anew.
+
+    Triton heeds `do_not_specialize` in no tuple: a number in it that becomes 1 or a multiple of 16 compiles anew. This
+    one is neither where n > 0. The kernel reads `n >> 1`.
     """
+    return 2 * n + 1
+
+
+def unless_one(n: int) -> int:
+    """Return n as a kernel's tuple takes it, 2 n - 1, where only 1 is to compile anew, as code for it is less.
+
+    The kernel reads `(n + 1) >> 1`.
+    """
+    return 2 * n - 1
+
+
+def _kind(x: Any) -> tuple[Any, ...]:
+    """Return what Triton specialises on, of a tensor, a descriptor or a tuple of tensors and numbers."""
     if isinstance(x, Tensor):
         return x.dtype, x.data_ptr() % 16 == 0
     if isinstance(x, tuple):

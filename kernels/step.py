@@ -290,21 +290,19 @@ def step(
             *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature, skip
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        h = _step_in_torch(q, k, v, f, i, state, state if out is None else out, gate, scale)
+        h = _step_in_torch((q, k, v, f, i), state, state if out is None else out, gate, scale)
         return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1, plain=True)[:, :, 0]
 
 
 def _step_in_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     before: State,
     after: State,
     gate: Gate,
     scale: float | None,
 ) -> Tensor:
+    """Return h_t by the reference, of q, k, v, f, i, and write the state after the step."""
+    q, k, v, f, i = inputs
     i = None if i is None else _with_time(i)
     log_f, log_i = reference.log_gates(gate, _with_time(f), i, v[:, :, None])
     q_t, k_t, v_t = (x.to(log_f.dtype) for x in (q, k, v))
@@ -386,7 +384,9 @@ def _step_in_triton(
     i = None if i is None else i.contiguous()
     gate = _gate(forget, input, normalize, temperature)
     skip = None if skip is None else skip.contiguous()
-    return _kernels().step(q, k, v, f, i, before, after, gate=gate, scale=scale, skip=skip)
+    kernels = _kernels()
+    inputs = kernels.Inputs(q, k, v, f, f if i is None else i)
+    return kernels.step(inputs, before, after, gate=gate, scale=scale, skip=skip)
 
 
 def _fake_step(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:

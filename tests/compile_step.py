@@ -11,7 +11,9 @@ from typing import Any
 import triton
 from triton.compiler import ASTSource
 
+from tflabench.kernels.gates import ActivationConfig
 from tflabench.kernels.launching import COMPILED
+from tflabench.kernels.state import State
 from tflabench.kernels.tfla import step
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,16 +24,24 @@ TYPES = {
     "scale": "fp32",
     **dict.fromkeys(["d_qk", "d_hv", "sharing", "heads"], "i32"),
 }
+TUPLES = {"inputs": step.Inputs, "before": State, "after": State}
+SIG = ActivationConfig("sigmoid", "sigmoid", 1.0)
+EXP = ActivationConfig("sigmoid", "exp", 1.0)
+MAMBA2 = ActivationConfig("rate", "softplus", 1.0)
 
 
-def compiled(kernel: Any, constants: dict[str, Any], warps: int, sm: int) -> dict[str, Any]:
-    signature = {n: "constexpr" if n in constants else TYPES.get(n, "*fp32") for n in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+def compiled(kernel: Any, config: Any, warps: int, sm: int) -> dict[str, Any]:
+    def type_of(argument: str) -> Any:
+        fields = TUPLES[argument]._fields if argument in TUPLES else ()
+        return TUPLES[argument](*map(type_of, fields)) if fields else TYPES.get(argument, "*fp32")
+
+    signature = {name: "constexpr" if name == "config" else type_of(name) for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs={"config": config})
     done, log = assembled(source, sm, {"num_warps": warps, **COMPILED})
     return {
         "kernel": kernel.__name__,
         "sm": sm,
-        "constants": constants,
+        "config": repr(config),
         "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
         "shared_bytes": done.metadata.shared,
     }
@@ -41,15 +51,11 @@ def every_kernel(sm: int) -> list[dict[str, Any]]:
     found = []
     for heads, d_qk, d_hv in ((16, 64, 64), (1024, 128, 256), (8, 512, 1024)):
         tile = step.tile_of(heads, d_qk, d_hv)
-        warps = tile.pop("num_warps")
-        sig = {"FORGET": "sigmoid", "INPUT": "sigmoid", "TEMPERATURE": 1.0}
-        exp = {"FORGET": "sigmoid", "INPUT": "exp", "TEMPERATURE": 1.0}
-        mamba2 = {"FORGET": "rate", "INPUT": "softplus", "TEMPERATURE": 1.0}
         found += [
-            compiled(step.advance_state, {**mamba2, "WEIGHED": False, "SKIP": True, **tile}, warps, sm),
-            compiled(step.advance_state, {**sig, "WEIGHED": False, "SKIP": False, **tile}, warps, sm),
-            compiled(step.advance_state, {**exp, "WEIGHED": True, "SKIP": False, **tile}, warps, sm),
-            compiled(step.head_weights, {**exp, "STABILIZED": True, "D_QK": d_qk}, 1, sm),
+            compiled(step.advance_state, step.StateConfig(MAMBA2, False, True, *tile), 4, sm),
+            compiled(step.advance_state, step.StateConfig(SIG, False, False, *tile), 4, sm),
+            compiled(step.advance_state, step.StateConfig(EXP, True, False, *tile), 4, sm),
+            compiled(step.head_weights, step.WeightsConfig(EXP, True, d_qk), 1, sm),
         ]
     return found
 

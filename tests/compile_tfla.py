@@ -44,6 +44,7 @@ CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype
 ]
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}  # what multiplies 16-bit numbers there
 
+TILES = ("rows", "cols", "inner", "outer", "u", "v")
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -90,24 +91,27 @@ def source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
     kernel, args, named = launch
     values = dict(zip(kernel.arg_names, args, strict=False))
     values |= {name: value for name, value in named.items() if name in kernel.arg_names}
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
+    constants: dict[Any, Any] = {}
     attributes: dict[Any, Any] = {}
-    for position, parameter in enumerate(kernel.params):
-        value = values[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, TensorDescriptor):
+
+    def typed(value: Any, path: tuple[int, ...], constant: bool = False) -> Any:
+        if constant or value is None or (isinstance(value, int) and value == 1):
+            constants[path] = value
+            return "constexpr"
+        if isinstance(value, TensorDescriptor):
             block = ", ".join(map(str, value.block_shape))
-            signature[parameter.name] = f"tensordesc<{ELEMENTS[value.base.dtype]}[{block}]>"
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            tensor = isinstance(value, torch.Tensor)
-            wide = "i32" if tensor or abs(value) < 2**31 else "i64"
-            signature[parameter.name] = f"*{ELEMENTS[value.dtype]}" if tensor else wide
-            if tensor or value % 16 == 0:
-                attributes[(position,)] = [["tt.divisibility", 16]]
+            return f"tensordesc<{ELEMENTS[value.base.dtype]}[{block}]>"
+        if isinstance(value, tuple):
+            types = [typed(x, (*path, place)) for place, x in enumerate(value)]
+            return type(value)(*types) if hasattr(value, "_fields") else tuple(types)
+        if isinstance(value, float):
+            return "fp32"
+        tensor = isinstance(value, torch.Tensor)
+        if tensor or value % 16 == 0:
+            attributes[path] = [["tt.divisibility", 16]]
+        return f"*{ELEMENTS[value.dtype]}" if tensor else "i32" if abs(value) < 2**31 else "i64"
+
+    signature = {p.name: typed(values[p.name], (place,), p.is_constexpr) for place, p in enumerate(kernel.params)}
     options = {name: value for name, value in named.items() if name not in kernel.arg_names}
     return ASTSource(kernel, signature, constants, attributes), options
 
@@ -115,11 +119,12 @@ def source(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
 def compiled(launch: Launch, sm: int) -> dict[str, Any]:
     """Registers, spills, shared memory and the assembler's warnings about serialised wgmma."""
     code, options = source(launch)
+    compiled_for = launch[2].get("config")
     done, log = assembled(code, sm, options)
     return {
         "kernel": launch[0].__name__,
         "sm": sm,
-        "tiles": {name: value for name, value in launch[2].items() if name in ("ROWS", "COLS", "IN", "OUT", "U", "V")},
+        "tiles": {name: value for name, value in getattr(compiled_for, "__dict__", {}).items() if name in TILES},
         "registers": max(map(int, re.findall(r"Used (\d+) registers", log))),
         "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
         "shared_bytes": done.metadata.shared,

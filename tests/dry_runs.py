@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +99,27 @@ def varied(name: str, pass_: Pass) -> list[list[str]]:
 def types(task: CompileTask, other: CompileTask) -> set[str]:
     """The arguments and options that two kernels of a name differ in."""
     ours, theirs = ({**typed(x)} for x in (task, other))
-    return {name for name in ours if ours[name] != theirs[name]}
+    return {name for name in ours if ours[name] != theirs.get(name)}
 
 
 def typed(task: CompileTask) -> dict[str, str]:
     known = inspect.getclosurevars(task.compiles).nonlocals
-    source, names = known["src"], known["src"].fn.arg_names
-    of_argument = {name: [{path: x for path, x in known.items() if path[0] == n}  # of elements, where it is a tuple
-                          for known in (source.attrs, source.constants)] for n, name in enumerate(names)}  # fmt: skip
-    found = {name: f"{source.signature[name]} {of_argument[name]}" for name in names}
+    source, found = known["src"], {}
+    for n, name in enumerate(source.fn.arg_names):
+        found |= parts(name, source.signature[name], (n,), source)
     return found | {name: str(value) for name, value in vars(known["options"]).items()}
+
+
+def parts(name: str, type_: Any, path: tuple[int, ...], source: Any) -> dict[str, str]:
+    """Each element of a tuple by its name, and each field of a class of constants."""
+    constant, found = source.constants.get(path), {}
+    if is_dataclass(constant):
+        return {f"{name}.{field.name}": str(getattr(constant, field.name)) for field in fields(constant)}
+    if isinstance(type_, tuple):
+        for place, field in enumerate(getattr(type_, "_fields", range(len(type_)))):
+            found |= parts(f"{name}.{field}", type_[place], (*path, place), source)
+        return found
+    return {name: f"{type_} {source.attrs.get(path)} {constant}"}
 
 
 def keyed(names: tuple[str, ...]) -> dict[str, list[str]]:

@@ -226,7 +226,8 @@ class Current:
 
     def kept_by(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*args: Any, **options: Any) -> Any:
-            assert [x.shape for x in self.tensors] == [args[0].shape]
+            first = args[0][0] if isinstance(args[0], tuple) else args[0]
+            assert [x.shape for x in self.tensors] == [first.shape]
             return function(*args, **options)
 
         return checked
@@ -263,7 +264,7 @@ def test_kernels_run_with_their_device_as_the_current_one(probe, monkeypatch):
     torch.ops.tflabench.add_bias(dt, D)
     torch.ops.tflabench.add_bias_backward(dt, dt, D)
 
-    monkeypatch.setattr(decode, "step", current.kept_by(lambda q, k, v, *others, **options: torch.empty_like(v)))
+    monkeypatch.setattr(decode, "step", current.kept_by(lambda inputs, *others, **options: torch.empty_like(inputs.v)))
     q, v, gate = torch.randn(B, H, D_QK), torch.randn(B, H, D_HV), torch.randn(B, H)
     torch.ops.tflabench.step(
         *(q, q, v, gate, gate, torch.zeros(B, H, D_QK, D_HV)), None, None, None, None, None, 1.0, "sigmoid", "exp", True

@@ -12,7 +12,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from tflabench.kernels.gates import RowSums, gate_gradients, log_gates, tile_gates
+from tflabench.kernels.gates import GradientSums, RowSums, gate_gradients, log_gates, tile_gates
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise, device, outputs
 from tflabench.kernels.tfla.config import TileConfig
@@ -208,8 +208,9 @@ def test_gate_gradients_are_sums_over_pairs_on_both_sides_of_a_step(L: int) -> N
     pairs = torch.randn(T, T, dtype=torch.float64).tril()
     gates = log_gates(f, i, MLSTM_SIG, (1, 1, T), None)
     qdq, kdk, through = pair_sums(pairs, L)
-    df, di = gate_gradients(f, i, MLSTM_SIG, gates.log_f, qdq, kdk, through, L)
-    assert gate_gradients(f, i, MLSTM_SIG, None, qdq, kdk, through, L)[0].equal(df), "from the pre-activations"
+    sums = GradientSums(qdq, kdk, through, L)
+    df, di = gate_gradients(f, i, MLSTM_SIG, gates.log_f, sums)
+    assert gate_gradients(f, i, MLSTM_SIG, None, sums)[0].equal(df), "from the pre-activations"
     wanted = torch.stack([pairs[t:, :t].sum() for t in range(T)])
     error = df[0, 0].cpu() - wanted * torch.sigmoid(-f[0, 0].cpu())
     assert error.norm() < 1e-5 * wanted.norm()
@@ -232,7 +233,7 @@ def test_a_gate_that_nearly_closes_has_a_gradient_as_exact_as_any_other(L: int) 
     qdq, _, through = pair_sums(rounded, L)
     _, kdk, _ = pair_sums(again, L)
     log_f = log_gates(f, i, MLSTM_SIG, (1, 1, T), None).log_f
-    df, _ = gate_gradients(f, i, MLSTM_SIG, log_f, qdq, kdk, through, L)
+    df, _ = gate_gradients(f, i, MLSTM_SIG, log_f, GradientSums(qdq, kdk, through, L))
     wanted = pairs[closing:, :closing].sum() * torch.sigmoid(-f[0, 0, closing].cpu())
     found = df[0, 0, closing].cpu()
     assert abs(found - wanted) < 0.05 * abs(wanted)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import gates
-from tflabench.kernels.gates import Exponents, LogGates, RowSums
+from tflabench.kernels.gates import Exponents, GradientSums, LogGates, RowSums
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla.tiles import aligned, made_like
@@ -109,7 +109,7 @@ def backward(
                 if n_0 is not None and dn_0 is not None:
                     x_last = x_last + (n_0 * dn_0).sum(-1)
             through = through_tiles(qdq, kdk, x_last, e.g)
-        df, di = gates.gate_gradients(f, i, gate, log_f, qdq, kdk, through, TILE, overlap=True)
+        df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
     if scale < 0:
         dq = -dq
     dq, dk = sum_shared(dq, given[0]), sum_shared(dk, given[1])

@@ -1,4 +1,4 @@
-"""Forward and backward of the chunkwise algorithm, launched kernel by kernel; `kernels.api` wraps them for autograd.
+"""Run forward and backward of the chunkwise algorithm, kernel by kernel; `kernels.api` wraps them for autograd.
 
 forward:  gates -> chunk states C, n (states) -> H (outputs)
 backward: gates, C again -> dC, and sum(C * dC) at every chunk's edge (states) -> dQ, dK, dV (grads) -> gate gradients
@@ -18,6 +18,7 @@ from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 from tflabench.kernels import gates
 from tflabench.kernels.backends import Kernels
 from tflabench.kernels.cover import cdiv
+from tflabench.kernels.gates import GradientSums, LogGates
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
@@ -26,8 +27,8 @@ from . import device
 from .config import TileConfig, fitting, largest_tile, refuses_sizes
 from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
-from .plan import Plan, float32_precision
-from .states import walk
+from .plan import Inputs, Plan, States, float32_precision
+from .states import Side, walk
 from .tiles import aligned, made_like
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -114,7 +115,7 @@ def forward(
     skip: Tensor | None = None,
     return_last_state: bool = True,
 ) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
-    """Return H, the last state or None, and what `backward` needs besides the inputs.
+    """Return H, the last state or None, and what `backward` needs and does not get as inputs.
 
     Args:
         q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); any strides of batch,
@@ -128,12 +129,13 @@ def forward(
     """
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
-    config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
+    inputs = Inputs(q, k, v, _weights(skip))
+    L = fitting(chunk_size, v.shape[2])
+    config = config or _default_config(q, v, L)
+    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
     C, n = _matrices(initial)
-    states = walk(plan, config.forward_states, k, v, C, n, _stored(q.dtype, state_dtype))
-    h, inverse = hidden(
-        plan, config.h, q, k, v, states.states, states.n_states, initial=initial is not None, skip=_weights(skip)
-    )
+    states = walk(plan, config.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
+    h, inverse = hidden(plan, config.h, inputs, States(states.states, states.n_states, initial is not None))
     m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
@@ -172,26 +174,24 @@ def backward(
     """
     given = (q, k, v, f, i)
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    config, plan = _prepare(q, v, f, i, initial, gate, scale, chunk_size, config)
+    L = fitting(chunk_size, v.shape[2])
+    config = config or _default_config(q, v, L)
+    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
     dtype = _stored(q.dtype, state_dtype)
     kept = list(saved)
-    query_weight = kept.pop(0) if gate.normalize else None
+    inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
 
     if config.keep_states:
         states, n_states = kept[0], kept[1] if gate.normalize else None
     else:
-        states, n_states, *_ = walk(plan, config.forward_states, k, v, C_0, n_0, dtype)
-    back = walk(
-        plan, config.backward_states, q, dh, dC, None, dtype,
-        reverse=True, inverse_denominator=query_weight, other=states,
-    )  # fmt: skip
+        states, n_states, *_ = walk(plan, config.forward_states, Side(k, v, C_0, n_0), dtype)
+    side = Side(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
+    back = walk(plan, config.backward_states, side, dtype)
+    del side
     skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
-    dq, qdq = d_queries(
-        plan, config.dq, q, k, v, dh, states, query_weight,
-        initial=initial is not None, skip=_weights(skip), skip_dots=skip_dots,
-    )  # fmt: skip
+    dq, qdq = d_queries(plan, config.dq, inputs, States(states, n_states, initial is not None), skip_dots)
     through = back.through
     assert through is not None
     dn_states = dn_0 = None
@@ -200,55 +200,44 @@ def backward(
         g, dn_states, dn_0 = _n_gradients(plan, dn)
         through = through + g.exp() * (n_states * dn_states).sum(-1)
     del states, n_states
-    dk, kdk = d_keys(
-        plan, config.dk, q, k, v, dh, back.states, dn_states, query_weight, last=dC is not None or dn is not None
-    )  # fmt: skip
-    dv = d_values(
-        plan, config.dv, q, k, v, dh, back.states, query_weight, last=dC is not None, skip=_weights(skip)
-    )  # fmt: skip
+    dk, kdk = d_keys(plan, config.dk, inputs, States(back.states, dn_states, dC is not None or dn is not None))
+    dv = d_values(plan, config.dv, inputs, States(back.states, None, dC is not None))
     df = di = None
     if gate_gradients:
-        df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, qdq, kdk, through, plan.chunk_size)
+        df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
-    found = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
+    grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
     if initial is None:
-        return (*found, None, None, *dskip)
+        return (*grads, None, None, *dskip)
     if n_0 is not None and dn_0 is None:
         dn_0 = torch.zeros_like(n_0)
-    return (*found, made_like(back.last, initial.C), made_like(dn_0, initial.n), *dskip)
+    return (*grads, made_like(back.last, initial.C), made_like(dn_0, initial.n), *dskip)
 
 
 def _weights(skip: Tensor | None) -> Tensor | None:
     return None if skip is None else skip.float().contiguous()
 
 
-def _prepare(
-    q: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    initial: State | None,
-    gate: Gate,
-    scale: float,
-    chunk_size: int,
-    config: TileConfig | None,
-) -> tuple[TileConfig, Plan]:
-    batch, heads, T, d_hv = v.shape
-    chunk_size = fitting(chunk_size, T)
-    architecture = device.architecture(q.device)
-    if config is None:
-        config = TileConfig.for_shape(q.shape[-1], d_hv, q.dtype, chunk_size, architecture)
-    plan = Plan(
+def _log_gates(f: Tensor, i: Tensor | None, gate: Gate, v: Tensor, initial: State | None) -> LogGates:
+    m_0 = None if initial is None else initial.m
+    return gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
+
+
+def _default_config(q: Tensor, v: Tensor, chunk_size: int) -> TileConfig:
+    return TileConfig.for_shape(q.shape[-1], v.shape[-1], q.dtype, chunk_size, device.architecture(q.device))
+
+
+def _plan(q: Tensor, gate: Gate, log_gates: LogGates, chunk_size: int, scale: float, config: TileConfig) -> Plan:
+    return Plan(
         gate=gate,
-        gates=gates.log_gates(f, i, gate, (batch, heads, T), None if initial is None else initial.m),
+        gates=log_gates,
         chunk_size=chunk_size,
         scale=scale,
-        tma=architecture >= 90,
+        tma=device.architecture(q.device) >= 90,
         precision=float32_precision(q.dtype),
         programs=config.programs * device.multiprocessors(q.device) // 132,
     )
-    return config, plan
 
 
 def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:

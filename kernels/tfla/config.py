@@ -1,4 +1,4 @@
-"""How the kernels are tiled: one frozen value, and a heuristic for any shape and chip, measured on Hopper.
+"""Choose how the kernels are tiled: one frozen value, by a heuristic for any shape and chip, measured on Hopper.
 
 Imports no torch, so that what a launch needs can be told for a GPU that is not here.
 """
@@ -26,7 +26,7 @@ def has_asynchronous_products(architecture: int) -> bool:
 
 
 def buffered(stages: int, architecture: int) -> int:
-    """Return how many tiles of so many stages lie in shared memory; what warps multiply themselves leaves it."""
+    """Return how many of a loop's stages lie in shared memory: where warps multiply themselves, one is in registers."""
     return stages if has_asynchronous_products(architecture) else max(1, stages - 1)
 
 
@@ -52,11 +52,11 @@ class Tiles:
     narrow: int = 64
 
     def tile_bytes(self, size: int) -> int:
-        """What tiles are chosen by, for elements of `size` bytes: all stages of the loop, or the state's product."""
+        """Return the bytes that tiles are chosen by, of `size` an element: all stages, or the state's product."""
         return size * max(self._loop(self.stages), self._state())
 
     def shared_bytes(self, size: int, architecture: int) -> int:
-        """Shared memory that Triton allots a program, at most: scores lie in it where products are warps' own."""
+        """Return what Triton allots a program of shared memory, at most: scores too where warps multiply themselves."""
         buffers = buffered(self.stages, architecture)
         scores = 0 if has_asynchronous_products(architecture) else self.rows * self.cols
         return size * max(self._loop(buffers) + scores, self._state()) + SMALL_BUFFERS
@@ -79,14 +79,14 @@ class StateTiles:
     stages: int
 
     def shared_bytes(self, size: int, architecture: int) -> int:
-        """Shared memory that Triton allots a program, at most: tiles on their way, and two states in and out."""
+        """Return what Triton allots a program of shared memory, at most: tiles in flight, and two states in and out."""
         tiles = buffered(self.stages, architecture) * self.rows * (self.u + self.v)
         return size * (tiles + 2 * self.u * self.v) + SMALL_BUFFERS
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """Everything that can be tuned; any value that compiles gives the same result up to rounding.
+    """Hold everything that can be tuned; any value that compiles gives the same result up to rounding.
 
     Attributes:
         h, dq, dk, dv: tiling of the four parallel kernels.
@@ -105,7 +105,7 @@ class TileConfig:
     keep_states: bool = False
 
     def shared_bytes(self, size: int, architecture: int) -> int:
-        """Shared memory of the program that takes most, for elements of `size` bytes."""
+        """Return the shared memory of the program that takes most, for elements of `size` bytes."""
         tiles = (self.h, self.dq, self.dk, self.dv, self.forward_states, self.backward_states)
         return max(each.shared_bytes(size, architecture) for each in tiles)
 

@@ -1,4 +1,4 @@
-"""What the kernels ask of a device before they choose tiles."""
+"""Ask a device what tiles are chosen by."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def architecture(device: torch.device) -> int:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return how many this device has; 132, Hopper's, where there is none."""
+    """Return how many multiprocessors this device has; 132, Hopper's, where there is none."""
     if device.type != "cuda":
         return 132
     cuda: Any = torch.cuda

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -19,52 +22,112 @@ from .tiles import made_like
 TILE = 4096  # elements of one program
 
 
-@triton.jit(do_not_specialize=["heads", "T"])
-def skip_and_gate(
-    h, h_b, h_h, h_t, x, x_b, x_h, x_t, z, z_b, z_h, z_t, dy, dy_b, dy_h, dy_t, D, D_h, D_d,
-    y, dh, dx, dz, dD, out_b, out_h, out_t, heads, T, d,
-    SKIP: tl.constexpr, GATE: tl.constexpr, BACKWARD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """ROWS steps of one head. Forward writes y; backward dh, and as there are D and z: dx, dD (programs, d), dz.
+class Rows(NamedTuple):
+    """A tensor (B, H, T, d) with contiguous columns, or None, and its strides of batch, head and time."""
 
-    All outputs but dD have the strides out_*.
+    data: Any
+    b: int
+    h: int
+    t: int
+
+
+class Weight(NamedTuple):
+    """D (H,) or (H, d), or None, and its strides of head and column, 0 where it has no columns."""
+
+    data: Any
+    h: int
+    d: int
+
+
+class Outputs(NamedTuple):
+    """Name what is written, None where it is not.
+
+    Attributes:
+        y, dh, dx, dz: (B, H, T, d).
+        dD: (programs, d) float32.
+        b, h, t: strides of batch, head and time of all but dD.
     """
+
+    y: Any
+    dh: Any
+    dx: Any
+    dz: Any
+    dD: Any
+    b: int
+    h: int
+    t: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tell what `skip_and_gate` is compiled for.
+
+    Attributes:
+        skip, gate: there is D; there is z.
+        backward: the gradients are written, not y.
+        rows, cols: steps of a program, and columns, at least d.
+    """
+
+    skip: bool
+    gate: bool
+    backward: bool
+    rows: int
+    cols: int
+
+
+@triton.jit
+def load_rows(x, b, head, t, c, mask):
+    """Return steps t and columns c of one head of x, a `Rows`, as float32, 0 outside of the mask."""
+    at = x.data + b * x.b + head * x.h + t[:, None] * x.t + c[None, :]
+    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rounded(x, at, value, mask):
+    """Store a tile in the dtype of x."""
+    tl.store(x + at, value.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["heads", "T"])
+def skip_and_gate(h, x, z, dy, D, outputs, heads, T, d, config: tl.constexpr):
+    """Write y, or the gradients, of config.rows steps of one head."""
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
     program = tl.program_id(0).to(tl.int64)
     row_tiles = tl.cdiv(T, ROWS)
     t = (program % row_tiles) * ROWS + tl.arange(0, ROWS)
     b, head = program // row_tiles // heads, program // row_tiles % heads
     c = tl.arange(0, COLS)
     mask = (t < T)[:, None] & (c < d)[None, :]
-    out = b * out_b + head * out_h + t[:, None] * out_t + c[None, :]
-    if GATE or not BACKWARD:
-        value = tl.load(h + b * h_b + head * h_h + t[:, None] * h_t + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    if SKIP:
-        x_tile = tl.load(x + b * x_b + head * x_h + t[:, None] * x_t + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        weight = tl.load(D + head * D_h + c * D_d, mask=c < d, other=0.0).to(tl.float32)
-        if GATE or not BACKWARD:
+    at = b * outputs.b + head * outputs.h + t[:, None] * outputs.t + c[None, :]
+    if config.gate or not config.backward:
+        value = load_rows(h, b, head, t, c, mask)
+    if config.skip:
+        x_tile = load_rows(x, b, head, t, c, mask)
+        weight = tl.load(D.data + head * D.h + c * D.d, mask=c < d, other=0.0).to(tl.float32)
+        if config.gate or not config.backward:
             value += weight[None, :] * x_tile
-    if GATE:
-        z_tile = tl.load(z + b * z_b + head * z_h + t[:, None] * z_t + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    if config.gate:
+        z_tile = load_rows(z, b, head, t, c, mask)
         sigmoid = tl.sigmoid(z_tile)
         silu = z_tile * sigmoid
-    if BACKWARD:
-        grad = tl.load(dy + b * dy_b + head * dy_h + t[:, None] * dy_t + c[None, :], mask=mask, other=0.0)
-        grad = grad.to(tl.float32)
-        if GATE:
-            tl.store(dz + out, (grad * value * (sigmoid + silu * (1.0 - sigmoid))).to(dz.dtype.element_ty), mask=mask)
+    if config.backward:
+        grad = load_rows(dy, b, head, t, c, mask)
+        if config.gate:
+            store_rounded(outputs.dz, at, grad * value * (sigmoid + silu * (1.0 - sigmoid)), mask)
             grad *= silu
-            tl.store(dh + out, grad.to(dh.dtype.element_ty), mask=mask)
-        if SKIP:
-            tl.store(dx + out, (grad * weight[None, :]).to(dx.dtype.element_ty), mask=mask)
-            tl.store(dD + program * d + c, tl.sum(grad * x_tile, 0), mask=c < d)
+            store_rounded(outputs.dh, at, grad, mask)
+        if config.skip:
+            store_rounded(outputs.dx, at, grad * weight[None, :], mask)
+            tl.store(outputs.dD + program * d + c, tl.sum(grad * x_tile, 0), mask=c < d)
     else:
-        if GATE:
+        if config.gate:
             value *= silu
-        tl.store(y + out, value.to(y.dtype.element_ty), mask=mask)
+        store_rounded(outputs.y, at, value, mask)
 
 
 def forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
-    """y like h (B, H, T, d); x and z of its shape, D (H,) or (H, d)."""
+    """Return y like h (B, H, T, d); x and z have its shape, D is (H,) or (H, d)."""
     out = _empty(h, h.dtype)
     _launch(h, x, D, z, None, y=out)
     y = made_like(out, h)
@@ -75,7 +138,7 @@ def forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
 def backward(
     dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """dx, dD, dh, dz: the first two None without D, the others, and h, without z (dh is dy then)."""
+    """Return dx, dD, dh, dz: the first two None without D, the others without z, where h is not read and dh is dy."""
     batch, heads, T, d = x.shape
     rows, _ = _tile(d)
     dx = parts = dh = dz = dD = None
@@ -91,34 +154,36 @@ def backward(
 
 
 def _tile(d: int) -> tuple[int, int]:
+    """Return steps and columns of a program."""
     cols = next_power_of_2(d)
     return max(1, TILE // cols), cols
 
 
 def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of the shape and order of `like`, its columns contiguous."""
+    """Return an uninitialised tensor of the shape and order of `like`, its columns contiguous."""
     out = torch.empty_like(like, dtype=dtype)
     return out if out.stride(-1) == 1 else torch.empty(like.shape, dtype=dtype, device=like.device)
 
 
+def _rows(x: Tensor | None) -> Rows:
+    """Return what the kernel takes for x, a copy where columns are not contiguous."""
+    if x is None:
+        return Rows(None, 0, 0, 0)
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return Rows(x, *x.stride()[:3])
+
+
 def _launch(
-    h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None, dy: Tensor | None, **out: Tensor | None
+    h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None, dy: Tensor | None, **written: Tensor | None
 ) -> None:
+    """Launch `skip_and_gate`, backward where there is dy; `written` are tensors of `Outputs` by name."""
     batch, heads, T, d = x.shape
-
-    def rows_of(y: Tensor | None) -> tuple[object, ...]:
-        if y is None:
-            return (None, 0, 0, 0)
-        y = y if y.stride(-1) == 1 else y.contiguous()
-        return (y, *y.stride()[:3])
-
-    outputs = [out.get(name) for name in ("y", "dh", "dx", "dz", "dD")]
+    outputs = [written.get(name) for name in ("y", "dh", "dx", "dz", "dD")]
     strides = next(y.stride()[:3] for y in outputs if y is not None)
-    weight = (None, 0, 0) if D is None else (D, D.stride(0), D.stride(1) if D.dim() == 2 else 0)
+    weight = Weight(None, 0, 0) if D is None else Weight(D, D.stride(0), D.stride(1) if D.dim() == 2 else 0)
     rows, cols = _tile(d)
     enqueue(
         skip_and_gate, batch * heads * cdiv(T, rows),
-        *rows_of(h), *rows_of(x), *rows_of(z), *rows_of(dy), *weight, *outputs, *strides, heads, T, d,
-        SKIP=D is not None, GATE=z is not None, BACKWARD=dy is not None,
-        ROWS=rows, COLS=cols,
+        _rows(h), _rows(x), _rows(z), _rows(dy), weight, Outputs(*outputs, *strides), heads, T, d,
+        config=Config(skip=D is not None, gate=z is not None, backward=dy is not None, rows=rows, cols=cols),
     )  # fmt: skip

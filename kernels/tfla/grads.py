@@ -7,70 +7,39 @@ from torch import Tensor
 from tflabench.kernels.gates import RowSums
 
 from .config import Tiles
-from .outputs import launch
-from .plan import Plan
+from .outputs import Role, launch
+from .plan import Inputs, Plan, States
 
 
 def d_queries(
-    plan: Plan,
-    tiles: Tiles,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dh: Tensor,
-    states: Tensor | None,
-    inverse: Tensor | None,
-    *,
-    initial: bool,
-    skip: Tensor | None = None,
-    skip_dots: Tensor | None = None,
+    plan: Plan, tiles: Tiles, inputs: Inputs, states: States, skip_dots: Tensor | None
 ) -> tuple[Tensor, RowSums]:
-    """dQ like q, or of more heads if some share one, and q_t.dq_t, from the forward states.
+    """Return dQ like q, or of more heads if some share one, and the row sums q_t.dq_t.
 
-    With a skip connection dh_t.v_t goes into skip_dots (B, H, T) float32.
+    Args:
+        states: of forward.
+        skip_dots: (B, H, T) float32, where dh_t.v_t goes of a call with a skip connection.
     """
-    dq, row_dots = launch(
-        plan, tiles, dh, v, k, states, None, inverse,
-        like=q, reverse=False, first_state=initial, probe=q, skip=skip, skip_dots=skip_dots,
-    )  # fmt: skip
+    q, k, v, skip, dh, inverse = inputs
+    assert dh is not None
+    role = Role(dh, v, k, q, states._replace(n_states=None), inverse, reverse=False, probe=q, skip=skip)
+    dq, row_dots = launch(plan, tiles, role._replace(skip_dots=skip_dots))
     assert row_dots is not None
     return dq, row_dots
 
 
-def d_keys(
-    plan: Plan,
-    tiles: Tiles,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dh: Tensor,
-    d_states: Tensor | None,
-    dn_states: Tensor | None,
-    inverse: Tensor | None,
-    *,
-    last: bool,
-) -> tuple[Tensor, RowSums]:
-    """dK like k (or of more heads), k_t.dk_t, from state gradients and those of n, if any."""
-    dk, row_dots = launch(
-        plan, tiles, v, dh, q, d_states, dn_states, inverse, like=k, reverse=True, first_state=last, probe=k
-    )
+def d_keys(plan: Plan, tiles: Tiles, inputs: Inputs, states: States) -> tuple[Tensor, RowSums]:
+    """Return dK like k, or of more heads if some share one, and the row sums k_t.dk_t, from gradients of states."""
+    q, k, v, _, dh, inverse = inputs
+    assert dh is not None
+    dk, row_dots = launch(plan, tiles, Role(v, dh, q, k, states, inverse, reverse=True, probe=k))
     assert row_dots is not None
     return dk, row_dots
 
 
-def d_values(
-    plan: Plan,
-    tiles: Tiles,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dh: Tensor,
-    d_states: Tensor | None,
-    inverse: Tensor | None,
-    *,
-    last: bool,
-    skip: Tensor | None = None,
-) -> Tensor:
-    """dV like v, from the state gradients."""
-    dv, _ = launch(plan, tiles, k, q, dh, d_states, None, inverse, like=v, reverse=True, first_state=last, skip=skip)
+def d_values(plan: Plan, tiles: Tiles, inputs: Inputs, states: States) -> Tensor:
+    """Return dV like v, from gradients of states."""
+    q, k, v, skip, dh, inverse = inputs
+    assert dh is not None
+    dv, _ = launch(plan, tiles, Role(k, q, dh, v, states._replace(n_states=None), inverse, reverse=True, skip=skip))
     return dv

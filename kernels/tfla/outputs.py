@@ -25,6 +25,9 @@ Rows are parallel over tiles, columns of `out` over blocks; the loops run over c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -32,279 +35,595 @@ from torch import Tensor
 
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import RowSums
-from tflabench.kernels.launching import enqueue
+from tflabench.kernels.launching import enqueue, unless_one, unspecialised
 
 from .config import Tiles
-from .plan import Plan
+from .plan import Inputs, Plan, States
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
-SUMMING_WAVES = 8  # programs that add up heads last long: so many times those that run at once, or the last ones idle
+SUMMING_WAVES = 8  # waves of programs that add up heads, at least: they last long, and fewer would leave the chip idle
+
+# --- What the kernel takes --------------------------------------------------------------------------------------------
+
+
+class Strides(NamedTuple):
+    """Strides of batch, head and time of each tensor (B, H, T, d); 0 where it is absent."""
+
+    x_b: int
+    x_h: int
+    x_t: int
+    y_b: int
+    y_h: int
+    y_t: int
+    z_b: int
+    z_h: int
+    z_t: int
+    out_b: int
+    out_h: int
+    out_t: int
+    probe_b: int
+    probe_h: int
+    probe_t: int
+
+
+class Gates(NamedTuple):
+    """Log gates summed within tiles, see `gates.TileGates`.
+
+    Attributes:
+        row_log: prefix (H, dQ) or a (dK, dV), of tiles of `cols` steps where there are row sums, else of `rows`.
+        col_log: the other of the two, of tiles of `cols` steps, as g.
+        b, b_rest, segment, log_i_rest: of tiles of `rows` steps.
+    """
+
+    row_log: Any
+    col_log: Any
+    g: Any
+    b: Any
+    b_rest: Any
+    segment: Any
+    log_i_rest: Any
+
+
+class Vectors(NamedTuple):
+    """Tensors float32 with a number, not a row, for each step, or a vector for each state; None where absent.
+
+    Attributes:
+        n_states: (B, H, chunks, d_qk), normalisers (H) or their gradients (dK) at the near edges of chunks.
+        m: (B, H, T), the stabiliser.
+        inverse_denominator: (B, H, T), written by H, read by the others.
+        row_dots: (2, blocks of d_out, B, H, T), written: probe_t . out_t, and what of it steps of the chunk add.
+        skip: (H,), weight of the skip connection.
+        skip_dots: (B, H, T), written by dQ: dh_t . v_t.
+    """
+
+    n_states: Any
+    m: Any
+    inverse_denominator: Any
+    row_dots: Any
+    skip: Any
+    skip_dots: Any
+
+
+class Sizes(NamedTuple):
+    """Numbers of a launch.
+
+    Attributes:
+        scale: factor of Q.
+        batch, heads: B and H, heads of V.
+        in_sharing, out_sharing: consecutive heads that share one of x and y, and one of z and the probe.
+        T, d_in, d_out: steps, and the dimensions of x and of out.
+        chunk_size: steps of a chunk.
+    """
+
+    scale: Any
+    batch: Any
+    heads: Any
+    in_sharing: Any
+    out_sharing: Any
+    T: Any
+    d_in: Any
+    d_out: Any
+    chunk_size: Any
+
+    def as_argument(self) -> Sizes:
+        """Return what the kernel takes, see `read_sizes`: another batch or number of heads compiles nothing."""
+        return self._replace(
+            batch=unspecialised(self.batch),
+            heads=unspecialised(self.heads),
+            in_sharing=unless_one(self.in_sharing),
+            out_sharing=unless_one(self.out_sharing),
+        )
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Tell what `parallel_outputs` is compiled for.
+
+    Attributes:
+        reverse: rows are attended to by later steps (dK, dV).
+        states: chunks have states at their near edges.
+        first_state: so has the first chunk met (an initial state, or the gradient of the last).
+        normalize: H is divided by its denominator, whose inverse is written.
+        stabilized: the denominator is at least exp(-m), not 1.
+        has_denominator: the query's side is multiplied by `Vectors.inverse_denominator`.
+        row_dots: dQ and dK, with the row sums of `Vectors`.
+        n_gradient: dK gets gradients of the normaliser, `Vectors.n_states`.
+        skip: there is a skip connection.
+        precision: Triton's input_precision of products.
+        tma: tensors are descriptors.
+        rows, cols: steps of a program, and steps of a tile of its loop.
+        inner: columns of a tile of x and y. narrow: of x for its product with the state. outer: of out.
+        whole: inner covers d_in.
+        members: heads whose sum a program makes.
+    """
+
+    reverse: bool
+    states: bool
+    first_state: bool
+    normalize: bool
+    stabilized: bool
+    has_denominator: bool
+    row_dots: bool
+    n_gradient: bool
+    skip: bool
+    precision: str
+    tma: bool
+    rows: int
+    cols: int
+    inner: int
+    narrow: int
+    outer: int
+    whole: bool
+    members: int
+
+
+# --- On the device ----------------------------------------------------------------------------------------------------
+
+
+class Operands(NamedTuple):
+    """Descriptors of tiles; `x_narrow` is x in tiles `narrow` wide. None where absent."""
+
+    x: Any
+    x_narrow: Any
+    y: Any
+    z: Any
+    probe: Any
+    states: Any
+
+
+class Place(NamedTuple):
+    """A tile of out of one head.
+
+    Attributes:
+        bh: batch * heads + head.
+        b, h_in, h_out: batch, the head of x and y, and the head of z and the probe.
+        h: the head.
+        row, column: the first step and the first column.
+        out_block: which block of columns.
+        chunk, chunks: the chunk of the steps, and how many the sequence has.
+        r: (rows,), 0, 1, ...
+        inside: (rows,), whether a step is one of the sequence.
+        row_offset: of the tile's first step in `Gates` of tiles of `rows` steps.
+        tile_offset: of the head's first tile of `cols` steps in `Gates.g`.
+        t_offset: of the tile's first step in (B, H, T).
+    """
+
+    bh: Any
+    b: Any
+    h: Any
+    h_in: Any
+    h_out: Any
+    row: Any
+    column: Any
+    out_block: Any
+    chunk: Any
+    chunks: Any
+    r: Any
+    inside: Any
+    row_offset: Any
+    tile_offset: Any
+    t_offset: Any
+
+
+class RowGates(NamedTuple):
+    """Gates of a tile's rows.
+
+    Attributes:
+        b, segment: (rows,), as in `Gates`.
+        weight: (rows,), exp(row_log).
+        far: float64, log gate from a row's tile of `cols` steps to the edge of the tile of `rows`; (rows,) or ().
+        query: (rows,), the query's factor: scale and, but for dK and dV, 1 / denominator.
+    """
+
+    b: Any
+    segment: Any
+    weight: Any
+    far: Any
+    query: Any
 
 
 @triton.jit
-def _scores(
-    x_tile, x_tiles, y_tiles, b, h, row, col, d_in,
-    ROWS: tl.constexpr, COLS: tl.constexpr, IN: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """x_r . y_c for a tile of rows and a tile of columns, (ROWS, COLS) float32."""
-    if WHOLE:
-        y = y_tiles.load([b, h, col, 0]).reshape(COLS, IN)
-        s = tl.dot(x_tile, y.T, input_precision=PRECISION)
+def read_sizes(sizes):
+    """Return sizes as they are, from `Sizes.as_argument`."""
+    return Sizes(
+        sizes.scale,
+        sizes.batch >> 1,
+        sizes.heads >> 1,
+        (sizes.in_sharing + 1) >> 1,
+        (sizes.out_sharing + 1) >> 1,
+        sizes.T,
+        sizes.d_in,
+        sizes.d_out,
+        sizes.chunk_size,
+    )
+
+
+@triton.jit
+def place_of(bh, row_tile, out_block, sizes, config: tl.constexpr):
+    """Return the `Place` of a tile of steps and a block of columns of one head."""
+    ROWS: tl.constexpr = config.rows
+    OUT: tl.constexpr = config.outer
+    b, h, bh64 = bh // sizes.heads, bh % sizes.heads, bh.to(tl.int64)
+    row_tiles = tl.cdiv(sizes.T, ROWS)
+    col_tiles = tl.cdiv(sizes.T, config.cols)
+    chunks = tl.cdiv(sizes.T, sizes.chunk_size)
+    row = row_tile * ROWS
+    r = tl.arange(0, ROWS)
+    return Place(
+        bh,
+        b,
+        h,
+        h // sizes.in_sharing,
+        h // sizes.out_sharing,
+        row,
+        out_block * OUT,
+        out_block,
+        row // sizes.chunk_size,
+        chunks,
+        r,
+        row + r < sizes.T,
+        bh64 * row_tiles * ROWS + row,
+        bh64 * col_tiles,
+        bh64 * sizes.T + row,
+    )
+
+
+@triton.jit
+def load_row_gates(place, gates, vectors, sizes, config: tl.constexpr):
+    """Return the `RowGates` of a tile.
+
+    Where there are row sums, the weight of a pair of steps is a product of those of tiles of `cols` steps on either
+    side, with the log gates of the tiles between in float64: so dQ and dK, each coming from its own end, multiply the
+    pair by the same numbers.
+    """
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    row, r = place.row, place.r
+    b = tl.load(gates.b + place.row_offset + r)
+    segment = tl.load(gates.segment + place.row_offset + r)
+    if config.row_dots and ROWS > COLS:
+        row_log = tl.load(gates.row_log + place.tile_offset * COLS + row + r, mask=place.inside, other=float("-inf"))
+        far = tl.zeros([ROWS], tl.float64)
+        for u in tl.static_range(ROWS // COLS):
+            tile = place.tile_offset + row // COLS + u
+            g_inside = tl.load(gates.g + tile, mask=row + u * COLS < sizes.T, other=0.0)
+            far += tl.where((r // COLS < u) if config.reverse else (r // COLS > u), g_inside.to(tl.float64), 0.0)
+    else:
+        row_log = tl.load(gates.row_log + place.row_offset + r)
+        far = tl.zeros([], tl.float64)
+    query = tl.full([ROWS], 1.0, tl.float32) * sizes.scale
+    if config.has_denominator and not config.reverse:
+        query *= tl.load(vectors.inverse_denominator + place.t_offset + r, mask=place.inside, other=0.0)
+    return RowGates(b, segment, tl.exp(row_log), far, query)
+
+
+@triton.jit
+def scores(x_tile, operands, place, col, d_in, config: tl.constexpr):
+    """Return x_r . y_c for the rows of a place and `cols` columns from col on: [rows, cols] float32."""
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    IN: tl.constexpr = config.inner
+    if config.whole:
+        y = operands.y.load([place.b, place.h_in, col, 0]).reshape(COLS, IN)
+        s = tl.dot(x_tile, y.T, input_precision=config.precision)  # [rows, d_in] @ [d_in, cols] -> [rows, cols]
     else:
         s = tl.zeros([ROWS, COLS], tl.float32)
         for d in range(0, d_in, IN):
-            x = x_tiles.load([b, h, row, d]).reshape(ROWS, IN)
-            y = y_tiles.load([b, h, col, d]).reshape(COLS, IN)
-            s = tl.dot(x, y.T, s, input_precision=PRECISION)
+            x = operands.x.load([place.b, place.h_in, place.row, d]).reshape(ROWS, IN)
+            y = operands.y.load([place.b, place.h_in, col, d]).reshape(COLS, IN)
+            s = tl.dot(x, y.T, s, input_precision=config.precision)  # [rows, in] @ [in, cols] -> [rows, cols]
     return s
 
 
 @triton.jit
-def _rows_of_head(
-    bh, row_tile, out_block, x_tiles, y_tiles, z_tiles, x_narrow, x_b, x_h, x_t, states, n_states,
-    row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,
-    probe, probe_b, probe_h, probe_t, row_dots,
-    skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
-    REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
-    STABILIZED: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
-    SKIP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """`parallel_outputs` of the head bh of all batches, (ROWS, OUT) float32, which writes all but `out` itself."""
-    b, h, bh64 = bh // heads, bh % heads, bh.to(tl.int64)
-    h_in, h_out = h // in_sharing, h // out_sharing
-    row_tiles = tl.cdiv(T, ROWS)
-    col_tiles = tl.cdiv(T, COLS)
-    chunks = tl.cdiv(T, chunk_size)
-    column = out_block * OUT
-    row = row_tile * ROWS
-    chunk = row // chunk_size
-    r = tl.arange(0, ROWS)
-    row_offset = bh64 * row_tiles * ROWS + row
-    tile_offset = bh64 * col_tiles
-    inside = row + r < T
-    t_offset = bh64 * T + row
+def multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config: tl.constexpr):
+    """Multiply scores by scale and 1 / denominator, which belong to rows (H, dQ) or to columns (dK, dV).
 
-    # The tiles of columns of this chunk, from the diagonal outwards.
-    lowest = chunk * chunk_size // COLS
-    highest = tl.cdiv(tl.minimum((chunk + 1) * chunk_size, T), COLS)
-    if REVERSE:
-        first_tile = row // COLS
+    They come before all other factors, so that dQ and dK round the same numbers and q.dq - k.dk cancels as it should
+    (and Triton 3.6 cannot compile a product whose first use is in a branch).
+    """
+    COLS: tl.constexpr = config.cols
+    if config.reverse:
+        query = tl.full([COLS], 1.0, tl.float32) * sizes.scale
+        if config.has_denominator:
+            c = tl.arange(0, COLS)
+            at = vectors.inverse_denominator + place.bh.to(tl.int64) * sizes.T + col + c
+            query *= tl.load(at, mask=col + c < sizes.T, other=0.0)
+        s *= query[None, :]
+    else:
+        s *= row_gates.query[:, None]
+    return s
+
+
+@triton.jit
+def weigh_diagonal(s, col, place, row_gates, gates, vectors, config: tl.constexpr):
+    """Weigh scores of steps of one tile: by exp(b_i - b_j + log i_j) for keys j <= i with no boundary in between.
+
+    Of H and dV, add the skip connection: its weight is one like others, between v (dH) and the output of one step.
+    """
+    COLS: tl.constexpr = config.cols
+    r = place.r
+    c = col - place.row + tl.arange(0, COLS)
+    b_col = tl.load(gates.b + place.row_offset + c)
+    together = row_gates.segment[:, None] == tl.load(gates.segment + place.row_offset + c)[None, :]
+    if config.reverse:
+        together &= c[None, :] >= r[:, None]
+        exponent = b_col[None, :] - row_gates.b[:, None] + tl.load(gates.b_rest + place.row_offset + c)[None, :]
+        exponent += tl.load(gates.log_i_rest + place.row_offset + r)[:, None]
+    else:
+        together &= c[None, :] <= r[:, None]
+        exponent = row_gates.b[:, None] - b_col[None, :] + tl.load(gates.b_rest + place.row_offset + r)[:, None]
+        exponent += tl.load(gates.log_i_rest + place.row_offset + c)[None, :]
+    s *= tl.exp(tl.where(together, exponent, float("-inf")))
+    if config.skip and not config.row_dots:
+        s += tl.where(c[None, :] == r[:, None], tl.load(vectors.skip + place.h), 0.0)
+    return s
+
+
+@triton.jit
+def weigh_others(s, col_weight, far, row_gates, config: tl.constexpr):
+    """Weigh scores of steps of different tiles: by a query's factor, a key's and that of the tiles between.
+
+    The order of the product is the same in all four roles.
+
+    Args:
+        far: float64, log gate of the tiles since the diagonal.
+    """
+    between = tl.exp((far + row_gates.far).to(tl.float32))
+    if config.row_dots and config.rows > config.cols:
+        between = between[:, None]
+    if config.reverse:
+        s *= (col_weight[None, :] * between) * row_gates.weight[:, None]
+    else:
+        s *= (row_gates.weight[:, None] * between) * col_weight[None, :]
+    return s
+
+
+@triton.jit
+def tiles_of_chunk(place, sizes, config: tl.constexpr):
+    """Return the first tile of columns of a chunk, how many there are, and the step between them.
+
+    They are taken from the diagonal outwards.
+    """
+    COLS: tl.constexpr = config.cols
+    lowest = place.chunk * sizes.chunk_size // COLS
+    highest = tl.cdiv(tl.minimum((place.chunk + 1) * sizes.chunk_size, sizes.T), COLS)
+    if config.reverse:
+        first_tile = place.row // COLS
         count = highest - first_tile
         step = 1
     else:
-        first_tile = tl.minimum((row + ROWS) // COLS, highest) - 1
+        first_tile = tl.minimum((place.row + config.rows) // COLS, highest) - 1
         count = first_tile + 1 - lowest
         step = -1
+    return first_tile, count, step
 
-    x_tile = x_tiles.load([b, h_in, row, 0]).reshape(ROWS, IN)
-    b_row = tl.load(b_log + row_offset + r)
-    segment_row = tl.load(segment + row_offset + r)
-    # Where there are row sums, what a pair of steps weighs is made of tiles of COLS steps on either side, with the log
-    # gates of those between in float64: so dQ and dK, each coming from its own end, multiply it by the same numbers.
-    FINE: tl.constexpr = COLS if ROW_DOTS else ROWS
-    if ROWS > FINE:
-        row_log_t = tl.load(row_log + tile_offset * COLS + row + r, mask=inside, other=float("-inf"))
-        row_far = tl.zeros([ROWS], tl.float64)  # from a row's tile to the edge of the tile of ROWS
-        for u in tl.static_range(ROWS // COLS):
-            g_inside = tl.load(g + tile_offset + row // COLS + u, mask=row + u * COLS < T, other=0.0)
-            row_far += tl.where((r // COLS < u) if REVERSE else (r // COLS > u), g_inside.to(tl.float64), 0.0)
-    else:
-        row_log_t = tl.load(row_log + row_offset + r)
-        row_far = tl.zeros([], tl.float64)
-    row_weight = tl.exp(row_log_t)
+
+@triton.jit
+def add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config: tl.constexpr):
+    """Add to out, and to the denominators, what rows read from the state at the chunk's near edge.
+
+    Args:
+        acc: [rows, outer].  norm: [rows].
+        far: float64, log gate from the rows' tile to that edge.
+    """
+    ROWS: tl.constexpr = config.rows
+    NARROW: tl.constexpr = config.narrow
+    OUT: tl.constexpr = config.outer
+    weight = row_gates.weight * tl.exp((far + row_gates.far).to(tl.float32))
+    if not config.reverse:
+        weight *= row_gates.query  # dC has it already
+    state = place.bh * place.chunks + place.chunk
+    for d in tl.range(0, sizes.d_in, NARROW, num_stages=1):
+        x_part = operands.x_narrow.load([place.b, place.h_in, place.row, d]).reshape(ROWS, NARROW)
+        x_weighted = x_part.to(tl.float32) * weight[:, None]
+        if config.row_dots:
+            s = operands.states.load([state, place.column, d]).reshape(OUT, NARROW).T
+        else:
+            s = operands.states.load([state, d, place.column]).reshape(NARROW, OUT)
+        # [rows, narrow] @ [narrow, outer] -> [rows, outer]
+        acc = tl.dot(x_weighted.to(x_part.dtype), s.to(x_part.dtype), acc, input_precision=config.precision)
+        if config.normalize:
+            i = d + tl.arange(0, NARROW)
+            n = tl.load(vectors.n_states + state.to(tl.int64) * sizes.d_in + i, mask=i < sizes.d_in, other=0.0)
+            norm += tl.sum(x_weighted * n[None, :], 1)
+    if config.n_gradient:
+        o = place.column + tl.arange(0, OUT)
+        n = tl.load(vectors.n_states + state.to(tl.int64) * sizes.d_out + o, mask=o < sizes.d_out, other=0.0)
+        acc += weight[:, None] * n[None, :]
+    return acc, norm
+
+
+@triton.jit
+def normalized(acc, norm, place, vectors, config: tl.constexpr):
+    """Return H divided by max(|norm|, exp(-m) or 1), and write the inverse of that once for all blocks of columns."""
+    bound = 1.0
+    if config.stabilized:
+        bound = tl.exp(-tl.load(vectors.m + place.t_offset + place.r, mask=place.inside, other=0.0))
+    inverse = 1.0 / tl.maximum(tl.abs(norm), bound)
+    acc *= inverse[:, None]
+    if place.out_block == 0:
+        tl.store(vectors.inverse_denominator + place.t_offset + place.r, inverse, mask=place.inside)
+    return acc
+
+
+@triton.jit
+def store_row_dots(acc, part, place, operands, vectors, sizes, config: tl.constexpr):
+    """Write probe_t . out_t of a tile to a part of the row sums: part * B * H * T is where that begins."""
+    ROWS: tl.constexpr = config.rows
+    OUT: tl.constexpr = config.outer
+    probe = operands.probe.load([place.b, place.h_out, place.row, place.column]).reshape(ROWS, OUT)
+    dots = tl.sum(probe.to(tl.float32) * acc, 1)
+    part_offset = part * sizes.batch * sizes.heads * sizes.T
+    tl.store(vectors.row_dots + part_offset + place.t_offset + place.r, dots, mask=place.inside)
+
+
+@triton.jit
+def rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, config: tl.constexpr):
+    """Return `parallel_outputs` of one head of all batches, [rows, outer] float32, and write all but out itself."""
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    IN: tl.constexpr = config.inner
+    OUT: tl.constexpr = config.outer
+    place = place_of(bh, row_tile, out_block, sizes, config)
+    first_tile, count, step = tiles_of_chunk(place, sizes, config)
+    x_tile = operands.x.load([place.b, place.h_in, place.row, 0]).reshape(ROWS, IN)
+    row_gates = load_row_gates(place, gates, vectors, sizes, config)
     acc = tl.zeros([ROWS, OUT], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
     skip_dot = tl.zeros([ROWS], tl.float32)
-    query_weight = tl.full([ROWS], 1.0, tl.float32) * scale
-    if HAS_DENOMINATOR and not REVERSE:
-        query_weight *= tl.load(inverse_denominator + t_offset + r, mask=inside, other=0.0)
     far = tl.zeros([], tl.float64)  # log gate of the tiles passed since the diagonal
     for j in range(count):
         tile = first_tile + step * j
         col = tile * COLS
         c = tl.arange(0, COLS)
-        col_weight = tl.exp(tl.load(col_log + (tile_offset + tile) * COLS + c))
-        g_tile = tl.load(g + tile_offset + tile)
-        s = _scores(x_tile, x_tiles, y_tiles, b, h_in, row, col, d_in, ROWS, COLS, IN, WHOLE, PRECISION)
-        if SKIP and ROW_DOTS:  # dh_t . v_t of the same step t
-            skip_dot += tl.sum(tl.where((col - row + c)[None, :] == r[:, None], s, 0.0), 1)
-        # The query's factor comes first, so that dQ and dK round the same numbers and q.dq - k.dk cancels as it should
-        # (and Triton 3.6 cannot compile a product whose first use is in a branch).
-        if REVERSE:
-            col_query_weight = tl.full([COLS], 1.0, tl.float32) * scale
-            if HAS_DENOMINATOR:
-                col_query_weight *= tl.load(inverse_denominator + bh64 * T + col + c, mask=col + c < T, other=0.0)
-            s *= col_query_weight[None, :]
+        col_weight = tl.exp(tl.load(gates.col_log + (place.tile_offset + tile) * COLS + c))
+        g_tile = tl.load(gates.g + place.tile_offset + tile)
+        s = scores(x_tile, operands, place, col, sizes.d_in, config)
+        if config.skip and config.row_dots:  # dh_t . v_t of the same step t
+            skip_dot += tl.sum(tl.where((col - place.row + c)[None, :] == place.r[:, None], s, 0.0), 1)
+        s = multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config)
+        if (col >= place.row) & (col < place.row + ROWS):
+            s = weigh_diagonal(s, col, place, row_gates, gates, vectors, config)
         else:
-            s *= query_weight[:, None]
-        if (col >= row) & (col < row + ROWS):
-            # On the diagonal the weight is exp(b_i - b_j + log i_j), for keys j <= i with no boundary in between.
-            c_row = col - row + c
-            b_col = tl.load(b_log + row_offset + c_row)
-            together = segment_row[:, None] == tl.load(segment + row_offset + c_row)[None, :]
-            if REVERSE:
-                together &= c_row[None, :] >= r[:, None]
-                exponent = b_col[None, :] - b_row[:, None] + tl.load(b_rest + row_offset + c_row)[None, :]
-                exponent += tl.load(log_i_rest + row_offset + r)[:, None]
-            else:
-                together &= c_row[None, :] <= r[:, None]
-                exponent = b_row[:, None] - b_col[None, :] + tl.load(b_rest + row_offset + r)[:, None]
-                exponent += tl.load(log_i_rest + row_offset + c_row)[None, :]
-            s *= tl.exp(tl.where(together, exponent, float("-inf")))
-            if SKIP and not ROW_DOTS:  # what is added to H (and dV) of the same step's v (dH) is a weight like others
-                s += tl.where(c_row[None, :] == r[:, None], tl.load(skip + h), 0.0)
-        else:
-            # Away from it, it is a product of a query's, a key's and that of the tiles between, in this order.
-            between = tl.exp((far + row_far).to(tl.float32))
-            if ROWS > FINE:
-                between = between[:, None]
-            if REVERSE:
-                s *= (col_weight[None, :] * between) * row_weight[:, None]
-            else:
-                s *= (row_weight[:, None] * between) * col_weight[None, :]
+            s = weigh_others(s, col_weight, far, row_gates, config)
             far += g_tile.to(tl.float64)
-        if NORMALIZE:
+        if config.normalize:
             norm += tl.sum(s, 1)
-        z_tile = z_tiles.load([b, h_out, col, column]).reshape(COLS, OUT)
-        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=PRECISION)
+        z_tile = operands.z.load([place.b, place.h_out, col, place.column]).reshape(COLS, OUT)
+        # [rows, cols] @ [cols, outer] -> [rows, outer]
+        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=config.precision)
 
-    if ROW_DOTS:
-        probe_tiles = open_rows(probe, probe_b, probe_h, probe_t, batch, heads, T, d_out, ROWS, OUT, TMA)
-        partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT)
-        within = tl.sum(partner.to(tl.float32) * acc, 1)
-        part = out_block.to(tl.int64) + tl.cdiv(d_out, OUT)
-        tl.store(row_dots + part * batch * heads * T + t_offset + r, within, mask=inside)
-    if STATES:
-        edge = chunks - 1 if REVERSE else 0  # the chunk whose state is zero without an initial state
-        if FIRST_STATE:
+    if config.row_dots:
+        part = out_block.to(tl.int64) + tl.cdiv(sizes.d_out, OUT)
+        store_row_dots(acc, part, place, operands, vectors, sizes, config)
+    if config.states:
+        edge = place.chunks - 1 if config.reverse else 0
+        if config.first_state:
             edge = -1
-        if chunk != edge:
-            weight = row_weight * tl.exp((far + row_far).to(tl.float32))
-            if not REVERSE:
-                weight *= query_weight  # dC has it already
-            state = bh * chunks + chunk
-            if ROW_DOTS:
-                state_tiles = open_matrices(states, batch * heads * chunks, d_out, d_in, OUT, NARROW, TMA)
-            else:
-                state_tiles = open_matrices(states, batch * heads * chunks, d_in, d_out, NARROW, OUT, TMA)
-            x_parts = open_rows(x_narrow, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, NARROW, TMA)
-            for d in tl.range(0, d_in, NARROW, num_stages=1):
-                x_part = x_parts.load([b, h_in, row, d]).reshape(ROWS, NARROW)
-                x_weighted = x_part.to(tl.float32) * weight[:, None]
-                if ROW_DOTS:
-                    s = state_tiles.load([state, column, d]).reshape(OUT, NARROW).T
-                else:
-                    s = state_tiles.load([state, d, column]).reshape(NARROW, OUT)
-                acc = tl.dot(x_weighted.to(x_part.dtype), s.to(x_part.dtype), acc, input_precision=PRECISION)
-                if NORMALIZE:
-                    i = d + tl.arange(0, NARROW)
-                    n = tl.load(n_states + state.to(tl.int64) * d_in + i, mask=i < d_in, other=0.0)
-                    norm += tl.sum(x_weighted * n[None, :], 1)
-            if N_GRADIENT:
-                o = column + tl.arange(0, OUT)
-                n = tl.load(n_states + state.to(tl.int64) * d_out + o, mask=o < d_out, other=0.0)
-                acc += weight[:, None] * n[None, :]
-
-    if NORMALIZE:
-        bound = 1.0
-        if STABILIZED:
-            bound = tl.exp(-tl.load(m + t_offset + r, mask=inside, other=0.0))
-        inverse = 1.0 / tl.maximum(tl.abs(norm), bound)
-        acc *= inverse[:, None]
-        if out_block == 0:
-            tl.store(inverse_denominator + t_offset + r, inverse, mask=inside)
-    if ROW_DOTS:
-        partner = probe_tiles.load([b, h_out, row, column]).reshape(ROWS, OUT).to(tl.float32)
-        part = out_block.to(tl.int64) * batch * heads * T
-        dots = tl.sum(partner * acc, 1)
-        tl.store(row_dots + part + t_offset + r, dots, mask=inside)
-        if SKIP:  # noqa: SIM102  a constant decides alone
+        if place.chunk != edge:  # elsewhere the state is zero
+            acc, norm = add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config)
+    if config.normalize:
+        acc = normalized(acc, norm, place, vectors, config)
+    if config.row_dots:
+        store_row_dots(acc, out_block.to(tl.int64), place, operands, vectors, sizes, config)
+        if config.skip:  # noqa: SIM102  a constant decides alone
             if out_block == 0:
-                tl.store(skip_dots + t_offset + r, skip_dot, mask=inside)
+                tl.store(vectors.skip_dots + place.t_offset + place.r, skip_dot, mask=place.inside)
     return acc
 
 
-@triton.jit(do_not_specialize=["batch", "heads"], do_not_specialize_on_alignment=["in_sharing", "out_sharing"])
+@triton.jit
 def parallel_outputs(
-    x, x_b, x_h, x_t, x_narrow, y, y_b, y_h, y_t, z, z_b, z_h, z_t, out, out_b, out_h, out_t, states, n_states,
-    row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,
-    probe, probe_b, probe_h, probe_t, row_dots,
-    skip, skip_dots, scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
-    REVERSE: tl.constexpr, STATES: tl.constexpr, FIRST_STATE: tl.constexpr, NORMALIZE: tl.constexpr,
-    STABILIZED: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, ROW_DOTS: tl.constexpr, N_GRADIENT: tl.constexpr,
-    SKIP: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    IN: tl.constexpr, NARROW: tl.constexpr, OUT: tl.constexpr, WHOLE: tl.constexpr, MEMBERS: tl.constexpr,
+    x, x_narrow, y, z, out, probe, states, strides, gates, vectors, sizes, config: tl.constexpr
 ):  # fmt: skip
-    """One tile (ROWS, OUT) of `out`; see the module's table.
+    """Write one tile [rows, outer] of `out`; see the module's table.
 
     Args:
-        states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK; n_states: (B, H, chunks, d_qk).
-        row_log: prefix (H, dQ) or a (dK, dV) of tiles of COLS steps (dQ, dK) or ROWS; col_log: the other, of tiles of
-            COLS steps, as g.
-        b_log, b_rest, segment, log_i_rest: of tiles of ROWS steps.  m, inverse_denominator: (B, H, T).
-        in_sharing, out_sharing: heads that share one of x and y, of z and probe.  MEMBERS: of `out`: summed here.
-        skip: (H,) float32, SKIP: H adds skip v_t to row t; dQ writes skip_dots = dh_t . v_t, (B, H, T) float32.
-        probe, row_dots: dQ and dK also write probe_t . out_t, and what of it comes from steps of the
-            same chunk, (2, d_out blocks, B, H, T), float32.
-        REVERSE: dK, dV.  STATES: there are states; FIRST_STATE: also for the first chunk met (an initial state).
-        NORMALIZE: H of a normalised gate: divides, and writes inverse_denominator.  STABILIZED: by one whose bound
-        is exp(-m), not 1.  N_GRADIENT: dK adds n_states, gradients of the normaliser.
-        WHOLE: IN covers d_in.
+        x, y, z, out, probe: (B, H, T, d), or fewer heads; descriptors, or pointers before compute capability 9.0.
+        x_narrow: x with tiles `narrow` wide.
+        probe: q for dQ, k for dK, whose dot products with out are the row sums; else None.
+        states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK, or None.
+        strides, gates, vectors, sizes, config: see `Strides`, `Gates`, `Vectors`, `Sizes.as_argument`, `OutputConfig`.
     """
-    x_tiles = open_rows(x, x_b, x_h, x_t, batch, heads, T, d_in, ROWS, IN, TMA)
-    y_tiles = open_rows(y, y_b, y_h, y_t, batch, heads, T, d_in, COLS, IN, TMA)
-    z_tiles = open_rows(z, z_b, z_h, z_t, batch, heads, T, d_out, COLS, OUT, TMA)
-    out_tiles = open_rows(out, out_b, out_h, out_t, batch, heads, T, d_out, ROWS, OUT, TMA)
-    row_tiles = tl.cdiv(T, ROWS)
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    IN: tl.constexpr = config.inner
+    NARROW: tl.constexpr = config.narrow
+    OUT: tl.constexpr = config.outer
+    TMA: tl.constexpr = config.tma
+    sizes = read_sizes(sizes)
+    d_in, d_out = sizes.d_in, sizes.d_out
+    x_strides = (strides.x_b, strides.x_h, strides.x_t)
+    x_tiles = open_rows(x, x_strides, sizes, d_in, ROWS, IN, TMA)
+    y_tiles = open_rows(y, (strides.y_b, strides.y_h, strides.y_t), sizes, d_in, COLS, IN, TMA)
+    z_tiles = open_rows(z, (strides.z_b, strides.z_h, strides.z_t), sizes, d_out, COLS, OUT, TMA)
+    out_tiles = open_rows(out, (strides.out_b, strides.out_h, strides.out_t), sizes, d_out, ROWS, OUT, TMA)
+    probe_tiles, state_tiles, x_narrow_tiles = None, None, None
+    if config.row_dots:
+        probe_strides = (strides.probe_b, strides.probe_h, strides.probe_t)
+        probe_tiles = open_rows(probe, probe_strides, sizes, d_out, ROWS, OUT, TMA)
+    if config.states:
+        count = sizes.batch * sizes.heads * tl.cdiv(sizes.T, sizes.chunk_size)
+        if config.row_dots:
+            state_tiles = open_matrices(states, count, d_out, d_in, OUT, NARROW, TMA)
+        else:
+            state_tiles = open_matrices(states, count, d_in, d_out, NARROW, OUT, TMA)
+        x_narrow_tiles = open_rows(x_narrow, x_strides, sizes, d_in, ROWS, NARROW, TMA)
+    operands = Operands(x_tiles, x_narrow_tiles, y_tiles, z_tiles, probe_tiles, state_tiles)
+    row_tiles = tl.cdiv(sizes.T, ROWS)
     out_blocks = tl.cdiv(d_out, OUT)
     out_block = tl.program_id(0) % out_blocks  # neighbours share x and y through L2
     row_tile = (tl.program_id(0) // out_blocks) % row_tiles
     of_out = tl.program_id(0) // out_blocks // row_tiles
     acc = tl.full([ROWS, OUT], -0.0, tl.float32)  # the one number whose sum with x is x for every x
-    for member in range(MEMBERS):
-        acc += _rows_of_head(
-            of_out * MEMBERS + member, row_tile, out_block, x_tiles, y_tiles, z_tiles, x_narrow, x_b, x_h, x_t,
-            states, n_states, row_log, col_log, g, b_log, b_rest, segment, log_i_rest, m, inverse_denominator,
-            probe, probe_b, probe_h, probe_t, row_dots, skip, skip_dots,
-            scale, batch, heads, in_sharing, out_sharing, T, d_in, d_out, chunk_size,
-            REVERSE, STATES, FIRST_STATE, NORMALIZE, STABILIZED, HAS_DENOMINATOR, ROW_DOTS, N_GRADIENT, SKIP,
-            PRECISION, TMA, ROWS, COLS, IN, NARROW, OUT, WHOLE,
-        )  # fmt: skip
-    heads_of_out = heads // MEMBERS
+    for member in range(config.members):
+        bh = of_out * config.members + member
+        acc += rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, config)
+    heads_of_out = sizes.heads // config.members
     at = [of_out // heads_of_out, of_out % heads_of_out, row_tile * ROWS, out_block * OUT]
     out_tiles.store(at, acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
 
 
-def launch(
-    plan: Plan,
-    tiles: Tiles,
-    x: Tensor,
-    y: Tensor,
-    z: Tensor,
-    states: Tensor | None,
-    n_states: Tensor | None,
-    inverse_denominator: Tensor | None,
-    *,
-    like: Tensor,
-    reverse: bool,
-    first_state: bool,
-    probe: Tensor | None = None,
-    skip: Tensor | None = None,
-    skip_dots: Tensor | None = None,
-    normalize: bool = False,
-    stabilized: bool = False,
-) -> tuple[Tensor, RowSums | None]:
-    """Runs `parallel_outputs` in one of its four roles; see the module's table and the kernel's docstring.
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+class Role(NamedTuple):
+    """One use of `parallel_outputs`; see the module's table.
+
+    Attributes:
+        x, y, z: (B, H, T, d), or fewer heads.
+        like: (B, H, T, d), or fewer heads, has the layout of out.
+        states: `States` at the near edges of chunks.
+        inverse_denominator: (B, H, T) float32, or None; H writes it.
+        reverse, normalize, stabilized: see `OutputConfig`.
+        probe, skip, skip_dots: see the kernel and `Vectors`.
+    """
+
+    x: Tensor
+    y: Tensor
+    z: Tensor
+    like: Tensor
+    states: States
+    inverse_denominator: Tensor | None
+    reverse: bool
+    normalize: bool = False
+    stabilized: bool = False
+    probe: Tensor | None = None
+    skip: Tensor | None = None
+    skip_dots: Tensor | None = None
+
+
+def launch(plan: Plan, tiles: Tiles, role: Role) -> tuple[Tensor, RowSums | None]:
+    """Run `parallel_outputs` in one of its four roles.
 
     Returns:
-        out, made as torch.empty_like(like) or, where heads share one of `like`, the sums over some of these, (B, a
+        out, made as torch.empty_like(role.like) or, where heads share one of that, the sums over some of these, (B, a
         divisor of H, T, d_out); and the row sums probe.out if there is a probe.
     """
+    x, z, like, probe = role.x, role.z, role.like, role.probe
     d_in, d_out = x.shape[-1], z.shape[-1]
     batch, heads, T = plan.gates.log_f.shape
-    row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
-    fine = row if probe is None else col
     blocks = cdiv(d_out, tiles.outer)
     programs = batch * cdiv(T, tiles.rows) * blocks
     sharing = heads // like.shape[1] if plan.tma else 1  # without TMA addresses take the registers that a sum needs
@@ -312,91 +631,85 @@ def launch(
     out_heads = heads // members
     out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, T, d_out))
     row_dots = None if probe is None else x.new_empty((2, blocks, batch, heads, T), dtype=torch.float32)
+    config = _config(plan, tiles, role, members)
 
-    def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[object, ...]:
+    def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[Any, ...]:
         return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, plan.tma)
 
-    narrow = min(tiles.inner, tiles.narrow)
-    state_block = (narrow, tiles.outer) if probe is None else (tiles.outer, narrow)
+    x_tiles, *x_strides = rows_of(x, tiles.rows, tiles.inner)
+    y_tiles, *y_strides = rows_of(role.y, tiles.cols, tiles.inner)
+    z_tiles, *z_strides = rows_of(z, tiles.cols, tiles.outer)
+    out_tiles, *out_strides = rows_of(out, tiles.rows, tiles.outer)
+    probe_tiles, *probe_strides = rows_of(probe, tiles.rows, tiles.outer)
+    states, n_states, _ = role.states
+    block = (config.narrow, tiles.outer) if probe is None else (tiles.outer, config.narrow)
     enqueue(
         parallel_outputs,
         out_heads * programs,
-        *rows_of(x, tiles.rows, tiles.inner),
-        rows_of(x, tiles.rows, narrow)[0],
-        *rows_of(y, tiles.cols, tiles.inner),
-        *rows_of(z, tiles.cols, tiles.outer),
-        *rows_of(out, tiles.rows, tiles.outer),
-        None if states is None else matrices_argument(states, *state_block, plan.tma),
-        n_states,
-        fine.a if reverse else fine.prefix,
-        col.prefix if reverse else col.a,
-        col.g,
-        row.b,
-        row.b_rest,
-        row.segment,
-        row.log_i_rest,
-        plan.gates.m,
-        inverse_denominator,
-        *rows_of(probe, tiles.rows, tiles.outer),
-        row_dots,
-        skip,
-        skip_dots,
-        plan.scale,
-        batch,
-        heads,
-        heads // x.shape[1],
-        heads // z.shape[1],
-        T,
-        d_in,
-        d_out,
-        plan.chunk_size,
-        REVERSE=reverse,
-        STATES=states is not None,
-        FIRST_STATE=first_state,
-        NORMALIZE=normalize,
-        STABILIZED=stabilized,
-        HAS_DENOMINATOR=inverse_denominator is not None and not normalize,
-        ROW_DOTS=probe is not None,
-        N_GRADIENT=reverse and n_states is not None,
-        SKIP=skip is not None,
-        PRECISION=plan.precision,
-        TMA=plan.tma,
-        ROWS=tiles.rows,
-        COLS=tiles.cols,
-        IN=tiles.inner,
-        NARROW=narrow,
-        OUT=tiles.outer,
-        WHOLE=tiles.inner >= d_in,
-        MEMBERS=members,
+        x_tiles,
+        rows_of(x, tiles.rows, config.narrow)[0],
+        y_tiles,
+        z_tiles,
+        out_tiles,
+        probe_tiles,
+        None if states is None else matrices_argument(states, *block, plan.tma),
+        Strides(*x_strides, *y_strides, *z_strides, *out_strides, *probe_strides),
+        _gates(plan, tiles, role),
+        Vectors(n_states, plan.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots),
+        Sizes(
+            plan.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, plan.chunk_size
+        ).as_argument(),
+        config=config,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-    )
+    )  # fmt: skip
     return out, None if row_dots is None else RowSums(*row_dots)
 
 
+def _config(plan: Plan, tiles: Tiles, role: Role, members: int) -> OutputConfig:
+    return OutputConfig(
+        reverse=role.reverse,
+        states=role.states.states is not None,
+        first_state=role.states.first,
+        normalize=role.normalize,
+        stabilized=role.stabilized,
+        has_denominator=role.inverse_denominator is not None and not role.normalize,
+        row_dots=role.probe is not None,
+        n_gradient=role.reverse and role.states.n_states is not None,
+        skip=role.skip is not None,
+        precision=plan.precision,
+        tma=plan.tma,
+        rows=tiles.rows,
+        cols=tiles.cols,
+        inner=tiles.inner,
+        narrow=min(tiles.inner, tiles.narrow),
+        outer=tiles.outer,
+        whole=tiles.inner >= role.x.shape[-1],
+        members=members,
+    )
+
+
+def _gates(plan: Plan, tiles: Tiles, role: Role) -> Gates:
+    row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
+    fine = row if role.probe is None else col
+    row_log, col_log = (fine.a, col.prefix) if role.reverse else (fine.prefix, col.a)
+    return Gates(row_log, col_log, col.g, row.b, row.b_rest, row.segment, row.log_i_rest)
+
+
 def _members(sharing: int, programs: int, enough: int) -> int:
-    """How many of `sharing` heads a program adds up: a divisor, the largest that leaves `enough` of the programs."""
+    """Return how many of `sharing` heads a program adds up: the largest divisor that leaves `enough` programs."""
     divisors = [n for n in range(1, sharing + 1) if sharing % n == 0]
     return max([n for n in divisors if programs // n >= enough], default=1)
 
 
-def hidden(
-    plan: Plan,
-    tiles: Tiles,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    states: Tensor | None,
-    n_states: Tensor | None,
-    *,
-    initial: bool,
-    skip: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """H (B, H, T, d_hv) in the dtype and layout of v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
+def hidden(plan: Plan, tiles: Tiles, inputs: Inputs, states: States) -> tuple[Tensor, Tensor | None]:
+    """Return H (B, H, T, d_hv) like v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
+    q, k, v = inputs.q, inputs.k, inputs.v
     gate = plan.gate
     inverse = q.new_empty(v.shape[:3], dtype=torch.float32) if gate.normalize else None
-    h, _ = launch(
-        plan, tiles, q, k, v, states, n_states, inverse,
-        like=v, reverse=False, first_state=initial, normalize=gate.normalize, stabilized=gate.stabilized, skip=skip,
+    role = Role(
+        q, k, v, v, states, inverse,
+        reverse=False, normalize=gate.normalize, stabilized=gate.stabilized, skip=inputs.skip,
     )  # fmt: skip
+    h, _ = launch(plan, tiles, role)
     return h, inverse

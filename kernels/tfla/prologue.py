@@ -21,8 +21,12 @@ TILE = 2048  # elements of one program
 def add_bias(
     x, x_b, x_h, x_t, bias, y, sums, heads, T, BACKWARD: tl.constexpr, STEPS: tl.constexpr, HEADS: tl.constexpr
 ):  # fmt: skip
-    """STEPS steps of HEADS heads of x (B, heads, T), of any strides, and y, contiguous. Forward y = x + bias; backward
-    x = y, and its sums over the steps go to sums (B * blocks of steps, heads).
+    """Write y = x + bias, or backward x = y, for STEPS steps of HEADS heads.
+
+    Args:
+        x: (B, heads, T), any strides.
+        y: (B, heads, T) float32, contiguous.
+        sums: (B * blocks of steps, heads) float32, written backward: sums of y over the steps.
     """
     steps, blocks = tl.cdiv(T, STEPS), tl.cdiv(heads, HEADS)
     part = tl.program_id(0) // blocks
@@ -34,23 +38,23 @@ def add_bias(
     x_tile = x + b * x_b + t[:, None].to(tl.int64) * x_t + h[None, :] * x_h
     y_tile = y + (b * heads + h[None, :]) * T + t[:, None]
     if BACKWARD:
-        found = tl.load(y_tile, mask=mask, other=0.0).to(tl.float32)
-        tl.store(x_tile, found.to(x.dtype.element_ty), mask=mask)
-        tl.store(sums + part * heads + h, tl.sum(found, 0), mask=h < heads)
+        grad = tl.load(y_tile, mask=mask, other=0.0).to(tl.float32)
+        tl.store(x_tile, grad.to(x.dtype.element_ty), mask=mask)
+        tl.store(sums + part * heads + h, tl.sum(grad, 0), mask=h < heads)
     else:
         weight = tl.load(bias + h, mask=h < heads, other=0.0).to(tl.float32)
         tl.store(y_tile, tl.load(x_tile, mask=mask, other=0.0).to(tl.float32) + weight[None, :], mask=mask)
 
 
 def forward(x: Tensor, bias: Tensor) -> Tensor:
-    """x (B, H, T) + bias (H,), float32, contiguous."""
+    """Return x (B, H, T) + bias (H,), float32, contiguous."""
     y = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _launch(x, bias.contiguous(), y, None)
     return y
 
 
 def backward(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """dx like x and dbias like bias, of dy (B, H, T)."""
+    """Return dx like x and dbias like bias, of dy (B, H, T)."""
     dx = torch.empty_like(x)
     sums = torch.empty((x.shape[0] * cdiv(x.shape[2], _tile(x)[0]), x.shape[1]), dtype=torch.float32, device=x.device)
     _launch(dx, None, dy.contiguous(), sums)
@@ -58,6 +62,7 @@ def backward(dy: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tile(x: Tensor) -> tuple[int, int]:
+    """Return steps and heads of a program."""
     heads = min(64, next_power_of_2(x.shape[1]))
     return TILE // heads, heads
 

@@ -13,7 +13,8 @@ chip, the sequence is cut into segments: what each contributes, from zero; `join
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,116 +22,339 @@ import triton.language as tl
 from torch import Tensor
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
-from tflabench.kernels.launching import enqueue
+from tflabench.kernels.launching import enqueue, unless_one, unspecialised
 
 from .config import StateTiles
 from .plan import Plan
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
+# --- What the kernel takes --------------------------------------------------------------------------------------------
 
-@triton.jit(do_not_specialize=["batch", "heads", "tiles_per_segment"], do_not_specialize_on_alignment=["sharing"])
-def chunk_states(
-    u, u_b, u_h, u_t, v, v_b, v_h, v_t, initial, n_initial, states, n_states, ends, n_ends, segment_g, other, through,
-    row_log, g, inverse_denominator, scale, batch, heads, sharing, T, d_u, d_v, tiles_per_chunk, tiles_per_segment,
-    REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, STORE_STATES: tl.constexpr, STORE_ENDS: tl.constexpr,
-    NORMALIZE: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, THROUGH: tl.constexpr, CHUNK_TILES: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, U: tl.constexpr, V: tl.constexpr,
-):  # fmt: skip
-    """Walks one segment with one tile (U, V) of the state on chip.
 
-    Args:
-        u, v: k and v, or q and dH; `sharing` heads have one of u.  row_log: a, or prefix, of tiles of ROWS steps; as g.
-        initial (B * H * segments, d_u, d_v), n_initial (.., d_u): the state before each segment, float32.
-        states (B * H * chunks, d_u, d_v), n_states (.., d_u): before each chunk, in the direction of the walk.
-        ends, n_ends, segment_g: the state after each segment, and the segment's log gate, float32.
-        other, through: the backward walk also reads the forward states and writes, for each chunk and each tile of
-            the state, what passes through it, exp(g) sum(C before it * dC after it): (B * H * chunks, tiles).
+class Strides(NamedTuple):
+    """Strides of batch, head and time of u and v."""
+
+    u_b: int
+    u_h: int
+    u_t: int
+    v_b: int
+    v_h: int
+    v_t: int
+
+
+class Vectors(NamedTuple):
+    """Tensors float32 with a number for each step, tile, segment or chunk, or with a normaliser; None where absent.
+
+    Attributes:
+        n_initial, n_ends: (B * H * segments, d_u), n before and after each segment.
+        n_states: (B * H * chunks, d_u), n before each chunk.
+        segment_g: (B * H * segments,), written: log gates of segments.
+        through: (B * H * chunks, blocks of the state), written: see `chunk_states`.
+        row_log: a (forward) or prefix (backward) of tiles of `rows` steps.
+        g: (B * H, tiles), log gates of these tiles.
+        inverse_denominator: (B, H, T).
     """
-    u_tiles = open_rows(u, u_b, u_h, u_t, batch, heads, T, d_u, ROWS, U, TMA)
-    v_tiles = open_rows(v, v_b, v_h, v_t, batch, heads, T, d_v, ROWS, V, TMA)
-    tiles = tl.cdiv(T, ROWS)
-    chunks = tl.cdiv(tiles, tiles_per_chunk)
-    segments = tl.cdiv(tiles, tiles_per_segment)
-    u_blocks, v_blocks = tl.cdiv(d_u, U), tl.cdiv(d_v, V)
+
+    n_initial: Any
+    n_states: Any
+    n_ends: Any
+    segment_g: Any
+    through: Any
+    row_log: Any
+    g: Any
+    inverse_denominator: Any
+
+
+class Sizes(NamedTuple):
+    """Numbers of a launch.
+
+    Attributes:
+        scale: factor of Q.
+        batch, heads: B and H, heads of v.
+        sharing: consecutive heads that share one of u.
+        T, d_u, d_v: steps, and dimensions.
+        tiles_per_chunk, tiles_per_segment: tiles of `rows` steps.
+    """
+
+    scale: Any
+    batch: Any
+    heads: Any
+    sharing: Any
+    T: Any
+    d_u: Any
+    d_v: Any
+    tiles_per_chunk: Any
+    tiles_per_segment: Any
+
+    def as_argument(self) -> Sizes:
+        """Return what the kernel takes, see `read_sizes`: other batches, heads or segments compile nothing."""
+        return self._replace(
+            batch=unspecialised(self.batch),
+            heads=unspecialised(self.heads),
+            sharing=unless_one(self.sharing),
+            tiles_per_segment=unspecialised(self.tiles_per_segment),
+        )
+
+
+@dataclass(frozen=True)
+class StateConfig:
+    """Tell what `chunk_states` is compiled for.
+
+    Attributes:
+        reverse: dC backward in time from q and dH, not C forward from k and v.
+        initial, ends: segments start from a state; the states after them are written.
+        states: the state before each chunk is written.
+        normalize: so are the normalisers.
+        has_denominator: u is multiplied by `Vectors.inverse_denominator`.
+        through: `Vectors.through` is written.
+        chunk_tiles: tiles of a chunk, the next power of two; 1 without `through`.
+        precision: Triton's input_precision of products.
+        tma: tensors are descriptors.
+        rows: steps of a tile.
+        u, v: rows and columns of a tile of the state.
+    """
+
+    reverse: bool
+    initial: bool
+    ends: bool
+    states: bool
+    normalize: bool
+    has_denominator: bool
+    through: bool
+    chunk_tiles: int
+    precision: str
+    tma: bool
+    rows: int
+    u: int
+    v: int
+
+
+# --- On the device ----------------------------------------------------------------------------------------------------
+
+
+class Matrices(NamedTuple):
+    """Descriptors of tiles of states: before each chunk, and forward's for `through`; None where absent."""
+
+    states: Any
+    other: Any
+
+
+class Place(NamedTuple):
+    """A tile of the state of one head, in one segment.
+
+    Attributes:
+        bh: batch * heads + head.
+        b, h: batch and head.
+        segment_row: bh * segments + segment.
+        block: which tile of the state.
+        u_start, v_start: its first row and column.
+        u_offset: (u,), its rows.
+        first, count: the segment's first tile of steps, and how many it has.
+        tiles, chunks: of the sequence.
+    """
+
+    bh: Any
+    b: Any
+    h: Any
+    segment_row: Any
+    block: Any
+    u_start: Any
+    v_start: Any
+    u_offset: Any
+    first: Any
+    count: Any
+    tiles: Any
+    chunks: Any
+
+
+@triton.jit
+def read_sizes(sizes):
+    """Return sizes as they are, from `Sizes.as_argument`."""
+    return Sizes(
+        sizes.scale,
+        sizes.batch >> 1,
+        sizes.heads >> 1,
+        (sizes.sharing + 1) >> 1,
+        sizes.T,
+        sizes.d_u,
+        sizes.d_v,
+        sizes.tiles_per_chunk,
+        sizes.tiles_per_segment >> 1,
+    )
+
+
+@triton.jit
+def place_of_program(sizes, config: tl.constexpr):
+    """Return the `Place` of this program."""
+    U: tl.constexpr = config.u
+    V: tl.constexpr = config.v
+    tiles = tl.cdiv(sizes.T, config.rows)
+    segments = tl.cdiv(tiles, sizes.tiles_per_segment)
+    u_blocks, v_blocks = tl.cdiv(sizes.d_u, U), tl.cdiv(sizes.d_v, V)
     block = tl.program_id(0) % (u_blocks * v_blocks)  # neighbours share tiles of u and v through L2
     segment = (tl.program_id(0) // (u_blocks * v_blocks)) % segments
     bh = tl.program_id(0) // (u_blocks * v_blocks) // segments
-    b, h, bh64 = bh // heads, bh % heads, bh.to(tl.int64)
     u_start, v_start = (block // v_blocks) * U, (block % v_blocks) * V
-    u_offset = u_start + tl.arange(0, U)
-    row = tl.arange(0, ROWS)
-    first = segment * tiles_per_segment
-    count = tl.minimum(tiles_per_segment, tiles - first)
-    segment_row = bh * segments + segment
+    first = segment * sizes.tiles_per_segment
+    return Place(
+        bh,
+        bh // sizes.heads,
+        bh % sizes.heads,
+        bh * segments + segment,
+        block,
+        u_start,
+        v_start,
+        u_start + tl.arange(0, U),
+        first,
+        tl.minimum(sizes.tiles_per_segment, tiles - first),
+        tiles,
+        tl.cdiv(tiles, sizes.tiles_per_chunk),
+    )
 
-    if STORE_STATES:
-        state_tiles = open_matrices(states, batch * heads * chunks, d_u, d_v, U, V, TMA)
-    if THROUGH:
-        other_tiles = open_matrices(other, batch * heads * chunks, d_u, d_v, U, V, TMA)
-    acc = tl.zeros([U, V], tl.float32)
-    # n is a column of the state for a v of ones: column 0 here, as products are at least 16 wide.
-    n_columns = tl.zeros([U, 16], tl.float32)
+
+@triton.jit
+def store_n(n, row, n_columns, place, sizes):
+    """Write n (.., d_u), the column 0 of n_columns [u, 16], once for all blocks of columns of the state."""
+    if place.v_start == 0:
+        at = n + row.to(tl.int64) * sizes.d_u + place.u_offset
+        tl.store(at, tl.sum(n_columns, 1), mask=place.u_offset < sizes.d_u)
+
+
+@triton.jit
+def store_through(acc, chunk, matrix, place, matrices, vectors, sizes, config: tl.constexpr):
+    """Write what passes a chunk, exp(g) sum(C before it * dC after it), as far as this tile of the state goes."""
+    U: tl.constexpr = config.u
+    V: tl.constexpr = config.v
+    CHUNK_TILES: tl.constexpr = config.chunk_tiles
+    c = matrices.other.load([matrix, place.u_start, place.v_start]).reshape(U, V)
+    of_chunk = chunk * sizes.tiles_per_chunk + tl.arange(0, CHUNK_TILES)
+    mask = (tl.arange(0, CHUNK_TILES) < sizes.tiles_per_chunk) & (of_chunk < place.tiles)
+    g_chunk = tl.sum(tl.load(vectors.g + place.bh.to(tl.int64) * place.tiles + of_chunk, mask=mask, other=0.0), 0)
+    part = matrix.to(tl.int64) * tl.cdiv(sizes.d_u, U) * tl.cdiv(sizes.d_v, V) + place.block
+    # Over both axes at once: one after the other does not compile for sm_100 before Triton 3.9.
+    tl.store(vectors.through + part, tl.exp(g_chunk) * tl.sum(c.to(tl.float32) * acc))
+
+
+@triton.jit
+def store_entering(acc, n_columns, tile, place, matrices, vectors, sizes, config: tl.constexpr):
+    """Write the state where a tile is the first one met of its chunk."""
+    U: tl.constexpr = config.u
+    V: tl.constexpr = config.v
+    chunk = tile // sizes.tiles_per_chunk
+    entering = (
+        tile == tl.minimum((chunk + 1) * sizes.tiles_per_chunk, place.tiles) - 1
+        if config.reverse
+        else tile % sizes.tiles_per_chunk == 0
+    )
+    if entering:
+        matrix = place.bh * place.chunks + chunk
+        if config.through:
+            store_through(acc, chunk, matrix, place, matrices, vectors, sizes, config)
+        at = [matrix, place.u_start, place.v_start]
+        matrices.states.store(at, acc.to(matrices.states.dtype).reshape(1, U, V))
+        if config.normalize:
+            store_n(vectors.n_states, matrix, n_columns, place, sizes)
+
+
+@triton.jit
+def load_weights(tile, place, vectors, sizes, config: tl.constexpr):
+    """Return the weights of u's steps in the state after a tile, [rows], and the tile's log gate."""
+    ROWS: tl.constexpr = config.rows
+    row = tl.arange(0, ROWS)
+    t = tile * ROWS
+    head = place.bh.to(tl.int64)
+    weight = tl.exp(tl.load(vectors.row_log + (head * place.tiles + tile) * ROWS + row))
+    if config.reverse:
+        weight *= sizes.scale
+    if config.has_denominator:
+        weight *= tl.load(vectors.inverse_denominator + head * sizes.T + t + row, mask=t + row < sizes.T, other=0.0)
+    return weight, tl.load(vectors.g + head * place.tiles + tile)
+
+
+@triton.jit
+def add_normaliser(n_columns, weighted, rounded, keep, config: tl.constexpr):
+    """Return n after a tile: a column of the state for a v of ones, column 0 here, as products are 16 wide at least.
+
+    Args:
+        n_columns: [u, 16] float32.
+        weighted, rounded: [rows, u], weighted u in float32 and in its own dtype.
+        keep: what the state keeps.
+    """
+    ROWS: tl.constexpr = config.rows
     is_n = tl.arange(0, 16) == 0
-    if HAS_INITIAL:
-        initial_tiles = open_matrices(initial, batch * heads * segments, d_u, d_v, U, V, TMA)
-        acc = initial_tiles.load([segment_row, u_start, v_start]).reshape(U, V)
-        if NORMALIZE:
-            n = tl.load(n_initial + segment_row.to(tl.int64) * d_u + u_offset, mask=u_offset < d_u, other=0.0)
-            n_columns = tl.where(is_n[None, :], n[:, None], 0.0)
+    ones = tl.broadcast_to(is_n[None, :], (ROWS, 16)).to(rounded.dtype)
+    # [u, rows] @ [rows, 16] -> [u, 16]
+    n_columns = tl.dot(rounded.T, ones, n_columns * keep, input_precision=config.precision)
+    if rounded.dtype != tl.float32:  # q.n may cancel: what rounding took off counts
+        rest = (weighted - rounded.to(tl.float32)).to(rounded.dtype)
+        n_columns = tl.dot(rest.T, ones, n_columns)
+    return n_columns
+
+
+@triton.jit
+def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, config: tl.constexpr):
+    """Go through one segment with one tile [u, v] of the state on chip.
+
+    Args:
+        u, v: (B, H, T, d), k and v, or q and dH, u of fewer heads; descriptors, or pointers before compute capability
+            9.0, as all matrices.
+        initial, ends: (B * H * segments, d_u, d_v) float32, the state before and after each segment.
+        states: (B * H * chunks, d_u, d_v), before each chunk, in the direction of time.
+        other: like states: the backward pass also reads the forward states and writes, for each chunk and each tile of
+            the state, what passes through it, exp(g) sum(C before it * dC after it).
+        strides, vectors, sizes, config: see `Strides`, `Vectors`, `Sizes.as_argument`, `StateConfig`.
+    """
+    ROWS: tl.constexpr = config.rows
+    U: tl.constexpr = config.u
+    V: tl.constexpr = config.v
+    TMA: tl.constexpr = config.tma
+    sizes = read_sizes(sizes)
+    d_u, d_v = sizes.d_u, sizes.d_v
+    u_tiles = open_rows(u, (strides.u_b, strides.u_h, strides.u_t), sizes, d_u, ROWS, U, TMA)
+    v_tiles = open_rows(v, (strides.v_b, strides.v_h, strides.v_t), sizes, d_v, ROWS, V, TMA)
+    place = place_of_program(sizes, config)
+    rows = sizes.batch * sizes.heads
+    segments = tl.cdiv(place.tiles, sizes.tiles_per_segment)
+    at = [place.segment_row, place.u_start, place.v_start]
+    state_tiles, other_tiles = None, None
+    if config.states:
+        state_tiles = open_matrices(states, rows * place.chunks, d_u, d_v, U, V, TMA)
+    if config.through:
+        other_tiles = open_matrices(other, rows * place.chunks, d_u, d_v, U, V, TMA)
+    matrices = Matrices(state_tiles, other_tiles)
+    acc = tl.zeros([U, V], tl.float32)
+    n_columns = tl.zeros([U, 16], tl.float32)
+    if config.initial:
+        acc = open_matrices(initial, rows * segments, d_u, d_v, U, V, TMA).load(at).reshape(U, V)
+        if config.normalize:
+            n_at = vectors.n_initial + place.segment_row.to(tl.int64) * d_u + place.u_offset
+            n = tl.load(n_at, mask=place.u_offset < d_u, other=0.0)
+            n_columns = tl.where((tl.arange(0, 16) == 0)[None, :], n[:, None], 0.0)
     total = 0.0
-    for j in range(count):
-        tile = first + count - 1 - j if REVERSE else first + j
-        if STORE_STATES:
-            chunk = tile // tiles_per_chunk
-            entering = (
-                tile == tl.minimum((chunk + 1) * tiles_per_chunk, tiles) - 1 if REVERSE else tile % tiles_per_chunk == 0
-            )
-            if entering:
-                matrix = bh * chunks + chunk
-                if THROUGH:
-                    c = other_tiles.load([matrix, u_start, v_start]).reshape(U, V)
-                    of_chunk = chunk * tiles_per_chunk + tl.arange(0, CHUNK_TILES)
-                    mask = (tl.arange(0, CHUNK_TILES) < tiles_per_chunk) & (of_chunk < tiles)
-                    g_chunk = tl.sum(tl.load(g + bh64 * tiles + of_chunk, mask=mask, other=0.0), 0)
-                    part = matrix.to(tl.int64) * u_blocks * v_blocks + block
-                    # Over both axes at once: one after the other does not compile for sm_100 before Triton 3.9.
-                    tl.store(through + part, tl.exp(g_chunk) * tl.sum(c.to(tl.float32) * acc))
-                state_tiles.store([matrix, u_start, v_start], acc.to(state_tiles.dtype).reshape(1, U, V))
-                if NORMALIZE:  # noqa: SIM102
-                    if v_start == 0:
-                        tl.store(
-                            n_states + matrix.to(tl.int64) * d_u + u_offset, tl.sum(n_columns, 1), mask=u_offset < d_u
-                        )
-        t = tile * ROWS
-        weight = tl.exp(tl.load(row_log + (bh64 * tiles + tile) * ROWS + row))
-        if REVERSE:
-            weight *= scale
-        if HAS_DENOMINATOR:
-            weight *= tl.load(inverse_denominator + bh64 * T + t + row, mask=t + row < T, other=0.0)
-        g_tile = tl.load(g + bh64 * tiles + tile)
+    for j in range(place.count):
+        tile = place.first + place.count - 1 - j if config.reverse else place.first + j
+        if config.states:
+            store_entering(acc, n_columns, tile, place, matrices, vectors, sizes, config)
+        weight, g_tile = load_weights(tile, place, vectors, sizes, config)
         total += g_tile
         keep = tl.exp(g_tile)
-        u_tile = u_tiles.load([b, h // sharing, t, u_start]).reshape(ROWS, U)
-        v_tile = v_tiles.load([b, h, t, v_start]).reshape(ROWS, V)
+        u_tile = u_tiles.load([place.b, place.h // sizes.sharing, tile * ROWS, place.u_start]).reshape(ROWS, U)
+        v_tile = v_tiles.load([place.b, place.h, tile * ROWS, place.v_start]).reshape(ROWS, V)
         weighted = u_tile.to(tl.float32) * weight[:, None]
         rounded = weighted.to(u_tile.dtype)
-        acc = tl.dot(rounded.T, v_tile, acc * keep, input_precision=PRECISION)
-        if NORMALIZE:  # noqa: SIM102
-            if v_start == 0:
-                ones = tl.broadcast_to(is_n[None, :], (ROWS, 16)).to(u_tile.dtype)
-                n_columns = tl.dot(rounded.T, ones, n_columns * keep, input_precision=PRECISION)
-                if u_tile.dtype != tl.float32:  # q.n may cancel: what rounding took off counts
-                    rest = (weighted - rounded.to(tl.float32)).to(u_tile.dtype)
-                    n_columns = tl.dot(rest.T, ones, n_columns)
+        # [u, rows] @ [rows, v] -> [u, v]
+        acc = tl.dot(rounded.T, v_tile, acc * keep, input_precision=config.precision)
+        if config.normalize:  # noqa: SIM102  a constant decides alone
+            if place.v_start == 0:
+                n_columns = add_normaliser(n_columns, weighted, rounded, keep, config)
 
-    if STORE_ENDS:
-        end_tiles = open_matrices(ends, batch * heads * segments, d_u, d_v, U, V, TMA)
-        end_tiles.store([segment_row, u_start, v_start], acc.reshape(1, U, V))
-        if block == 0:
-            tl.store(segment_g + segment_row, total)
-        if NORMALIZE:  # noqa: SIM102
-            if v_start == 0:
-                tl.store(n_ends + segment_row.to(tl.int64) * d_u + u_offset, tl.sum(n_columns, 1), mask=u_offset < d_u)
+    if config.ends:
+        end_tiles = open_matrices(ends, rows * segments, d_u, d_v, U, V, TMA)
+        end_tiles.store(at, acc.reshape(1, U, V))
+        if place.block == 0:
+            tl.store(vectors.segment_g + place.segment_row, total)
+        if config.normalize:
+            store_n(vectors.n_ends, place.segment_row, n_columns, place, sizes)
 
 
 @triton.jit(do_not_specialize=["segments"])
@@ -138,7 +362,13 @@ def join_segments(
     ends, before, last, initial, segment_g, segments, size,
     REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The state before each segment, and after the last, from what each adds: before, ends (B * H, segments, size)."""
+    """Write the state before each segment, and after the last, from what each adds.
+
+    Args:
+        ends, before: (B * H, segments, size).
+        last, initial: (B * H, size).
+        segment_g: (B * H, segments), log gates.
+    """
     blocks = tl.cdiv(size, BLOCK)
     bh = (tl.program_id(0) // blocks).to(tl.int64)
     i = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -153,14 +383,37 @@ def join_segments(
     tl.store(last + bh * size + i, state, mask=mask)
 
 
-class Walk(NamedTuple):
-    """What a walk over all chunks leaves behind.
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+class Side(NamedTuple):
+    """Name what states are made of: forward u = k and v = v, backward u = q and v = dH.
 
     Attributes:
-        states: (B, H, chunks, d_qk, d_hv), before each chunk in the direction of the walk; None if not asked for.
-        n_states: (B, H, chunks, d_qk) float32 where the gate normalises and the walk is forward.
+        u, v: (B, H, T, d), u of fewer heads where these share it.
+        C, n: (B, H, d_qk, d_hv), (B, H, d_qk) float32, the state before the first chunk met; None is zero.
+        inverse_denominator: (B, H, T) float32, of a normalised gate backward.
+        other: the states of forward; backward only, see `Walk.through`.
+        reverse: backward.
+    """
+
+    u: Tensor
+    v: Tensor
+    C: Tensor | None = None
+    n: Tensor | None = None
+    inverse_denominator: Tensor | None = None
+    other: Tensor | None = None
+    reverse: bool = False
+
+
+class Walk(NamedTuple):
+    """States of a whole sequence.
+
+    Attributes:
+        states: (B, H, chunks, d_qk, d_hv), before each chunk in the direction of time; None if not asked for.
+        n_states: (B, H, chunks, d_qk) float32 where the gate normalises and the direction is forward.
         last, n_last: the state after the last chunk met, (B, H, d_qk, d_hv) and (B, H, d_qk) float32.
-        through: (B, H, chunks), of a backward walk: gradient of the log gate of a chunk as a whole, less what its own
+        through: (B, H, chunks), of backward: gradient of the log gate of a chunk as a whole, less what its own
             steps have a part in: exp(g) sum(C before it * dC after it).
     """
 
@@ -171,120 +424,129 @@ class Walk(NamedTuple):
     through: Tensor | None
 
 
-def walk(
-    plan: Plan,
-    tiles: StateTiles,
-    u: Tensor,
-    v: Tensor,
-    initial: Tensor | None,
-    n_initial: Tensor | None,
-    dtype: torch.dtype | None,
-    *,
-    reverse: bool = False,
-    inverse_denominator: Tensor | None = None,
-    other: Tensor | None = None,
-) -> Walk:
-    """Walks the whole sequence: forward with u = k, v = v, or backward with u = q, v = dH.
+class Pass(NamedTuple):
+    """One launch of `chunk_states`: what it starts from and what it writes; None where absent.
 
-    Args:
-        initial, n_initial: state (B, H, d_qk, d_hv), (B, H, d_qk) float32 before the first chunk met; None is zero.
-        dtype: of the chunk states; None stores none, only the last.
-        inverse_denominator: (B, H, T), weight of the query side besides `scale`.
-        other: forward states of the same chunks, for `through`.
+    Attributes:
+        segment_tiles: tiles of a segment.
+        before, n_before: (B, H, segments, ...) float32, states before segments.
+        states, n_states: before chunks.
+        ends, n_ends, segment_g: states after segments, and log gates of segments, float32.
+        parts: (B, H, chunks, blocks of the state) float32, summands of `Walk.through`.
     """
+
+    segment_tiles: int
+    before: Tensor | None = None
+    n_before: Tensor | None = None
+    states: Tensor | None = None
+    n_states: Tensor | None = None
+    ends: Tensor | None = None
+    n_ends: Tensor | None = None
+    segment_g: Tensor | None = None
+    parts: Tensor | None = None
+
+
+def walk(plan: Plan, tiles: StateTiles, side: Side, dtype: torch.dtype | None) -> Walk:
+    """Return the states of a whole sequence, stored in dtype; None stores only the last."""
+    batch, heads, _, d_v = side.v.shape
+    d_u = side.u.shape[-1]
+    blocks = cdiv(d_u, tiles.u) * cdiv(d_v, tiles.v)
+    normalize = plan.gate.normalize and not side.reverse
+    all_tiles = plan.tile_gates(tiles.rows).g.shape[-1]
+    segments = plan.segments(batch * heads * blocks)
+    segment_tiles = cdiv(plan.chunk_size, tiles.rows) * cdiv(plan.chunks, segments)
+    segments = cdiv(all_tiles, segment_tiles)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return side.u.new_empty((batch, heads, *shape), dtype=dtype)
+
+    def ends_of(segments: int) -> dict[str, Tensor | None]:
+        n_ends = empty(segments, d_u) if normalize else None
+        return {"ends": empty(segments, d_u, d_v), "n_ends": n_ends, "segment_g": empty(segments)}
+
+    states = None if dtype is None else empty(plan.chunks, d_u, d_v, dtype=dtype)
+    n_states = empty(plan.chunks, d_u) if normalize and dtype is not None else None
+    parts = None if side.other is None else empty(plan.chunks, blocks)
+    stored: dict[str, Tensor | None] = {"states": states, "n_states": n_states}
+    stored["parts"] = None if dtype is None else parts
+    if segments == 1:
+        whole = Pass(all_tiles, side.C, side.n, **stored, **ends_of(1))
+        launch(plan, tiles, side, whole)
+        last, n_last = whole.ends, whole.n_ends
+    else:
+        added = Pass(segment_tiles, **ends_of(segments))
+        launch(plan, tiles, side, added)
+        before, last = _join(added.ends, added.segment_g, side.C, side.reverse)
+        n_before, n_last = _join(added.n_ends, added.segment_g, side.n, side.reverse) if normalize else (None, None)
+        if dtype is not None:
+            launch(plan, tiles, side, Pass(segment_tiles, before, n_before, **stored))
+    assert last is not None
+    through = None if parts is None else parts.sum(-1)
+    n_last = None if n_last is None else n_last.view(batch, heads, d_u)
+    return Walk(states, n_states, last.view(batch, heads, d_u, d_v), n_last, through)
+
+
+def launch(plan: Plan, tiles: StateTiles, side: Side, of: Pass) -> None:
+    """Launch `chunk_states`."""
+    u, v, other = side.u, side.v, None if of.parts is None else side.other
     batch, heads, T, d_v = v.shape
     d_u = u.shape[-1]
     gates = plan.tile_gates(tiles.rows)
-    per_chunk = cdiv(plan.chunk_size, tiles.rows)
-    chunks = plan.chunks
+    tiles_per_chunk = cdiv(plan.chunk_size, tiles.rows)
+    segments = cdiv(gates.g.shape[-1], of.segment_tiles)
     blocks = cdiv(d_u, tiles.u) * cdiv(d_v, tiles.v)
-    normalize = plan.gate.normalize and not reverse
-    pieces = plan.segments(batch * heads * blocks)
-    per_segment = per_chunk * cdiv(chunks, pieces)
-    pieces = cdiv(gates.g.shape[-1], per_segment)
-
-    def state(*lead: int) -> tuple[Tensor, Tensor | None]:
-        shape = (batch, heads, *lead, d_u)
-        n = u.new_empty(shape, dtype=torch.float32) if normalize else None
-        return u.new_empty((*shape, d_v), dtype=torch.float32), n
-
-    states = None if dtype is None else u.new_empty((batch, heads, chunks, d_u, d_v), dtype=dtype)
-    n_states = (
-        u.new_empty((batch, heads, chunks, d_u), dtype=torch.float32) if normalize and dtype is not None else None
+    sizes = Sizes(
+        plan.scale, batch, heads, heads // u.shape[1], T, d_u, d_v, tiles_per_chunk, of.segment_tiles
+    )  # fmt: skip
+    config = StateConfig(
+        reverse=side.reverse,
+        initial=of.before is not None,
+        ends=of.ends is not None,
+        states=of.states is not None,
+        normalize=plan.gate.normalize and not side.reverse,
+        has_denominator=side.inverse_denominator is not None,
+        through=other is not None,
+        chunk_tiles=next_power_of_2(tiles_per_chunk) if other is not None else 1,
+        precision=plan.precision,
+        tma=plan.tma,
+        rows=tiles.rows,
+        u=tiles.u,
+        v=tiles.v,
     )
-    parts = None if other is None else u.new_empty((batch, heads, chunks, blocks), dtype=torch.float32)
-
-    def run(segment_tiles: int, before: Tensor | None, n_before: Tensor | None, store: bool, keep_ends: bool):
-        segments = cdiv(gates.g.shape[-1], segment_tiles)
-        ends, n_ends = state(segments) if keep_ends else (None, None)
-        segment_g = u.new_empty((batch, heads, segments), dtype=torch.float32) if keep_ends else None
-        through = store and parts is not None
-
-        def matrices(x: Tensor | None) -> object:
-            return None if x is None else matrices_argument(x, tiles.u, tiles.v, plan.tma)
-
-        enqueue(
-            chunk_states,
-            batch * heads * segments * blocks,
-            *rows_argument(u, tiles.rows, tiles.u, plan.tma),
-            *rows_argument(v, tiles.rows, tiles.v, plan.tma),
-            matrices(before),
-            n_before,
-            matrices(states if store else None),
-            n_states if store else None,
-            matrices(ends),
-            n_ends,
-            segment_g,
-            matrices(other if through else None),
-            parts if through else None,
-            gates.prefix if reverse else gates.a,
+    u_tiles, *u_strides = rows_argument(u, tiles.rows, tiles.u, plan.tma)
+    v_tiles, *v_strides = rows_argument(v, tiles.rows, tiles.v, plan.tma)
+    matrices = [
+        None if x is None else matrices_argument(x, tiles.u, tiles.v, plan.tma)
+        for x in (of.before, of.states, of.ends, other)
+    ]
+    enqueue(
+        chunk_states,
+        batch * heads * segments * blocks,
+        u_tiles,
+        v_tiles,
+        *matrices,
+        Strides(*u_strides, *v_strides),
+        Vectors(
+            of.n_before,
+            of.n_states,
+            of.n_ends,
+            of.segment_g,
+            of.parts,
+            gates.prefix if side.reverse else gates.a,
             gates.g,
-            inverse_denominator,
-            plan.scale,
-            batch,
-            heads,
-            heads // u.shape[1],
-            T,
-            d_u,
-            d_v,
-            per_chunk,
-            segment_tiles,
-            REVERSE=reverse,
-            HAS_INITIAL=before is not None,
-            STORE_STATES=store,
-            STORE_ENDS=keep_ends,
-            NORMALIZE=normalize,
-            HAS_DENOMINATOR=inverse_denominator is not None,
-            THROUGH=through,
-            CHUNK_TILES=next_power_of_2(per_chunk) if through else 1,
-            PRECISION=plan.precision,
-            TMA=plan.tma,
-            ROWS=tiles.rows,
-            U=tiles.u,
-            V=tiles.v,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-        )
-        return ends, n_ends, segment_g
-
-    if pieces == 1:
-        last, n_last, _ = run(gates.g.shape[-1], initial, n_initial, dtype is not None, True)
-    else:
-        ends, n_ends, segment_g = run(per_segment, None, None, False, True)
-        before, last = _join(ends, segment_g, initial, reverse)
-        n_before, n_last = _join(n_ends, segment_g, n_initial, reverse) if normalize else (None, None)
-        if dtype is not None:
-            run(per_segment, before, n_before, True, False)
-    assert last is not None
-    through = None if parts is None else parts.sum(-1)
-    shape = (batch, heads, d_u)
-    return Walk(states, n_states, last.view(*shape, d_v), None if n_last is None else n_last.view(shape), through)
+            side.inverse_denominator,
+        ),
+        sizes.as_argument(),
+        config=config,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
 
 
 def _join(
     ends: Tensor | None, segment_g: Tensor | None, initial: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
-    """The state before each segment, like `ends` (B, H, segments, ...), and after the last (B, H, ...)."""
+    """Return the state before each segment, like `ends` (B, H, segments, ...), and after the last (B, H, ...)."""
     assert ends is not None
     batch, heads, segments = ends.shape[:3]
     before, last = torch.empty_like(ends), torch.empty_like(ends[:, :, 0])

@@ -1,4 +1,4 @@
-"""Tiles of (B, H, T, d) tensors with any batch, head and time strides, and of stacked matrices, as tensor descriptors.
+"""Describe tiles of (B, H, T, d) tensors with any batch, head and time strides, and of stacked matrices.
 
 From compute capability 9.0 on the host makes the descriptors and the copy engine (TMA) moves the tiles. Before it they
 are made in the kernel, where Triton turns them into plain pointers; one made on the host would lose what is known about
@@ -22,18 +22,28 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
-def open_rows(x, x_b, x_h, x_t, batch, heads, T, d, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
-    """Descriptor of tiles (1, 1, ROWS, COLS) of x (B, H, T, d)."""
+def open_rows(x, strides, sizes, d, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
+    """Return the descriptor of tiles (1, 1, ROWS, COLS) of x (B, H, T, d).
+
+    Args:
+        strides: of batch, head and time.
+        sizes: has the numbers batch, heads and T.
+    """
     if TMA:
         tiles = x
     else:
-        tiles = tl.make_tensor_descriptor(x, [batch, heads, T, d], [x_b, x_h, x_t, 1], [1, 1, ROWS, COLS])
+        tiles = tl.make_tensor_descriptor(
+            x,
+            [sizes.batch, sizes.heads, sizes.T, d],
+            [strides[0], strides[1], strides[2], 1],
+            [1, 1, ROWS, COLS],
+        )
     return tiles
 
 
 @triton.jit
 def open_matrices(x, count, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
-    """Descriptor of tiles (1, ROWS, COLS) of x (count, rows, cols), contiguous."""
+    """Return the descriptor of tiles (1, ROWS, COLS) of x (count, rows, cols), contiguous."""
     if TMA:
         tiles = x
     else:
@@ -43,36 +53,36 @@ def open_matrices(x, count, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, 
 
 
 class Unchecked:
-    """Mixed into a class of descriptors: without its checks, at every launch, of what `aligned` has seen to."""
+    """Leave out the checks of a class of descriptors, which cost time at every launch: `aligned` has made them."""
 
     def __init__(self, base: Tensor, shape: Sequence[int], strides: Sequence[int], block_shape: list[int]) -> None:
         self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
 
 
 class Described(Unchecked, TensorDescriptor):
-    pass
+    """A descriptor made on the host."""
 
 
 def rows_argument(x: Tensor, rows: int, cols: int, tma: bool) -> tuple[object, ...]:
-    """What a kernel that calls `open_rows` takes for x: descriptor or tensor, then strides of batch, head and time."""
+    """Return what `open_rows` takes for x: a descriptor or the tensor, then strides of batch, head and time."""
     strides = described_strides(x.shape, x.stride())
     return (Described(x, x.shape, strides, [1, 1, rows, cols]) if tma else x, *strides[:3])
 
 
 @lru_cache(1024)
 def described_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Of (B, H, T, d): a dimension of size 1 may carry any stride, while TMA wants multiples of 16 bytes."""
+    """Return strides of (B, H, T, d) as TMA takes them, in multiples of 16 bytes: a size of 1 may have any stride."""
     return *(shape[3] if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)), 1
 
 
 def matrices_argument(x: Tensor, rows: int, cols: int, tma: bool) -> object:
-    """What a kernel that calls `open_matrices` takes for x (..., rows, cols), contiguous."""
+    """Return what `open_matrices` takes for x (..., rows, cols), contiguous."""
     x = x.view(-1, *x.shape[-2:])
     return Described(x, x.shape, x.stride(), [1, rows, cols]) if tma else x
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x itself where a descriptor can describe it, else a contiguous copy."""
+    """Return x itself where a descriptor can describe it, else a contiguous copy."""
     if _describable(x.shape, x.stride(), 16 // x.element_size()) and x.data_ptr() % 16 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -80,13 +90,13 @@ def aligned(x: Tensor) -> Tensor:
 
 @lru_cache(1024)
 def _describable(shape: tuple[int, ...], strides: tuple[int, ...], grain: int) -> bool:
-    """Whether the last dimension is contiguous and the strides of the others multiples of `grain`."""
+    """Return whether the last dimension is contiguous and the strides of the others multiples of `grain`."""
     others = [stride for size, stride in zip(shape, strides, strict=True) if size > 1][:-1]
     return strides[-1] == 1 and all(stride > 0 and stride % grain == 0 for stride in others)
 
 
 def made_like(x: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """x with the strides that torch.empty_like(like) would have, copied only if they differ; None where x is."""
+    """Return x with the strides of torch.empty_like(like), copied only if they differ; None where either is None."""
     if x is None or like is None:
         return None
     if x.stride() == like.stride():  # x is dense, so what empty_like makes has these too

@@ -1,6 +1,6 @@
-"""Times every tiling of each kernel alone on this GPU and prints the fastest: how the table in `config` was made.
+"""Time every tiling of each TFLA kernel on this GPU and print the fastest: so `kernels.tfla.config` got its table.
 
-    python -m tflabench.kernels.tfla.tune ROWS.jsonl [--seconds N]
+    python -m tflabench.bench.tune_tfla ROWS.jsonl [--seconds N]
 
 First worker processes compile all candidates into Triton's cache, then one process times them: CUDA events, the median
 of 20 after 3, the L2 flushed. A line of ROWS is one (shape, chunk size, kernel, tiling): ms or error.
@@ -25,19 +25,20 @@ from typing import Any, cast
 import torch
 
 from tflabench.kernels.gates import log_gates
+from tflabench.kernels.tfla.config import StateTiles, TileConfig, Tiles
+from tflabench.kernels.tfla.grads import d_keys, d_queries, d_values
+from tflabench.kernels.tfla.outputs import hidden
+from tflabench.kernels.tfla.plan import Inputs, Plan, States
+from tflabench.kernels.tfla.states import Side, walk
 from tflabench.kernels.types import MLSTM_SIG
-
-from .config import StateTiles, TileConfig, Tiles
-from .grads import d_keys, d_queries, d_values
-from .outputs import hidden
-from .plan import Plan
-from .states import walk
 
 PROGRAMS = (264, 512, 1024, 2048)  # for the state walk, where batch and heads are few
 
 
 @dataclass(frozen=True)
 class Shape:
+    """Sizes of a problem."""
+
     batch: int
     heads: int
     T: int
@@ -87,6 +88,7 @@ Launcher = Callable[[str, Tiles | StateTiles, int], Callable[[], object]]
 
 
 def candidates(shape: Shape) -> Iterator[Candidate]:
+    """Yield what is timed of a shape."""
     few = shape.batch * shape.heads < 64
     for kernel, tiles in itertools.product(("forward_states", "backward_states"), STATE_TILES):
         for programs in PROGRAMS if few else PROGRAMS[:1]:
@@ -100,7 +102,7 @@ def candidates(shape: Shape) -> Iterator[Candidate]:
 
 
 def bench(shape: Shape, chunk_size: int) -> Launcher:
-    """Inputs and states of a shape; returns what makes a launch of one kernel."""
+    """Draw inputs and states of a shape, and return what makes a launch of one kernel."""
     cast("Any", torch).manual_seed(0)
     B, H, T = shape.batch, shape.heads, shape.T
     q, k, v, dh = (
@@ -113,26 +115,30 @@ def bench(shape: Shape, chunk_size: int) -> Launcher:
         tma=True, precision="ieee", programs=PROGRAMS[0],
     )  # fmt: skip
     config = TileConfig.for_shape(shape.d_qk, shape.d_hv, q.dtype, chunk_size, 90)
-    states = walk(plan, config.forward_states, k, v, None, None, q.dtype).states
-    d_states = walk(plan, config.backward_states, q, dh, None, None, q.dtype, reverse=True, other=states).states
+    inputs, forward = Inputs(q, k, v, dh=dh), Side(k, v)
+    stored = walk(plan, config.forward_states, forward, q.dtype).states
+    backward = Side(q, dh, other=stored, reverse=True)
+    states = States(stored, None, first=False)
+    d_states = states._replace(states=walk(plan, config.backward_states, backward, q.dtype).states)
 
     def launch(kernel: str, tiles: Tiles | StateTiles, programs: int) -> Callable[[], object]:
         if isinstance(tiles, StateTiles):
             cut = replace(plan, programs=programs)
             if kernel == "forward_states":
-                return lambda: walk(cut, tiles, k, v, None, None, q.dtype)
-            return lambda: walk(cut, tiles, q, dh, None, None, q.dtype, reverse=True, other=states)
+                return lambda: walk(cut, tiles, forward, q.dtype)
+            return lambda: walk(cut, tiles, backward, q.dtype)
         return {
-            "h": lambda: hidden(plan, tiles, q, k, v, states, None, initial=False),
-            "dq": lambda: d_queries(plan, tiles, q, k, v, dh, states, None, initial=False),
-            "dk": lambda: d_keys(plan, tiles, q, k, v, dh, d_states, None, None, last=False),
-            "dv": lambda: d_values(plan, tiles, q, k, v, dh, d_states, None, last=False),
+            "h": lambda: hidden(plan, tiles, inputs, states),
+            "dq": lambda: d_queries(plan, tiles, inputs, states, None),
+            "dk": lambda: d_keys(plan, tiles, inputs, d_states),
+            "dv": lambda: d_values(plan, tiles, inputs, d_states),
         }[kernel]
 
     return launch
 
 
 def milliseconds(run: Callable[[], object], samples: int = 20) -> float:
+    """Return the median time of a call."""
     for _ in range(3):
         run()
     flush = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
@@ -149,7 +155,7 @@ def milliseconds(run: Callable[[], object], samples: int = 20) -> float:
 
 
 def warm(job: tuple[Shape, int, int, int]) -> None:
-    """Compiles one worker's share of a shape's candidates, on a short sequence."""
+    """Compile one worker's share of a shape's candidates, on a short sequence."""
     shape, chunk_size, worker, workers = job
     launch = bench(replace(shape, T=1024), chunk_size)
     for candidate in itertools.islice(candidates(shape), worker, None, workers):
@@ -161,6 +167,7 @@ def warm(job: tuple[Shape, int, int, int]) -> None:
 
 
 def main() -> None:
+    """Compile all candidates, time them one by one, and print the best of each kernel."""
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", type=Path)
     parser.add_argument("--seconds", type=float, default=150)
@@ -195,8 +202,8 @@ def main() -> None:
                     rows.flush()
                 del launch
                 torch.cuda.empty_cache()
-    for key, found in best.items():
-        print(astuple(key[0]), key[1], key[2], *(f"{ms:.3f} {tiles}" for ms, tiles in sorted(found)[:3]), sep="  ")
+    for key, timed in best.items():
+        print(astuple(key[0]), key[1], key[2], *(f"{ms:.3f} {tiles}" for ms, tiles in sorted(timed)[:3]), sep="  ")
 
 
 if __name__ == "__main__":
