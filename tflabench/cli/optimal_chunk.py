@@ -34,7 +34,7 @@ from tflabench.cli.common.options import (
     SeqLen,
     StateDtype,
 )
-from tflabench.cli.common.paths import file_to_write, out_file
+from tflabench.cli.common.paths import figure_to_write, out_file
 from tflabench.problem import Problem, parse_bytes
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def optimal_chunk(
     """
     from tflabench.theory import chunk_size as chunks
 
-    plot = file_to_write(plot, "optimal-chunk.png") if plot else None
+    plot = figure_to_write(plot, "optimal-chunk.png") if plot else None
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
     tradeoff = chunks.Tradeoff(

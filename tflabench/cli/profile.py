@@ -12,7 +12,7 @@ import typer
 
 from tflabench.cli.common.app import command
 from tflabench.cli.common.options import HOW, MOST_CHOICES, OUTPUT, PROBLEM, WHAT, Device, JsonObject, Plugin
-from tflabench.cli.common.paths import file_to_write, out_file
+from tflabench.cli.common.paths import figure_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
@@ -103,10 +103,7 @@ def profile(
     from tflabench.selection.points import Point
 
     if out:
-        from tflabench.figures.files import check_format
-
-        out = file_to_write(out, "profile.png")
-        check_format(out)
+        out = figure_to_write(out, "profile.png")
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tflabench.cli.common import complete
 from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
@@ -28,7 +29,7 @@ from tflabench.cli.common.options import (
     PeakTflops,
     StateDtype,
 )
-from tflabench.cli.common.paths import Overlay, file_to_write, out_file
+from tflabench.cli.common.paths import Overlay, figure_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def roofline(
             metavar="NAMES",
             rich_help_panel=CHIP,
             help="Draw the roofs of these GPUs, comma-separated.",
+            autocompletion=complete.gpu_lists,
             show_default="those of --overlay, else V100,A100,H100",
         ),
     ] = None,
@@ -66,15 +68,14 @@ def roofline(
     as_json: JsonObject = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
-    from tflabench.figures.files import check_format, write_figure
+    from tflabench.figures.files import write_figure
     from tflabench.figures.theory import roofline as draw
     from tflabench.selection.axes import parse_values
     from tflabench.theory.chunk_size import Tradeoff
     from tflabench.theory.roofline import attainable, compute_bound
 
-    out = file_to_write(out, "roofline.png")
-    check_format(out)
-    measured, devices, looks = _measured_points(overlay, pass_) if overlay else ([], [], {})
+    out = figure_to_write(out, "roofline.png")
+    measured, devices, looks = _measured_points(overlay, pass_, dtype) if overlay else ([], [], {})
     if gpu or peak_tflops or bandwidth_tbs:
         chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
     else:
@@ -137,11 +138,11 @@ def roofline(
     print(f"wrote {out}", file=sys.stderr)
 
 
-def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str], dict[str, Look]]:
-    """Return rows of a pass that have a time and a cost, the names of their GPUs, and how implementations look.
+def _measured_points(folder: Path, pass_: str, dtype: str) -> tuple[list[Measured], list[str], dict[str, Look]]:
+    """Return the rows of a pass and dtype as points, the names of their GPUs, and how implementations look.
 
     Raises:
-        InputError: no row of that pass was measured.
+        InputError: no row of that pass and dtype was measured.
     """
     from tflabench.figures.looks import looks
     from tflabench.figures.theory import Measured
@@ -150,10 +151,12 @@ def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str
     from tflabench.theory import hardware
 
     rows = [row for results in find_results(folder) for row in results.rows if row.status == "ok"]
-    passes = dict.fromkeys(row.pass_ for row in rows)
-    rows = [row for row in rows if row.pass_ == pass_]
+    there = dict.fromkeys(f"--pass {row.pass_} --dtype {row.dtype}" for row in rows)
+    rows = [row for row in rows if (row.pass_, row.dtype) == (pass_, dtype)]
     if not rows:
-        raise InputError(f"{folder} has no measured rows of --pass {pass_}; it has {', '.join(passes) or 'none'}")
+        raise InputError(
+            f"{folder} has no measured rows of --pass {pass_} --dtype {dtype}; it has {', '.join(there) or 'none'}"
+        )
     points = [
         Measured(row.implementation, row.model_flops / row.model_bytes, row.model_flops / (row.ms_median * 1e-3))
         for row in rows

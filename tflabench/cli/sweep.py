@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tflabench.cli.common import complete
 from tflabench.cli.common.app import command
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import print_json, stderr, stdout
@@ -58,7 +59,12 @@ def sweep(
     device: Device = "auto",
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", rich_help_panel=WHAT, help="With --dry-run, select for this GPU, here or not."),
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=WHAT,
+            help="With --dry-run, select for this GPU, here or not.",
+            autocompletion=complete.gpus,
+        ),
     ] = None,
     out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
     resume: Annotated[

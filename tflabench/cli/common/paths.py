@@ -70,6 +70,18 @@ def file_to_write(out: Path, name: str) -> Path:
     return path
 
 
+def figure_to_write(out: Path, name: str) -> Path:
+    """Return the file that --out means as `file_to_write` does, for a figure.
+
+    Raises:
+        InputError: no figure comes in the format of its suffix, or its folder cannot be made.
+    """
+    from tflabench.figures.files import check_format
+
+    check_format(out / name if out.is_dir() else out)
+    return file_to_write(out, name)
+
+
 def folder_to_write(out: Path) -> Path:
     """Return the folder that --out means, and make it.
 
