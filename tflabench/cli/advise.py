@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
@@ -134,7 +134,7 @@ class _Trial(NamedTuple):
     plugins: Sequence[str]
 
 
-@command("advise")
+@app.command("advise")
 def advise(
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.options import Json
 from tflabench.cli.common.paths import Results
 
@@ -18,7 +18,7 @@ STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
 WIDTH = 120  # of tables where nobody's terminal limits them
 
 
-@command("claims")
+@app.command("claims")
 def claims(
     directory: Results,
     json_: Json = False,

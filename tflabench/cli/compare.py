@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.options import MOST_CHOICES, Json
 from tflabench.cli.common.paths import ROWS, file_to_write, out_file
 from tflabench.problem import InputError
@@ -27,7 +27,7 @@ COMPARED, JUDGED = "What to compare", "How to judge"  # panels of --help
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
 
 
-@command("compare")
+@app.command("compare")
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=f"{ROWS} With --in, an implementation.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What is held against A.")],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import filled_table, print_json
 from tflabench.cli.common.options import Formats, JsonObject
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tflabench.theory.calibrated import Judged
 
 
-@command("model-error")
+@app.command("model-error")
 def model_error(
     directories: SomeResults = None,
     constants: Annotated[

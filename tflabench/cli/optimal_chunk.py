@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
@@ -77,7 +77,7 @@ class _Found:
         return sorted({2**n for n in range(4, self.problem.seq_len.bit_length())} | {self.recommended} | asked)
 
 
-@command("optimal-chunk")
+@app.command("optimal-chunk")
 def optimal_chunk(
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.options import HOW, MOST_CHOICES, OUTPUT, PROBLEM, WHAT, Device, JsonObject, Plugin
-from tflabench.cli.common.paths import figure_to_write, out_file
+from tflabench.cli.common.paths import figure_to_write, file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _size(words: str, default: str, *names: str) -> Any:
     return typer.Option(*names, metavar="N", rich_help_panel=PROBLEM, help=words, show_default=default)
 
 
-@command("profile")
+@app.command("profile")
 def profile(
     impl: Annotated[
         str | None,
@@ -104,6 +104,7 @@ def profile(
 
     if out:
         out = figure_to_write(out, "profile.png")
+    keep = file_to_write(keep, "ncu.csv", "--keep") if keep else None
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tflabench.cli.common import complete
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app, complete
 from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from tflabench.figures.theory import Measured
 
 
-@command("roofline")
+@app.command("roofline")
 def roofline(
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,

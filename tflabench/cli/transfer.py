@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import one_of, words
 from tflabench.cli.common.options import PROBLEM, Dhv, Dqk, Formats, JsonObject, SeqLen
 from tflabench.cli.common.paths import folder_to_write, out_folder
@@ -23,7 +23,7 @@ MOST_VALUES = 400  # of one gate's grid: more is a slip
 AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~ within [3, 6]
 
 
-@command("transfer")
+@app.command("transfer")
 def transfer(
     figure: Annotated[
         str, typer.Option(metavar="FIGURES", help="Draw any of the paper's figures 3, 6 and 7, comma-separated.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tflabench.problem import PASSES, InputError
-from tflabench.rows.journal import whole_lines
+from tflabench.rows.journal import described_runs, whole_lines
 from tflabench.rows.schema import Row
 from tflabench.rows.table import frame
 
@@ -60,12 +59,7 @@ def read_results(folder: Path | str) -> Results:
             wrote.
     """
     folder = Path(folder)
-    path = folder / "environment.json"
-    rows = tuple(_last_rows(folder))
-    try:
-        return Results(folder, rows, json.loads(path.read_text())["runs"] if path.exists() else {})
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{path} is not what `tflabench sweep` writes: mend it, or delete it to go without") from None
+    return Results(folder, tuple(_last_rows(folder)), described_runs(folder))
 
 
 def results_folders(root: Path | str) -> list[Path]:

@@ -312,13 +312,22 @@ def ceilings_file() -> Path:
 
 
 def _stored() -> dict[str, dict[str, dict]]:
+    """Return what `ceilings_file` holds by device and dtype; nothing where there is no such file.
+
+    Raises:
+        InputError: `store_ceilings` did not write it.
+    """
     path = ceilings_file()
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError:
-        raise InputError(f"{path} is not valid JSON: delete it and run `tflabench calibrate`") from None
+        stored = json.loads(path.read_text())
+        for by_dtype in stored.values():
+            for found in by_dtype.values():
+                Ceilings(**found)
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise InputError(f"{path} is not what `tflabench calibrate` writes: delete it and run that again") from None
+    return stored
 
 
 def slug(device: str) -> str:

@@ -57,8 +57,8 @@ def out_folder(otherwise: str | None = None) -> Any:
     )
 
 
-def file_to_write(out: Path, name: str) -> Path:
-    """Return the file that --out means: `name` in it where it is a folder.
+def file_to_write(out: Path, name: str, option: str = "--out") -> Path:
+    """Return the file that an option means: `name` in it where it is a folder.
 
     Its folder is made.
 
@@ -66,7 +66,7 @@ def file_to_write(out: Path, name: str) -> Path:
         InputError: the folder cannot be made.
     """
     path = out / name if out.is_dir() else out
-    _make(path.parent, out)
+    _make(path.parent, out, option)
     return path
 
 
@@ -82,20 +82,24 @@ def figure_to_write(out: Path, name: str) -> Path:
     return file_to_write(out, name)
 
 
-def folder_to_write(out: Path) -> Path:
-    """Return the folder that --out means, and make it.
+def folder_to_write(out: Path, option: str = "--out", make: bool = True) -> Path:
+    """Return the folder that an option means, and make it, unless `make` is false.
 
     Raises:
         InputError: it is a file, or cannot be made.
     """
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out is {out}, which cannot be written into: it is a file, and this command needs a folder")
-    _make(out, out)
+        raise InputError(
+            f"{option} is {out}, which cannot be written into: it is a file, and this command needs a folder"
+        )
+    if make:
+        _make(out, out, option)
     return out
 
 
-def _make(folder: Path, out: Path) -> None:
+def _make(folder: Path, path: Path, option: str) -> None:
+    """Make a folder; raise InputError with the path that the option gave where it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out is {out}, which cannot be written ({error.strerror}): give another path") from None
+        raise InputError(f"{option} is {path}, which cannot be written ({error.strerror}): give another path") from None
