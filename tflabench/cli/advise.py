@@ -104,7 +104,7 @@ Top = Annotated[
 
 
 class _Wanted(NamedTuple):
-    """What is asked for, before the GPU is known.
+    """A request for advice, before the GPU is known.
 
     Attributes:
         budget: bytes of memory allowed; None for all that the GPU has.
@@ -127,7 +127,7 @@ class _Wanted(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """How to measure the best choices: how many, for how long one call may take, and with which plugins."""
+    """The rules of measuring the best choices: how many, how long one call may take, and with which plugins."""
 
     top: int
     timeout: float
@@ -135,7 +135,7 @@ class _Trial(NamedTuple):
 
 
 @app.command("advise")
-def advise(
+def advise(  # noqa: PLR0913  options
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,
     heads: Heads = 8,
@@ -293,7 +293,7 @@ def _title(advice: Advice) -> str:
 
 
 def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
-    """Where the numbers come from, in sentences."""
+    """Return in sentences where the numbers come from."""
     from tflabench.theory import hardware
 
     chip, sources = advice.gpu, sorted({choice.source for choice in advice.ranked})
@@ -330,7 +330,7 @@ def _never_run(advice: Advice) -> list[str]:
 
 
 def _recommendation(advice: Advice) -> list[str]:
-    """The first choice's time with the model's error, and why it is outside of its bounds where it is."""
+    """Return the first choice's time with the model's error, and why it is outside of its bounds where it is."""
     from tflabench.conclusions import held_out
 
     best = advice.ranked[0]
@@ -361,7 +361,7 @@ def _error(error: ModelError) -> str:
 
 
 def _left_out(advice: Advice) -> list[str]:
-    """One line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
+    """Return a line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
     found: dict[str, list[Refused]] = {}
     for each in advice.refused:
         found.setdefault(each.implementation, []).append(each)
@@ -418,7 +418,7 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
 
 
 def _side(choice: Choice) -> str:
-    """On which side of its bounds the time is, where it is on one."""
+    """Return on which side of its bounds a time is, "" where it is between them."""
     if choice.outside is None:
         return ""
     return "above" if choice.call_s > choice.bounds.upper else "below"

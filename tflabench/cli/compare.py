@@ -146,7 +146,7 @@ def compare(
 
 
 def _fraction(text: str) -> float:
-    """0.05 of "5%" and of "0.05"."""
+    """Return 0.05 for "5%" and for "0.05"."""
     number, percent, rest = text.strip().partition("%")
     try:
         value = float(number) / (100 if percent else 1)
@@ -180,7 +180,7 @@ def _side(folder: Path, pattern: str) -> _Side:
 
 
 def _implementations(folder: Path, a: str, b: str) -> list[_Side]:
-    """The results folders at and below a folder twice, each time with the rows of one implementation."""
+    """Return the results folders at and below a folder twice, each time with the rows of one implementation."""
     from tflabench.rows.load import find_results
 
     if a == b:
@@ -200,7 +200,7 @@ def _only(folders: list[Results], root: Path, pattern: str) -> _Side:
 
 
 def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
-    """What to know before any ratio is read."""
+    """Return what to know before any ratio is read, a line each."""
     lines = []
     if "device" in differing:
         a, b = differing["device"]
@@ -210,7 +210,7 @@ def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
 
 
 def _print(found: Comparison, title: str) -> None:
-    """A line a point, then what they come to."""
+    """Print a line a point, then counts and the mean."""
     from rich.console import Console
     from rich.table import Table
 

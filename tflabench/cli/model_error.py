@@ -119,7 +119,7 @@ def model_error(
 
 
 def _print_families(console: Console, found: Sequence[Family]) -> None:
-    """The table that says how good the theory is: rows that a constant has seen, and rows that none has."""
+    """Print how good the theory is, apart for rows that a constant was fitted on and rows that none was."""
     from tflabench.theory.constants import FITTED
 
     def told(errors: Errors) -> str:
@@ -151,7 +151,7 @@ def _print_fits(console: Console, found: Sequence[Crossed]) -> None:
 
 
 def _print_constants(as_json: bool) -> None:
-    """A line a constant: by origin, so that what was fitted stands apart from what was counted."""
+    """Print a line a constant, by origin: what was fitted stands apart from what was counted."""
     from tflabench.theory.constants import CONSTANTS, RATES
 
     if as_json:

@@ -50,7 +50,7 @@ LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --
 
 @dataclass(frozen=True)
 class _Found:
-    """What was asked for and found.
+    """A question and its answer.
 
     Attributes:
         title: the problem and the model, in one line.
@@ -78,7 +78,7 @@ class _Found:
 
 
 @app.command("optimal-chunk")
-def optimal_chunk(
+def optimal_chunk(  # noqa: PLR0913  options
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,
     heads: Heads = 8,
@@ -302,8 +302,9 @@ def _table(found: _Found, sizes: Sequence[int]) -> Table:
 
 
 def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, Any] | None:
-    """The best L of the bundled Triton kernels by the calibrated model, among powers of two from a tile to T; None
-    where it knows too little of the chip, or the inputs are not 16 bits wide.
+    """Return the best L of the bundled Triton kernels by the calibrated model; None where it does not apply.
+
+    L is a power of two from a tile to T. The model needs inputs of 16 bits and enough facts about the chip.
     """
     from tflabench.theory.calibrated import Modelled, predict
     from tflabench.theory.launches import Chip
@@ -319,7 +320,7 @@ def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, 
 
 
 def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
-    """The best L of the fused kernels and what it takes; None on a chip or for inputs that they do not run on."""
+    """Return the best L of the fused kernels and what it takes; None where they do not run."""
     from tflabench.theory import fused
     from tflabench.theory.hardware import HOPPER
 
@@ -337,7 +338,7 @@ def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
 
 
 def _at(tradeoff: Tradeoff, size: int) -> dict[str, Any]:
-    """One row of the table of chunk sizes."""
+    """Return one row of the table of chunk sizes."""
     from tflabench.theory.roofline import compute_bound
 
     cost, time = tradeoff.cost(size), tradeoff.time(size)

@@ -37,7 +37,7 @@ def _size(words: str, default: str, *names: str) -> Any:
 
 
 @app.command("profile")
-def profile(
+def profile(  # noqa: PLR0913  options
     impl: Annotated[
         str | None,
         typer.Option(
@@ -95,7 +95,7 @@ def profile(
 ) -> None:
     """Show where one call spends its time, by GPU kernel, or on a CPU by operator of torch.
 
-    With Nsight Compute it also shows the bytes and operations that the chip counted beside those of the model.
+    With Nsight Compute it also shows the bytes and operations that the chip counted, and those of the model.
     """
     from tflabench.bench.machine import detect
     from tflabench.bench.profile import point as profiles

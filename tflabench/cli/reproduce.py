@@ -67,12 +67,12 @@ Root = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where resu
 
 @dataclass(frozen=True)
 class _Drawing:
-    """What to draw, and where rows lie and figures go.
+    """Figures to draw, where their rows lie and where they go.
 
     Attributes:
         parts: the points of each figure.
         root: the folder above all results.
-        out: the folder for figures; None for one beside the rows.
+        out: the folder for figures; None for one in the folder of the rows.
     """
 
     parts: Mapping[PaperFigure, Sequence[Point]]
@@ -87,7 +87,7 @@ class _Drawing:
 
 
 @app.command("reproduce")
-def reproduce(
+def reproduce(  # noqa: PLR0913  options
     figures: Named = None,
     matched_heads: MatchedHeads = False,
     axis: Part = None,

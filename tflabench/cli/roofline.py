@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @app.command("roofline")
-def roofline(
+def roofline(  # noqa: PLR0913  options
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,
     gate: Gate = "sig",

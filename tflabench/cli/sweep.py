@@ -80,7 +80,7 @@ Format = Annotated[
 
 
 class _Ending(NamedTuple):
-    """What is printed at the end: in which form, whether of every point, and what was asked for besides."""
+    """The form of what is printed at the end, and the options that the text repeats."""
 
     format: str
     json: bool
@@ -90,7 +90,7 @@ class _Ending(NamedTuple):
 
 
 @app.command("sweep")
-def sweep(
+def sweep(  # noqa: PLR0913  options
     preset: Preset = "quick",
     axis: Axes = None,
     impl: Impl = None,

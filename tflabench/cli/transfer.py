@@ -24,7 +24,7 @@ AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~
 
 
 @app.command("transfer")
-def transfer(
+def transfer(  # noqa: PLR0913  options
     figure: Annotated[
         str, typer.Option(metavar="FIGURES", help="Draw any of the paper's figures 3, 6 and 7, comma-separated.")
     ] = "3,6,7",
@@ -105,7 +105,7 @@ def transfer(
 
 
 def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[dict[str, Any]]:
-    """What the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
+    """Return what the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
     from tflabench.theory.transfer import half_gain
 
     forget = min(experiment.forget_gates, key=lambda f: abs(f - AT_FORGET_GATE))
@@ -149,7 +149,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def _grid(name: str, text: str, step: float) -> tuple[float, ...]:
-    """The values of LOW:HIGH, both ends included, `step` apart."""
+    """Return the values of LOW:HIGH, both ends included, `step` apart."""
     low_text, colon, high_text = text.partition(":")
     if not colon:
         raise InputError(f"{name} is {text!r}: it must be LOW:HIGH, such as -12:8")

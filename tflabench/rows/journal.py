@@ -1,4 +1,4 @@
-"""Where results live: one journal line a finished point, flushed to disk at once; parquet and CSV made from it.
+"""The journal of results: one line a finished point, flushed to disk at once; parquet and CSV made from it.
 
 A results folder holds `journal.jsonl` (append-only, the truth), `rows.parquet` and `rows.csv` (the last row of every
 point) and `environment.json` (the machine and versions behind each `run_id`).
@@ -75,7 +75,7 @@ class Store:
         self._warned = True
 
     def describe_run(self, run_id: str, environment: dict[str, Any]) -> None:
-        """Record the environment behind a run's rows in environment.json, beside those of earlier runs."""
+        """Add the environment behind a run's rows to environment.json, which keeps those of earlier runs."""
         path = self.folder / "environment.json"
         runs = described_runs(self.folder)
         try:
@@ -156,6 +156,7 @@ def _row(line: bytes, path: Path, number: int) -> Row:
 
 
 def write_whole(path: Path, text: str) -> None:
+    """Write a file at once: a reader finds the old text or the new one."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     os.replace(part, path)

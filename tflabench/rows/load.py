@@ -43,7 +43,7 @@ class Results:
     runs: Mapping[str, Any]
 
     def only(self, patterns: Sequence[str], passes: Sequence[object] = PASSES) -> Results:
-        """The rows of implementations that match one of the patterns, and of these passes; there may be none left."""
+        """Return the rows of these passes whose implementation matches one of the patterns; there may be none."""
 
         def wanted(row: Row) -> bool:
             return row.pass_ in passes and any(fnmatchcase(row.implementation, each) for each in patterns)
@@ -52,7 +52,7 @@ class Results:
 
 
 def read_results(folder: Path | str) -> Results:
-    """A results folder with its rows and the environments behind them.
+    """Read a results folder with its rows and the environments behind them.
 
     Raises:
         InputError: no such folder, no rows in it, rows of another schema version, or an environment.json that no sweep

@@ -61,7 +61,7 @@ def check_numbers(values: Mapping[str, Any]) -> None:
 
 
 def _is_file_name(value: str) -> bool:
-    """Whether a pattern of implementations is the name of a file here, and of no implementation."""
+    """Return whether a pattern of implementations is the name of a file here, and of no implementation."""
     if not Path(value).exists():
         return False
     from tflabench.implementations import registry

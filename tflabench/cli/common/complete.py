@@ -1,4 +1,4 @@
-"""What a shell offers for the value of an option: presets and GPUs by name."""
+"""Completions that a shell offers for the value of an option: presets and GPUs by name."""
 
 from __future__ import annotations
 

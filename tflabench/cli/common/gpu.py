@@ -57,7 +57,7 @@ def _check_plausible(option: str, value: float | None, unit: str) -> None:
 
 
 def own_gpu(dtype: str) -> Gpu | None:
-    """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None without such a GPU."""
+    """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None where it has none."""
     from tflabench.bench import machine
     from tflabench.theory import hardware
 

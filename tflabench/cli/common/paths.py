@@ -1,4 +1,4 @@
-"""What a path means to every command: folders of rows that are read, and --out.
+"""The meaning of paths, the same for every command: folders of rows that are read, and --out.
 
 Rows: a path is a results folder or a folder above several; all results folders in and below it are read
 (`tflabench.rows.load.find_results`).
