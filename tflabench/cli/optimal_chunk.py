@@ -48,6 +48,26 @@ if TYPE_CHECKING:
 LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
 
 
+Tile = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=MODEL,
+        help="Tile of the kernel: L is a multiple of it.",
+        show_default="64, or less for a short T",
+    ),
+]
+Asked = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=OUTPUT, help="Report this L too.")]
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details",
+        rich_help_panel=OUTPUT,
+        help="Print every L, the optima of the paper's equations and of the kernels, and the curve.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class _Found:
     """A question and its answer.
@@ -93,27 +113,10 @@ def optimal_chunk(  # noqa: PLR0913  options
     bandwidth_tbs: BandwidthTbs = None,
     causal_factor: CausalFactor = 0.5,
     state_dtype: StateDtype = "float32",
-    tile: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=MODEL,
-            help="Tile of the kernel: L is a multiple of it.",
-            show_default="64, or less for a short T",
-        ),
-    ] = None,
+    tile: Tile = None,
     counts: CountsOption = "published",
-    chunk_size: Annotated[
-        int | None, typer.Option(metavar="N", rich_help_panel=OUTPUT, help="Report this L too.")
-    ] = None,
-    details: Annotated[
-        bool,
-        typer.Option(
-            "--details",
-            rich_help_panel=OUTPUT,
-            help="Print every L, the optima of the paper's equations and of the kernels, and the curve.",
-        ),
-    ] = False,
+    chunk_size: Asked = None,
+    details: Details = False,
     plot: Annotated[Path | None, out_file("optimal-chunk.png", "nothing is drawn")] = None,
     as_json: JsonObject = False,
 ) -> None:
