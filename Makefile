@@ -9,8 +9,11 @@ TOOLS := $(VENV)/.tools-$(EXTRAS)
 OLD_TRITON := 3.6.0
 OLD_TRITON_DIR := .triton-$(OLD_TRITON)
 
-.PHONY: sweep test test-gpu check clean baselines-mamba2 baselines-compiled
+.PHONY: sweep test test-gpu check clean help baselines-mamba2 baselines-compiled
 .DEFAULT_GOAL := sweep
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
 	$(PY) -m tflabench sweep $(ARGS)
@@ -18,10 +21,10 @@ sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
 test: $(TOOLS) $(OLD_TRITON_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
 	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-gpu: $(TOOLS)
+test-gpu: $(TOOLS) ## the tests that need an NVIDIA GPU
 	$(PY) -m pytest -m gpu $(ARGS)
 
-check: $(TOOLS)
+check: $(TOOLS) ## lint, format and types alone
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
@@ -52,5 +55,5 @@ $(OLD_TRITON_DIR)/.installed: | $(TOOLS)
 	$(PY) -m pip install -q --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
 	@touch $@
 
-clean:
+clean: ## remove .venv, the second Triton and what tools cache
 	rm -rf $(VENV) .triton-* .pytest_cache .ruff_cache *.egg-info

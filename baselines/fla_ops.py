@@ -123,7 +123,7 @@ OPS = (
 
 
 def build(op: Op, problem: Problem, device: torch.device) -> Case:
-    """The Case of a function of fla.
+    """Return the Case of a function of fla.
 
     Raises:
         Unsupported: this version of fla has the function no more, or refuses its backward pass on this GPU.
@@ -169,7 +169,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
 
 
 def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
-    """o (B, T, H, d_hv) of the op's own recurrence; `heads` of the whole problem, the inputs may be a slice of it."""
+    """Return o (B, T, H, d_hv) of the op's own recurrence; inputs may be a slice of a problem of `heads`."""
     import torch
 
     from tflabench.baselines.recurrences import normalized, recurrence
@@ -189,7 +189,7 @@ def oracle(op: Op, heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, SuffixSum]:
-    """dg of scalar decays as q.dq - k.dk summed over the rest of the sequence: its error grows with the sequence."""
+    """Return dg of scalar decays: q.dq - k.dk over the rest of the sequence, so that its error grows with that."""
     import torch
 
     if "dg" not in results:
@@ -200,7 +200,7 @@ def decay_gradient_as_summed(inputs: Mapping[str, Tensor], results: Mapping[str,
 
 
 def require_sound_triton(device: torch.device) -> None:
-    """Some Triton versions miscompile the gated backward pass on Hopper; tilelang, where it is installed, does it then.
+    """Refuse a Triton that miscompiles the gated backward pass on Hopper, unless tilelang is installed and does it.
 
     Raises:
         Unsupported: fla refuses its gated backward pass with this Triton on this GPU.
@@ -219,6 +219,7 @@ def require_sound_triton(device: torch.device) -> None:
 
 
 def cost(op: Op, problem: Problem) -> Cost:
+    """Return what a call computes and moves."""
     decays = {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
     # States lie in memory in the dtype of k, but in float32 for the gradients of all but the delta rules (fla 0.6.0).
     backward = problem.element_bytes if op.delta else costs.STATE_BYTES
@@ -227,7 +228,7 @@ def cost(op: Op, problem: Problem) -> Cost:
 
 
 def bound(op: Op) -> Bounded | None:
-    """Of the delta rules there is no formula."""
+    """Return the bound of a call; None for the delta rules, which have no formula."""
     if op.delta:
         return None
     gates: dict[str, Bounded] = {"head": "one_gate", "channel": "channel_gates"}
@@ -235,6 +236,7 @@ def bound(op: Op) -> Bounded | None:
 
 
 def refuses(op: Op, problem: Problem, device: str) -> str | None:
+    """Return why fla's function cannot run this, or None."""
     if reason := refuse(problem, device, NEEDS, op.dtypes):
         return reason
     if op.largest_d_qk and problem.d_qk > op.largest_d_qk:

@@ -76,6 +76,7 @@ def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def build(version: Version, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of a version of FlashAttention."""
     require_capability(device, version.lowest, version.highest)
     attention = importlib.import_module(version.module).flash_attn_func
     tokens = (problem.batch, problem.seq_len, problem.heads)
@@ -92,6 +93,7 @@ def build(version: Version, problem: Problem, device: torch.device) -> Case:
 
 
 def refuses(version: Version, problem: Problem, device: str) -> str | None:
+    """Return why this version cannot run this, or None."""
     if reason := refuse(problem, device, version.needs):
         return reason
     if version.one_head_dim and problem.d_qk != problem.d_hv:

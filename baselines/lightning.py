@@ -25,7 +25,7 @@ def slope(head: Tensor, heads: int) -> Tensor:
 
 
 def oracle(heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
-    """o (B, H, T, d_hv): C_t = exp(-slope) C_{t-1} + k_t v_t^T, o_t = C_t^T q_t; the inputs may be some of `heads`."""
+    """Return o (B, H, T, d_hv), o_t = C_t^T q_t with C_t = exp(-slope) C_{t-1} + k_t v_t^T, of some of `heads`."""
     from tflabench.baselines.recurrences import recurrence
 
     q, k, v, head = (inputs[name] for name in ("q", "k", "v", "head"))
@@ -33,6 +33,7 @@ def oracle(heads: int, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def build(problem: Problem, device: torch.device) -> Case:
+    """Return the Case of lightning_attn."""
     import torch
 
     require_capability(device, 8)
@@ -53,6 +54,7 @@ def build(problem: Problem, device: torch.device) -> Case:
 
 
 def refuses(problem: Problem, device: str) -> str | None:
+    """Return why lightning_attn cannot run this, or None."""
     if reason := refuse(problem, device, NEEDS):
         return reason
     for name in ("d_qk", "d_hv"):

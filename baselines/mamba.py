@@ -43,7 +43,7 @@ DECAYS = 16  # A of the heads of Mamba 2 runs from -1 to -16, and starts again
 
 
 def _ssd_module() -> ModuleType:
-    """The module of Mamba 2's Triton kernels. mamba_ssm itself wants Mamba's compiled scan, which may not be built."""
+    """Return the module of Mamba 2's Triton kernels; mamba_ssm itself needs a compiled scan, which may not be built."""
     return import_inner(SSD_MODULE)
 
 
@@ -56,7 +56,7 @@ def _parameters(problem: Problem, device: torch.device, size: int) -> dict[str, 
 
 
 def _head_decays(problem: Problem, device: torch.device) -> Tensor:
-    """A (H,) of Mamba 2, float32."""
+    """Return A (H,) of Mamba 2, float32."""
     import torch
 
     decays = -(1.0 + torch.arange(problem.heads, dtype=torch.float32, device=device) % DECAYS)
@@ -86,14 +86,14 @@ def build_scan(problem: Problem, device: torch.device) -> Case:
 
 
 def _state_decays(channels: int, states: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A (channels, N) of Mamba: -1, -2, ..., -N in every channel."""
+    """Return A (channels, N) of Mamba: -1, -2, ..., -N in every channel."""
     import torch
 
     return -torch.arange(1, states + 1, dtype=dtype, device=device).repeat(channels, 1)
 
 
 def scan_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
-    """y (B, channels, T)."""
+    """Return y (B, channels, T)."""
     import torch
     from torch.nn.functional import softplus
 
@@ -127,7 +127,7 @@ def build_ssd(problem: Problem, device: torch.device) -> Case:
 
 
 def ssd_oracle(inputs: Mapping[str, Tensor]) -> Tensor:
-    """y (B, T, H, P): C_t the state's q, B_t its k, dt_t x_t its v, exp(dt_t A) its decay; and D x_t."""
+    """Return y (B, T, H, P): C_t the state's q, B_t its k, dt_t x_t its v, exp(dt_t A) its decay; and D x_t."""
     import torch
     from torch.nn.functional import softplus
 
@@ -183,10 +183,12 @@ def conv_oracle(weight: Tensor, bias: Tensor, states: int, inputs: Mapping[str, 
 
 
 def refuse_scan(problem: Problem, device: str) -> str | None:
+    """Return why Mamba's scan cannot run this, or None."""
     return refuse(problem, device, SCAN_NEEDS, "bfloat16 float16 float32") or _refuse_state(problem)
 
 
 def refuse_ssd(needs: Mapping[str, str], problem: Problem, device: str) -> str | None:
+    """Return why Mamba 2's kernels cannot run this, or None."""
     if reason := refuse(problem, device, needs, "bfloat16 float16 float32") or _refuse_state(problem):
         return reason
     chunk_size = problem.chunk_size or CHUNK_SIZE
@@ -202,6 +204,7 @@ def _refuse_state(problem: Problem) -> str | None:
 
 
 def ssd_cost(problem: Problem) -> Cost:
+    """Return what a call of Mamba 2 computes and moves."""
     chunk_size = problem.chunk_size or CHUNK_SIZE
     return costs.linear_attention(problem, decays=1, chunk_size=chunk_size, group=problem.heads)
 

@@ -55,7 +55,7 @@ class Kernel:
 
 
 def _natives(gate: GateName, form: Formulation, prefix: str) -> tuple[Kernel, ...]:
-    """A form with PyTorch's own gradients, and with the paper's ("custbw")."""
+    """Return a form with PyTorch's own gradients, and with the paper's ("custbw")."""
     return tuple(
         Kernel(
             name=f"nxai_{gate}_native_{form}_{gradient}",
@@ -82,7 +82,7 @@ KERNELS = (
 
 
 def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> dict[str, SuffixSum]:
-    """df formed from dq and dk in the working dtype: q.dq - k.dk summed over the rest of the sequence, through sigmoid.
+    """Return df from dq and dk in the working dtype: q.dq - k.dk summed over the rest of the sequence, through sigmoid.
 
     Autograd through the reference keeps the gates in float32 and would allow df no more than the rounding of the
     result; the published kernels sum a difference of rounded terms, whose error grows with sqrt(T).
@@ -97,7 +97,7 @@ def forget_gate_as_kernels_do(inputs: Mapping[str, Tensor], results: Mapping[str
 
 
 def native_oracle(gate: str, autograd: bool, inputs: Mapping[str, Tensor]) -> Tensor:
-    """h (B, H, T, d_hv) by the parallel form of the TFLA paper's appendix, all of it in the dtype of the inputs.
+    """Return h (B, H, T, d_hv) by the parallel form of the TFLA paper's appendix, all of it in the dtype of the inputs.
 
     So do the native forms, whose error in 16 bits is therefore larger than that of the reference, which keeps gates and
     states in float32. Blocks of queries, each recomputed in the backward pass, so that long sequences fit.
@@ -128,6 +128,7 @@ def native_oracle(gate: str, autograd: bool, inputs: Mapping[str, Tensor]) -> Te
 
 
 def build(kernel: Kernel, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of a kernel of mlstm_kernels."""
     import torch
 
     function = getattr(importlib.import_module(f"mlstm_kernels.torch.{kernel.form}"), kernel.function)
@@ -156,6 +157,7 @@ def build(kernel: Kernel, problem: Problem, device: torch.device) -> Case:
 
 
 def refuses(kernel: Kernel, problem: Problem, device: str) -> str | None:
+    """Return why this kernel cannot run this, or None."""
     if reason := refuse(problem, "cuda" if kernel.native else device, NEEDS, "bfloat16 float16 float32"):
         return reason
     if not kernel.native and (reason := _refuse_triton(kernel)):

@@ -21,7 +21,7 @@ EINOPS = {"einops": "pip install einops"}
 
 
 def import_inner(module: str, **known: object) -> ModuleType:
-    """A module deep in a library, without what the packages around it import besides (fla: transformers, in seconds).
+    """Return a module deep in a library without running the packages around it (fla's import transformers, in seconds).
 
     A package around it that nobody has imported yet is nothing but its folder and the names `known`; its own code runs
     when somebody asks it for another name.
@@ -73,7 +73,7 @@ def refuse(problem: Problem, device: str, needs: Mapping[str, str], dtypes: str 
 
 
 def require_capability(device: torch.device, lowest: int, highest: int = 12) -> None:
-    """Some kernels exist for GPUs of some compute capabilities only; `lowest` and `highest` are the majors.
+    """Refuse a GPU whose compute capability is out of range; `lowest` and `highest` are the majors.
 
     Raises:
         Unsupported: this GPU has another one.

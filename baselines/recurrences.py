@@ -28,7 +28,7 @@ SCAN_CHUNK = 64
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor | None = None, *, scale: float = 1.0
 ) -> Tensor:
-    """o (B, H, T, d_hv) of q, k (B, H, T, d_qk), v (B, H, T, d_hv); chunk by chunk, all chunks of equal form.
+    """Return o (B, H, T, d_hv) of q, k (B, H, T, d_qk), v (B, H, T, d_hv); chunk by chunk, all chunks of equal form.
 
     Args:
         log_decay: g (B, H, T, 1), or (B, H, T, d_qk) for a decay a channel; broadcast where a size is 1.
@@ -68,7 +68,7 @@ def recurrence(
 
 
 def normalized(x: Tensor, eps: float) -> Tensor:
-    """x / sqrt(|x|^2 + eps) over the last dimension, in the dtype of x."""
+    """Return x / sqrt(|x|^2 + eps) over the last dimension, in the dtype of x."""
     import torch
 
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -94,7 +94,9 @@ def _scores(x: Tensor, y: Tensor, D: Tensor) -> Tensor:
 
 
 def selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-    """y (B, channels, T) of Mamba's scan: h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t, y_t = C_t^T h_t + D u_t.
+    """Return y (B, channels, T) of Mamba's scan.
+
+    h_t = exp(delta_t A) h_{t-1} + delta_t u_t B_t, y_t = C_t^T h_t + D u_t.
 
     Args:
         u, delta: (B, channels, T), delta as it enters the recurrence (bias and softplus behind it).

@@ -43,7 +43,7 @@ def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def build(backend: str | None, problem: Problem, device: torch.device) -> Case:
-    """The Case of one of torch's backends by its SDPBackend name, or of torch's own choice (None).
+    """Return the Case of one of torch's backends by its SDPBackend name, or of torch's own choice (None).
 
     Raises:
         Unsupported: the backend does not take this problem on this GPU, with torch's reason.
@@ -90,6 +90,7 @@ def _require_usable(backend: str, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def refuses(backend: str | None, problem: Problem, device: str) -> str | None:
+    """Return why torch's backend cannot run this, or None."""
     if problem.pass_ == "decode":
         return "only whole sequences are measured: a decode step of attention reads a cache that grows"
     if backend is None:

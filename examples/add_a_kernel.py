@@ -1,4 +1,4 @@
-"""Measure a kernel of your own beside a bundled one: this file is the plugin, and the sweep that runs it.
+"""Measure a kernel of your own and a bundled one: this file is the plugin, and the sweep that runs it.
 
 The same from a shell: tflabench sweep --plugin examples/add_a_kernel.py --impl 'step_by_step,reference_sig'
 """
@@ -12,6 +12,7 @@ from tflabench.plugin import mlstm_kernel
 
 
 def step_by_step(q, k, v, i, f):  # q, k (B, H, T, d_qk), v (B, H, T, d_hv), i and f (B, H, T)
+    """Return h (B, H, T, d_hv) of an mLSTM with a sigmoid input gate, a step at a time."""
     keep, write, state, h = f.sigmoid(), i.sigmoid(), 0, []
     for t in range(q.shape[2]):
         written = write[:, :, t, None, None] * k[:, :, t, :, None] * v[:, :, t, None]
@@ -24,6 +25,7 @@ IMPLEMENTATIONS = (mlstm_kernel("step_by_step", step_by_step, gate="sig"),)
 
 
 def main() -> None:
+    """Time this kernel and a bundled one, and print the rows."""
     with tempfile.TemporaryDirectory() as out:
         df = tflabench.sweep(
             impl="step_by_step,reference_sig", plugin=__file__, out=out,

@@ -8,6 +8,7 @@ ROWS = Path(__file__).parent.parent / "results" / "h100" / "quick"
 
 
 def main() -> None:
+    """Print the best chunk sizes of three GPUs by theory."""
     for gpu in ("A100", "H100", "B200"):
         sizes = {d: tflabench.optimal_chunk_size(gpu, d_qk=d // 2, d_hv=d) for d in (128, 256, 512)}
         print(f"{gpu}, by theory: " + ", ".join(f"L = {size} at d_hv {d}" for d, size in sizes.items()))

@@ -11,6 +11,7 @@ OURS, OTHER = ("tfla_sig_xl", "sdpa") if GPU else ("reference_sig", "sdpa")
 
 
 def main() -> None:
+    """Time two implementations in one comparison, and print the ratio."""
     with tempfile.TemporaryDirectory() as out:
         df = tflabench.sweep(
             impl=[OURS, OTHER], out=out, batch=2, heads=4, head_dim=64, chunk_size=None, pass_="fw",

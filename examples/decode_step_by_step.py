@@ -12,6 +12,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 @torch.no_grad()
 def main() -> None:
+    """Continue a prompt step by step, and compare with the whole sequence."""
     torch.manual_seed(0)
     T = PROMPT + STEPS
     q, k, v = (torch.randn(B, H, T, D, device=device) for _ in range(3))

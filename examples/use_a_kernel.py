@@ -10,6 +10,7 @@ dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def main() -> None:
+    """Run the mLSTM forward and backward."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(B, H, T, d, device=device, dtype=dtype, requires_grad=True) for d in (64, 64, 128))
     i, f = (torch.randn(B, H, T, device=device, requires_grad=True) for _ in range(2))  # before their activations

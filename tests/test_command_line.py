@@ -121,6 +121,27 @@ class TestHelp:
         )
         assert done.stdout.split() == ["optimal-chunk"]
 
+    @pytest.mark.parametrize(
+        ("words", "offered"),
+        [
+            ("sweep --preset paper-fig4", ["paper-fig4", "paper-fig4-matched"]),
+            ("verify --preset min", ["mine.toml"]),
+            ("sweep --gpu GH200-9", ["GH200-96GB"]),
+            ("advise --gpu L", ["L40S"]),
+            ("optimal-chunk --gpu B200", ["B200", "B200-SXM"]),
+            ("roofline --gpu A100,L", ["A100,L40S"]),
+            ("sweep --preset nothing-like-it", []),
+        ],
+    )
+    def test_a_shell_completes_presets_and_gpus(self, tmp_path, words, offered):
+        (tmp_path / "mine.toml").touch()
+        place = str(len(words.split()))
+        asked = {"_TFLABENCH_COMPLETE": "complete_bash", "COMP_WORDS": f"tflabench {words}", "COMP_CWORD": place}
+        found = CliRunner().invoke(app, [], env=asked, prog_name="tflabench").stdout.split()
+        assert found == offered
+        for name in (part for one in found if "--gpu" in words for part in one.split(",")):
+            assert hardware.find(name).name
+
 
 class TestOldNames:
     @pytest.mark.parametrize("name", ["merge", "recount", "migrate"])
@@ -243,23 +264,35 @@ class TestAdvise:
     def test_on_a_cpu_it_measures_nothing_that_takes_many_minutes(self, monkeypatch):
         from tflabench.bench import sweep
 
-        ceilings = hardware.Ceilings(1e11, 1e10, "measured", "test")
-        monkeypatch.setattr(sweep.Session, "ceilings", lambda self, dtypes: dict.fromkeys(dtypes, ceilings))
-        monkeypatch.setattr(sweep.Session, "measure", lambda self, point: pytest.fail("it measures"))
+        monkeypatch.setattr(sweep, "Session", lambda settings: pytest.fail("a worker starts, or measures ceilings"))
         refused(["advise", "--measure"], "give a smaller problem, such as --dtype float32 --batch 1")
+        roomy = Machine("cpu", "Some CPU, 2 cores", 1 << 42)
+        monkeypatch.setattr(machine, "detect", lambda device: roomy)
+        refused(["advise", "--measure"], "min or more (if it has 1 TFLOP/s; tflabench calibrate measures that)")
+        hardware.store_ceilings(roomy.name, "bfloat16", hardware.Ceilings(1e11, 1e10, "measured", "test"))
+        refused(["advise", "--measure"], "min or more and 7.01 GiB of 4.1e+03 GiB on this CPU")
 
 
 class TestRoofline:
-    def test_overlay_has_the_rows_of_the_pass(self, tmp_path):
+    def test_overlay_has_the_rows_of_the_pass_and_dtype(self, tmp_path):
         theory = {"model_flops": 4e11, "model_bytes": 5e9, "device": "NVIDIA H200"}
-        rows = [row(ms=2.0, pass_="fw", **theory), row("sdpa", ms=4.0, pass_="fwbw", **theory)]
+        rows = [
+            row(ms=2.0, pass_="fw", **theory),
+            row("sdpa", ms=4.0, pass_="fwbw", **theory),
+            row("reference_sig", ms=9.0, pass_="fw", dtype="float32", **theory),
+        ]
         folder = str(write(tmp_path / "rows", rows))
         (tmp_path / "rows" / "rows.parquet").unlink(missing_ok=True)  # the journal is what counts
-        for pass_, name in (("fw", "tfla_sig_xl"), ("fwbw", "sdpa")):
-            done = run("roofline", "--overlay", folder, "--pass", pass_, "--json")
+        for words, name in (
+            ("--pass fw", "tfla_sig_xl"),
+            ("--pass fwbw", "sdpa"),
+            ("--dtype float32 --peak-tflops 60 --bandwidth-tbs 3", "reference_sig"),
+        ):
+            done = run("roofline", "--overlay", folder, *words.split(), "--json")
             assert [point["label"] for point in json.loads(done.stdout)["measured"]] == [name]
         only = str(write(tmp_path / "only", rows[:1]))
-        refused(["roofline", "--overlay", only, "--pass", "fwbw"], "has no measured rows of --pass fwbw; it has fw")
+        wanted = ["roofline", "--overlay", only, "--pass", "fwbw"]
+        refused(wanted, "has no measured rows of --pass fwbw --dtype bfloat16; it")
 
 
 class TestCompare:

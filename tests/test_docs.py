@@ -25,6 +25,7 @@ import pytest
 import torch
 from typer.main import get_command
 
+import tflabench
 from tflabench.cli.common.app import UsageError
 from tflabench.cli.main import app
 from tflabench.conclusions.compare import comparable, fastest
@@ -453,9 +454,30 @@ def test_the_measured_best_chunk_sizes_are_the_rows(implementation, best):
         assert fastest([r for r in rows if r.implementation == implementation and r.pass_ == pass_]).chunk_size == best
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_version_is_the_same_wherever_it_stands():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert tflabench.__version__ == PROJECT["version"]
+    assert re.search(rf"^## {re.escape(PROJECT['version'])} - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
+
+
+def test_hooks_run_the_ruff_that_the_project_pins():
+    (revision,) = re.findall(r"rev: v(\S+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert f"ruff=={revision}" in PROJECT["optional-dependencies"]["dev"]
+
+
+def test_make_help_lists_every_target():
+    text = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert sorted(line.split()[1] for line in done.stdout.splitlines()) == sorted(targets)
+
+
 def test_the_citation_is_of_this_version_and_the_paper():
     citation = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}\n" in citation
+    assert f"\nversion: {PROJECT['version']}\n" in citation
     title = "Tiled Flash Linear Attention: More Efficient Linear RNN and xLSTM Kernels"
     assert title in citation
     assert title in re.sub(r"[{}]", "", README.read_text())

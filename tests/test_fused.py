@@ -411,7 +411,7 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
         best = fused.best_chunk_size(shape, "sig", H200)
         assert best == {"fw": 14592, "fwbw": 8192}[pass_]
         cut = fused.cut(shape, "sig", best)
-        assert (cut.first_tiles, cut.together, cut.beside) == {"fw": (112, 4, 32), "fwbw": (128, 8, 0)}[pass_]
+        assert (cut.first_tiles, cut.together, cut.concurrent) == {"fw": (112, 4, 32), "fwbw": (128, 8, 0)}[pass_]
     two = {"batch": 2, "seq_len": 32768, "pass_": pass_}
     for shape in (FIG_4.with_(**two), WIDE.with_(**two)):
         assert fused.best_chunk_size(shape, "sig", H200) == {"fw": 13184, "fwbw": 8192}[pass_]
@@ -455,7 +455,7 @@ def test_the_model_cuts_as_the_kernels_do(shape, norm, chunk_size):
         found, launched = fused.cut(problem, "exp" if norm else "sig", chunk_size), Segments.of(T, chunk_size)
         assert (found.tiles, found.segment_tiles, found.count, found.first_tiles) == (*launched, launched.first_tiles)
         beside = first_beside(d_qk, d_hv, batch * heads, launched, 132, norm=norm)
-        assert found.beside == beside
+        assert found.concurrent == beside
         if d_hv > 64 and found.count > 1:
             programs = batch * heads * -(-d_qk // 128) * -(-d_hv // 256) * (found.count - 1 - (beside > 0))
             parts = fused.parts_of_a_segment(problem, found, backward=False)

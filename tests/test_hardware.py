@@ -181,7 +181,7 @@ def test_a_datasheet_says_nothing_of_float32_and_of_unknown_devices():
 def test_a_damaged_file_of_ceilings_is_named(own_cache):
     own_cache.parent.mkdir()
     own_cache.write_text('{"NVIDIA H200": {')
-    with pytest.raises(InputError, match=r"ceilings.json is not valid JSON: delete it"):
+    with pytest.raises(InputError, match=r"ceilings.json is not what `tflabench calibrate` writes: delete it"):
         hardware.measured_ceilings("NVIDIA H200")
 
 

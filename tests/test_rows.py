@@ -294,7 +294,7 @@ def test_what_cannot_be_migrated_is_one_line_and_2(tmp_path):
     folder = old_folder(tmp_path, [row()])
     (folder / "environment.json").write_text("{")
     (only,) = migrate(folder, code=2).strip().splitlines()
-    assert "environment.json is not what a sweep writes" in only
+    assert "environment.json is not what `tflabench sweep` writes" in only
     with pytest.raises(InputError, match="is no journal of rows"):
         migrate_folder(tmp_path / "nowhere")
 

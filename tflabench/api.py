@@ -66,7 +66,7 @@ def load(path: Path | str) -> pd.DataFrame:
     return read_rows(path)
 
 
-def optimal_chunk_size(
+def optimal_chunk_size(  # noqa: PLR0913  public
     gpu: str | None = None,
     *,
     d_qk: int = 256,

@@ -3,7 +3,7 @@
 All of them are S_t = F_t S_{t-1} + I_t k_t v_t^T and h_t = S_t^T q_t, with q scaled by 1/sqrt(d_qk). They differ in the
 decay F and the input gate I:
 
-    operation on a sequence   decay F                      input gate I        besides             decode step
+    operation on a sequence   decay F                      input gate I        also                decode step
     mlstm_exp                 sigmoid(f)                   exp(i)              h / max(|n^T q|, 1) mlstm_exp_step
     mlstm_sig                 sigmoid(f)                   sigmoid(i)                              mlstm_sig_step
     retention                 exp(log_decay), a head's     1                                       retention_step

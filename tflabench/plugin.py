@@ -1,4 +1,6 @@
-"""What a plugin needs: a file that gives the bench more implementations, for `--plugin FILE` or `sweep(plugin=FILE)`.
+"""Everything that a plugin needs to give the bench more implementations.
+
+A plugin is a file, for `--plugin FILE` or `sweep(plugin=FILE)`.
 
 A plugin defines IMPLEMENTATIONS, a tuple. For a kernel of the mLSTM `mlstm_kernel` makes its entry from a function:
 

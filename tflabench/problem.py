@@ -16,7 +16,7 @@ INPUTS = ("normal", "standard", "extreme")
 
 
 class InputError(ValueError):
-    """What the user asked for makes no sense or cannot be done; one line that also says what would be right."""
+    """A mistake of the user, or a wish that cannot be met; one line that also says what would be right."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,20 @@ class Problem:
 
     @property
     def tokens(self) -> int:
+        """Return the steps of all sequences."""
         return self.batch * self.seq_len
 
     @property
     def element_bytes(self) -> int:
+        """Return the bytes of an element of q, k, v and the output."""
         return DTYPE_BYTES[self.dtype]
 
     def columns(self) -> dict[str, object]:
-        """The fields under the names that rows and the command line use: `pass`, not `pass_`."""
+        """Return the fields under the names that rows and the command line use: `pass`, not `pass_`."""
         return {"pass" if name == "pass_" else name: value for name, value in asdict(self).items()}
 
     def with_(self, **changes: object) -> Problem:
+        """Return this problem with other values of some fields."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 

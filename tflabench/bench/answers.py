@@ -1,4 +1,4 @@
-"""Whether a kernel gives the same results every time: a digest of all results, taken in every turn and compared."""
+"""Digests of results, taken in every turn, tell whether a kernel gives the same results every time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Digest = dict[str, list[float]]  # by result: sums over GROUPS parts of it, in u
 def digest(results: Mapping[str, Tensor]) -> Digest:
     """Return sums over consecutive parts of every result, each over root mean square times the root of its size.
 
-    Independent errors of relative size e change such a sum by about e, however many elements it has.
+    Independent errors of relative size e change a sum by about e, however many elements it has.
     """
     return {name: _sums(result) for name, result in results.items()}
 

@@ -12,7 +12,7 @@ from tflabench.bench.protocol import Protocol
 
 
 def measure_ceilings(device: torch.device, dtypes: Sequence[str], seconds: float) -> dict[str, tuple[float, float]]:
-    """(matrix rate in FLOP/s, copy bandwidth in byte/s, read + write) by dtype, in about `seconds` in all.
+    """Return (matrix rate in FLOP/s, copy bandwidth in byte/s, read + write) by dtype, in about `seconds` in all.
 
     float32 products run in true float32, as the kernels do by default.
     """
@@ -37,8 +37,9 @@ def measure_ceilings(device: torch.device, dtypes: Sequence[str], seconds: float
 
 
 def _size(dtype: torch.dtype, rules: Protocol) -> int:
-    """Rows of the largest product of up to 1024 that a CPU makes as often as it must in the time there is: without
-    16-bit arithmetic it is a hundred times slower in that than in float32.
+    """Return the rows of the largest product, of up to 1024, that a CPU makes often enough in the time that it has.
+
+    Without 16-bit arithmetic a CPU is a hundred times slower in 16 bits than in float32.
     """
     n = 128
     while n < 1024:

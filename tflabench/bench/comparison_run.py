@@ -129,7 +129,7 @@ class ComparisonRun:
 
     @property
     def gathered(self) -> bool:
-        """Whether every point is prepared or has failed, so that all take part in the rounds to come."""
+        """Return whether every point is prepared or has failed, so that all take part in the rounds to come."""
         return all(run.state in ("prepared", "sampling", "over") for run in self.runs)
 
     def leading(self, ready: list[PointRun]) -> list[PointRun]:
@@ -144,7 +144,7 @@ class ComparisonRun:
         return [run for run in self.leading(self.runs) if run.state == "compiling" and not run.alone][:1]
 
     def noisy(self, run: PointRun) -> bool | None:
-        """Whether a point is flagged as noisy among the other implementations; None while the comparison is open."""
+        """Return whether a point is noisy among the other implementations; None while the comparison is open."""
         if not (self.closed and run.turns):
             return None
         return noisy(run.turns, self._others(run))
@@ -179,7 +179,7 @@ class ComparisonRun:
 
 
 def _far_apart(alive: list[PointRun]) -> bool:
-    """Whether the first turns, where no point has had more, are no round: too far apart, or not one after the other."""
+    """Return whether the first turns make no round: they are too far apart, or not one after the other."""
     firsts = [run.first_turn for run in alive if run.first_turn]
     if not firsts or len(alive[0].turns) > 1:
         return False

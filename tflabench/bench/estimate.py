@@ -46,7 +46,7 @@ class Target:
 
     @classmethod
     def of_gpu(cls, gpu: Gpu) -> Target:
-        """Return a GPU by what is known of it, as if every library were installed beside it."""
+        """Return a GPU by what is known of it, as if every library were installed there."""
         return cls("cuda", gpu.name, int(gpu.memory_bytes or 0), gpu.capability, here=False, gpu=gpu)
 
     def refusal(self, point: Point) -> str | None:

@@ -1,4 +1,4 @@
-"""Where single jobs run: one at a time, and whatever a kernel does, a result comes back."""
+"""Executors run single jobs, one at a time; whatever a kernel does, a result comes back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Executor(Protocol):
         """Return the result of a job, with a `status`; "crashed" or "timeout" where the worker gives none."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the process that runs jobs."""
+        ...
 
 
 class LocalExecutor:
@@ -43,7 +45,7 @@ class LocalExecutor:
         self._facts: dict[str, Any] = {}
 
     def facts(self) -> dict[str, Any]:
-        """As Executor has it.
+        """Return what `machine.torch_facts` says of the device, as Executor does.
 
         Raises:
             InputError: the worker cannot start: no CUDA device, or a broken installation.
@@ -52,6 +54,7 @@ class LocalExecutor:
         return self._facts
 
     def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the result of a job, as Executor does; the worker is started again where the job broke it."""
         worker = self._started()
         worker.send(job)
         result = worker.answer(timeout_s)
@@ -60,6 +63,7 @@ class LocalExecutor:
         return result
 
     def close(self) -> None:
+        """End the worker, if one runs."""
         if self._worker:
             self._worker.kill()
             self._worker = None

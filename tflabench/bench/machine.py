@@ -1,4 +1,4 @@
-"""What this machine is: device, memory, versions, commit. The parent process asks without torch."""
+"""Facts about this machine: device, memory, versions, commit. The parent process asks without torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Machine:
 
 
 def detect(device: str) -> Machine:
-    """This machine's first CUDA GPU or its CPU; "auto" takes the GPU where there is one.
+    """Return this machine's first CUDA GPU or its CPU; "auto" takes the GPU where there is one.
 
     Raises:
         InputError: CUDA asked for where there is none.
@@ -59,7 +59,7 @@ def detect(device: str) -> Machine:
 
 
 def torch_facts(device: torch.device) -> dict[str, Any]:
-    """What torch says of the device that it runs on; for environment.json."""
+    """Return what torch says of the device that it runs on; for environment.json."""
     import torch
 
     if device.type == "cpu":

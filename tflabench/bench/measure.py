@@ -36,7 +36,7 @@ class Memory:
 def take_turn(
     run: Callable[[], object], device: torch.device, protocol: Protocol, clocks: Clocks | None = None
 ) -> Turn:
-    """Time a callable that has run before (nothing left to compile): warm up, then sample until the spread settles.
+    """Time a callable that has run before (nothing left to compile): warm up, then sample until the spread is small.
 
     Before each sample the last-level cache is flushed; on CUDA a short spin kernel goes ahead, so that the host has
     enqueued the whole call before the start event fires and its overhead stays out of the window.
@@ -181,13 +181,16 @@ class Clocks:
 
     @property
     def median_mhz(self) -> float | None:
+        """Return the median SM clock in MHz; None where nothing was read."""
         return median(self.sm_mhz) if self.sm_mhz else None
 
     @property
     def throttled(self) -> bool | None:
+        """Return whether the GPU held its clock back; None where it does not tell."""
         return bool(self.reasons) if self._nvml else None
 
     def read(self) -> None:
+        """Read the SM clock and the reasons for holding it back, if there is anything to ask."""
         if self._nvml is None:
             return
         nvml = self._nvml
@@ -202,7 +205,7 @@ class Clocks:
 
 @cache
 def _nvml_of(device: torch.device) -> tuple[Any, Any]:
-    """The library to ask and its handle of a GPU; None and None where there is nothing to ask."""
+    """Return the library to ask and its handle of a GPU; None and None where there is nothing to ask."""
     if device.type != "cuda" or not find_spec("pynvml"):
         return None, None
     import pynvml

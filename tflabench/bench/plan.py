@@ -1,4 +1,4 @@
-"""What a sweep is asked for, and what follows from it before anything runs. No torch."""
+"""Requests for sweeps, and the plans that follow from them before anything runs. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tflabench.selection.presets import Preset, load_preset
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure.
+    """A selection of what to measure.
 
     Attributes:
         preset: as `presets.load_preset` takes it.
@@ -44,7 +44,7 @@ class Plan:
 
 
 def plan(request: Request, kind: DeviceKind) -> Plan:
-    """Return what a request comes to on a kind of device.
+    """Return the points and rules of a request on a kind of device.
 
     Raises:
         InputError: no such preset, a preset with an unknown protocol, or nothing to run (see `select_points`).

@@ -73,6 +73,7 @@ class WorkerProcess:
         return cls(reads, writes, log, process.wait, end, pid=process.pid)
 
     def fileno(self) -> int:
+        """Return the file descriptor of the answers, to wait on."""
         return self.reads
 
     def send(self, job: dict[str, Any]) -> None:

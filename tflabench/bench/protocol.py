@@ -1,4 +1,4 @@
-"""How long to warm up, how many samples to take, in how many rounds. No torch."""
+"""Protocols: how long to warm up, how many samples to take, in how many rounds. No torch."""
 
 from __future__ import annotations
 

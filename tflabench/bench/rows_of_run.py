@@ -16,7 +16,7 @@ from tflabench.theory.hardware import Ceilings
 
 @dataclass(frozen=True)
 class Occasion:
-    """What all rows of a sweep have in common.
+    """The facts that all rows of a sweep share.
 
     Attributes:
         run_id: of the sweep.

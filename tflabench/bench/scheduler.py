@@ -6,7 +6,7 @@ has the GPU for itself. Within a comparison:
 
 1. a point whose kernels are compiled is prepared, and takes a first turn: its row is provisional;
 2. where a point still compiles, the next comparisons go on meanwhile;
-3. when all are prepared, they take turns in rounds until their medians settle; then the rows are final.
+3. when all are prepared, they take turns in rounds until their medians agree; then the rows are final.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHARED = "shared"  # the slot of points that need no process of their own
 
 @dataclass(frozen=True)
 class Rules:
-    """How a sweep measures.
+    """The rules by which a sweep measures.
 
     Attributes:
         device: "cuda" or "cpu".
@@ -199,7 +199,7 @@ class Scheduler:
                 return
 
     def _may_begin(self) -> bool:
-        """Whether the next comparison is due: those before it have nothing left to prepare."""
+        """Return whether the next comparison is due: those before it have nothing left to prepare."""
         ended = time.monotonic() >= self.rules.stop_at
         return not ended and not any(run.state == "ready" for begun in self._active for run in begun.runs)
 
@@ -317,12 +317,12 @@ class Scheduler:
 
 
 def _has_the_gpu(run: PointRun) -> bool:
-    """Whether a point that is worked on is timed, so that nothing else may use the GPU."""
+    """Return whether the point in work is being timed, so that nothing else may use the GPU."""
     return run.state == "sampling" or (run.alone and run.state == "preparing")
 
 
 def asks_no_less(point: Point, of: Point) -> bool:
-    """Whether a point is the same but for its size, with at least as many steps a sequence and in all.
+    """Return whether a point differs only by its size, and has at least as many steps a sequence and in all.
 
     Other head dimensions, dtypes and chunk sizes are other kernels, and shorter sequences may be faster.
     """

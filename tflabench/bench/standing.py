@@ -1,4 +1,4 @@
-"""How far a sweep is, for people who watch it."""
+"""The progress of a sweep, for people who watch it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Compiling:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a sweep stands at one moment. Counts are of points.
+    """The progress of a sweep at one moment. Counts are of points.
 
     Attributes:
         comparisons: how many there are; closed: how many of them are over.
@@ -77,7 +77,7 @@ class Watched:
     ahead: list[PointRun] = field(default_factory=list[PointRun])
 
     def listed(self, ticket: int, point: Point, kernels: int) -> None:
-        """Note that so many kernels of a point are to be compiled."""
+        """Note how many kernels of a point are to be compiled."""
         if kernels:
             self.compiling[ticket] = Compiling(point, 0, kernels)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure, as the command line has it.
+    """The rules of measuring, as the command line has them.
 
     Attributes:
         plugins, memory_limit: as `process.worker_command` takes them.
@@ -88,7 +88,7 @@ def pending(comparisons: Sequence[Comparison], store: Store, protocol: Protocol,
 
 
 def _holds(point: Point, row: Row, protocol: Protocol, machine: Machine) -> bool:
-    """Whether a row answers what is asked now: under the same rules, and refused only if it still is."""
+    """Return whether a row answers what is asked now: under the same rules, and refused only if it still is."""
     if row.status == "unsupported" and row.details.get("refused") != LATE:
         return point.implementation.refuses(point.problem, machine.kind) is not None
     return row.protocol == protocol.name or row.status == "unsupported"
@@ -133,7 +133,7 @@ class Session:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the worker says of its device; waits until it has started.
+        """Wait until the worker has started, and return what it says of its device.
 
         Raises:
             InputError: it cannot start.
@@ -176,7 +176,7 @@ class Session:
         self._measure(comparisons, replace(audience, on_row=keep), stop_at, store)
 
     def measure(self, point: Point) -> Row:
-        """Measure a point by itself, whatever happens to it."""
+        """Measure a point alone, whatever happens to it."""
         rows: list[Row] = []
         self._measure([Comparison((point,))], Audience(rows.append), inf)
         return rows[-1]
@@ -245,6 +245,6 @@ class Session:
 
 
 def versions(machine: Machine) -> dict[str, str]:
-    """Return what a choice of autotuners depends on besides the point: the GPU kind and the versions of packages."""
+    """Return what a choice of autotuners depends on, the point left out: the GPU kind and the versions of packages."""
     found = {name: version for name in PACKAGES if (version := package_version(name))}
     return {"device": machine.name, **found}

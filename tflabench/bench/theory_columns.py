@@ -20,7 +20,7 @@ from tflabench.theory.hardware import Ceilings
 
 
 def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float | None) -> dict[str, Any]:
-    """The columns of a row that theory fills, and those that compare a measured time with it."""
+    """Return the columns of a row that theory fills, and those that compare a measured time with it."""
     count = impl.count(problem)
     bounds = roofline.time_bounds(count, ceilings)
     columns: dict[str, Any] = {
@@ -39,13 +39,13 @@ def modelled(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: flo
 
 
 def percent_of_bound(impl: Implementation, problem: Problem, ceilings: Ceilings, ms: float) -> float | None:
-    """Return how near a time in ms comes to the bound of its problem; None where that has no formula."""
+    """Return the bound of the problem as a percentage of a time in ms; None where it has no formula."""
     bound = problem_bound.bound_s(impl.bounded, problem, ceilings)
     return None if bound is None else 100 * bound / (ms / 1e3)
 
 
 def recounted(row: Row, ceilings: Ceilings) -> Row:
-    """A row as it would be if this version had measured it: its theory by the present counts, its times as they are.
+    """Return a row as this version would have measured it: theory by the present counts, times as they are.
 
     Raises:
         KeyError: no implementation is called as the row's.

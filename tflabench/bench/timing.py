@@ -1,4 +1,4 @@
-"""Turns of a point within its comparison, and what they come to: median, spread, whether more rounds are needed.
+"""Turns of a point within its comparison, and what follows: median, spread, whether more rounds are needed.
 
 No torch: the process that runs the sweep sums up what workers sampled.
 """
@@ -19,7 +19,7 @@ NOISY_ALONE = 0.05  # where there is nothing to compare with
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn of a point sampled.
+    """The samples of one turn of a point.
 
     Attributes:
         samples: milliseconds of single calls.
@@ -40,7 +40,7 @@ class Turn:
 
 
 def columns_of(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return the columns of a row that its turns, at least one, come to."""
+    """Return the columns of a row that follow from its turns, of which there is at least one."""
     samples = sorted(sample for turn in turns for sample in turn.samples)
     fifths = quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else samples * 4
     host = [turn.host_ms for turn in turns if turn.host_ms is not None]
@@ -58,7 +58,7 @@ def columns_of(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def noisy(turns: Sequence[Turn], others: Iterable[Sequence[Turn]]) -> bool:
-    """Whether the median of an implementation is known less well than its place among the others needs.
+    """Return whether the median of an implementation is known less well than its place among the others needs.
 
     That is less well than half of the relative distance to the nearest of them, and than NOISY.
     """
@@ -90,7 +90,7 @@ def relative_spread(samples: Sequence[float]) -> float:
 
 
 def settled(turns: Sequence[Turn], others: Iterable[Sequence[Turn]], protocol: Protocol) -> bool:
-    """Whether an implementation needs no further round.
+    """Return whether an implementation needs no further round.
 
     Its medians agree, or they do as well as its place among the others needs, or it has had all rounds there may be.
     """

@@ -1,7 +1,7 @@
 """Control of Triton's autotuners inside a worker: a budget of seconds, a record of what was chosen, and its replay.
 
 Autotuners of libraries key their choice by a few arguments only: those of fla and mamba-ssm know neither batch nor
-sequence length. So a worker serves one point of such a library, starts with no choice made, and says what was chosen.
+sequence length. So a worker serves one point of these libraries, starts with no choice made, and says what was chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Config = dict[str, Any]  # meta-parameters, num_warps, num_stages, ... by name
 
 @dataclass
 class Tuned:
-    """What the autotuners of one point chose.
+    """The choices of the autotuners of one point.
 
     Attributes:
         choices: kernel -> configuration; a kernel that is tuned for several keys has "#2", "#3", ... behind its name.
@@ -42,7 +42,7 @@ class Tuned:
 
     @property
     def complete(self) -> bool:
-        """Whether every configuration was timed."""
+        """Return whether every configuration was timed."""
         return self.tried == self.configurations
 
     def columns(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class TuningStore:
     """Choices by GPU kind, versions, shape and pass: a file each.
 
     Args:
-        versions: everything that a choice depends on besides the point: GPU, torch, Triton, packages.
+        versions: everything but the point that a choice depends on: GPU, torch, Triton, packages.
         rows: choices in these come before those in the folder.
     """
 

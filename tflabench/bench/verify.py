@@ -5,7 +5,7 @@ that plain PyTorch makes at that precision with the same formula. The oracle, ru
 against float64 first. Only what is nearly as far off as values of half the size is wrong whatever PyTorch does: else a
 gradient of zeros would pass where PyTorch's own error is large (docs/decisions/2026-11-24-model-held-out.md).
 
-A gradient that kernels sum up from rounded terms (`Case.as_kernels_do`) is held to the error to be expected of such a
+A gradient that kernels sum up from rounded terms (`Case.as_kernels_do`) is held to the error to be expected of that
 sum. The roundings of T terms add up to a random walk, and the root mean square of a walk differs much from one
 realisation to the next, however large T is: simulated (200,000 pairs), it is more than twice that of another walk of
 the same variance in 18% of all cases, in 33% for the worse of two slices, so that a bound made of one realisation would
@@ -59,6 +59,7 @@ class Error:
 
     @property
     def wrong(self) -> bool:
+        """Return whether an error is larger than allowed; NaN is."""
         return not (self.error <= self.allowed and self.step_error <= self.step_allowed)  # NaN is wrong
 
     def __str__(self) -> str:
@@ -81,6 +82,7 @@ class Verdict:
 
     @property
     def rel_error(self) -> float:
+        """Return the largest error of output and gradients."""
         return max(error.error for error in self.errors)
 
 
@@ -140,7 +142,7 @@ def _require_shape(case: Case, shape: list[int], output: Tensor) -> None:
 
 
 def _on_poisoned_memory(case: Case, output_grad: Tensor | None) -> dict[str, Tensor]:
-    """The results of the case, computed in memory full of NaN.
+    """Return the results of the case, computed in memory full of NaN.
 
     On the CPU torch fills all fresh memory with it. On CUDA that would also change which kernels torch chooses, so the
     case runs twice: the first results are overwritten with NaN and freed, and the caching allocator gives the second
@@ -223,7 +225,7 @@ def _badness(error: Error) -> float:
 def _oracle(
     case: Case, cut: _Cut, where: tuple[int, int], steps: int, output_grad: Tensor | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """What the oracle says in a dtype of a slice of the inputs; `output_grad` is of the whole problem."""
+    """Return the oracle's results in a dtype for a slice of the inputs; `output_grad` is of the whole problem."""
     grad = None if output_grad is None else cut(output_grad, *where, steps).to(dtype)
     return differentiate(case.oracle, cut.inputs(case, *where, steps, dtype), grad)
 
@@ -252,7 +254,7 @@ def _expected_squares(
 def _affordable_truths(
     case: Case, cut: _Cut, output_grad: Tensor | None, budget_s: float
 ) -> tuple[int, dict[tuple[int, int], dict[str, Tensor]]]:
-    """How many steps to compare, and what the oracle says of them in float64, by slice.
+    """Return how many steps to compare, and the oracle's float64 results for them, by slice.
 
     All, or as many as fit the budget if the oracle's cost grew with their square; FIRST_STEPS whatever they cost. The
     truth of the first and of the last slice is timed, and kept where it turns out to be of as many steps as fit. The

@@ -39,6 +39,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """Answer jobs from stdin until it closes."""
     parser = argparse.ArgumentParser(
         prog="python -m tflabench.bench.worker", description="Started by `tflabench sweep`."
     )
@@ -282,7 +283,7 @@ class Worker:
         del output
 
         def step() -> None:
-            """What is timed. The gradients are returned, not accumulated: there is nothing to clear between calls."""
+            """Run what is timed, and return the gradients: accumulated ones would have to be cleared between calls."""
             output = case.forward()
             if backward:
                 torch.autograd.grad(output, leaves, output_grad)
@@ -355,7 +356,7 @@ def _take_pipes() -> tuple[TextIO, TextIO]:
 
 
 def _die_with_parent() -> None:
-    """A sweep that is killed takes its worker with it, whatever the worker is doing."""
+    """Make the kernel end this worker when the sweep is killed, whatever the worker is doing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -43,11 +43,11 @@ class Workers:
         self._paused: dict[str, float] = {}  # slot -> since when
 
     def busy(self, slot: str) -> bool:
-        """Whether the process of a slot works on a job."""
+        """Return whether the process of a slot works on a job."""
         return slot in self._slots
 
     def has(self, slot: str) -> bool:
-        """Whether a slot has a process, busy or not."""
+        """Return whether a slot has a process, busy or not."""
         return slot in self._slots or slot in self._idle
 
     def send(self, slot: str, job: dict[str, Any] | None, timeout_s: float) -> None:
@@ -110,7 +110,7 @@ class Workers:
         return results[0][1]
 
     def compiles(self, slot: str) -> bool:
-        """Whether the process of a slot may be paused: it makes its first call, in which it mostly compiles."""
+        """Return whether the process of a slot may be paused: it makes its first call, in which it mostly compiles."""
         return slot in self._slots and self._slots[slot].process.stage.startswith("compiling")
 
     def pause(self, slots: Iterable[str]) -> None:

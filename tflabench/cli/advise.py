@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
+from tflabench.cli.common.checks import words
 from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
     HOW,
@@ -32,16 +33,18 @@ from tflabench.cli.common.options import (
     SeqLen,
     Timeout,
 )
-from tflabench.cli.common.paths import file_to_write, out_file
-from tflabench.problem import InputError, Problem, parse_bytes
+from tflabench.cli.common.paths import figure_to_write, out_file
+from tflabench.problem import DeviceKind, InputError, Problem, parse_bytes
 
 if TYPE_CHECKING:
     from tflabench.bench.machine import Machine
     from tflabench.conclusions.advise import Advice, Choice, Refused
     from tflabench.conclusions.held_out import ModelError
+    from tflabench.theory.hardware import Ceilings, Gpu
 
 
 LONGEST_ON_CPU_S = 120
+USUAL_CPU = (1.0, 0.1)  # TFLOP/s and TB/s: what to expect of one whose ceilings are not measured
 LEAST_CALLS = 15  # of a measured choice: rounds, warm-ups, samples, check
 FUSED_CAVEAT = (
     "The fused kernels (hopper_*) took 0.9 to 1.3 times as long as this model says where both were known, exp at "
@@ -49,66 +52,108 @@ FUSED_CAVEAT = (
 )
 
 
-@command("advise")
-def advise(
+Sequences = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        metavar="N",
+        rich_help_panel=PROBLEM,
+        help="Sequences of one call.",
+        show_default="8; with --tokens, the best",
+    ),
+]
+Gates = Annotated[
+    str,
+    typer.Option(
+        "--gate",
+        metavar="GATES",
+        rich_help_panel=PROBLEM,
+        help="Any of exp and sig (mLSTM), simple_gla, retention, mamba2, ..., comma-separated.",
+    ),
+]
+Layers = Annotated[
+    int, typer.Option(max=MOST_CHOICES, metavar="N", rich_help_panel=PROBLEM, help="Layers that run the kernel.")
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Choose the batch for a step of so many tokens."),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-budget",
+        metavar="SIZE",
+        rich_help_panel=PROBLEM,
+        help="Take what fits into this much GPU memory, such as 8GiB.",
+        show_default="all that the GPU has",
+    ),
+]
+Measure = Annotated[
+    bool, typer.Option("--measure", rich_help_panel=HOW, help="Measure the best choices on this machine.")
+]
+Top = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=MOST_CHOICES,
+        metavar="N",
+        rich_help_panel=OUTPUT,
+        help="Print, and with --measure measure, so many choices.",
+    ),
+]
+
+
+class _Wanted(NamedTuple):
+    """A request for advice, before the GPU is known.
+
+    Attributes:
+        budget: bytes of memory allowed; None for all that the GPU has.
+        pattern: of implementations; None for the usual ones.
+    """
+
+    problem: Problem
+    layers: int
+    tokens: int | None
+    budget: int | None
+    gates: Sequence[str]
+    pattern: str | None
+
+    def advice(self, chip: Gpu, kind: DeviceKind) -> Advice:
+        """Return all choices on a device, ranked by theory."""
+        from tflabench.conclusions import advise as advising
+
+        demand = advising.Demand(self.problem, self.layers, self.tokens, self.budget or chip.memory_bytes)
+        return advising.advice(demand, chip, self.gates, kind, self.pattern)
+
+
+class _Trial(NamedTuple):
+    """The rules of measuring the best choices: how many, how long one call may take, and with which plugins."""
+
+    top: int
+    timeout: float
+    plugins: Sequence[str]
+
+
+@app.command("advise")
+def advise(  # noqa: PLR0913  options
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,
     heads: Heads = 8,
     seq_len: SeqLen = 8192,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=PROBLEM,
-            help="Sequences of one call.",
-            show_default="8; with --tokens, the best",
-        ),
-    ] = None,
+    batch: Sequences = None,
     pass_: Pass = "fwbw",
     dtype: Dtype = "bfloat16",
-    gate: Annotated[
-        str,
-        typer.Option(
-            metavar="GATES",
-            rich_help_panel=PROBLEM,
-            help="Any of exp and sig (mLSTM), simple_gla, retention, mamba2, ..., comma-separated.",
-        ),
-    ] = "exp,sig",
+    gate: Gates = "exp,sig",
     impl: Impl = None,
-    layers: Annotated[
-        int,
-        typer.Option(max=MOST_CHOICES, metavar="N", rich_help_panel=PROBLEM, help="Layers that run the kernel."),
-    ] = 1,
-    tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Choose the batch for a step of so many tokens."),
-    ] = None,
-    memory_budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            rich_help_panel=PROBLEM,
-            help="Take what fits into this much GPU memory, such as 8GiB.",
-            show_default="all that the GPU has",
-        ),
-    ] = None,
+    layers: Layers = 1,
+    tokens: Tokens = None,
+    memory_budget: Budget = None,
     gpu: GpuName = None,
     peak_tflops: PeakTflops = None,
     bandwidth_tbs: BandwidthTbs = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", rich_help_panel=HOW, help="Measure the best choices on this machine.")
-    ] = False,
+    measure: Measure = False,
     timeout: Timeout = 120.0,
-    top: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=MOST_CHOICES,
-            metavar="N",
-            rich_help_panel=OUTPUT,
-            help="Print, and with --measure measure, so many choices.",
-        ),
-    ] = 10,
+    top: Top = 10,
     plugin: Plugin = None,
     plot: Annotated[Path | None, out_file("advise.png", "nothing is drawn")] = None,
     as_json: JsonObject = False,
@@ -118,106 +163,122 @@ def advise(
     A smaller chunk size is often faster, and takes memory for more states; memory buys batch size. The table ranks the
     choices by the time of a step and marks those on the frontier: no other is both smaller and faster.
     """
-    plot = file_to_write(plot, "advise.png") if plot else None
+    plot = figure_to_write(plot, "advise.png") if plot else None
     from tflabench.bench.machine import detect
-    from tflabench.conclusions import advise as advising
-    from tflabench.conclusions.advise import Demand
     from tflabench.implementations import registry
 
-    if plot:
-        from tflabench.figures.files import check_format
-
-        check_format(plot)
     for name in plugin or ():
         registry.plug_in(name)
     if tokens is not None and batch is not None:
         raise InputError(f"batch is {batch} and tokens {tokens}: give one of them, --tokens chooses the batch")
-    gates = [word.strip() for word in gate.split(",")]
-    if wrong := [word for word in gates if word not in advising.COMPUTES]:
-        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(advising.COMPUTES)}, comma-separated")
-    problem = Problem(batch or 8, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
-    if batch is not None and batch < 1:
-        problem = problem.with_(batch=batch)
+    gates = _gates(gate)
+    size = 8 if batch is None else batch
+    problem = Problem(size, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     here = detect("auto")
-    pattern = ",".join(impl) if impl else None
     budget = None if memory_budget is None else parse_bytes("memory_budget", memory_budget)
+    wanted = _Wanted(problem, layers, tokens, budget, gates, ",".join(impl) if impl else None)
     if measure:
         if gpu is not None or peak_tflops or bandwidth_tbs:
             raise InputError("--measure measures what this machine has: leave out --gpu and its ceilings, or --measure")
-        advice = _measured(problem, layers, tokens, budget, gates, pattern, here, top, timeout, plugin or ())
+        advice = _measured(wanted, here, _Trial(top, timeout, plugin or ()))
     else:
-        chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
-        demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
-        advice = advising.advice(demand, chip, gates, "cuda", pattern)
-    if not advice.ranked[0].fits:
-        least = min(choice.memory_bytes / choice.problem.batch for choice in advice.ranked)
-        raise InputError(
-            f"nothing fits {_size(advice.demand.memory_bytes or 0)}: one sequence takes at least {_size(least)}; "
-            "give a smaller batch, shorter sequences, fewer layers or more memory"
-        )
+        advice = wanted.advice(chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs), "cuda")
+    _require_fit(advice)
     footer = _footer(advice, here, measure)
     if plot:
-        from tflabench.figures.files import write_figure
-        from tflabench.figures.memory_frontier import draw
-
-        write_figure(draw(advice, _title(advice), footer), plot)
-        print(f"wrote {plot}", file=sys.stderr)
+        _draw(advice, footer, plot)
     if as_json:
         print(json.dumps(_json(advice, footer), indent=2))
         return
     _print(advice, top, footer)
 
 
-def _measured(
-    problem: Problem,
-    layers: int,
-    tokens: int | None,
-    budget: int | None,
-    gates: list[str],
-    impl: str | None,
-    here: Machine,
-    top: int,
-    timeout: float,
-    plugins: Sequence[str],
-) -> Advice:
-    """Return advice for this machine's device, its `top` choices measured."""
+def _gates(text: str) -> list[str]:
+    """Return the gates and other linear RNNs that --gate names.
+
+    Raises:
+        InputError: one is not known.
+    """
+    from tflabench.conclusions.advise import COMPUTES
+
+    gates = words(text)
+    if wrong := [word for word in gates if word not in COMPUTES]:
+        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(COMPUTES)}, comma-separated")
+    return gates
+
+
+def _require_fit(advice: Advice) -> None:
+    """Raise InputError where no choice fits the memory, with what one sequence takes at least."""
+    if advice.ranked[0].fits:
+        return
+    least = min(choice.memory_bytes / choice.problem.batch for choice in advice.ranked)
+    raise InputError(
+        f"nothing fits {_size(advice.demand.memory_bytes or 0)}: one sequence takes at least {_size(least)}; "
+        "give a smaller batch, shorter sequences, fewer layers or more memory"
+    )
+
+
+def _draw(advice: Advice, footer: list[str], path: Path) -> None:
+    """Draw the frontier of memory and time into a file."""
+    from tflabench.figures.files import write_figure
+    from tflabench.figures.memory_frontier import draw
+
+    write_figure(draw(advice, _title(advice), footer), path)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _measured(wanted: _Wanted, here: Machine, trial: _Trial) -> Advice:
+    """Return advice for this machine's device, its best choices measured."""
     from tflabench.bench.protocol import SHORT
     from tflabench.bench.sweep import Session, Settings
     from tflabench.conclusions import advise as advising
-    from tflabench.conclusions.advise import Demand
     from tflabench.theory import hardware
 
-    with Session(Settings(here, SHORT, timeout, plugins=plugins)) as session:
-        ceilings = session.ceilings([problem.dtype])[problem.dtype]
-        known = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
-        chip = replace(known, ceilings=ceilings, memory_bytes=here.memory_bytes)
-        demand = Demand(problem, layers, tokens, budget or chip.memory_bytes)
-        advice = advising.advice(demand, chip, gates, here.kind, impl)
-        _announce(advice, here, top, timeout)
+    dtype = wanted.problem.dtype
+    if here.kind == "cpu":  # before a worker starts and measures its ceilings
+        known = hardware.ceilings_for(here.name, dtype)
+        ceilings = known or hardware.custom(*USUAL_CPU).ceilings
+        _require_short(wanted.advice(_device(here, ceilings), here.kind), here, trial, assumed=known is None)
+    with Session(Settings(here, SHORT, trial.timeout, plugins=trial.plugins)) as session:
+        advice = wanted.advice(_device(here, session.ceilings([dtype])[dtype]), here.kind)
+        seconds, count = _require_short(advice, here, trial)
+        print(f"measuring {count} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
 
         def tell(choice: Choice) -> None:
-            p = choice.problem
-            words = f"{_named(choice)}, batch {p.batch}: {choice.call_s * 1e3:.4g} ms"
-            print(words, file=sys.stderr)
+            line = f"{_named(choice)}, batch {choice.problem.batch}: {choice.call_s * 1e3:.4g} ms"
+            print(line, file=sys.stderr)
 
-        return advising.measured(advice, session.measure, top, tell)
+        return advising.measured(advice, session.measure, trial.top, tell)
 
 
-def _announce(advice: Advice, here: Machine, top: int, timeout: float) -> None:
-    """Say on stderr what is measured and how long at least that takes, and refuse what a CPU would take too long for.
+def _device(here: Machine, ceilings: Ceilings) -> Gpu:
+    """Return this machine's device with these ceilings, and the memory that it has."""
+    from tflabench.theory import hardware
+
+    known = hardware.from_device_name(here.name) or hardware.Gpu(here.name, ceilings)
+    return replace(known, ceilings=ceilings, memory_bytes=here.memory_bytes)
+
+
+def _require_short(advice: Advice, here: Machine, trial: _Trial, assumed: bool = False) -> tuple[float, int]:
+    """Return the least seconds that measuring takes and the number of choices.
+
+    Args:
+        assumed: the ceilings are those of USUAL_CPU.
 
     Raises:
         InputError: on a CPU, it takes more than LONGEST_ON_CPU_S or half of the memory.
     """
-    chosen = [choice for choice in advice.ranked if choice.fits][:top]
-    seconds = sum(min(LEAST_CALLS * choice.call_s, timeout) for choice in chosen)
+    chosen = [choice for choice in advice.ranked if choice.fits][: trial.top]
+    seconds = sum(min(LEAST_CALLS * choice.call_s, trial.timeout) for choice in chosen)
     memory = max((choice.memory_bytes for choice in chosen), default=0.0)
     if here.kind == "cpu" and (seconds > LONGEST_ON_CPU_S or memory > here.memory_bytes / 2):
+        guess = f" (if it has {USUAL_CPU[0]:g} TFLOP/s; tflabench calibrate measures that)" if assumed else ""
         raise InputError(
-            f"--measure would take {seconds / 60:.0f} min or more and {_size(memory)} of {_size(here.memory_bytes)} on "
-            "this CPU: give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512"
+            f"--measure would take {seconds / 60:.0f} min or more{guess} and {_size(memory)} of "
+            f"{_size(here.memory_bytes)} on this CPU: "
+            "give a smaller problem, such as --dtype float32 --batch 1 --heads 2 --seq-len 512"
         )
-    print(f"measuring {len(chosen)} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
+    return seconds, len(chosen)
 
 
 def _title(advice: Advice) -> str:
@@ -232,7 +293,7 @@ def _title(advice: Advice) -> str:
 
 
 def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
-    """Where the numbers come from, in sentences."""
+    """Return in sentences where the numbers come from."""
     from tflabench.theory import hardware
 
     chip, sources = advice.gpu, sorted({choice.source for choice in advice.ranked})
@@ -269,7 +330,7 @@ def _never_run(advice: Advice) -> list[str]:
 
 
 def _recommendation(advice: Advice) -> list[str]:
-    """The first choice's time with the model's error, and why it is outside of its bounds where it is."""
+    """Return the first choice's time with the model's error, and why it is outside of its bounds where it is."""
     from tflabench.conclusions import held_out
 
     best = advice.ranked[0]
@@ -300,7 +361,7 @@ def _error(error: ModelError) -> str:
 
 
 def _left_out(advice: Advice) -> list[str]:
-    """One line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
+    """Return a line an implementation: its chunk sizes that were left out, and the reason at the first of them."""
     found: dict[str, list[Refused]] = {}
     for each in advice.refused:
         found.setdefault(each.implementation, []).append(each)
@@ -357,7 +418,7 @@ def _print(advice: Advice, top: int, footer: list[str]) -> None:
 
 
 def _side(choice: Choice) -> str:
-    """On which side of its bounds the time is, where it is on one."""
+    """Return on which side of its bounds a time is, "" where it is between them."""
     if choice.outside is None:
         return ""
     return "above" if choice.call_s > choice.bounds.upper else "below"

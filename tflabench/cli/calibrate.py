@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.console import open_table, stdout
 from tflabench.cli.common.options import HOW, Device, Json
 
 
-@command("calibrate")
+@app.command("calibrate")
 def calibrate(
     device: Device = "auto",
     seconds: Annotated[

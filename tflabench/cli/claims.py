@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.options import Json
 from tflabench.cli.common.paths import Results
 
@@ -18,7 +18,7 @@ STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
 WIDTH = 120  # of tables where nobody's terminal limits them
 
 
-@command("claims")
+@app.command("claims")
 def claims(
     directory: Results,
     json_: Json = False,
@@ -64,7 +64,7 @@ def claims(
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    """A line a claim; where the kernels say different things, a second one below it."""
+    """Return a table with a line a claim; where the kernels say different things, a second one below it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -91,7 +91,7 @@ def _table(outcomes: list[Outcome]) -> Table:
 
 
 def _commands(outcomes: list[Outcome]) -> list[str]:
-    """What would decide the claims that these rows do not: each command with the claims below it."""
+    """Return the commands that would decide the other claims, each with its claims below it."""
     by_command: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.command:

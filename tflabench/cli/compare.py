@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
+from tflabench.cli.common.console import stderr
 from tflabench.cli.common.options import MOST_CHOICES, Json
 from tflabench.cli.common.paths import ROWS, file_to_write, out_file
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from tflabench.conclusions.compare import Comparison, Match
+    from tflabench.conclusions.compare import Comparison, Match, Matching, Rules
     from tflabench.rows.load import Results
     from tflabench.rows.schema import Row
 
@@ -27,48 +28,80 @@ COMPARED, JUDGED = "What to compare", "How to judge"  # panels of --help
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
 
 
-@command("compare")
+Inside = Annotated[
+    Path | None,
+    typer.Option(
+        "--in", metavar="DIR", rich_help_panel=COMPARED, help="Compare the implementations A and B in this folder."
+    ),
+]
+Patterns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--impl",
+        metavar="PATTERN",
+        rich_help_panel=COMPARED,
+        help="Take only these implementations of two folders.",
+        show_default="all",
+    ),
+]
+GivenThreshold = Annotated[
+    str | None,
+    typer.Option(
+        "--threshold",
+        metavar="PART",
+        rich_help_panel=JUDGED,
+        help="Call medians nearer than this the same, and slower ones a regression: 5% or 0.05.",
+        show_default="1% within a comparison, 2% between runs on one GPU, 3% between GPUs",
+    ),
+]
+MinSamples = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MOST_CHOICES,
+        metavar="N",
+        rich_help_panel=JUDGED,
+        help="Call points of fewer samples than this ambiguous.",
+        show_default="30, or fewer where three rounds or more all say the same",
+    ),
+]
+AllowThrottled = Annotated[bool, typer.Option(rich_help_panel=JUDGED, help="Judge throttled rows like others.")]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of the comparison: its name, its results folders and the rows compared; some folders may have none."""
+
+    name: str
+    folders: list[Results]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows of all folders."""
+        return [row for folder in self.folders for row in folder.rows]
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        """Return the environments of all runs."""
+        return {run: described for folder in self.folders for run, described in folder.runs.items()}
+
+    @property
+    def conditions(self) -> dict[str, list[str]]:
+        """Return the conditions under which the rows were measured."""
+        from tflabench.conclusions.campaigns import conditions_of
+
+        return conditions_of(self.rows, self.runs)
+
+
+@app.command("compare")
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=f"{ROWS} With --in, an implementation.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What is held against A.")],
-    inside: Annotated[
-        Path | None,
-        typer.Option(
-            "--in", metavar="DIR", rich_help_panel=COMPARED, help="Compare the implementations A and B in this folder."
-        ),
-    ] = None,
-    impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            rich_help_panel=COMPARED,
-            help="Take only these implementations of two folders.",
-            show_default="all",
-        ),
-    ] = None,
-    threshold: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PART",
-            rich_help_panel=JUDGED,
-            help="Call medians nearer than this the same, and slower ones a regression: 5% or 0.05.",
-            show_default="1% within a comparison, 2% between runs on one GPU, 3% between GPUs",
-        ),
-    ] = None,
-    min_samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST_CHOICES,
-            metavar="N",
-            rich_help_panel=JUDGED,
-            help="Call points of fewer samples than this ambiguous.",
-            show_default="30, or fewer where three rounds or more all say the same",
-        ),
-    ] = None,
-    allow_throttled: Annotated[
-        bool, typer.Option(rich_help_panel=JUDGED, help="Judge throttled rows like others.")
-    ] = False,
+    inside: Inside = None,
+    impl: Patterns = None,
+    threshold: GivenThreshold = None,
+    min_samples: MinSamples = None,
+    allow_throttled: AllowThrottled = False,
     out: Annotated[Path | None, out_file("compare.png", "nothing is drawn")] = None,
     json_: Json = False,
 ) -> None:
@@ -81,53 +114,22 @@ def compare(
     30 samples; slow points have fewer, which do where three rounds or more each give the same verdict. A point that is
     slower, or ran in A and fails in B, is a regression.
     """
-    from rich.console import Console
-
     from tflabench.conclusions import compare as comparison
-    from tflabench.conclusions.campaigns import conditions_of, differences
+    from tflabench.conclusions.campaigns import differences
 
-    allowed = None if threshold is None else _fraction(threshold)
+    rules = comparison.Rules(None if threshold is None else _fraction(threshold), min_samples, allow_throttled)
     if inside and impl:
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
     patterns = ",".join(impl) if impl else "*"
-    sides = _implementations(inside, a, b) if inside else [_side(Path(folder), patterns) for folder in (a, b)]
-    conditions = [conditions_of(side.rows, side.runs) for side in sides]
-    differing = differences(*conditions)
-    note = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    left, right = _implementations(inside, a, b) if inside else [_side(folder, patterns) for folder in (a, b)]
+    note = stderr()
+    differing = differences(left.conditions, right.conditions)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
-    left, right = sides
-    if inside:
-        pairs = zip(left.folders, right.folders, strict=True)
-        matching = comparison.joined(comparison.match_implementations(x.rows, y.rows) for x, y in pairs)
-    else:
-        matching = comparison.match_folders(left.folders, right.folders, (Path(a), Path(b)))
-    if not matching.pairs:
-        sizes = f"{a} ({len(left.rows)} points) and {b} ({len(right.rows)} points)"
-        if inside:
-            why = "no point was measured of both in one comparison, tuned in full"
-            raise InputError(f"{sizes}: {why}; sweep both into {inside} at once")
-        raise InputError(f"{sizes} have none in common: sweep the same axes for both")
-    rules = comparison.Rules(allowed, min_samples, allow_throttled)
-    found = comparison.compare(matching, rules)
-    files = []
-    if out:
-        from tflabench.figures import ratios
-        from tflabench.figures.files import write_figure
-
-        path = file_to_write(out, "compare.png")
-        drawn = ratios.draw(found, (ratios.Side(a, left.runs), ratios.Side(b, right.runs)), path.stem)
-        files = [file for figure in drawn for file in write_figure(figure, path.with_stem(figure.stem))]
+    found = comparison.compare(_matched(left, right, inside), rules)
+    files = _draw(found, left, right, out) if out else []
     if json_:
-        head = {
-            "a": {"name": a, **conditions[0]},
-            "b": {"name": b, **conditions[1]},
-            "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
-            "rules": asdict(rules),
-            "thresholds": [
-                {"threshold": held.value, "why": held.why, "points": count} for held, count in found.thresholds.items()
-            ],
-        }
+        head = _head(left, right, differing) | _rules(rules, found)
         print(json.dumps({**head, **_as_json(found), "files": [str(file) for file in files]}, indent=2))
     else:
         _print(found, f"A = {a}, B = {b}")
@@ -136,17 +138,68 @@ def compare(
     for file in files:
         note.print(f"wrote {file}")
     if found.regressions:
-        worst = max(found.regressions, key=lambda match: match.ratio or inf)
-        note.print(
-            f"{len(found.regressions)} of {len(found.matches)} points regress, the worst: "
-            f"{worst.b.point} {f'takes {worst.ratio:.2f} times as long' if worst.ratio else worst.reason}",
-            style="bold red",
-        )
+        note.print(_worst(found), style="bold red")
         raise typer.Exit(1)
 
 
+def _matched(left: _Side, right: _Side, inside: Path | None) -> Matching:
+    """Return the pairs of rows of the same point.
+
+    Raises:
+        InputError: there are none.
+    """
+    from tflabench.conclusions import compare as comparison
+
+    if inside:
+        pairs = zip(left.folders, right.folders, strict=True)
+        matching = comparison.joined(comparison.match_implementations(x.rows, y.rows) for x, y in pairs)
+    else:
+        matching = comparison.match_folders(left.folders, right.folders, (Path(left.name), Path(right.name)))
+    if matching.pairs:
+        return matching
+    sizes = f"{left.name} ({len(left.rows)} points) and {right.name} ({len(right.rows)} points)"
+    if inside:
+        why = "no point was measured of both in one comparison, tuned in full"
+        raise InputError(f"{sizes}: {why}; sweep both into {inside} at once")
+    raise InputError(f"{sizes} have none in common: sweep the same axes for both")
+
+
+def _draw(found: Comparison, left: _Side, right: _Side, out: Path) -> list[Path]:
+    """Draw the ratios, and return the files."""
+    from tflabench.figures import ratios
+    from tflabench.figures.files import write_figure
+
+    path = file_to_write(out, "compare.png")
+    drawn = ratios.draw(found, (ratios.Side(left.name, left.runs), ratios.Side(right.name, right.runs)), path.stem)
+    return [file for figure in drawn for file in write_figure(figure, path.with_stem(figure.stem))]
+
+
+def _head(left: _Side, right: _Side, differing: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return what is compared, and in what the conditions differ."""
+    return {
+        "a": {"name": left.name, **left.conditions},
+        "b": {"name": right.name, **right.conditions},
+        "differences": {name: {"a": in_a, "b": in_b} for name, (in_a, in_b) in differing.items()},
+    }
+
+
+def _rules(rules: Rules, found: Comparison) -> dict[str, Any]:
+    """Return the rules, and the thresholds that followed from them."""
+    thresholds = [
+        {"threshold": held.value, "why": held.why, "points": count} for held, count in found.thresholds.items()
+    ]
+    return {"rules": asdict(rules), "thresholds": thresholds}
+
+
+def _worst(found: Comparison) -> str:
+    """Return in words how many points regress, and the worst of them."""
+    worst = max(found.regressions, key=lambda match: match.ratio or inf)
+    how = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
+    return f"{len(found.regressions)} of {len(found.matches)} points regress, the worst: {worst.b.point} {how}"
+
+
 def _fraction(text: str) -> float:
-    """0.05 of "5%" and of "0.05"."""
+    """Return 0.05 for "5%" and for "0.05"."""
     number, percent, rest = text.strip().partition("%")
     try:
         value = float(number) / (100 if percent else 1)
@@ -157,42 +210,27 @@ def _fraction(text: str) -> float:
     return value
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The results folders of one side, with the rows that are compared; some may have none."""
-
-    folders: list[Results]
-
-    @property
-    def rows(self) -> list[Row]:
-        return [row for folder in self.folders for row in folder.rows]
-
-    @property
-    def runs(self) -> dict[str, Any]:
-        return {run: described for folder in self.folders for run, described in folder.runs.items()}
-
-
-def _side(folder: Path, pattern: str) -> _Side:
+def _side(folder: str, pattern: str) -> _Side:
     """All results folders at and below a folder, each with the rows whose implementation matches the pattern."""
     from tflabench.rows.load import find_results
 
-    return _only(find_results(folder), folder, pattern)
+    return _only(find_results(folder), Path(folder), pattern, folder)
 
 
 def _implementations(folder: Path, a: str, b: str) -> list[_Side]:
-    """The results folders at and below a folder twice, each time with the rows of one implementation."""
+    """Return the results folders at and below a folder twice, each time with the rows of one implementation."""
     from tflabench.rows.load import find_results
 
     if a == b:
         raise InputError(f"A and B are both {a!r}: they must be two implementations")
     found = find_results(folder)
-    return [_only(found, folder, name) for name in (a, b)]
+    return [_only(found, folder, name, name) for name in (a, b)]
 
 
-def _only(folders: list[Results], root: Path, pattern: str) -> _Side:
+def _only(folders: list[Results], root: Path, pattern: str, name: str) -> _Side:
     from tflabench.implementations.registry import nearest, split
 
-    side = _Side([results.only(split(pattern)) for results in folders])
+    side = _Side(name, [results.only(split(pattern)) for results in folders])
     if not side.rows:
         known = dict.fromkeys(row.implementation for results in folders for row in results.rows)
         raise InputError(f"{root} has no rows of {pattern!r}; {nearest(pattern, known)}")
@@ -200,7 +238,7 @@ def _only(folders: list[Results], root: Path, pattern: str) -> _Side:
 
 
 def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
-    """What to know before any ratio is read."""
+    """Return what to know before any ratio is read, a line each."""
     lines = []
     if "device" in differing:
         a, b = differing["device"]
@@ -210,7 +248,7 @@ def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
 
 
 def _print(found: Comparison, title: str) -> None:
-    """A line a point, then what they come to."""
+    """Print a line a point, then counts and the mean."""
     from rich.console import Console
     from rich.table import Table
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.console import filled_table, print_json
 from tflabench.cli.common.options import JsonObject
 from tflabench.problem import DTYPE_BYTES
 
 
-@command("gpus")
+@app.command("gpus")
 def gpus(as_json: JsonObject = False) -> None:
     """List known GPUs with the source of each figure, and what this machine has."""
     from tflabench.bench import machine

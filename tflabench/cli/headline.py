@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.paths import Results, file_to_write, out_file
 
 
-@command("headline")
+@app.command("headline")
 def headline(
     directory: Results,
     subject: Annotated[

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.console import print_json
 from tflabench.cli.common.options import Json, Plugin
 
@@ -23,7 +23,7 @@ AXES_TOLD = {
 }
 
 
-@command("list")
+@app.command("list")
 def list_(plugin: Plugin = None, json_: Json = False) -> None:
     """List implementations with what they need and whether they run here, presets and axes.
 

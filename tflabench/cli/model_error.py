@@ -6,15 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import filled_table, print_json
 from tflabench.cli.common.options import Formats, JsonObject
 from tflabench.cli.common.paths import SomeResults, folder_to_write, out_folder
+from tflabench.problem import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tflabench.theory.calibrated import Judged
 
 
-@command("model-error")
+@app.command("model-error")
 def model_error(
     directories: SomeResults = None,
     constants: Annotated[
@@ -44,10 +45,8 @@ def model_error(
     fitted on stand apart from those on rows that no constant has seen.
     """
     from tflabench.conclusions.fitting import cross
-    from tflabench.conclusions.model_error import families, judge
-    from tflabench.problem import InputError
+    from tflabench.conclusions.model_error import judge
     from tflabench.rows.load import find_results
-    from tflabench.theory.calibrated import median_and_worst
 
     if constants:
         _print_constants(as_json)
@@ -56,11 +55,24 @@ def model_error(
         raise InputError("DIR is not given: it must be a results folder, or one above several")
     formats = [one_of("format", word.strip(), ("png", "svg", "pdf")) for word in format_.split(",")]
     verdict = judge(results for directory in directories for results in find_results(directory))
+    crossed = cross(verdict.judged) if fit else None
+    if out:
+        _draw_models(verdict, out, formats)
+    if as_json:
+        print_json(_json(verdict, crossed))
+        return
+    _print(verdict, crossed)
+
+
+def _summary(verdict: Verdict) -> list[dict[str, Any]]:
+    """Return the errors of both models by implementation and pass, then of all rows."""
+    from tflabench.theory.calibrated import median_and_worst
+
     groups: dict[tuple[str, str], list[Judged]] = {}
     for row in verdict.judged:
         groups.setdefault((row.implementation, row.problem.pass_), []).append(row)
     groups["all", ""] = list(verdict.judged)
-    summary = [
+    return [
         {"implementation": name, "pass": pass_, "rows": len(rows)}
         | {
             f"{model}_{kind}": value
@@ -69,30 +81,36 @@ def model_error(
         }
         for (name, pass_), rows in groups.items()
     ]
-    crossed = cross(verdict.judged) if fit else []
-    if out:
-        _draw_models(verdict, out, formats)
-    if as_json:
-        rows = [
-            {"implementation": row.implementation, "algorithm": row.kernel.algorithm, **row.problem.columns()}
-            | {
-                "ms_measured": row.measured * 1e3,
-                "ms_published": row.published * 1e3,
-                "ms_calibrated": row.calibrated * 1e3,
-            }
-            | {"ms_by_term": {term: seconds * 1e3 for term, seconds in row.terms.items()}}
-            for row in verdict.judged
-        ]
-        apart = {"families": [asdict(family) for family in families(verdict.judged)]}
-        fits = {"fits": [asdict(found) for found in crossed]} if fit else {}
-        print_json({"errors": summary} | apart | fits | {"rows": rows, "not_described": verdict.others})
-        return
 
+
+def _json(verdict: Verdict, crossed: Sequence[Crossed] | None) -> dict[str, Any]:
+    """Return everything as one document; fits are in it where they were asked for."""
+    from tflabench.conclusions.model_error import families
+
+    rows = [
+        {"implementation": row.implementation, "algorithm": row.kernel.algorithm, **row.problem.columns()}
+        | {
+            "ms_measured": row.measured * 1e3,
+            "ms_published": row.published * 1e3,
+            "ms_calibrated": row.calibrated * 1e3,
+        }
+        | {"ms_by_term": {term: seconds * 1e3 for term, seconds in row.terms.items()}}
+        for row in verdict.judged
+    ]
+    apart = {"families": [asdict(family) for family in families(verdict.judged)]}
+    fits = {} if crossed is None else {"fits": [asdict(found) for found in crossed]}
+    return {"errors": _summary(verdict)} | apart | fits | {"rows": rows, "not_described": verdict.others}
+
+
+def _print(verdict: Verdict, crossed: Sequence[Crossed] | None) -> None:
+    """Print the errors by family, fits where asked for, by implementation, and where they are largest."""
     from rich.console import Console
+
+    from tflabench.conclusions.model_error import families
 
     console = Console(highlight=False)
     _print_families(console, families(verdict.judged))
-    if fit:
+    if crossed is not None:
         _print_fits(console, crossed)
     header = ("implementation", "pass", "rows", "published\nmedian", "\nworst", "calibrated\nmedian", "\nworst")
     table = [
@@ -100,7 +118,7 @@ def model_error(
             str(row["implementation"]), str(row["pass"]), str(row["rows"]), f"{row['published_median']:.0%}",
             f"{row['published_worst']:+.0%}", f"{row['calibrated_median']:.0%}", f"{row['calibrated_worst']:+.0%}",
         )
-        for row in summary
+        for row in _summary(verdict)
     ]  # fmt: skip
     console.print(filled_table(header, table))
     console.print("Absolute error of the predicted time; worst with its sign: + is predicted too slow.")
@@ -119,7 +137,7 @@ def model_error(
 
 
 def _print_families(console: Console, found: Sequence[Family]) -> None:
-    """The table that says how good the theory is: rows that a constant has seen, and rows that none has."""
+    """Print how good the theory is, apart for rows that a constant was fitted on and rows that none was."""
     from tflabench.theory.constants import FITTED
 
     def told(errors: Errors) -> str:
@@ -151,7 +169,7 @@ def _print_fits(console: Console, found: Sequence[Crossed]) -> None:
 
 
 def _print_constants(as_json: bool) -> None:
-    """A line a constant: by origin, so that what was fitted stands apart from what was counted."""
+    """Print a line a constant, by origin: what was fitted stands apart from what was counted."""
     from tflabench.theory.constants import CONSTANTS, RATES
 
     if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
@@ -34,7 +34,7 @@ from tflabench.cli.common.options import (
     SeqLen,
     StateDtype,
 )
-from tflabench.cli.common.paths import file_to_write, out_file
+from tflabench.cli.common.paths import figure_to_write, out_file
 from tflabench.problem import Problem, parse_bytes
 
 if TYPE_CHECKING:
@@ -48,9 +48,29 @@ if TYPE_CHECKING:
 LEAST_SHOWN, MOST_SHOWN = 1 / 8, 8  # of the recommended L: the table without --details
 
 
+Tile = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=MODEL,
+        help="Tile of the kernel: L is a multiple of it.",
+        show_default="64, or less for a short T",
+    ),
+]
+Asked = Annotated[int | None, typer.Option(metavar="N", rich_help_panel=OUTPUT, help="Report this L too.")]
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details",
+        rich_help_panel=OUTPUT,
+        help="Print every L, the optima of the paper's equations and of the kernels, and the curve.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class _Found:
-    """What was asked for and found.
+    """A question and its answer.
 
     Attributes:
         title: the problem and the model, in one line.
@@ -77,8 +97,8 @@ class _Found:
         return sorted({2**n for n in range(4, self.problem.seq_len.bit_length())} | {self.recommended} | asked)
 
 
-@command("optimal-chunk")
-def optimal_chunk(
+@app.command("optimal-chunk")
+def optimal_chunk(  # noqa: PLR0913  options
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,
     heads: Heads = 8,
@@ -93,27 +113,10 @@ def optimal_chunk(
     bandwidth_tbs: BandwidthTbs = None,
     causal_factor: CausalFactor = 0.5,
     state_dtype: StateDtype = "float32",
-    tile: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=MODEL,
-            help="Tile of the kernel: L is a multiple of it.",
-            show_default="64, or less for a short T",
-        ),
-    ] = None,
+    tile: Tile = None,
     counts: CountsOption = "published",
-    chunk_size: Annotated[
-        int | None, typer.Option(metavar="N", rich_help_panel=OUTPUT, help="Report this L too.")
-    ] = None,
-    details: Annotated[
-        bool,
-        typer.Option(
-            "--details",
-            rich_help_panel=OUTPUT,
-            help="Print every L, the optima of the paper's equations and of the kernels, and the curve.",
-        ),
-    ] = False,
+    chunk_size: Asked = None,
+    details: Details = False,
     plot: Annotated[Path | None, out_file("optimal-chunk.png", "nothing is drawn")] = None,
     as_json: JsonObject = False,
 ) -> None:
@@ -125,7 +128,7 @@ def optimal_chunk(
     """
     from tflabench.theory import chunk_size as chunks
 
-    plot = file_to_write(plot, "optimal-chunk.png") if plot else None
+    plot = figure_to_write(plot, "optimal-chunk.png") if plot else None
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
     tradeoff = chunks.Tradeoff(
@@ -302,8 +305,9 @@ def _table(found: _Found, sizes: Sequence[int]) -> Table:
 
 
 def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, Any] | None:
-    """The best L of the bundled Triton kernels by the calibrated model, among powers of two from a tile to T; None
-    where it knows too little of the chip, or the inputs are not 16 bits wide.
+    """Return the best L of the bundled Triton kernels by the calibrated model; None where it does not apply.
+
+    L is a power of two from a tile to T. The model needs inputs of 16 bits and enough facts about the chip.
     """
     from tflabench.theory.calibrated import Modelled, predict
     from tflabench.theory.launches import Chip
@@ -319,7 +323,7 @@ def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, 
 
 
 def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
-    """The best L of the fused kernels and what it takes; None on a chip or for inputs that they do not run on."""
+    """Return the best L of the fused kernels and what it takes; None where they do not run."""
     from tflabench.theory import fused
     from tflabench.theory.hardware import HOPPER
 
@@ -337,7 +341,7 @@ def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
 
 
 def _at(tradeoff: Tradeoff, size: int) -> dict[str, Any]:
-    """One row of the table of chunk sizes."""
+    """Return one row of the table of chunk sizes."""
     from tflabench.theory.roofline import compute_bound
 
     cost, time = tradeoff.cost(size), tradeoff.time(size)

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.options import Formats
 from tflabench.cli.common.paths import Results, folder_to_write, out_folder
+from tflabench.problem import InputError
 
 
-@command("plot")
+@app.command("plot")
 def plot(
     directory: Results,
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
@@ -31,7 +32,9 @@ def plot(
     from tflabench import figures
     from tflabench.implementations.registry import split
 
-    folder = folder_to_write(out) if out else None
     named = split(highlight) if highlight else ()
+    if highlight and not named:
+        raise InputError(f"--highlight is {highlight!r}: it must name implementations, such as 'tfla_*'")
+    folder = folder_to_write(out) if out else None
     for path in figures.draw_all(directory, folder, words(format_), words(what), named):
         print(path)

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.options import HOW, MOST_CHOICES, OUTPUT, PROBLEM, WHAT, Device, JsonObject, Plugin
-from tflabench.cli.common.paths import file_to_write, out_file
+from tflabench.cli.common.paths import figure_to_write, file_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.table import Table
+
+    from tflabench.bench.profile.counters import KernelCounters
     from tflabench.bench.profile.point import Profile
 
 # Of each kind of device, where options leave it open: the paper's Fig. 4 at T = 4096, and what a CPU does in a moment.
@@ -36,17 +39,58 @@ def _size(words: str, default: str, *names: str) -> Any:
     return typer.Option(*names, metavar="N", rich_help_panel=PROBLEM, help=words, show_default=default)
 
 
-@command("profile")
-def profile(
-    impl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=WHAT,
-            help="Profile this implementation.",
-            show_default="tfla_sig_xl; CPU: reference_sig",
-        ),
-    ] = None,
+Implementation = Annotated[
+    str | None,
+    typer.Option(
+        "--impl",
+        metavar="NAME",
+        rich_help_panel=WHAT,
+        help="Profile this implementation.",
+        show_default="tfla_sig_xl; CPU: reference_sig",
+    ),
+]
+OwnDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        rich_help_panel=PROBLEM,
+        help="Dtype of q, k, v and the gates.",
+        show_default="bfloat16; CPU: float32",
+    ),
+]
+AnyPass = Annotated[
+    str, typer.Option("--pass", metavar="PASS", rich_help_panel=PROBLEM, help="Pass: fw, fwbw or decode.")
+]
+Calls = Annotated[
+    int,
+    typer.Option(
+        min=1, max=MOST_CHOICES, metavar="N", rich_help_panel=HOW, help="Profile so many calls and show medians."
+    ),
+]
+Counters = Annotated[
+    bool,
+    typer.Option("--counters/--no-counters", rich_help_panel=HOW, help="Read the chip's counters too, with ncu."),
+]
+ProfilerTimeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=1,
+        metavar="SECONDS",
+        rich_help_panel=HOW,
+        help="Stop the profiler after this time, and ncu after the same.",
+    ),
+]
+Keep = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Keep what ncu wrote in this file."),
+]
+
+
+@app.command("profile")
+def profile(  # noqa: PLR0913  options
+    impl: Implementation = None,
     plugin: Plugin = None,
     seq_len: Annotated[int | None, _size("Sequence length T, in steps.", "4096; CPU: 1024")] = None,
     batch: Annotated[int | None, _size("Sequences of one call.", "16; CPU: 1")] = None,
@@ -54,48 +98,19 @@ def profile(
     d_qk: Annotated[int | None, _size("Head dimension of queries and keys.", "128; CPU: 64", "--d-qk")] = None,
     d_hv: Annotated[int | None, _size("Head dimension of values and states.", "256; CPU: 128", "--d-hv")] = None,
     chunk_size: Annotated[int | None, _size("Chunk size L, in steps.", "the implementation's choice")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE",
-            rich_help_panel=PROBLEM,
-            help="Dtype of q, k, v and the gates.",
-            show_default="bfloat16; CPU: float32",
-        ),
-    ] = None,
-    pass_: Annotated[
-        str, typer.Option("--pass", metavar="PASS", rich_help_panel=PROBLEM, help="Pass: fw, fwbw or decode.")
-    ] = "fw",
+    dtype: OwnDtype = None,
+    pass_: AnyPass = "fw",
     device: Device = "auto",
-    calls: Annotated[
-        int,
-        typer.Option(
-            min=1, max=MOST_CHOICES, metavar="N", rich_help_panel=HOW, help="Profile so many calls and show medians."
-        ),
-    ] = 7,
-    count: Annotated[
-        bool,
-        typer.Option("--counters/--no-counters", rich_help_panel=HOW, help="Read the chip's counters too, with ncu."),
-    ] = True,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            rich_help_panel=HOW,
-            help="Stop the profiler after this time, and ncu after the same.",
-        ),
-    ] = 300.0,
+    calls: Calls = 7,
+    count: Counters = True,
+    timeout: ProfilerTimeout = 300.0,
     out: Annotated[Path | None, out_file("profile.png", "nothing is drawn")] = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Keep what ncu wrote in this file."),
-    ] = None,
+    keep: Keep = None,
     as_json: JsonObject = False,
 ) -> None:
     """Show where one call spends its time, by GPU kernel, or on a CPU by operator of torch.
 
-    With Nsight Compute it also shows the bytes and operations that the chip counted beside those of the model.
+    With Nsight Compute it also shows the bytes and operations that the chip counted, and those of the model.
     """
     from tflabench.bench.machine import detect
     from tflabench.bench.profile import point as profiles
@@ -103,10 +118,8 @@ def profile(
     from tflabench.selection.points import Point
 
     if out:
-        from tflabench.figures.files import check_format
-
-        out = file_to_write(out, "profile.png")
-        check_format(out)
+        out = figure_to_write(out, "profile.png")
+    keep = file_to_write(keep, "ncu.csv", "--keep") if keep else None
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)
@@ -159,16 +172,37 @@ def _footer(seen: Profile) -> str:
 
 
 def _print(seen: Profile) -> None:
+    """Print the parts of the call, what was counted of its kernels, and both against the models."""
     from rich.console import Console
-
-    from tflabench.figures.profile import PARTS, short
 
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
     console.print(_title(seen), style="bold")
     if seen.wrong:
         console.print(f"Its result is wrong: {seen.wrong}", style="bold red")
-    kind = PARTS[seen.machine.kind]
+    console.print(_parts_table(seen))
+    console.print(f"The whole call takes {seen.ms:.4g} ms, timed without the profiler.")
+    if seen.total is not None:
+        console.print(_counted_table(seen, seen.total))
+        console.print("Counted by Nsight Compute with the caches emptied before each kernel.")
+    if seen.pairs:
+        console.print(_expected_table(seen))
+        console.print("Model: the calibrated one, kernel by kernel; GFLOP of matrix products.")
+    console.print(_sources_table(seen))
+    ceilings = seen.ceilings
+    console.print(
+        "Model: Tables 8 and 9 of the paper, the backward derived from its section B.3; "
+        f"at {ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {ceilings.bytes_per_s / 1e12:.3g} TB/s "
+        f"({ceilings.provenance}: {ceilings.source})."
+    )
+    if not seen.counted:
+        console.print(f"No counters: {seen.why_not_counted}.")
+
+
+def _parts_table(seen: Profile) -> Table:
+    """Return a line a GPU kernel or operator, the longest first: launches, time and share."""
+    from tflabench.figures.profile import PARTS, short
+
     parts = sorted(seen.parts, key=lambda part: -part["ms"])
     summed = sum(part["ms"] for part in parts)
     rows: list[tuple[str, ...]] = [
@@ -179,40 +213,50 @@ def _print(seen: Profile) -> None:
         spent = sum(part["ms"] for part in rest)
         rows.append((f"{len(rest)} others", "", f"{spent:.4g}", f"{100 * spent / summed:.1f}%"))
     rows.append(("sum", "", f"{summed:.4g}", ""))
-    console.print(_table((kind, "launches", "ms", "share"), rows))
-    console.print(f"The whole call takes {seen.ms:.4g} ms, timed without the profiler.")
+    return _table((PARTS[seen.machine.kind], "launches", "ms", "share"), rows)
 
+
+def _counted_table(seen: Profile, total: KernelCounters) -> Table:
+    """Return a line a GPU kernel with its counters, and one for their sum."""
+    from tflabench.figures.profile import short
+
+    rows = [
+        (
+            short(kernel.name, 48),
+            f"{kernel.ms:.4g}",
+            _number(kernel.dram_bytes, 1e6),
+            _number(kernel.dram_bytes and kernel.dram_bytes / kernel.ms * 1e3, 1e9),
+            _number(kernel.tensor_flops, 1e9),
+            _number(kernel.scalar_flops, 1e9),
+            _number(kernel.intensity, 1),
+        )
+        for kernel in (*seen.counted, total)
+    ]
+    header = ("GPU kernel, counted", "ms", "DRAM\nMB", "GB/s", "tensor\nGFLOP", "float32\nGFLOP", "FLOP/B")
+    return _table(header, rows)
+
+
+def _expected_table(seen: Profile) -> Table:
+    """Return a line a GPU kernel: what the calibrated model says, and what was counted."""
+    from tflabench.figures.profile import short
+
+    rows = [
+        (
+            short(counted.name, 48),
+            expected.name,
+            *(_number(value, 1) for value in (expected.ms, counted.ms)),
+            *(_number(value, 1e6) for value in (expected.bytes, counted.dram_bytes)),
+            *(_number(value, 1e9) for value in (expected.flops, counted.tensor_flops)),
+        )
+        for counted, expected in seen.pairs
+    ]
+    columns = [name for unit in ("ms", "MB", "GFLOP") for name in (f"{unit}\nmodel", "\ncounted")]
+    return _table(("GPU kernel", "makes", *columns), rows)
+
+
+def _sources_table(seen: Profile) -> Table:
+    """Return bytes, FLOPs, intensity and time of the call by both models and as measured."""
     total, bounds = seen.total, seen.bounds
-    if total is not None:
-        rows = [
-            (
-                short(kernel.name, 48),
-                f"{kernel.ms:.4g}",
-                _number(kernel.dram_bytes, 1e6),
-                _number(kernel.dram_bytes and kernel.dram_bytes / kernel.ms * 1e3, 1e9),
-                _number(kernel.tensor_flops, 1e9),
-                _number(kernel.scalar_flops, 1e9),
-                _number(kernel.intensity, 1),
-            )
-            for kernel in (*seen.counted, total)
-        ]
-        header = ("GPU kernel, counted", "ms", "DRAM\nMB", "GB/s", "tensor\nGFLOP", "float32\nGFLOP", "FLOP/B")
-        console.print(_table(header, rows))
-        console.print("Counted by Nsight Compute with the caches emptied before each kernel.")
-    if seen.pairs:
-        rows = [
-            (
-                short(counted.name, 48),
-                expected.name,
-                *(_number(value, 1) for value in (expected.ms, counted.ms)),
-                *(_number(value, 1e6) for value in (expected.bytes, counted.dram_bytes)),
-                *(_number(value, 1e9) for value in (expected.flops, counted.tensor_flops)),
-            )
-            for counted, expected in seen.pairs
-        ]
-        columns = [name for unit in ("ms", "MB", "GFLOP") for name in (f"{unit}\nmodel", "\ncounted")]
-        console.print(_table(("GPU kernel", "makes", *columns), rows))
-        console.print("Model: the calibrated one, kernel by kernel; GFLOP of matrix products.")
     sources = [("model", seen.model.bytes, seen.model.flops, f"{bounds.lower * 1e3:.4g} to {bounds.upper * 1e3:.4g}")]
     if seen.expected:
         ms, moved, flops = (sum(getattr(kernel, name) for kernel in seen.expected) for name in ("ms", "bytes", "flops"))
@@ -224,15 +268,7 @@ def _print(seen: Profile) -> None:
         ("intensity (FLOP/B)", *(_number(flops and moved and flops / moved, 1) for _, moved, flops, _ in sources)),
         ("time (ms)", *(time for _, _, _, time in sources)),
     ]
-    console.print(_table(("", *(name for name, *_ in sources)), rows))
-    ceilings = seen.ceilings
-    console.print(
-        "Model: Tables 8 and 9 of the paper, the backward derived from its section B.3; "
-        f"at {ceilings.flops_per_s / 1e12:.4g} TFLOP/s and {ceilings.bytes_per_s / 1e12:.3g} TB/s "
-        f"({ceilings.provenance}: {ceilings.source})."
-    )
-    if not seen.counted:
-        console.print(f"No counters: {seen.why_not_counted}.")
+    return _table(("", *(name for name, *_ in sources)), rows)
 
 
 def _json(seen: Profile) -> dict[str, Any]:

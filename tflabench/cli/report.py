@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.paths import Results, file_to_write, out_file
 
 
-@command("report")
+@app.command("report")
 def report(
     directory: Results,
     out: Annotated[Path | None, out_file("report.html", "DIR/report.html")] = None,

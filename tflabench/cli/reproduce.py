@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
+from tflabench.cli.common.checks import words
+from tflabench.cli.common.console import stderr
+from tflabench.cli.common.measuring import (
+    Shown,
+    compilers,
+    end_of,
+    folder_for,
+    print_selection,
+    seconds_to_tune,
+)
 from tflabench.cli.common.options import (
     WHAT,
     Device,
@@ -23,32 +35,65 @@ from tflabench.cli.common.options import (
     VerifySeconds,
 )
 from tflabench.cli.common.paths import folder_to_write, out_folder
+from tflabench.problem import InputError
+
+if TYPE_CHECKING:
+    from tflabench.bench.machine import Machine
+    from tflabench.bench.protocol import Protocol
+    from tflabench.bench.sweep import Settings
+    from tflabench.figures.reproduce import PaperFigure
+    from tflabench.selection.points import Point
 
 
-@command("reproduce")
-def reproduce(
-    figures: Annotated[
-        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")
-    ] = None,
-    matched_heads: Annotated[
-        bool,
-        typer.Option("--matched-heads", rich_help_panel=WHAT, help="Give every kernel the same heads and dimensions."),
-    ] = False,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-a",
-            "--axis",
-            metavar="AXIS=VALUES",
-            rich_help_panel=WHAT,
-            help="Take only this part of a figure, such as seq_len=512,8192.",
-        ),
-    ] = None,
+Named = Annotated[
+    list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig4, 5, 12, 13, 14, 17, 19, 20, or all.")
+]
+MatchedHeads = Annotated[
+    bool,
+    typer.Option("--matched-heads", rich_help_panel=WHAT, help="Give every kernel the same heads and dimensions."),
+]
+Part = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-a",
+        "--axis",
+        metavar="AXIS=VALUES",
+        rich_help_panel=WHAT,
+        help="Take only this part of a figure, such as seq_len=512,8192.",
+    ),
+]
+Root = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results folders lie.")]
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Figures to draw, where their rows lie and where they go.
+
+    Attributes:
+        parts: the points of each figure.
+        root: the folder above all results.
+        out: the folder for figures; None for one in the folder of the rows.
+    """
+
+    parts: Mapping[PaperFigure, Sequence[Point]]
+    matched_heads: bool
+    root: Path
+    out: Path | None
+    formats: Sequence[str]
+
+    def folder(self, figure: PaperFigure, machine: Machine) -> Path:
+        """Return the results folder that a figure is measured into."""
+        return self.root / machine.slug / figure.preset_for(self.matched_heads)
+
+
+@app.command("reproduce")
+def reproduce(  # noqa: PLR0913  options
+    figures: Named = None,
+    matched_heads: MatchedHeads = False,
+    axis: Part = None,
     impl: Impl = None,
     device: Device = "auto",
-    root: Annotated[Path, typer.Option("--results", metavar="DIR", help="Where results folders lie.")] = Path(
-        "results"
-    ),
+    root: Root = Path("results"),
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
     format_: Formats = "png,svg",
     timeout: Timeout = 300.0,
@@ -64,86 +109,121 @@ def reproduce(
 
     Without an NVIDIA GPU nothing is measured: the figures are drawn from the rows stored below --results.
     """
-    from tflabench.bench.estimate import Target
     from tflabench.bench.machine import detect
     from tflabench.bench.protocol import PAPER, STANDARD
-    from tflabench.bench.sweep import Session, Settings
-    from tflabench.cli.common.checks import words
-    from tflabench.cli.common.console import stderr
-    from tflabench.cli.common.measuring import (
-        Shown,
-        compilers,
-        end_of,
-        folder_for,
-        measure_comparisons,
-        print_selection,
-        seconds_to_tune,
-    )
+    from tflabench.bench.sweep import Settings
     from tflabench.figures import reproduce as paper
     from tflabench.figures.files import check_formats
     from tflabench.implementations import registry
-    from tflabench.problem import InputError
-    from tflabench.selection.axes import parse_overrides
-    from tflabench.selection.comparisons import comparisons
+    from tflabench.rows.load import find_results, results_folders
 
     stop_at = end_of(stop_after)
-    out = folder_to_write(out) if out and not dry_run else out
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
-    formats = words(format_)
-    check_formats(formats)
+    check_formats(formats := words(format_))
     patterns = registry.split(",".join(impl)) if impl else None
     machine = detect(device)
-    part = parse_overrides(axis or ())
     protocol = (PAPER if paper_protocol else STANDARD).verifying_within(verify_seconds)
+    settings = Settings(machine, protocol, timeout, seconds_to_tune(tune_seconds), compilers(jobs))
+    folder_to_write(root, "--results", make=False)
+    if machine.kind == "cpu" and results_folders(root):
+        find_results(root)  # rows that cannot be read are told of before anything is drawn
+    parts, notes = _parts(wanted, matched_heads, patterns, axis or ())
+    out = folder_to_write(out) if out and not dry_run else out
+    drawing = _Drawing(parts, matched_heads, root, out, formats)
+
     note = stderr()
     if machine.kind == "cpu":
         note.print(f"No NVIDIA GPU here ({machine.name}): drawing the rows stored below {root}, measuring nothing.")
-    if matched_heads and (alike := [figure.name for figure in wanted if not figure.matched]):
-        note.print(f"The same heads for every kernel in any case: {', '.join(alike)}.")
+    for line in notes:
+        note.print(line)
+    if machine.kind == "cuda" and dry_run:
+        _print_selections(drawing, machine, protocol, Shown(timeout, full))
+        return
+    measured = _measured(drawing, settings, stop_at) if machine.kind == "cuda" else {}
+    _draw(drawing, measured)
 
+
+def _parts(
+    wanted: Sequence[PaperFigure], matched_heads: bool, patterns: Sequence[str] | None, axis: Sequence[str]
+) -> tuple[dict[PaperFigure, list[Point]], list[str]]:
+    """Return the points of each figure that has any, and what to say of the others.
+
+    Raises:
+        InputError: none has any.
+    """
+    from tflabench.figures import reproduce as paper
+    from tflabench.selection.axes import parse_overrides
+
+    part = parse_overrides(axis)
+    notes = []
+    if matched_heads and (alike := [figure.name for figure in wanted if not figure.matched]):
+        notes.append(f"The same heads for every kernel in any case: {', '.join(alike)}.")
     parts = {figure: paper.points_of(figure, matched_heads, patterns, part) for figure in wanted}
     if outside := [figure.name for figure, points in parts.items() if not points]:
-        outside_of = f"no point of {', '.join(outside)} has {' '.join(axis or ())}"
+        outside_of = f"no point of {', '.join(outside)} has {' '.join(axis)}"
         if len(outside) == len(wanted):
             raise InputError(f"{outside_of}: `tflabench sweep -a` measures other values than the paper's")
-        note.print(f"Left out: {outside_of}.")
-    parts = {figure: points for figure, points in parts.items() if points}
-    folders, left = dict.fromkeys(parts, root), dict.fromkeys(parts, 0)
-    if machine.kind == "cuda":
-        folders = {figure: root / machine.slug / figure.preset_for(matched_heads) for figure in parts}
-        if dry_run:
-            for figure, points in parts.items():
-                print_selection(
-                    comparisons(points), Target.of_machine(machine), folders[figure], protocol, Shown(timeout, full)
-                )
-            return
-        folders = {figure: folder_for(folder, given=False) for figure, folder in folders.items()}
-        settings = Settings(machine, protocol, timeout, seconds_to_tune(tune_seconds), compilers(jobs))
-        with Session(settings) as session:  # one for all, which the drawing does not keep waiting
-            for figure, points in parts.items():
-                title = f"{figure.name}, sweep {folders[figure].name}"
-                selected = comparisons(points)
-                done = measure_comparisons(selected, folders[figure], session, title, stop_at=stop_at)
-                left[figure] = done.left
+        notes.append(f"Left out: {outside_of}.")
+    return {figure: points for figure, points in parts.items() if points}, notes
 
+
+def _print_selections(drawing: _Drawing, machine: Machine, protocol: Protocol, shown: Shown) -> None:
+    """Print what would be measured for each figure."""
+    from tflabench.bench.estimate import Target
+    from tflabench.selection.comparisons import comparisons
+
+    target = Target.of_machine(machine)
+    for figure, points in drawing.parts.items():
+        print_selection(comparisons(points), target, drawing.folder(figure, machine), protocol, shown)
+
+
+def _measured(drawing: _Drawing, settings: Settings, stop_at: float) -> dict[PaperFigure, tuple[Path, int]]:
+    """Measure what each figure lacks; return its folder and how many of its points are left."""
+    from tflabench.bench.sweep import Session
+    from tflabench.cli.common.measuring import measure_comparisons
+    from tflabench.selection.comparisons import comparisons
+
+    machine = settings.machine
+    folders = {figure: folder_for(drawing.folder(figure, machine), given=False) for figure in drawing.parts}
+    found = {}
+    with Session(settings) as session:  # one for all, which the drawing does not keep waiting
+        for figure, points in drawing.parts.items():
+            title = f"{figure.name}, sweep {folders[figure].name}"
+            selected = comparisons(points)
+            done = measure_comparisons(selected, folders[figure], session, title, stop_at=stop_at)
+            found[figure] = (folders[figure], done.left)
+    return found
+
+
+def _draw(drawing: _Drawing, measured: Mapping[PaperFigure, tuple[Path, int]]) -> None:
+    """Draw every figure that has rows or is theory, and print the files; say which are missing.
+
+    Raises:
+        InputError: none can be drawn.
+    """
+    from tflabench.figures import reproduce as paper
+
+    note = stderr()
     missing = []
-    for figure, points in parts.items():
-        results = paper.stored(points, folders[figure], figure.preset_for(matched_heads))
+    for figure, points in drawing.parts.items():
+        folder, _ = measured.get(figure, (drawing.root, 0))
+        results = paper.stored(points, folder, figure.preset_for(drawing.matched_heads))
         if results is None and not figure.theory:
             missing.append(figure.name)
             continue
         if results is None:
             note.print(f"{figure.name}: theory alone, no measured point of it is stored")
         else:
-            measured = sum(row.status == "ok" for row in results.rows)
-            note.print(f"{figure.name}: {measured} of {len(points)} points measured, in {results.folder}")
-        place = out or (results.folder / "figures" if results else root / "theory")
-        for path in paper.draw(figure, results, place, formats, matched_heads):
+            count = sum(row.status == "ok" for row in results.rows)
+            note.print(f"{figure.name}: {count} of {len(points)} points measured, in {results.folder}")
+        place = drawing.out or (results.folder / "figures" if results else drawing.root / "theory")
+        for path in paper.draw(figure, results, place, drawing.formats, drawing.matched_heads):
             print(path)
     if missing:
-        where = "again" if any(left.values()) else "on a machine with a GPU"
-        hint = f"no point of {', '.join(missing)} is stored below {root}: run the same command {where}"
-        if len(missing) == len(parts) and not any(left.values()):
+        left = any(count for _, count in measured.values())
+        where = "again" if left else "on a machine with a GPU"
+        hint = f"no point of {', '.join(missing)} is stored below {drawing.root}: run the same command {where}"
+        if len(missing) == len(drawing.parts) and not left:
             raise InputError(hint)
         note.print(f"Not drawn: {hint}")

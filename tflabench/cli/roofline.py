@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app, complete
 from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
 from tflabench.cli.common.gpu import chosen_gpu
@@ -28,37 +28,78 @@ from tflabench.cli.common.options import (
     PeakTflops,
     StateDtype,
 )
-from tflabench.cli.common.paths import Overlay, file_to_write, out_file
+from tflabench.cli.common.paths import Overlay, figure_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
     from tflabench.figures.looks import Look
     from tflabench.figures.theory import Measured
+    from tflabench.theory.cost import Cost
+    from tflabench.theory.hardware import Gpu
 
 
-@command("roofline")
-def roofline(
+Sizes = Annotated[
+    str,
+    typer.Option("--chunk-size", metavar="VALUES", rich_help_panel=PROBLEM, help="Mark these L: 64,128 or 16:4096:x4."),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAMES",
+        rich_help_panel=CHIP,
+        help="Draw the roofs of these GPUs, comma-separated.",
+        autocompletion=complete.gpu_lists,
+        show_default="those of --overlay, else V100,A100,H100",
+    ),
+]
+
+
+class _Overlay(NamedTuple):
+    """Measured points, the known GPUs that they ran on, and the looks of their implementations."""
+
+    points: list[Measured]
+    gpus: list[str]
+    looks: dict[str, Look]
+
+
+class _Roofline(NamedTuple):
+    """A roofline: its title, its GPUs and the cost at each L."""
+
+    title: str
+    chips: list[Gpu]
+    costs: dict[int, Cost]
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Return what each GPU attains at each L, and what bounds it."""
+        from tflabench.theory.roofline import attainable, compute_bound
+
+        return [
+            {
+                "gpu": chip.name,
+                "chunk_size": size,
+                "intensity": float(cost.intensity),
+                "attainable_tflops": float(attainable(chip.ceilings, cost.intensity)) / 1e12,
+                "bound": "compute" if compute_bound(cost, chip.ceilings) else "memory",
+            }
+            for chip in self.chips
+            for size, cost in self.costs.items()
+        ]
+
+
+@app.command("roofline")
+def roofline(  # noqa: PLR0913  options
     d_qk: Dqk = 256,
     d_hv: Dhv = 512,
     gate: Gate = "sig",
-    chunk_size: Annotated[
-        str,
-        typer.Option(metavar="VALUES", rich_help_panel=PROBLEM, help="Mark these L: 64,128 or 16:4096:x4."),
-    ] = "16:4096:x4",
+    chunk_size: Sizes = "16:4096:x4",
     dtype: Dtype = "bfloat16",
     pass_: Pass = "fw",
     causal_factor: CausalFactor = 0.5,
     state_dtype: StateDtype = "float32",
     counts: CountsOption = "published",
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            rich_help_panel=CHIP,
-            help="Draw the roofs of these GPUs, comma-separated.",
-            show_default="those of --overlay, else V100,A100,H100",
-        ),
-    ] = None,
+    gpu: Gpus = None,
     peak_tflops: PeakTflops = None,
     bandwidth_tbs: BandwidthTbs = None,
     overlay: Overlay = None,
@@ -66,82 +107,78 @@ def roofline(
     as_json: JsonObject = False,
 ) -> None:
     """Draw the arithmetic intensity of chunk sizes under the rooflines of GPUs, with measured points laid over."""
-    from tflabench.figures.files import check_format, write_figure
+    from tflabench.figures.files import write_figure
     from tflabench.figures.theory import roofline as draw
-    from tflabench.selection.axes import parse_values
     from tflabench.theory.chunk_size import Tradeoff
-    from tflabench.theory.roofline import attainable, compute_bound
 
-    out = file_to_write(out, "roofline.png")
-    check_format(out)
-    measured, devices, looks = _measured_points(overlay, pass_) if overlay else ([], [], {})
+    out = figure_to_write(out, "roofline.png")
+    over = _measured_points(overlay, pass_, dtype) if overlay else _Overlay([], [], {})
     if gpu or peak_tflops or bandwidth_tbs:
         chips = [chosen_gpu(name, dtype, peak_tflops, bandwidth_tbs) for name in (gpu.split(",") if gpu else [None])]
     else:
-        chips = [chosen_gpu(name, dtype) for name in devices or ("V100", "A100", "H100")]
-    sizes = [size for size in parse_values("chunk_size", chunk_size) if isinstance(size, int)]
-    if not sizes:
-        raise InputError(f"chunk_size is {chunk_size!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")
-    problem = Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
+        chips = [chosen_gpu(name, dtype) for name in over.gpus or ("V100", "A100", "H100")]
+    sizes = _sizes(chunk_size)
     tradeoff = Tradeoff(
-        problem,
+        Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_),  # type: ignore[arg-type]
         one_of("gate", gate, ("exp", "sig")),  # type: ignore[arg-type]
         chips[0].ceilings,
         causal_factor,
         dtype_bytes("state_dtype", state_dtype),
         one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
     )
-    costs = {size: tradeoff.cost(size) for size in sizes}
     title = (
         f"mLSTM{gate} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
         f"F_causal {causal_factor:g}"
     )
-    write_figure(draw(chips, costs, title, measured, looks), out)
-    points = [
-        {
-            "gpu": chip.name,
-            "chunk_size": size,
-            "intensity": float(cost.intensity),
-            "attainable_tflops": float(attainable(chip.ceilings, cost.intensity)) / 1e12,
-            "bound": "compute" if compute_bound(cost, chip.ceilings) else "memory",
-        }
-        for chip in chips
-        for size, cost in costs.items()
-    ]
+    drawn = _Roofline(title, chips, {size: tradeoff.cost(size) for size in sizes})
+    write_figure(draw(chips, drawn.costs, title, over.points, over.looks), out)
     if as_json:
-        print_json(
-            {
-                "file": str(out),
-                "gpus": [asdict(chip) for chip in chips],
-                "points": points,
-                "measured": [point._asdict() for point in measured],
-            }
-        )
+        found = {"gpus": [asdict(chip) for chip in chips], "points": drawn.points}
+        print_json({"file": str(out), **found, "measured": [point._asdict() for point in over.points]})
         return
+    _print(drawn)
+    print(f"wrote {out}", file=sys.stderr)
 
+
+def _sizes(text: str) -> list[int]:
+    """Return the chunk sizes of --chunk-size.
+
+    Raises:
+        InputError: it names none.
+    """
+    from tflabench.selection.axes import parse_values
+
+    sizes = [size for size in parse_values("chunk_size", text) if isinstance(size, int)]
+    if not sizes:
+        raise InputError(f"chunk_size is {text!r}: it must name chunk sizes such as 64,128 or 16:4096:x4")
+    return sizes
+
+
+def _print(drawn: _Roofline) -> None:
+    """Print a line an L: its intensity, and what each GPU attains there."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(title, style="bold")
-    header = ("L", "FLOP/B", *(f"{chip.name}\nI_acc {chip.ceilings.intensity:.0f}" for chip in chips))
+    console.print(drawn.title, style="bold")
+    header = ("L", "FLOP/B", *(f"{chip.name}\nI_acc {chip.ceilings.intensity:.0f}" for chip in drawn.chips))
+    points = drawn.points
     rows = [
         (
             str(size),
             f"{cost.intensity:.0f}",
             *(f"{p['attainable_tflops']:.0f} {p['bound']}" for p in points if p["chunk_size"] == size),
         )
-        for size, cost in costs.items()
+        for size, cost in drawn.costs.items()
     ]
     console.print(filled_table(header, rows))
     console.print("TFLOP/s that the roof allows at that intensity, and what bounds it.")
-    print(f"wrote {out}", file=sys.stderr)
 
 
-def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str], dict[str, Look]]:
-    """Return rows of a pass that have a time and a cost, the names of their GPUs, and how implementations look.
+def _measured_points(folder: Path, pass_: str, dtype: str) -> _Overlay:
+    """Return the rows of a pass and dtype as points, the names of their GPUs, and how implementations look.
 
     Raises:
-        InputError: no row of that pass was measured.
+        InputError: no row of that pass and dtype was measured.
     """
     from tflabench.figures.looks import looks
     from tflabench.figures.theory import Measured
@@ -150,14 +187,16 @@ def _measured_points(folder: Path, pass_: str) -> tuple[list[Measured], list[str
     from tflabench.theory import hardware
 
     rows = [row for results in find_results(folder) for row in results.rows if row.status == "ok"]
-    passes = dict.fromkeys(row.pass_ for row in rows)
-    rows = [row for row in rows if row.pass_ == pass_]
+    there = dict.fromkeys(f"--pass {row.pass_} --dtype {row.dtype}" for row in rows)
+    rows = [row for row in rows if (row.pass_, row.dtype) == (pass_, dtype)]
     if not rows:
-        raise InputError(f"{folder} has no measured rows of --pass {pass_}; it has {', '.join(passes) or 'none'}")
+        raise InputError(
+            f"{folder} has no measured rows of --pass {pass_} --dtype {dtype}; it has {', '.join(there) or 'none'}"
+        )
     points = [
         Measured(row.implementation, row.model_flops / row.model_bytes, row.model_flops / (row.ms_median * 1e-3))
         for row in rows
         if row.model_flops and row.model_bytes and row.ms_median
     ]
     known = [hardware.from_device_name(device) for device in dict.fromkeys(row.device for row in rows)]
-    return points, [gpu.name for gpu in known if gpu], looks(frame(rows))
+    return _Overlay(points, [gpu.name for gpu in known if gpu], looks(frame(rows)))

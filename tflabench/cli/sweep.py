@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app, complete
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.measuring import (
+    Measured,
     Shown,
     compilers,
     end_of,
@@ -44,113 +45,164 @@ from tflabench.cli.common.options import (
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
 
+if TYPE_CHECKING:
+    from tflabench.bench.estimate import Target
+    from tflabench.bench.machine import Machine
 
-@command("sweep")
-def sweep(
+
+TakenPass = Annotated[
+    str | None,
+    typer.Option("--pass", metavar="PASS", rich_help_panel=WHAT, help="Take this pass: fw, fwbw or both."),
+]
+TargetGpu = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=WHAT,
+        help="With --dry-run, select for this GPU, here or not.",
+        autocompletion=complete.gpus,
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option(rich_help_panel=HOW, help="Measure only comparisons that the results folder lacks.")
+]
+TunedFrom = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", rich_help_panel=HOW, help="Take the choices of autotuners from rows below this."),
+]
+Plots = Annotated[bool, typer.Option(rich_help_panel=OUTPUT, help="Draw the figures at the end.")]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format", rich_help_panel=OUTPUT, help="Print a table, or every point as markdown or csv, at the end."
+    ),
+]
+
+
+class _Ending(NamedTuple):
+    """The form of what is printed at the end, and the options that the text repeats."""
+
+    format: str
+    json: bool
+    full: bool
+    plots: bool
+    resume: bool
+
+
+@app.command("sweep")
+def sweep(  # noqa: PLR0913  options
     preset: Preset = "quick",
     axis: Axes = None,
     impl: Impl = None,
-    pass_: Annotated[
-        str | None,
-        typer.Option("--pass", metavar="PASS", rich_help_panel=WHAT, help="Take this pass: fw, fwbw or both."),
-    ] = None,
+    pass_: TakenPass = None,
     plugin: Plugin = None,
     device: Device = "auto",
-    gpu: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=WHAT, help="With --dry-run, select for this GPU, here or not."),
-    ] = None,
+    gpu: TargetGpu = None,
     out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
-    resume: Annotated[
-        bool, typer.Option(rich_help_panel=HOW, help="Measure only comparisons that the results folder lacks.")
-    ] = True,
+    resume: Resume = True,
     dry_run: DryRun = False,
     timeout: Timeout = 300.0,
     stop_after: StopAfter = None,
     paper_protocol: PaperProtocol = False,
     verify_seconds: VerifySeconds = None,
     tune_seconds: TuneSeconds = "20",
-    tuned_from: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", rich_help_panel=HOW, help="Take the choices of autotuners from rows below this."),
-    ] = None,
+    tuned_from: TunedFrom = None,
     jobs: Jobs = None,
     memory_limit: MemoryLimit = None,
     full: Full = False,
-    plots: Annotated[bool, typer.Option(rich_help_panel=OUTPUT, help="Draw the figures at the end.")] = True,
-    format_: Annotated[
-        str,
-        typer.Option(
-            "--format", rich_help_panel=OUTPUT, help="Print a table, or every point as markdown or csv, at the end."
-        ),
-    ] = "table",
+    plots: Plots = True,
+    format_: Format = "table",
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench.bench import machine as machines
-    from tflabench.bench.estimate import Target
     from tflabench.bench.plan import Request, plan
     from tflabench.bench.sweep import Session, Settings, require_runnable
-    from tflabench.conclusions.brief import BriefEnding
-    from tflabench.conclusions.listing import listing
-    from tflabench.conclusions.summary import Swept, full_ending
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results
     from tflabench.selection import axes
-    from tflabench.theory import hardware
 
     stop_at = end_of(stop_after)
-    one_of("--format", format_, ("table", "markdown", "csv"))
+    ending = _Ending(one_of("--format", format_, ("table", "markdown", "csv")), json_, full, plots, resume)
     if json_ and format_ != "table":
         raise InputError(f"--json and --format {format_} are both given: give one of them")
     for name in plugin or ():
         registry.plug_in(name)
     machine = machines.detect(device)
-    target = Target.of_machine(machine)
-    if gpu is not None:
-        wanted = hardware.find(gpu)
-        here = hardware.from_device_name(machine.name) if machine.kind == "cuda" else None
-        if not dry_run and here != wanted:
-            raise InputError(f"--gpu is {gpu!r}, and this machine has {machine.name}: add --dry-run, or leave it out")
-        target = target if here == wanted and not dry_run else Target.of_gpu(wanted)
+    target, slug = _target(machine, gpu, dry_run)
     patterns = registry.split(",".join(impl)) if impl else None
     overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
     planned = plan(Request(preset, overrides, patterns, paper_protocol, verify_seconds), target.kind)
-    selected, protocol = planned.comparisons, planned.protocol
-    tune_s = seconds_to_tune(tune_seconds)
+    tune_s, limit = seconds_to_tune(tune_seconds), host_memory_limit(memory_limit, machine)
     tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
-    slug = machine.slug if gpu is None else hardware.slug(target.name)
     folder = out or Path("results") / slug / planned.preset.name
-
-    note = stderr()
+    if not dry_run:
+        require_runnable(planned.points, machine.kind)
+        folder = _folder(folder, given=out is not None, resume=resume)
     if target.kind == "cpu" and device == "auto":
-        note.print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({machine.name}).")
+        stderr().print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({machine.name}).")
     if dry_run:
-        print_selection(selected, target, folder, protocol, Shown(timeout, full, json_))
+        print_selection(planned.comparisons, target, folder, planned.protocol, Shown(timeout, full, json_))
         return
-    require_runnable(planned.points, machine.kind)
-    if out is not None:
-        folder_to_write(out)
-    folder = folder_for(folder, given=out is not None) if resume else folder
-    limit = host_memory_limit(memory_limit, machine)
-    settings = Settings(machine, protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)
+    settings = Settings(machine, planned.protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)
     with Session(settings) as session:
-        measured = measure_comparisons(selected, folder, session, planned.preset.title, resume, stop_at)
+        measured = measure_comparisons(planned.comparisons, folder, session, planned.preset.title, resume, stop_at)
+    _end(measured, folder, ending)
+
+
+def _target(machine: Machine, gpu: str | None, dry_run: bool) -> tuple[Target, str]:
+    """Return the device to select for, and its name in paths: that of --gpu, else this machine's.
+
+    Raises:
+        InputError: no such GPU, or one that is not here without --dry-run.
+    """
+    from tflabench.bench.estimate import Target
+    from tflabench.theory import hardware
+
+    here = Target.of_machine(machine)
+    if gpu is None:
+        return here, machine.slug
+    wanted = hardware.find(gpu)
+    is_here = machine.kind == "cuda" and hardware.from_device_name(machine.name) == wanted
+    if not dry_run and not is_here:
+        raise InputError(f"--gpu is {gpu!r}, and this machine has {machine.name}: add --dry-run, or leave it out")
+    target = Target.of_gpu(wanted) if dry_run else here
+    return target, hardware.slug(target.name)
+
+
+def _folder(folder: Path, given: bool, resume: bool) -> Path:
+    """Return the folder to measure into; one that the user gave is made now, so that nothing is measured in vain."""
+    if given:
+        folder_to_write(folder)
+    return folder_for(folder, given) if resume else folder
+
+
+def _end(measured: Measured, folder: Path, ending: _Ending) -> None:
+    """Draw the figures where they are wanted, and print what was measured."""
+    from tflabench.conclusions.brief import BriefEnding
+    from tflabench.conclusions.listing import listing
+    from tflabench.conclusions.summary import Swept, full_ending
+
     files = measured.files
-    if plots and measured.rows:
+    if ending.plots and measured.rows:
         from tflabench import figures
 
-        note.print("Drawing the figures ...")
+        stderr().print("Drawing the figures ...")
         files += figures.draw_all(folder)
-    if json_:
+    if ending.json:
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
         print_json({"folder": str(folder), "files": written, "left": measured.left, "rows": rows})
-    elif format_ != "table":
-        print(listing(measured.rows, format_), end="")  # type: ignore[arg-type]
+    elif ending.format != "table":
+        print(listing(measured.rows, ending.format), end="")  # type: ignore[arg-type]
     else:
         redraw = f"tflabench plot {shlex.quote(str(folder))}"
-        again = [(True, "--full"), (plots, "--no-plots"), (not resume, "--resume"), (measured.left, "--stop-after 0")]
+        again = [
+            (True, "--full"),
+            (ending.plots, "--no-plots"),
+            (not ending.resume, "--resume"),
+            (measured.left, "--stop-after 0"),
+        ]
         for_all = " ".join(option for needed, option in again if needed)
         swept = Swept(measured.rows, files, redraw, measured.left, for_all)
-        stdout().print(full_ending(swept) if full else BriefEnding(swept))
+        stdout().print(full_ending(swept) if ending.full else BriefEnding(swept))

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.options import PROBLEM, Formats
 from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
 
 
-@command("theory")
+@app.command("theory")
 def theory(
     figures: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE]...", help="fig15 to fig22, or all.")] = None,
     out: Annotated[Path, out_folder()] = Path("theory"),

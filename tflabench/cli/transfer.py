@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.checks import one_of, words
 from tflabench.cli.common.options import PROBLEM, Dhv, Dqk, Formats, JsonObject, SeqLen
 from tflabench.cli.common.paths import folder_to_write, out_folder
@@ -23,38 +23,44 @@ MOST_VALUES = 400  # of one gate's grid: more is a slip
 AT_FORGET_GATE = 5.0  # where the table reads the maps: the paper initialises f~ within [3, 6]
 
 
-@command("transfer")
-def transfer(
-    figure: Annotated[
-        str, typer.Option(metavar="FIGURES", help="Draw any of the paper's figures 3, 6 and 7, comma-separated.")
-    ] = "3,6,7",
-    eps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VALUES",
-            rich_help_panel=PROBLEM,
-            help="Epsilon of the norm layer, comma-separated.",
-            show_default="1e-6 in figure 3, else 1e-2,1e-6,1e-8",
-        ),
-    ] = None,
-    norm: Annotated[
-        str, typer.Option(metavar="NORM", rich_help_panel=PROBLEM, help="Norm layer: rms or layer.")
-    ] = "rms",
-    input_gate: Annotated[
-        str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the input gates i~.")
-    ] = "-12:8",
-    forget_gate: Annotated[
-        str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the forget gates f~.")
-    ] = "-5:12",
-    step: Annotated[
-        float, typer.Option(metavar="X", rich_help_panel=PROBLEM, help="Distance of two gate values.")
-    ] = 0.25,
+Figures = Annotated[
+    str,
+    typer.Option("--figure", metavar="FIGURES", help="Draw any of the paper's figures 3, 6 and 7, comma-separated."),
+]
+Eps = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VALUES",
+        rich_help_panel=PROBLEM,
+        help="Epsilon of the norm layer, comma-separated.",
+        show_default="1e-6 in figure 3, else 1e-2,1e-6,1e-8",
+    ),
+]
+Norm = Annotated[str, typer.Option(metavar="NORM", rich_help_panel=PROBLEM, help="Norm layer: rms or layer.")]
+InputGate = Annotated[
+    str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the input gates i~.")
+]
+ForgetGate = Annotated[
+    str, typer.Option(metavar="LOW:HIGH", rich_help_panel=PROBLEM, help="Range of the forget gates f~.")
+]
+Step = Annotated[float, typer.Option(metavar="X", rich_help_panel=PROBLEM, help="Distance of two gate values.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**32 - 1, metavar="N", rich_help_panel=PROBLEM, help="Seed of q, k and v.")
+]
+
+
+@app.command("transfer")
+def transfer(  # noqa: PLR0913  options
+    figure: Figures = "3,6,7",
+    eps: Eps = None,
+    norm: Norm = "rms",
+    input_gate: InputGate = "-12:8",
+    forget_gate: ForgetGate = "-5:12",
+    step: Step = 0.25,
     seq_len: SeqLen = 512,
     d_qk: Dqk = 128,
     d_hv: Dhv = 128,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="N", rich_help_panel=PROBLEM, help="Seed of q, k and v.")
-    ] = 0,
+    seed: Seed = 0,
     out: Annotated[Path, out_folder()] = Path("results/theory/transfer"),
     format_: Formats = "png",
     as_json: JsonObject = False,
@@ -105,7 +111,7 @@ def transfer(
 
 
 def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[dict[str, Any]]:
-    """What the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
+    """Return what the maps show at the forget gate nearest AT_FORGET_GATE, a row a normaliser and eps."""
     from tflabench.theory.transfer import half_gain
 
     forget = min(experiment.forget_gates, key=lambda f: abs(f - AT_FORGET_GATE))
@@ -149,7 +155,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def _grid(name: str, text: str, step: float) -> tuple[float, ...]:
-    """The values of LOW:HIGH, both ends included, `step` apart."""
+    """Return the values of LOW:HIGH, both ends included, `step` apart."""
     low_text, colon, high_text = text.partition(":")
     if not colon:
         raise InputError(f"{name} is {text!r}: it must be LOW:HIGH, such as -12:8")

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from tflabench.cli.common.app import command
+from tflabench.cli.common import app
 from tflabench.cli.common.console import progress_bar, stderr, stdout
 from tflabench.cli.common.measuring import host_memory_limit
 from tflabench.cli.common.options import HOW, Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
 
 
-@command("verify")
+@app.command("verify")
 def verify(
     preset: Preset = "quick",
     axis: Axes = None,

@@ -1,1 +1,1 @@
-"""What follows from rows and theory: comparisons, claims, advice, the headline."""
+"""Conclusions from rows and theory: comparisons, claims, advice, the headline."""

@@ -30,7 +30,7 @@ WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is wort
 
 @dataclass(frozen=True)
 class Demand:
-    """What the user has and wants.
+    """The user's problem, and the memory and tokens that it must fit.
 
     Attributes:
         problem: of one call; its chunk size is ignored.
@@ -55,7 +55,7 @@ class Demand:
 
     @property
     def sequences(self) -> int:
-        """Of a step."""
+        """Return the number of sequences of a step."""
         return self.problem.batch if self.tokens is None else self.tokens // self.problem.seq_len
 
     @property
@@ -105,10 +105,11 @@ class Choice:
 
     @property
     def fits(self) -> bool:
+        """Return whether the memory allowed is enough."""
         return self.largest_batch is None or self.problem.batch <= self.largest_batch
 
     def measured(self, demand: Demand, call_s: float, peak_bytes: float) -> Choice:
-        """The same choice with a measured time and peak of one call; what is kept between calls stays modelled."""
+        """Return this choice with a measured time and peak of one call; what is kept between calls stays modelled."""
         kept = memory(self.kernel, self.problem).kept
         needed = Memory(peak_bytes, min(kept, peak_bytes))
         return replace(
@@ -149,7 +150,7 @@ def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int | None], g
 
 
 def rank(found: Iterable[Choice]) -> list[Choice]:
-    """The best fitting batch of every kernel and chunk size, least step time first; then what fits at no batch."""
+    """Return the best fitting batch of every kernel and chunk size, by step time; then those that fit at no batch."""
     best: dict[tuple[Kernel, int | None], Choice] = {}
     for choice in found:
         key = (choice.kernel, choice.problem.chunk_size)
@@ -159,8 +160,10 @@ def rank(found: Iterable[Choice]) -> list[Choice]:
 
 
 def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
-    """The choices that no other beats in both memory and step time, least memory first; each is more than the part
-    `gain` faster than the one before it."""
+    """Return the choices that no other beats in both memory and step time, least memory first.
+
+    Each is faster than the one before it by more than the part `gain`.
+    """
     kept: list[Choice] = []
     for choice in sorted(found, key=lambda c: (c.memory_bytes, c.step_s)):
         if not kept or choice.step_s < (1 - gain) * kept[-1].step_s:
@@ -169,7 +172,7 @@ def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
 
 
 def memory(kernel: Kernel, problem: Problem) -> Memory:
-    """Of one call: tensors that it is given, makes and keeps."""
+    """Return the memory of one call: tensors that it is given, makes and keeps."""
     p = problem
     heads = p.batch * p.heads
     steps = heads * p.seq_len
@@ -232,11 +235,11 @@ class Advice:
 
     @property
     def frontier(self) -> list[Choice]:
-        """Of the memory needed against the time of a step, over all choices that fit, where memory buys time."""
+        """Return the choices for which more memory buys time, over all that fit."""
         return frontier([choice for choice in self.considered if choice.fits], WORTH_MEMORY)
 
     def error(self, choice: Choice) -> ModelError | None:
-        """Of the model that made a choice's time, on held-out rows; None where it is no calibrated one, or has none."""
+        """Return the error on held-out rows of the model behind a choice's time; None where there is none."""
         algorithm = choice.kernel.algorithm
         if choice.source != "calibrated model" or algorithm is None:
             return None

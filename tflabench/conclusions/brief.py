@@ -25,7 +25,7 @@ GRAVEST = ("wrong", "crashed", "error", "compile_error", "timeout", "oom", "unsu
 
 
 class Rival(NamedTuple):
-    """What the fastest row is held against: a row of the same comparison, how many times as long it took, and ±."""
+    """The rival of the fastest row: a row of the same comparison, how many times as long it took, and ±."""
 
     row: Row
     ratio: float
@@ -40,11 +40,12 @@ class Contest(NamedTuple):
 
     @property
     def best(self) -> Row:
+        """Return the fastest row."""
         return self.rows[0]
 
     @property
     def tied(self) -> bool:
-        """Whether the rounds do not agree that the fastest is faster than its rival."""
+        """Return whether the rounds disagree about which is faster, the fastest or its rival."""
         return self.rival is not None and self.rival.ratio - self.rival.by < 1
 
     @property
@@ -56,7 +57,7 @@ class Contest(NamedTuple):
 
 
 class BriefEnding:
-    """What a sweep says at its end, cut to `WIDTH` columns (fewer on a narrower terminal) and `LINES` lines."""
+    """The short ending of a sweep, cut to `WIDTH` columns (fewer on a narrower terminal) and `LINES` lines."""
 
     def __init__(self, swept: Swept) -> None:
         self.swept = swept

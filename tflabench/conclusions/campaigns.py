@@ -35,7 +35,7 @@ def conditions_of(rows: Iterable[Row], runs: Mapping[str, Any]) -> dict[str, lis
 
 
 def differences(a: Mapping[str, Sequence[str]], b: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, str]]:
-    """The conditions in which two sides differ, by name, in words; the decisive ones first."""
+    """Return the conditions in which two sides differ, by name, in words; the decisive ones first."""
     names = [name for name in (*DECISIVE, "protocol") if name in a or name in b]
     names += sorted((a.keys() | b.keys()) - set(names))
 
@@ -55,7 +55,7 @@ class Campaign:
 
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:
-    """The rows of results folders, apart where device, driver or the versions that decide a time differ."""
+    """Return the rows of results folders, apart where device, driver or the versions that decide a time differ."""
     found = []
     for folder in results:
         apart: dict[tuple, list[Row]] = defaultdict(list)

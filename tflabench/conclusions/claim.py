@@ -1,4 +1,4 @@
-"""What a claim is, and the one rule by which rows decide it: holds, does not hold, not measurable here. No torch.
+"""Claims, and the one rule by which rows decide them: holds, does not hold, not measurable here. No torch.
 
 What a claim states is an interval. A printed number stands for all that round to it: 25% is 24.5 to 25.5%. A bound
 ("over 2x", "within 15%") is itself. Words such as "about" add nothing.
@@ -42,6 +42,7 @@ class Need:
     where: Mapping[str, Any]
 
     def fits(self, row: Row | ErrorLine, kernels: str) -> bool:
+        """Return whether a row is one of these, for a set of kernels."""
         return row.implementation == self.name.format(kernels) and all(
             _column(row, name) == value for name, value in self.where.items()
         )
@@ -95,13 +96,13 @@ class Claim:
 
     @property
     def criterion(self) -> str:
-        """What is required of the numbers, in words."""
+        """Return in words what is required of the numbers."""
         return f"{self.about}: {self.stated}" if self.about else ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the rows say of a claim for one set of kernels.
+    """The verdict of the rows on a claim for one set of kernels.
 
     `reason`: why it does not hold or is not measurable, else empty; `folder`: where the values are from; `command`:
     what would decide it, where it is not measurable and something would.
@@ -117,6 +118,7 @@ class Outcome:
 
     @property
     def values(self) -> dict[int, float]:
+        """Return the numbers without their intervals."""
         return {at: span.value for at, span in self.spans.items()}
 
     @property
@@ -162,7 +164,7 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
 
 
 def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> Iterable[tuple[Values, str]]:
-    """The numbers that errors.csv has along the axis, and its folder, for every folder that has enough of them."""
+    """Return the numbers along the axis in errors.csv, and its folder, for every folder that has enough of them."""
     if claim.verified is None:
         return
     by_folder: dict[str, dict[int, Span]] = {}

@@ -29,12 +29,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many characters its longest cell needs."""
+        """Return how many characters its longest cell needs."""
         return max(Text(self.title).cell_len, *(cell.cell_len for cell in self.cells))
 
     @property
     def floor(self) -> int:
-        """How narrow it can be."""
+        """Return how narrow it can be."""
         return self.width if self.least is None else min(self.width, self.least)
 
 

@@ -45,7 +45,7 @@ class Rules:
 
 
 class Threshold(NamedTuple):
-    """How far apart medians must be to count as different (0.02: 2%), and why."""
+    """The distance from which on medians count as different (0.02: 2%), and why."""
 
     value: float
     why: str
@@ -53,7 +53,7 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """The same point measured twice: `b` as held against `a`, by a threshold."""
+    """Two measurements of one point: `b` as held against `a`, by a threshold."""
 
     a: Row
     b: Row
@@ -77,12 +77,12 @@ class Match:
 
     @property
     def regressed(self) -> bool:
-        """Whether b is slower, or failed where a ran."""
+        """Return whether b is slower, or failed where a ran."""
         return self.verdict in ("broken", "slower")
 
 
 class Matching(NamedTuple):
-    """Pairs of rows of the same point, and the rows that found no partner."""
+    """Pairs of rows of the same point, and the rows without a partner."""
 
     pairs: list[tuple[Row, Row]]
     only_a: list[Row]
@@ -90,12 +90,13 @@ class Matching(NamedTuple):
 
 
 def comparable(*rows: Row) -> bool:
-    """Whether ratios between rows may be taken: all were measured, with full tuning, in one closed comparison."""
+    """Return whether ratios of rows may be taken: all were measured, with full tuning, in one closed comparison."""
     ids = {row.comparison_id if row.closed else None for row in rows}
     return len(ids) == 1 and None not in ids and all(row.status == "ok" and row.tuned_fully for row in rows)
 
 
 def ratio(over: float | None, under: float | None) -> float | None:
+    """Return a quotient; None where a side is missing or the divisor is 0."""
     return None if over is None or not under else over / under
 
 
@@ -120,7 +121,7 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def fastest(rows: Sequence[Row]) -> Row:
-    """Of one row or more the measured one of least median time; where none was measured, the first.
+    """Return the measured row of least median time; where none was measured, the first row.
 
     Wrong results have a time, and are not measured.
     """
@@ -291,18 +292,19 @@ class Comparison:
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """How many points have each verdict."""
+        """Return how many points have each verdict."""
         found = Counter(match.verdict for match in self.matches)
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
     def geometric_mean(self) -> float | None:
-        """Of the time ratios of all points measured on both sides."""
+        """Return the geometric mean of the time ratios of all points measured on both sides."""
         ratios = [match.ratio for match in self.matches if match.ratio]
         return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
 
     @property
     def regressions(self) -> list[Match]:
+        """Return the pairs of which B is slower, or failed where A ran."""
         return [match for match in self.matches if match.regressed]
 
 

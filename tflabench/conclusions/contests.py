@@ -13,7 +13,7 @@ OURS, PLUGIN = "tflabench", "plugin"
 
 
 def timed(row: Row) -> bool:
-    """Whether a row is right and its time is a number."""
+    """Return whether a row is right and its time is a number."""
     return row.status == "ok" and row.ms_median is not None and isfinite(row.ms_median) and row.ms_median > 0
 
 

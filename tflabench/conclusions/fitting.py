@@ -14,7 +14,7 @@ PRECISION = 1e-3  # relative, to which it is found
 
 @dataclass(frozen=True)
 class Crossed:
-    """How a round trip fitted on some rows does on others.
+    """A round trip fitted on some rows and judged on others.
 
     Attributes:
         fitted_on, judged_on: which rows, in words.

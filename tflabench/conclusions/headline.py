@@ -32,7 +32,7 @@ VERSIONS = ("threads", "torch", "triton")  # the driver and all else are in envi
 
 
 class Detail(NamedTuple):
-    """How many sizes a table shows where ratios may be taken, and where not; and how many peers at most."""
+    """The length of tables: sizes where ratios may be taken, sizes where not, and peers at most."""
 
     sizes_with_ratios: int
     other_sizes: int
@@ -45,14 +45,14 @@ DETAILS = (Detail(2, 2, None), Detail(2, 1, None), Detail(1, 1, None), Detail(1,
 
 @dataclass(frozen=True)
 class Page:
-    """What the page is about: all results at and below `root`. Its links are relative to the folder `beside`.
+    """The subject of the page: all results at and below `root`. Links are relative to the folder `linked_from`.
 
     Attributes:
         subject: pattern of the implementations that are ours; None for this project's kernels.
     """
 
     root: Path
-    beside: Path
+    linked_from: Path
     every: tuple[Campaign, ...]
     subject: str | None = None
 
@@ -73,7 +73,7 @@ class Page:
 
     def link(self, campaign: Campaign) -> str:
         """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
-        rows = Path(os.path.relpath(campaign.folder, self.beside)) / "rows.csv"
+        rows = Path(os.path.relpath(campaign.folder, self.linked_from)) / "rows.csv"
         folder = Path(os.path.relpath(campaign.folder, self.root))
         name = self.root.resolve().name if folder == Path() else folder.as_posix()
         siblings = [_decisive(other) for other in self.every if other.folder == campaign.folder]
@@ -97,8 +97,8 @@ def write(root: Path, out: Path, subject: str | None = None) -> Path:
     return out
 
 
-def markdown(root: Path, command: Sequence[str], beside: Path = Path(), subject: str | None = None) -> str:
-    """Return the page about all results at and below `root`, made by `command`, links relative to `beside`.
+def markdown(root: Path, command: Sequence[str], linked_from: Path = Path(), subject: str | None = None) -> str:
+    """Return the page about all results at and below `root`, made by `command`, links relative to `linked_from`.
 
     Args:
         subject: pattern of the implementations that are ours; None for this project's kernels.
@@ -106,7 +106,7 @@ def markdown(root: Path, command: Sequence[str], beside: Path = Path(), subject:
     Raises:
         InputError: no results, results that cannot be read, or a subject that matches no row.
     """
-    page = Page(root, beside, tuple(campaigns(find_results(root))), subject)
+    page = Page(root, linked_from, tuple(campaigns(find_results(root))), subject)
     chosen = choose(page.every, page.kernels)
     for detail in DETAILS:
         text = "\n".join([*_opening(page, command), *_sections(page, chosen, detail)]) + "\n"
@@ -204,7 +204,7 @@ def _names(rows: Iterable[Row | None]) -> str:
 
 
 def _bound(row: Row | None) -> str:
-    """Return the time of a kernel of ours, and how near that comes to the bound of its problem."""
+    """Return the time of a kernel of ours, and the bound of its problem as a percentage of that."""
     if row is None:
         return ""
     return _time(row) + ("" if row.percent_of_bound is None else f" ({row.percent_of_bound:.0f}%)")

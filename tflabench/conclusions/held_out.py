@@ -1,6 +1,6 @@
-"""How far the calibrated model is from rows of a GPU on which its constant was not fitted, and where it ever ran.
+"""Errors of the calibrated model on rows of a GPU on which its constant was not fitted, and where it ever ran.
 
-The answers come out of `held_out.json` beside this file, so that advice on any machine needs no results folder. It is
+The answers come out of `held_out.json` in this folder, so that advice on any machine needs no results folder. It is
 made of the rows stored in the repository, again after a change of the model or new rows:
 
     python -m tflabench.conclusions.held_out results
@@ -46,7 +46,7 @@ class ModelError:
 
 
 def errors_of(judged: Iterable[Judged]) -> tuple[ModelError, ...]:
-    """The errors of judged rows by GPU kind and family of kernels, in the order of their names."""
+    """Return the errors of judged rows by GPU kind and family of kernels, in the order of their names."""
     groups: dict[tuple[str, Algorithm], list[float]] = {}
     for row in judged:
         groups.setdefault((row.gpu.name, row.kernel.algorithm), []).append(row.errors[1])
@@ -60,35 +60,35 @@ def errors_of(judged: Iterable[Judged]) -> tuple[ModelError, ...]:
 
 @cache
 def stored() -> tuple[ModelError, ...]:
-    """The table of the package."""
+    """Return the table that comes with the package."""
     return tuple(ModelError(**row) for row in json.loads(TABLE.read_text())["errors"])
 
 
 def held_out_error(algorithm: Algorithm, gpu: Gpu) -> ModelError | None:
-    """The error on held-out rows: of this GPU kind, else of the one with most of them; None where there are none."""
+    """Return the error on held-out rows of this GPU kind, else of the one with most of them; None without any."""
     known = [row for row in stored() if row.held_out and row.algorithm == algorithm]
     own = [row for row in known if row.gpu == _kind(gpu)]
     return max(own or known, key=lambda row: row.rows, default=None)
 
 
 def in_sample_error(algorithm: Algorithm) -> ModelError | None:
-    """The error where the constant was fitted, on rows of more shapes; None where there are none."""
+    """Return the error where the constant was fitted, on rows of more shapes; None where there are none."""
     known = [row for row in stored() if not row.held_out and row.algorithm == algorithm]
     return max(known, key=lambda row: row.rows, default=None)
 
 
 def has_run_on(gpu: Gpu) -> bool:
-    """Whether there are rows of any kernel that the calibrated model describes on this GPU kind."""
+    """Return whether there are rows of any kernel that the calibrated model describes on this GPU kind."""
     return any(row.gpu == _kind(gpu) for row in stored())
 
 
 def with_article(gpu: str) -> str:
-    """ "an H100 SXM", "a B200": as the first letter is spoken."""
+    """Return "an H100 SXM", "a B200": the article is that of the first letter as it is spoken."""
     return f"{'an' if gpu[0] in 'AHLMR' else 'a'} {gpu}"
 
 
 def _kind(gpu: Gpu) -> str:
-    """The name in the table of GPUs; "paper-H100", a row of the paper's Table 18, is an H100 SXM."""
+    """Return the name in the table of GPUs; "paper-H100", a row of the paper's Table 18, is an H100 SXM."""
     return find(gpu.name.removeprefix("paper-")).name if gpu.name.startswith("paper-") else gpu.name
 
 

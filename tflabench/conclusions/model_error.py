@@ -17,7 +17,7 @@ from tflabench.theory.launches import Chip
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the models say of the rows of some results folders.
+    """The judgement of the models by the rows of some results folders.
 
     Attributes:
         judged: every measured row that the calibrated model describes.
@@ -33,6 +33,7 @@ class Verdict:
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """Return the devices that the rows ran on."""
         return tuple(dict.fromkeys(row.device for row in self.judged))
 
     @property
@@ -60,7 +61,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of some rows: how many, and the median and the worst error (see `median_and_worst`); None of no rows."""
+    """Errors on some rows: how many, the median and the worst (see `median_and_worst`); None without rows."""
 
     rows: int
     median: float | None = None
@@ -114,7 +115,7 @@ def _errors(found: list[float]) -> Errors:
 
 
 def _range(values: list[float], digits: int) -> str:
-    """ "784.8 to 803.5"; one number where they are the same."""
+    """Return "784.8 to 803.5", or one number where they are the same."""
     return " to ".join(dict.fromkeys(f"{value:.{digits}g}" for value in (min(values), max(values))))
 
 

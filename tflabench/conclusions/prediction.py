@@ -42,12 +42,13 @@ class Kernel:
 
     @property
     def algorithm(self) -> Algorithm | None:
+        """Return the algorithm that the calibrated model takes it for; None for none."""
         return self.modelled.algorithm if self.modelled else None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What theory says of one call.
+    """The prediction of theory for one call.
 
     Attributes:
         seconds, source: the time, and which model says so.

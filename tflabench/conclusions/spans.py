@@ -35,21 +35,24 @@ Values = Mapping[int, Span]  # value of the axis -> number there, ascending
 
 
 def exactly(value: float) -> Span:
+    """Return the interval that is one value."""
     return Span(value, value, value)
 
 
 def around(value: float, by: float) -> Span:
+    """Return the interval of `by` on both sides of a value."""
     return Span(value - by, value, value + by)
 
 
 @dataclass(frozen=True)
 class Stated:
-    """What a claim states: a number lies between `low` and `high`; infinite where it states only one of them."""
+    """The statement of a claim: a number lies between `low` and `high`; infinite where it states only one of them."""
 
     low: float = -inf
     high: float = inf
 
     def reached(self, span: Span) -> bool:
+        """Return whether an interval reaches into what is stated."""
         return span.high > self.low and span.low < self.high
 
     @property
@@ -157,6 +160,7 @@ def _half_spread(row: Row) -> float:
 
 
 def every(values: Values) -> list[Span]:
+    """Return all numbers."""
     return list(values.values())
 
 
@@ -171,10 +175,12 @@ def last(values: Values) -> list[Span]:
 
 
 def last_over_first(values: Values) -> list[Span]:
+    """Return the number at the largest place over the one at the smallest."""
     return [_over(values[max(values)], values[min(values)])]
 
 
 def greatest_over_least(values: Values) -> list[Span]:
+    """Return the largest number over the smallest."""
     by_size = sorted(values.values(), key=lambda span: span.value)
     return [_over(by_size[-1], by_size[0])]
 
@@ -198,7 +204,7 @@ def least_at(values: Values) -> list[Span]:
 
 
 def least_between(values: Values) -> list[Span]:
-    """Return where the least number lies, of all places: as near as those tried beside it."""
+    """Return where the least number lies, of all places: as near as its tried neighbours."""
     ((low, best, high),) = least_at(values)
     return [
         Span(

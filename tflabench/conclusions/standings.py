@@ -1,4 +1,4 @@
-"""Our kernels beside their peers in stored rows, and which folder and sizes stand for a figure. No torch."""
+"""Our kernels and their peers in stored rows, and which folder and sizes stand for a figure. No torch."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Pair(NamedTuple):
 
     @property
     def timed(self) -> bool:
-        """Whether the peer was measured."""
+        """Return whether the peer was measured."""
         return self.peer.status == "ok"
 
     @property
     def compared(self) -> bool:
-        """Whether both took turns in one closed comparison, with all of their configurations tried."""
+        """Return whether both took turns in one closed comparison, with all of their configurations tried."""
         return self.ours is not None and comparable(self.peer, self.ours)
 
     @property
     def throttled(self) -> bool:
-        """Whether the GPU held its clock back while a side was measured."""
+        """Return whether the GPU held its clock back while a side was measured."""
         return bool(self.peer.throttled or (self.ours and self.ours.throttled))
 
     @property
@@ -64,7 +64,7 @@ class Pair(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a question asks for but the pass.
+    """The size that a question asks for, without the pass.
 
     `cut` is (d_hv, d_qk, heads in words) where heads are cut in several ways.
     """
@@ -106,7 +106,7 @@ class Question:
 
     @cached_property
     def pairs(self) -> dict[str, Pair]:
-        """Return every peer's fastest row beside ours, by implementation."""
+        """Return every peer's fastest row with ours, by implementation."""
         rivals = {name: fastest(rows) for name, rows in self.rows.items() if name not in self.kernels}
         return {name: Pair(rival, self.best(rival)) for name, rival in rivals.items()}
 
@@ -128,12 +128,12 @@ class Standing:
 
     @property
     def has_ours(self) -> bool:
-        """Whether a kernel of ours was asked for."""
+        """Return whether a kernel of ours was asked for."""
         return self.rank[0]
 
     @property
     def has_ratios(self) -> bool:
-        """Whether a ratio may be taken anywhere."""
+        """Return whether a ratio may be taken anywhere."""
         return self.rank[1] > 0
 
     def at_sizes(self, count: int) -> tuple[Question, ...]:
@@ -158,7 +158,7 @@ class Standing:
 def standing(campaign: Campaign, kernels: frozenset[str]) -> Standing:
     """Return the questions of a campaign.
 
-    Beside bundled kernels their PyTorch forms are neither ours nor peers; beside others they are like any other.
+    Where bundled kernels are measured, their PyTorch forms are neither ours nor peers; elsewhere they are both.
     """
     shown = not kernels & bundled_kernels()
     rows = (row for row in campaign.rows if shown or not row.implementation.startswith("reference_"))

@@ -110,6 +110,7 @@ def best_table(rows: Iterable[Row]) -> Table:
 
 
 def percent(value: float | None) -> str:
+    """Return a percentage in words; "" for none."""
     return "" if value is None or not isfinite(value) else f"{value:.0f}%"
 
 
@@ -230,7 +231,7 @@ def grouped(files: Iterable[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep has at its end.
+    """The results of a sweep, for the text at its end.
 
     Attributes:
         rows: of all its points.

@@ -36,7 +36,7 @@ def draw_all(
 
     Args:
         out: where they go: those of `directory` itself into it, those of folders below into folders of the same name.
-            Default: the folder `figures` beside the rows of each.
+            Default: the folder `figures` in each results folder.
         what: which figures, of WHAT.
         highlight: patterns of the implementations to highlight and name, at most seven; empty for each figure's choice.
 

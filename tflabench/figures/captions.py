@@ -1,4 +1,4 @@
-"""What figures say: captions, names in legends, what is missing and where, and where the rows come from."""
+"""The words of figures: captions, names in legends, what is missing and where, and where the rows come from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
 def caption(rows: Rows, axis: str | None = None) -> str:
-    """What all rows of a figure have in common, units included: "batch 8 · 16 heads of 256 · ..."."""
+    """Return what all rows of a figure have in common, units included: "batch 8 · 16 heads of 256 · ..."."""
     words = []
 
     def common(column: pd.Series) -> Any:
@@ -48,7 +48,7 @@ def caption(rows: Rows, axis: str | None = None) -> str:
 
 
 def legend_name(look: Look, name: str, rows: Rows) -> str:
-    """The title, with heads, dimensions or chunk size where implementations differ in them and this has just one."""
+    """Return the title, with heads, dimensions or chunk size if it has just one and implementations differ in them."""
     extra = []
     own = rows[rows["implementation"] == name]
     sizes = {
@@ -96,13 +96,13 @@ def _with_ranges(texts: list[str]) -> str:
 
 
 def _gist(reason: Any, longest: int = 110) -> str:
-    """A reason in short, without the size at hand (", not 512"): points that share it share a line."""
+    """Return a reason in short, without the size of the point (", not 512"): points that share it share a line."""
     text = " ".join(reason.split(", not ")[0].split()) if isinstance(reason, str) else ""
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
 
 
 def _where(asked: Rows, failed: Rows, axis: str) -> Iterator[str]:
-    """Where on the axis an implementation failed; passes that agree are said once, and no pass where all do."""
+    """Return where on the axis an implementation failed; passes that agree are named once, and none where all do."""
     passes: dict[str, list[str]] = {}
     for pass_, part in failed.groupby("pass", sort=False):
         values = sorted(asked.loc[asked["pass"] == pass_, axis].dropna().unique())
@@ -112,7 +112,7 @@ def _where(asked: Rows, failed: Rows, axis: str) -> Iterator[str]:
 
 
 def _ranges(values: list[Any], asked: list[Any]) -> str:
-    """ "at 512, 4Ki-64Ki": runs of neighbours in `asked` are written as ranges; "everywhere" if all of them."""
+    """Return "at 512, 4Ki-64Ki": runs of neighbours in `asked` are written as ranges; "everywhere" if all of them."""
     if values == asked:
         return "everywhere"
     write = compact if not isinstance(values[0], str) else str
@@ -147,6 +147,6 @@ def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
 
 
 def compact(value: float) -> str:
-    """A count as ticks and notes write it: 65536 is 64Ki, 512 is 512."""
+    """Return a count as ticks and notes write it: 65536 is 64Ki, 512 is 512."""
     value = int(value)
     return f"{value // 1024}Ki" if value >= 1024 and value % 1024 == 0 else str(value)

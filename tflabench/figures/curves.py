@@ -24,7 +24,7 @@ Columns = dict[str, Any]  # of the rows of one implementation: arrays
 
 @dataclass(frozen=True)
 class Chart:
-    """How a quantity is drawn over an axis.
+    """A chart of a quantity over an axis.
 
     Attributes:
         unit, size: of the quantity, e.g. "ms" and 1.0.
@@ -42,15 +42,17 @@ class Chart:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the implementations that are highlighted."""
         return self.lit.names
 
     @property
     def label(self) -> str:
+        """Return the label of the axis, with its unit."""
         return f"{self.quantity.label} [{self.unit}]"
 
     @property
     def leader(self) -> str | None:
-        """The implementation whose bounds are drawn: of ours the best mLSTM, else ours, else an mLSTM, else the best."""
+        """Return the implementation whose bounds are drawn: our best mLSTM, else ours, else an mLSTM, else the best."""
         families = dict(zip(self.part.rows["implementation"], self.part.rows["family"], strict=True))
         mlstm = [name for name in self.names if families[name] == "mlstm"]
         ours = [name for name in self.names if self.looks[name].owner == "ours"]

@@ -25,18 +25,19 @@ class Slice:
 
     @property
     def tags(self) -> list[str]:
+        """Return the settings as parts of a file's name."""
         return [
             f"{'L' if column == 'chunk_asked' else column}_{plain(value)}" for column, value in self.setting.items()
         ]
 
     @property
     def stem(self) -> str:
+        """Return the name of a figure's files without their ending."""
         return "-".join([self.axis, *self.tags])
 
 
 def swept_axes(rows: Rows) -> list[str]:
-    """The axes that vary within an implementation, without those that only follow another (batch at fixed tokens)."""
-
+    """Return the axes that vary within an implementation, without those that follow another (batch at fixed tokens)."""
     names = ("implementation", "pass", *AXES)
     columns = {name: [None if value != value else value for value in rows[name].tolist()] for name in names}
 
@@ -57,9 +58,9 @@ def swept_axes(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, axis: str) -> list[Slice]:
-    """Return one Slice a setting of the columns that vary while `axis` stays; rows without such a column join all.
+    """Return one Slice a setting of the columns that vary while `axis` stays; rows without that column join all.
 
-    A setting makes a figure if some implementation has two values of `axis` in it, unless there is no such setting. Of
+    A setting makes a figure if some implementation has two values of `axis` in it, unless no setting does. Of
     implementations that have curves, points outside of these are left out: a sweep of T is no sweep of d_hv because it
     has two head sizes somewhere.
     """
@@ -90,9 +91,9 @@ def _longest_curve(rows: Rows, axis: str) -> int:
 
 
 def _of_curves(rows: Rows, axis: str) -> Rows:
-    """Return the rows of curves over `axis`, and those of implementations without one that can stand beside them.
+    """Return the rows of curves over `axis`, and those of implementations without one that fit to them.
 
-    A point can stand beside a curve of its embedding and dtype that has a point at the same sequence length, if it is
+    A point fits to a curve of its embedding and dtype that has a point at the same sequence length, if it is
     the only one of its implementation there.
     """
     varying = {axis, "chunk_asked" if axis == "chunk_size" else "chunk_size", *FOLLOWING.get(axis, ())}
@@ -109,7 +110,7 @@ def _of_curves(rows: Rows, axis: str) -> Rows:
 
 
 def _shortest_settings(parts: list[Slice]) -> list[Slice]:
-    """The same slices, each setting cut down to the columns needed to tell them apart."""
+    """Return these slices, each setting cut down to the columns needed to tell them apart."""
     kept: list[str] = []
 
     def distinct(columns: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""How figures of theory show GPUs: names, lines, roofs and where their ceilings come from."""
+"""GPUs in figures of theory: names, lines, roofs and where their ceilings come from."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def roof(ceilings: Ceilings, limits: tuple[float, float], size: float, label: st
 
 
 def roof_name(name: str, ceilings: Ceilings) -> str:
-    """Return the words beside a roof: whose it is, its rate and its bandwidth."""
+    """Return the words at a roof: whose it is, its rate and its bandwidth."""
     return f"{name}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e12:.3g} TB/s"
 
 

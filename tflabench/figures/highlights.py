@@ -101,7 +101,7 @@ def _coincide(one: dict[Any, float], other: dict[Any, float]) -> bool:
 
 
 class Finding(NamedTuple):
-    """What one comparison says: who is compared with whom, and where."""
+    """The result of one comparison: who is compared with whom, and where."""
 
     subject: str
     words: str

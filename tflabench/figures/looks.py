@@ -1,6 +1,6 @@
 """The look that an implementation keeps in every figure: its colour says whose it is, marker and dashes which it is.
 
-Colours are those of Okabe and Ito, which the colour-blind can tell apart. In grey, markers, dashes and the names beside
+Colours are those of Okabe and Ito, which the colour-blind can tell apart. In grey, markers, dashes and the names at
 the panels tell lines apart.
 """
 
@@ -38,7 +38,7 @@ SHARED = ("mlstm_exp", "mlstm_sig", "simple_gla", "retention", "mamba2", "lightn
 
 @dataclass(frozen=True)
 class Look:
-    """How one implementation is drawn in every figure."""
+    """The look of one implementation in every figure."""
 
     title: str
     owner: str
@@ -46,7 +46,7 @@ class Look:
 
 
 class _Place(NamedTuple):
-    """What fixes the look of an implementation."""
+    """The facts that fix the look of an implementation."""
 
     title: str
     owner: str

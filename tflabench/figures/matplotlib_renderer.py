@@ -268,7 +268,7 @@ DRAWN: dict[type, Callable[[Axes, Any], None]] = {
 
 
 def _notes(ax: Axes, notes: Sequence[Note]) -> None:
-    """Write words beside points, moved to where they strike neither lines nor each other."""
+    """Write words near points, moved to where they strike neither lines nor each other."""
     lines = [_dense(ax, line) for line in ax.lines]
     for note in notes:
         if note.ring:
@@ -299,7 +299,7 @@ def _dense(ax: Axes, line: Line2D, step: float = 4.0) -> np.ndarray:
 
 
 class Box(NamedTuple):
-    """Where a panel lies, in inches from the lower left corner of the figure."""
+    """The place of a panel, in inches from the lower left corner of the figure."""
 
     x: float
     y: float

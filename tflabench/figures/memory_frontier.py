@@ -21,7 +21,7 @@ MOST_NOTES = 2  # choices of the recommended kernel whose L is named besides
 def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
     """Return, a line a kernel, the choices that no other of that kernel beats in both memory and time.
 
-    Chunk size, and batch where it differs, stand beside choices of the recommended kernel.
+    Choices of the recommended kernel are labelled with their chunk size, and with the batch where it differs.
 
     Args:
         setting: what was asked, in words.
@@ -69,7 +69,7 @@ def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
 
 
 def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Note]:
-    """Return the ring around the recommended choice, and words beside some others on the line of its kernel."""
+    """Return the ring around the recommended choice, and words at some others on the line of its kernel."""
     own = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
     stride = max(1, -(-len(own) // MOST_NOTES))
     one_batch = len({choice.problem.batch for choice in own}) <= 1

@@ -49,7 +49,7 @@ class Curve:
     """Points of one implementation or one formula, joined by a line where `joined`.
 
     Attributes:
-        label: written beside the panel, at the height of its last point; "" writes nothing.
+        label: written next to the panel, at the height of its last point; "" writes nothing.
         x, y: values; NaN breaks the line.
         role: highlighted, thin and grey behind the others, or a line of theory.
         spread: lower and upper ends of the whiskers.
@@ -112,7 +112,7 @@ class Cross:
 
 @dataclass(frozen=True)
 class Note:
-    """Words beside a point; the renderer moves them where they strike nothing. `ring` draws a ring around the point."""
+    """Words at a point; the renderer moves them where they strike nothing. `ring` draws a ring around the point."""
 
     x: float
     y: float
@@ -200,7 +200,7 @@ class Figure:
         columns: panels in a row.
         keys: its legend, one row.
         caption: lines of the caption file: what marks mean, what is missing and why, where the numbers come from.
-        rows: the measured rows that it shows, written beside it as CSV; None for theory.
+        rows: the measured rows that it shows, written next to it as CSV; None for theory.
         height: of a panel, in inches.
     """
 

@@ -31,10 +31,12 @@ class Series(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
+        """Return the chunk sizes of the rows."""
         return self.rows["chunk_size"].to_numpy(float)
 
     @property
     def ms(self) -> np.ndarray:
+        """Return the times of the rows in ms."""
         return self.rows["ms_median"].to_numpy(float)
 
     @property
@@ -44,6 +46,7 @@ class Series(NamedTuple):
 
     @property
     def chunkwise(self) -> bool:
+        """Return whether the implementation has chunks."""
         return self.rows["formulation"].iloc[0] == "chunkwise"
 
     def curve(self, x: Numbers, y: Numbers) -> Curve:
@@ -116,13 +119,14 @@ class Overlay:
 
     @property
     def setting(self) -> str:
+        """Return the problem in words."""
         p = self.problem
         heads = f"{p.heads} head{'s' if p.heads > 1 else ''}"
         return f"T = {p.seq_len}, batch {p.batch}, {heads}, d_qk = {p.d_qk}, d_hv = {p.d_hv}, {p.dtype}"
 
     @property
     def origin(self) -> list[str]:
-        """Where the rows come from, or that there are none, as lines of a caption."""
+        """Return where the rows come from, or that there are none, as lines of a caption."""
         if self.rows is None:
             return ["The rows to be laid over hold none of these kernels, gate and pass."] if self.asked else []
         days = sorted({str(started)[:10] for started in self.rows["started_at"]})

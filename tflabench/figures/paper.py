@@ -198,7 +198,7 @@ def _runtime(sweep: Overlay, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) ->
 
 
 def fig18(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-    """Return arithmetic intensity over L for several head dimensions, states in 4 and 2 bytes, beside that of GPUs."""
+    """Return arithmetic intensity over L for several head dimensions, states in 4 and 2 bytes, and that of GPUs."""
     del rows
     asked, sizes = Asked(18, gate, pass_), np.geomspace(16, 8192, 200)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100", "H200", "paper-B200")]

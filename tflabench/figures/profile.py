@@ -1,4 +1,4 @@
-"""A profiled point: its time by kernel, and its measured arithmetic intensity on the roofline beside the modelled."""
+"""A profiled point: its time by kernel, and its measured and modelled arithmetic intensity on the roofline."""
 
 from __future__ import annotations
 

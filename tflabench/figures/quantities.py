@@ -62,7 +62,7 @@ class Quantity(NamedTuple):
     theory: tuple[str, str] | None = None
 
     def unit(self, rows: Rows) -> tuple[str, float]:
-        """The largest unit in which the median point is at least 1."""
+        """Return the largest unit in which the median point is at least 1."""
         middle = rows.loc[rows["timed"], self.column].median()
         fitting = [unit for unit in self.units if middle >= unit[1]]
         return fitting[-1] if fitting else self.units[1 if math.isnan(middle) else 0]
@@ -87,7 +87,7 @@ MEMORY = Quantity(
 
 
 def by_pass(rows: Rows) -> dict[str, Rows]:
-    """The rows of each pass they have, in the order of panels."""
+    """Return the rows of each pass they have, in the order of panels."""
     return {pass_: part for pass_ in PASSES if len(part := rows[rows["pass"] == pass_])}
 
 
@@ -107,5 +107,5 @@ def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:
 
 
 def plain(value: Any) -> str:
-    """A value as words and file names have it: whole numbers without a point."""
+    """Return a value as words and file names have it: whole numbers without a point."""
     return str(int(value)) if isinstance(value, (float, np.number)) and float(value).is_integer() else str(value)

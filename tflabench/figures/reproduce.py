@@ -44,6 +44,7 @@ class PaperFigure:
     theory: bool = False
 
     def preset_for(self, matched_heads: bool) -> str:
+        """Return the preset that measures the figure."""
         return self.matched if matched_heads and self.matched else self.preset
 
 
@@ -53,7 +54,7 @@ def points_of(
     patterns: Sequence[str] | None = None,
     part: Mapping[str, Values] | None = None,
 ) -> list[Point]:
-    """What a GPU has to measure for a figure.
+    """Return the points that a GPU has to measure for a figure.
 
     Args:
         patterns: of which implementations.
@@ -69,7 +70,7 @@ def points_of(
 
 
 def stored(points: Sequence[Point], root: Path, name: str) -> Results | None:
-    """Of all results folders below `root`, the one that has most of these points measured; None where none has any.
+    """Return the results folder below `root` that has most of these points measured; None where none has any.
 
     Folders called `name`, that of their sweep, come first: another's may share points. One folder, not several: ratios
     count within what was measured together. It is cut down to these points.
@@ -106,7 +107,7 @@ def draw(
 
 
 def find(name: str) -> PaperFigure:
-    """The figure of this name.
+    """Return the figure of this name.
 
     Raises:
         InputError: no such figure, with the nearest names.
@@ -119,7 +120,7 @@ def find(name: str) -> PaperFigure:
 def _curves(
     axis: str, quantities: Sequence[str], name: str, source: Source, sheets: Mapping[str, str] = {"": "*"}
 ) -> Iterator[Figure]:
-    """Yield quantities over an axis, a panel a pass, as measured: the paper draws no theory beside them.
+    """Yield quantities over an axis, a panel a pass, as measured: the paper draws no theory with them.
 
     `sheets`: what a file's name ends in -> patterns of the implementations it shows.
     """

@@ -1,4 +1,4 @@
-"""What figures of measured rows start from: the rows of one results folder, and the looks of its implementations."""
+"""The source of figures of measured rows: the rows of one results folder, and the looks of its implementations."""
 
 from __future__ import annotations
 

@@ -64,5 +64,5 @@ def _fewer_ticks(axis: Axis) -> Axis:
 
 
 def _nameless(panel: Panel) -> tuple:
-    """Return the items without names beside the panel: the title names the only line."""
+    """Return the items without names at the panel: the title names the only line."""
     return tuple(replace(item, label="") if isinstance(item, Curve) else item for item in panel.items)

@@ -1,1 +1,1 @@
-"""What can be measured: the interface, the registry, and the bundled kernels behind it."""
+"""Implementations: their interface, the registry, and the bundled kernels behind it."""

@@ -27,7 +27,7 @@ Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 
 
-class Unsupported(Exception):
+class Unsupported(Exception):  # noqa: N818  public
     """Raised by `Implementation.build` for a reason that only device or library can tell; it becomes the row's."""
 
 
@@ -40,7 +40,7 @@ class SuffixSum:
 
 
 def suffix_sum(terms: Tensor, dim: int) -> Tensor:
-    """sum_{s >= t} terms_s along a dimension, for every t."""
+    """Return sum_{s >= t} terms_s along a dimension, for every t."""
     return terms.flip(dim).cumsum(dim).flip(dim)
 
 
@@ -59,7 +59,7 @@ class Case:
             whole group). Every function is causal: the gate may compare only the first steps of a long sequence.
         as_kernels_do: (inputs, results) -> those gradients that kernels of this kind sum up from rounded results, by
             name ("d" + the input's), as sums of `results` ("forward", "d" + name by input). What is allowed is then the
-            error to be expected of such a sum. It is asked twice: in float64, and in the working dtype.
+            error to be expected of that sum. It is asked twice: in float64, and in the working dtype.
         details: what the implementation chose, for the row: "chunk_size", "kernel", "version", ...
     """
 
@@ -210,7 +210,7 @@ def draw(
 def differentiate(
     forward: Callable[[Mapping[str, Tensor]], Tensor], inputs: Mapping[str, Tensor], output_grad: Tensor | None
 ) -> dict[str, Tensor]:
-    """The output under "forward" and, with an output gradient, "d" + name for every input that has a gradient."""
+    """Return the output as "forward" and, with an output gradient, "d" + name for every input that has a gradient."""
     import torch
 
     if output_grad is None:

@@ -34,6 +34,7 @@ CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastes
 
 
 def build_reference(form: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of a plain PyTorch form of the mLSTM."""
     from tflabench.kernels import reference
 
     inputs = sequence_inputs(problem, device)
@@ -51,6 +52,7 @@ def build_reference(form: str, gate: Gate, problem: Problem, device: torch.devic
 
 
 def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of the mLSTM on `kernels`, an implementation of `kernels.api`."""
     from tflabench.kernels import api
 
     inputs = sequence_inputs(problem, device)
@@ -65,7 +67,7 @@ def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.devi
 
 
 def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Implementation and chunk size, as options of an operation for q and v (B, H, T, d), and what they come to.
+    """Return implementation and chunk size as options of an operation for q and v (B, H, T, d), and what runs.
 
     Raises:
         Unsupported: it cannot run here, with its reason.
@@ -83,7 +85,7 @@ def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> 
 
 
 def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """Inputs of a sequence of one step, and the float32 state before it with a time axis of size 1 like the others."""
+    """Return inputs of a sequence of one step, and the float32 state before it with a time axis of size 1."""
     step = (problem.batch, problem.heads, 1)
     shapes = {"C": (*step, problem.d_qk, problem.d_hv)}
     shapes |= {"n": (*step, problem.d_qk)} if gate.normalize else {}
@@ -93,7 +95,7 @@ def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str,
 
 
 def step_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
-    """h (B, H, 1, d_hv) by the recurrent form in the dtype of q."""
+    """Return h (B, H, 1, d_hv) by the recurrent form in the dtype of q."""
     from tflabench.kernels import reference
 
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
@@ -109,7 +111,7 @@ def _state_before(inputs: Mapping[str, Tensor]) -> State:
 
 
 def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
-    """The state after the step goes to a second buffer, so that all calls do the same; in place, bytes are as many."""
+    """Return a step that writes its state to a second buffer, so that all calls do the same; the bytes are as many."""
     import torch
 
     from tflabench.kernels.state import zero_state
@@ -171,6 +173,7 @@ def attention_inputs(problem: Problem, device: torch.device, gate: str | None = 
 
 
 def simple_gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return inputs with log decays g of one head each."""
     from torch.nn.functional import logsigmoid
 
     inputs = attention_inputs(problem, device, "g")
@@ -178,21 +181,23 @@ def simple_gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tenso
 
 
 def retention_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return inputs with RetNet's decays."""
     from tflabench.kernels.api import retnet_log_decays
 
     return attention_inputs(problem, device) | {"log_decay": retnet_log_decays(problem.heads, device)}
 
 
 def lightning_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """The slopes are those of a network's first layer, the steepest."""
+    """Return inputs with the slopes of a network's first layer, the steepest."""
     from tflabench.kernels.api import lightning_slopes
 
     return attention_inputs(problem, device) | {"slopes": lightning_slopes(problem.heads, 0, 1, device)}
 
 
 def mamba2_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
-    """x (B, T, H, d_hv), dt (B, T, H) before bias and softplus, B and C (B, T, 1, d_qk), and parameters (H,), float32:
-    A = -1, -2, ..., -16 and again, D = 1 and steps of about 0.02, as models start with.
+    """Return x (B, T, H, d_hv), dt (B, T, H) before bias and softplus, B and C (B, T, 1, d_qk), and parameters.
+
+    These are (H,), float32: A = -1, -2, ..., -16 and again, D = 1 and steps of about 0.02, as models start with.
     """
     import torch
 
@@ -234,7 +239,7 @@ RECURRENCES = (
 
 
 def recurrence_oracle(op: Recurrence, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-    """What the operation gives in plain PyTorch, in the dtype of the inputs, of whole or sliced inputs."""
+    """Return the operation's result in plain PyTorch, in the dtype of the inputs, of whole or sliced inputs."""
     from tflabench.kernels import api
 
     run = getattr(api, op.function)
@@ -243,6 +248,7 @@ def recurrence_oracle(op: Recurrence, inputs: Mapping[str, Tensor], **options: A
 
 
 def build_recurrence(kernels: str, op: Recurrence, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of another linear RNN on `kernels`, an implementation of `kernels.api`."""
     from tflabench.kernels import api
 
     inputs = op.inputs(problem, device)
@@ -285,11 +291,12 @@ def build_recurrence_step(op: Recurrence, problem: Problem, device: torch.device
 
 
 def tfla_cost(gate: GateName, problem: Problem) -> Cost:
-    """The paper's counts, but for states between chunks, which lie in memory in the dtype of q."""
+    """Return the paper's counts, but for states between chunks, which lie in memory in the dtype of q."""
     return call_cost(problem, "chunkwise", gate, state_bytes=problem.element_bytes)
 
 
 def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
+    """Return what a call of another linear RNN computes and moves."""
     chunk_size = problem.chunk_size or DEFAULT_CHUNK_SIZE
     width = problem.element_bytes
     return baseline_costs.linear_attention(
@@ -302,13 +309,13 @@ def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
 
 
 def fused_cost(op: Recurrence, problem: Problem) -> Cost:
-    """Of the walks, which know no gates, as of mLSTMsig, without gate gradients where decays are constants."""
+    """Return the cost of the fused kernels as for mLSTMsig, without gate gradients where decays are constants."""
     size = problem.chunk_size or problem.seq_len
     return fused.cost(problem, "sig", size, gate_gradients=op.decays > 0, group=heads_a_group(op, problem))
 
 
 def recurrence_model(op: Recurrence, kernels: str) -> Modelled | None:
-    """Of `kernels`, an implementation of `kernels.api`: as mLSTMsig, but for what `fused_cost` leaves out too."""
+    """Return what `kernels`, an implementation of `kernels.api`, is to the model: mLSTMsig, less what it leaves out."""
     algorithms: dict[str, Algorithm] = {"hopper": "fused", "tfla_xl": "tfla"}
     if kernels not in algorithms:
         return None
@@ -316,7 +323,7 @@ def recurrence_model(op: Recurrence, kernels: str) -> Modelled | None:
 
 
 def recurrence_bound(op: Recurrence) -> Bounded | None:
-    """Of heads that share q and k there is no formula."""
+    """Return the bound of a call; None for heads that share q and k, which have no formula."""
     if op.shared:
         return None
     return "one_gate" if op.decays else "ungated"
@@ -331,17 +338,19 @@ def heads_a_group(op: Recurrence, problem: Problem) -> int:
 
 
 def refuse_sequence(problem: Problem, device: str) -> str | None:
+    """Return why a kernel of single steps cannot run this, or None."""
     if problem.pass_ != "decode":
         return "computes single steps: the pass must be decode"
     return None if problem.seq_len == 1 else f"computes single steps: seq_len must be 1, not {problem.seq_len}"
 
 
 def refuse_decode(problem: Problem, device: str) -> str | None:
+    """Return why a kernel of sequences cannot run this, or None."""
     return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
 
 
 def refuse_kernels(dtypes: str, problem: Problem, device: str) -> str | None:
-    """What all kernels need; the rest `build` can tell."""
+    """Return why no kernel can run this, or None; `build` can tell the rest."""
     if problem.pass_ == "decode":
         return refuse_decode(problem, device)
     if not installed("triton"):
@@ -354,6 +363,7 @@ def refuse_kernels(dtypes: str, problem: Problem, device: str) -> str | None:
 
 
 def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
+    """Return why the Triton kernels cannot run this, or None."""
     if reason := refuse_kernels("bfloat16, float16 and float32", problem, device):
         return reason
     levels = 1 if one_level else 2
@@ -361,7 +371,7 @@ def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
 
 
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
-    """Of the launch that needs most, as kernels/tfla/config.py tiles it for GPUs of this compute capability."""
+    """Return the shared memory of the largest launch, as kernels/tfla/config.py tiles it for a compute capability."""
     p = problem
     size = tiling.fitting(p.chunk_size or DEFAULT_CHUNK_SIZE, p.seq_len)
     architecture = 10 * capability[0] + capability[1]
@@ -370,13 +380,14 @@ def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
 
 
 def refuse_hopper(problem: Problem, device: str) -> str | None:
+    """Return why the fused kernels cannot run this, or None."""
     if reason := refuse_kernels("bfloat16 and float16", problem, device):
         return reason
     return shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
-    """What the fused kernels size their rings for, whatever the problem: all that a program can have on sm_90."""
+    """Return the shared memory that the fused kernels always use: all that a program can have on sm_90."""
     del problem, capability
     return shapes.SHARED_MEMORY
 
@@ -445,7 +456,7 @@ def _step(gate: GateName) -> Implementation:
 
 
 def _recurrence(op: Recurrence, kernels: str) -> Implementation:
-    """Of `kernels`, an implementation of `kernels.api`."""
+    """Return the entry of a recurrence on `kernels`, an implementation of `kernels.api`."""
     names = {"hopper": "hopper_{}", "tfla_xl": "tfla_{}_xl", "reference": "reference_{}"}
     titles = {"hopper": "fused for Hopper", "tfla_xl": "TFLA xl_chunk", "reference": "PyTorch chunkwise"}
     refuses = {"hopper": refuse_hopper, "tfla_xl": partial(refuse_tfla, False), "reference": refuse_decode}

@@ -59,7 +59,7 @@ def mlstm_kernel(
             by 1/sqrt(d_qk). Autograd differentiates it.
         gate: "exp" (exponential input gate, normaliser) or "sig" (sigmoid input gate).
         title: as legends write it; the name where it is left out.
-        chunked: whether `compute` takes the keyword `chunk_size`, an int, or None to choose by itself.
+        chunked: whether `compute` takes the keyword `chunk_size`, an int, or None to choose one.
         backward: whether it has gradients; without them only forward is measured.
         device: the one that it runs on; None for both.
         package: distribution whose version goes into rows.

@@ -42,7 +42,7 @@ def installed_version(name: str) -> str | None:
 
 
 def installed(module: str) -> bool:
-    """Whether a module can be found, by its dotted name; neither it nor the packages around it are imported."""
+    """Return whether a module is installed, by its dotted name; neither it nor the packages around it are imported."""
     if _all_installed.get():
         return True
     package, *inner = module.split(".")

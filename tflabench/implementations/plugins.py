@@ -40,9 +40,9 @@ def load(plugin: str) -> tuple[Implementation, ...]:
     try:
         module = _load_file(Path(plugin)) if _is_path(plugin) else _import(plugin)
         if not hasattr(module, "IMPLEMENTATIONS"):
-            raise _Mistake(f"it defines no IMPLEMENTATIONS; expected {EXPECTED}")
+            raise _MistakeError(f"it defines no IMPLEMENTATIONS; expected {EXPECTED}")
         return _checked(module.IMPLEMENTATIONS)
-    except _Mistake as mistake:
+    except _MistakeError as mistake:
         raise InputError(f"plugin {plugin!r} cannot be used: {mistake}") from mistake.__cause__
 
 
@@ -60,13 +60,13 @@ def installed() -> tuple[Implementation, ...]:
             loaded = point.load()
             found += _checked(getattr(loaded, "IMPLEMENTATIONS", None) if isinstance(loaded, ModuleType) else loaded)
         except (Exception, SystemExit) as error:  # a package that is installed must not stop every command
-            reason = str(error) if isinstance(error, _Mistake) else _said(error)
+            reason = str(error) if isinstance(error, _MistakeError) else _said(error)
             warnings.warn(f"entry point {point.value!r} ({GROUP}) cannot be used: {reason}", stacklevel=2)
     return tuple(found)
 
 
-class _Mistake(Exception):
-    """What is wrong with a plugin and what was expected, in one line."""
+class _MistakeError(Exception):
+    """A mistake in a plugin, with what was expected, in one line."""
 
 
 def _is_path(plugin: str) -> bool:
@@ -76,17 +76,17 @@ def _is_path(plugin: str) -> bool:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
-        raise _Mistake(f"{what}; expected the path of a .py file, or the name of a module that can be imported")
+        raise _MistakeError(f"{what}; expected the path of a .py file, or the name of a module that can be imported")
     spec = importlib.util.spec_from_file_location(f"tflabench_plugin_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
-        raise _Mistake("it is no Python file; expected a file whose name ends in .py")
+        raise _MistakeError("it is no Python file; expected a file whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the module raises is its author's to mend
         del sys.modules[spec.name]
-        raise _Mistake(f"{_said(error, path.resolve())}; expected a file that can be imported") from error
+        raise _MistakeError(f"{_said(error, path.resolve())}; expected a file that can be imported") from error
     return module
 
 
@@ -96,10 +96,10 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             wanted = "expected the name of a module that can be imported, or the path of a .py file"
-            raise _Mistake(f"there is no module of this name; {wanted}") from error
-        raise _Mistake(f"{_said(error)}; expected a module that can be imported") from error
+            raise _MistakeError(f"there is no module of this name; {wanted}") from error
+        raise _MistakeError(f"{_said(error)}; expected a module that can be imported") from error
     except (Exception, SystemExit) as error:
-        raise _Mistake(f"{_said(error)}; expected a module that can be imported") from error
+        raise _MistakeError(f"{_said(error)}; expected a module that can be imported") from error
 
 
 def _said(error: BaseException, path: Path | None = None) -> str:
@@ -115,18 +115,18 @@ def _checked(given: object) -> tuple[Implementation, ...]:
     """Return implementations that cannot end a sweep, whatever their functions raise.
 
     Raises:
-        _Mistake: the first thing that is not as the bench needs it.
+        _MistakeError: the first thing that is not as the bench needs it.
     """
     if not isinstance(given, (tuple, list)):
-        raise _Mistake(f"IMPLEMENTATIONS is {_article(given)}; expected {EXPECTED}")
+        raise _MistakeError(f"IMPLEMENTATIONS is {_article(given)}; expected {EXPECTED}")
     if not given:
-        raise _Mistake(f"IMPLEMENTATIONS is empty; expected {EXPECTED}")
+        raise _MistakeError(f"IMPLEMENTATIONS is empty; expected {EXPECTED}")
     for place, impl in enumerate(given):
         if not isinstance(impl, Implementation):
             hint = "expected an Implementation, such as tflabench.plugin.mlstm_kernel returns"
-            raise _Mistake(f"IMPLEMENTATIONS[{place}] is {_article(impl)}; {hint}")
+            raise _MistakeError(f"IMPLEMENTATIONS[{place}] is {_article(impl)}; {hint}")
         if mistake := next(_mistakes(impl), None):
-            raise _Mistake(f"IMPLEMENTATIONS[{place}]: {mistake}")
+            raise _MistakeError(f"IMPLEMENTATIONS[{place}]: {mistake}")
     return tuple(_guarded(impl) for impl in given)
 
 

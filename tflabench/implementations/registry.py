@@ -68,14 +68,14 @@ def bundled_kernels() -> frozenset[str]:
 
 
 def operation(name: str, gate: str | None = None) -> str | None:
-    """What an implementation of this name, or an mLSTM of this gate, computes as others may too; None where unknown."""
+    """Return the operation of an implementation of this name, or of an mLSTM of this gate; None where unknown."""
     if gate:
         return f"mlstm_{gate}"
     return impl.operation if (impl := _find(name)) else None
 
 
 def modelled(name: str) -> Modelled | None:
-    """What an implementation of this name is to the calibrated model; None where that, or the name, does not say."""
+    """Return what an implementation of this name is to the calibrated model; None where it is unknown."""
     return impl.modelled if (impl := _find(name)) else None
 
 
@@ -85,17 +85,17 @@ def plugged() -> tuple[Implementation, ...]:
 
 
 def get(name: str) -> Implementation:
-    """The implementation of exactly this name; KeyError if there is none."""
+    """Return the implementation of exactly this name; KeyError if there is none."""
     return {impl.name: impl for impl in implementations()}[name]
 
 
 def matches(impl: Implementation, patterns: str) -> bool:
-    """Whether the name matches any of the comma-separated shell patterns."""
+    """Return whether the name matches any of the comma-separated shell patterns."""
     return any(fnmatchcase(impl.name, pattern) for pattern in split(patterns))
 
 
 def select(pattern: str) -> tuple[Implementation, ...]:
-    """The implementations whose names match any of the comma-separated shell patterns, in registry order.
+    """Return the implementations whose names match any of the comma-separated shell patterns, in registry order.
 
     Raises:
         InputError: none matches one of them, with the nearest names.
@@ -127,14 +127,14 @@ def plug_in(plugin: str) -> None:
 
 
 def nearest(wanted: str, known: Iterable[str]) -> str:
-    """The hint that ends an error message about a name that does not exist."""
+    """Return the hint that ends an error message about a name that does not exist."""
     known = list(known)
     near = difflib.get_close_matches(wanted, known, n=2, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
 def split(patterns: str) -> list[str]:
-    """The parts of a comma-separated list."""
+    """Return the parts of a comma-separated list."""
     return [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
 
 

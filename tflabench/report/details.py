@@ -1,4 +1,4 @@
-"""What the folds of the page hold: all rows as columns, claims, machines and commands."""
+"""The folds of the page: all rows as columns, claims, machines and commands."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _number(text: str | None) -> float | None:
 
 
 def write_errors(folder: Path, results: Sequence[Mapping[str, Any]], environment: Mapping[str, Any]) -> Path:
-    """Errors against float64 as errors.csv, a line for each tensor of each point, beside their environment.json.
+    """Write errors against float64 as errors.csv, a line for each tensor of each point, and their environment.json.
 
     Args:
         results: as `tflabench.bench.runner.Bench.verify` gives them.

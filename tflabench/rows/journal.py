@@ -1,4 +1,4 @@
-"""Where results live: one journal line a finished point, flushed to disk at once; parquet and CSV made from it.
+"""The journal of results: one line a finished point, flushed to disk at once; parquet and CSV made from it.
 
 A results folder holds `journal.jsonl` (append-only, the truth), `rows.parquet` and `rows.csv` (the last row of every
 point) and `environment.json` (the machine and versions behind each `run_id`).
@@ -23,13 +23,15 @@ class Store:
     """A results folder opened for writing. The journal survives SIGKILL: a row is on disk when `append` returns.
 
     Raises:
-        InputError: the folder cannot be written, or holds rows of another schema version or of another device.
+        InputError: the folder cannot be written, or holds rows of another schema version or of another device, or an
+            environment.json that no sweep wrote.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
         self.folder = folder
         self.rows: dict[str, Row] = {}
         self._unwritten, self._warned = b"", False
+        described_runs(folder)  # what cannot be added to is refused before anything is written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._journal = open(folder / "journal.jsonl", "ab+", buffering=0)  # noqa: SIM115  lives as long as the store
@@ -73,9 +75,9 @@ class Store:
         self._warned = True
 
     def describe_run(self, run_id: str, environment: dict[str, Any]) -> None:
-        """Record the environment behind a run's rows in environment.json, beside those of earlier runs."""
+        """Add the environment behind a run's rows to environment.json, which keeps those of earlier runs."""
         path = self.folder / "environment.json"
-        runs: dict[str, Any] = json.loads(path.read_text())["runs"] if path.exists() else {}
+        runs = described_runs(self.folder)
         try:
             write_whole(path, json.dumps({"runs": {**runs, run_id: environment}}, indent=2) + "\n")
         except OSError as error:
@@ -97,12 +99,37 @@ class Store:
         return [path for name in names if (path := self.folder / name).exists()]
 
 
+def described_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what environment.json of a results folder says, by run; nothing where there is no such file.
+
+    Raises:
+        InputError: no sweep wrote it.
+    """
+    path = folder / "environment.json"
+    if not path.exists():
+        return {}
+    try:
+        runs = json.loads(path.read_text())["runs"]
+        if all(isinstance(described, dict) for described in runs.values()):
+            return runs
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        pass
+    raise InputError(f"{path} is not what `tflabench sweep` writes: mend it, or delete it to go without")
+
+
 def whole_lines(folder: Path) -> tuple[list[Row], int]:
-    """The journal's rows, and how many of its bytes are whole lines (a crash can cut the last one)."""
+    """Return the journal's rows, and how many of its bytes are whole lines (a crash can cut the last one).
+
+    Raises:
+        InputError: it cannot be read, or a line of it is no row.
+    """
     path = folder / "journal.jsonl"
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): name a folder that a sweep wrote") from None
     whole = data.rfind(b"\n") + 1
-    if whole < len(data):
+    if 0 < whole < len(data):
         warnings.warn(f"{path}: the last line was cut off while it was written; it is dropped", stacklevel=3)
     return [_row(line, path, number) for number, line in _numbered(data[:whole])], whole
 
@@ -129,6 +156,7 @@ def _row(line: bytes, path: Path, number: int) -> Row:
 
 
 def write_whole(path: Path, text: str) -> None:
+    """Write a file at once: a reader finds the old text or the new one."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     os.replace(part, path)

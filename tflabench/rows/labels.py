@@ -1,4 +1,4 @@
-"""How rows are named in text: the implementation, its size, its time."""
+"""Names of rows in text: the implementation, its size, its time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode 
 
 
 def label(row: Row) -> str:
-    """An implementation as it ran: with its chunk size where it has one."""
+    """Return an implementation as it ran: with its chunk size where it has one."""
     return row.implementation if row.chunk_size is None else f"{row.implementation} (L={row.chunk_size})"
 
 
 def size(row: Row) -> str:
+    """Return the size of a row's problem in words."""
     return f"B={row.batch} T={row.seq_len} heads {heads(row)}"
 
 
 def heads(row: Row) -> str:
+    """Return number and dimensions of the heads: 8x256, or 8x128/256 where they differ."""
     return f"{row.heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{row.heads}x{row.d_qk}/{row.d_hv}"
 
 
@@ -27,17 +29,17 @@ def mark(*rows: Row) -> str:
 
 
 def waits_for_host(row: Row) -> bool:
-    """Whether the host needs longer to enqueue a call than the GPU takes for it."""
+    """Return whether the host needs longer to enqueue a call than the GPU takes for it."""
     return row.status == "ok" and (row.host_ms or 0.0) > (row.ms_median or 0.0)
 
 
 def on_datasheet(ceilings: str | None) -> bool:
-    """Whether a row's `ceilings` are a datasheet's, which a machine does not reach, and not measured."""
+    """Return whether a row's `ceilings` are a datasheet's, which a machine does not reach, and not measured."""
     return bool(ceilings) and ceilings.startswith("datasheet")
 
 
 def percentages(row: Row) -> str:
-    """How near a time comes to the problem's bound and to its own roofline: "44% of the bound (own roofline 68%)".
+    """Return the bounds as percentages of the time: "44% of the bound (own roofline 68%)".
 
     Without a formula for the bound the second stands alone.
     """
@@ -49,4 +51,5 @@ def percentages(row: Row) -> str:
 
 
 def milliseconds(row: Row) -> str:
+    """Return the median time in words."""
     return f"{row.ms_median:.3g} ms"

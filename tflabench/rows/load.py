@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tflabench.problem import PASSES, InputError
-from tflabench.rows.journal import whole_lines
+from tflabench.rows.journal import described_runs, whole_lines
 from tflabench.rows.schema import Row
 from tflabench.rows.table import frame
 
@@ -44,7 +43,7 @@ class Results:
     runs: Mapping[str, Any]
 
     def only(self, patterns: Sequence[str], passes: Sequence[object] = PASSES) -> Results:
-        """The rows of implementations that match one of the patterns, and of these passes; there may be none left."""
+        """Return the rows of these passes whose implementation matches one of the patterns; there may be none."""
 
         def wanted(row: Row) -> bool:
             return row.pass_ in passes and any(fnmatchcase(row.implementation, each) for each in patterns)
@@ -53,19 +52,14 @@ class Results:
 
 
 def read_results(folder: Path | str) -> Results:
-    """A results folder with its rows and the environments behind them.
+    """Read a results folder with its rows and the environments behind them.
 
     Raises:
         InputError: no such folder, no rows in it, rows of another schema version, or an environment.json that no sweep
             wrote.
     """
     folder = Path(folder)
-    path = folder / "environment.json"
-    rows = tuple(_last_rows(folder))
-    try:
-        return Results(folder, rows, json.loads(path.read_text())["runs"] if path.exists() else {})
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{path} is not what `tflabench sweep` writes: mend it, or delete it to go without") from None
+    return Results(folder, tuple(_last_rows(folder)), described_runs(folder))
 
 
 def results_folders(root: Path | str) -> list[Path]:

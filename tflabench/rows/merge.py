@@ -14,7 +14,7 @@ from tflabench.rows.schema import Row
 
 @dataclass(frozen=True)
 class Merged:
-    """How many points `merge` added, measured again, and left out because what was there counts."""
+    """Counts of points that `merge` added, measured again, and left out because what was there counts."""
 
     new: int
     replaced: int
@@ -27,7 +27,7 @@ def merge(results: Results, folder: Path) -> Merged:
     The runs behind the rows that are added are described as they were, with `folder` for their --out.
 
     Raises:
-        InputError: the folder cannot be written, or rows of one device would stand beside those of another.
+        InputError: the folder cannot be written, or it would hold rows of two devices.
     """
     devices = {row.device: results.folder for row in results.rows}
     if (folder / "journal.jsonl").exists():
@@ -54,12 +54,12 @@ def merge(results: Results, folder: Path) -> Merged:
 
 
 def _counts(row: Row) -> tuple[bool, str]:
-    """What is larger for the one of two rows of a point that counts, whichever is merged into which."""
+    """Return a key that is larger for the one of two rows of a point that counts, whichever is merged into which."""
     return row.status == "ok", row.started_at
 
 
 def _written_into(folder: Path, environment: dict[str, Any]) -> dict[str, Any]:
-    """Of a run, with this folder in its command's --out."""
+    """Return the environment of a run with this folder in its command's --out."""
     arguments = list(environment.get("arguments", ()))
     for place, argument in enumerate(arguments):
         if argument == "--out" and place + 1 < len(arguments):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
-from tflabench.rows.journal import Store, write_whole
+from tflabench.rows.journal import Store, described_runs, write_whole
 from tflabench.rows.schema import MIGRATED_VERSIONS, Row
 
 
@@ -30,7 +30,7 @@ def migrate(folder: Path, complete: Callable[[Row, Mapping[str, Any]], Row] = la
         InputError: the folder has no journal, a line of it is no row, or environment.json is damaged.
     """
     journal = folder / "journal.jsonl"
-    runs = _runs(folder / "environment.json")
+    runs = described_runs(folder)
     last: dict[str, Row] = {}
     migrated = 0
     for number, line in _whole_lines(journal):
@@ -62,14 +62,6 @@ def _whole_lines(journal: Path) -> list[tuple[int, str]]:
     if rest:
         warnings.warn(f"{journal}: the last line was cut off while it was written; it is dropped", stacklevel=3)
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _runs(described: Path) -> dict[str, Any]:
-    """Return what environment.json says, by run; nothing where there is none."""
-    try:
-        return json.loads(described.read_text())["runs"] if described.exists() else {}
-    except (ValueError, TypeError, LookupError):
-        raise InputError(f"{described} is not what a sweep writes: mend it, or delete it to go without") from None
 
 
 def _from_schema_1(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:

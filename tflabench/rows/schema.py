@@ -12,8 +12,9 @@ Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeou
 
 
 class Row(BaseModel):
-    """One measured point. Times of calls in milliseconds, other times in seconds, memory in bytes, rates in 1e12 FLOP/s
-    and 1e9 B/s.
+    """One measured point.
+
+    Times of calls are in milliseconds, other times in seconds, memory in bytes, rates in 1e12 FLOP/s and 1e9 B/s.
 
     Attributes:
         run_id: of the sweep that measured it; environment.json describes that.
@@ -23,7 +24,7 @@ class Row(BaseModel):
         closed: whether its comparison ended as intended; a row is provisional until then.
         rounds: turns that it had.
         chunk_size: the one used, also where the implementation chose it.
-        status: "wrong" for results that are too far from float64 or change from call to call; such a row has times.
+        status: "wrong" for results that are too far from float64 or change from call to call; the row has times.
         host_ms: what the host needs to enqueue a call, no part of the other times. The longer of it and `ms_median` is
             what a program that enqueues one call after the other takes.
         samples, warmup: calls timed, and calls before them, over all rounds.
@@ -119,5 +120,5 @@ class Row(BaseModel):
 
     @property
     def tuned_fully(self) -> bool:
-        """Whether every configuration of its autotuners was tried; a row for which not is no peer at its best."""
+        """Return whether every configuration of its autotuners was tried; otherwise the row is no peer at its best."""
         return self.tuned is None or self.tuned["tried"] == self.tuned["configurations"]

@@ -1,1 +1,1 @@
-"""What is to be measured: axes, presets and the points that follow from them. No torch."""
+"""Selections of what to measure: axes, presets and the points that follow from them. No torch."""

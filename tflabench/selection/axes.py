@@ -31,7 +31,7 @@ RIVALS = {
 
 
 def parse_values(axis: str, text: str) -> Values:
-    """The values of an axis: `512,1024`, `512:65536:x2` (geometric), `64:512:+64` (linear), both ends included.
+    """Return the values of an axis: `512,1024`, `512:65536:x2` (geometric), `64:512:+64` (linear), both ends included.
 
     `chunk_size` may also be `auto` (None: the implementation chooses), `pass` also `both`.
 
@@ -57,7 +57,7 @@ def parse_values(axis: str, text: str) -> Values:
 
 
 def parse_overrides(options: Iterable[str]) -> dict[str, Values]:
-    """The axes of repeated `-a AXIS=VALUES` options.
+    """Return the axes of repeated `-a AXIS=VALUES` options.
 
     Raises:
         InputError: an option without `=`, an axis given twice, or what `parse_values` refuses.
@@ -88,7 +88,7 @@ def overlay(axes: Mapping[str, Values], changes: Mapping[str, Values]) -> dict[s
 
 
 def resolve(values: Mapping[str, Any]) -> Problem:
-    """The problem that one value of each axis describes; `tokens`, `embedding` and `head_dim` set what they imply.
+    """Return the problem of one value of each axis; `tokens`, `embedding` and `head_dim` set what they imply.
 
     Raises:
         InputError: a size is missing or below 1, or tokens or embedding are no multiple of seq_len or d_hv.
@@ -112,11 +112,12 @@ def _divided(total: str, by: str, values: Mapping[str, Any], sizes: Mapping[str,
 
 
 def parse_axes(table: Mapping[str, Any]) -> dict[str, Values]:
+    """Return the axes of a preset's table."""
     return {axis: parse_values(axis, str(value)) for axis, value in table.items()}
 
 
 def _integers(axis: str, word: str) -> list[int]:
-    """The integers of one value or range, all at least 1."""
+    """Return the integers of one value or range, all at least 1."""
     malformed = InputError(f"axis {axis} has {word!r}: it must be an integer, START:STOP:xFACTOR or START:STOP:+STEP")
     first, *rest = word.split(":")
     try:

@@ -29,7 +29,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What it is about, in words: "fwbw B=16 T=4096 embedding 4096 bfloat16"."""
+        """Return in words what it is about: "fwbw B=16 T=4096 embedding 4096 bfloat16"."""
         p = self.problem
         return f"{p.pass_} B={p.batch} T={p.seq_len} embedding {p.heads * p.d_hv} {p.dtype}"
 

@@ -17,6 +17,8 @@ from tflabench.selection.presets import Group, Preset
 
 @dataclass(frozen=True)
 class Point:
+    """An implementation at a problem, which `id` names."""
+
     implementation: Implementation
     problem: Problem
     id: str = field(init=False)
@@ -98,7 +100,7 @@ def _groups_of_its_like(impl: Implementation, claims: Mapping[Implementation, Se
 
 
 def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
-    """Where a problem stands in a plan: axis by axis, the values given in their order, others from small to large."""
+    """Return the place of a problem in a plan: axis by axis, in the order given, else from small to large."""
     p = problem
     asked = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
     small_to_large = {**p.columns(), "pass": PASSES.index(p.pass_), "chunk_size": p.chunk_size or 0}

@@ -117,15 +117,17 @@ def byte_terms(pass_: str, problem: Problem, decays: int, delta: bool, group: in
 
 
 def byte_terms_on_chip(pass_: str, problem: Problem, decays: int, block: int) -> Terms:
-    """Bytes of the forward or the backward pass by kernel, per head and chunk, of kernels whose programs walk a
-    sequence with a block of the state each: what several add up to is written in float32, one part each, and summed.
+    """Return the bytes of the forward or the backward pass by kernel, per head and chunk.
+
+    Programs walk over a sequence with a block of the state each. What several of them add up to is written in
+    float32, one part each, and summed.
     """
     size = problem.element_bytes
     k, v = Polynomial(linear=problem.d_qk * size), Polynomial(linear=problem.d_hv * size)  # q and o alike
     gates = Polynomial(linear=decays * size)
 
     def written(d: int, blocks: int) -> Polynomial:
-        """Of d columns: in the dtype of the inputs, or in parts, their sum and that again in this dtype."""
+        """Return the bytes of d columns in the dtype of the inputs, or of parts, their sum and that in this dtype."""
         return Polynomial(linear=d * size if blocks == 1 else d * (4 * (2 * blocks + 2) + size))
 
     rows, columns = -(-problem.d_qk // block), -(-problem.d_hv // block)

@@ -1,4 +1,4 @@
-"""The calibrated model beside the published one: where the time of a measured row goes, and how wrong either model is.
+"""The calibrated and the published model: where the time of a measured row goes, and how wrong either model is.
 
     published    eq. 116: FLOPs / alpha + bytes / beta of the datasheet, Table 17, F_causal 0.5, states in float32
     calibrated   the kernels that run, launch by launch (`launches`, `tfla`, `fused`), under the measured roofs
@@ -39,7 +39,7 @@ PUBLISHED_TERMS = tuple(TERMS)[:4]  # what the published model knows too
 
 @dataclass(frozen=True)
 class Modelled:
-    """What an implementation is to the model.
+    """An implementation as the model sees it.
 
     Attributes:
         algorithm: one of ALGORITHMS.
@@ -59,7 +59,7 @@ class Modelled:
 
 
 def launches(problem: Problem, kernel: Modelled, capability: Capability = HOPPER) -> list[Launch]:
-    """The kernels of one call at `problem.chunk_size`, tiled for GPUs of a compute capability.
+    """Return the kernels of one call at `problem.chunk_size`, tiled for GPUs of a compute capability.
 
     Raises:
         InputError: no chunk size, a decode step, or inputs that are not 16 bits wide: those kernels are others.
@@ -115,11 +115,12 @@ class Judged:
 
     @property
     def calibrated(self) -> float:
+        """Return the time of the calibrated model, in seconds."""
         return sum(self.terms.values())
 
     @property
     def held_out(self) -> bool:
-        """Whether no constant was fitted on rows of this GPU and head size (`constants.FITTED`)."""
+        """Return whether no constant was fitted on rows of this GPU and head size (`constants.FITTED`)."""
         return (self.gpu.name, self.problem.d_qk, self.problem.d_hv) != (FITTED.gpu, FITTED.d_qk, FITTED.d_hv)
 
     @property
@@ -129,7 +130,7 @@ class Judged:
 
 
 def median_and_worst(errors: Iterable[float]) -> tuple[float, float]:
-    """Of absolute errors: the median, and the one of largest size with its sign."""
+    """Return the median of absolute errors, and the error of largest size with its sign."""
     found = sorted(errors, key=abs)
     middle = len(found) // 2
     median = abs(found[middle]) if len(found) % 2 else (abs(found[middle - 1]) + abs(found[middle])) / 2
@@ -147,7 +148,7 @@ class Step:
 
 
 def steps(problem: Problem, kernel: Modelled, gpu: Gpu, chip: Chip) -> list[Step]:
-    """How the best L moves when terms are added one by one; L runs over the multiples of 64 up to T.
+    """Return how the best L moves when terms are added one by one; L runs over the multiples of 64 up to T.
 
     Raises:
         InputError: the fused kernels, whose L trades nothing.

@@ -39,7 +39,7 @@ def eq_121(
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """How the cost of a chunkwise mLSTM depends on L, with all else fixed.
+    """The cost of a chunkwise mLSTM as a function of L, with all else fixed.
 
     Attributes:
         problem: its chunk_size is ignored, its pass_ is "fw" or "fwbw".
@@ -61,6 +61,7 @@ class Tradeoff:
 
     @cached_property
     def flops_per_chunk(self) -> Polynomial:
+        """Return the FLOPs of a head and chunk as a polynomial in L."""
         p = self.problem
         return cost.flop_polynomial(
             "chunkwise",
@@ -74,6 +75,7 @@ class Tradeoff:
 
     @cached_property
     def bytes_per_chunk(self) -> Polynomial:
+        """Return the bytes of a head and chunk as a polynomial in L."""
         p = self.problem
         return cost.byte_polynomial(
             "chunkwise",
@@ -119,7 +121,7 @@ class Tradeoff:
         return max(crossing, self.flop_optimal)
 
     def within(self, tolerance: float = 0.05) -> tuple[int, int]:
-        """The L of [1, T] whose upper time is within `tolerance` of the least: a closed interval of ints."""
+        """Return the L of [1, T] whose upper time is within `tolerance` of the least: a closed interval of ints."""
         seq_len, flops, moved = self.problem.seq_len, self.flops_per_chunk, self.bytes_per_chunk
         # Time per step, times alpha: a L + b + c/L.
         a = flops.square
@@ -146,7 +148,7 @@ class Tradeoff:
         return p.batch * p.heads * (passes * (per_step * p.seq_len + states) + normalizer)
 
     def recommend(self, tile: int, memory_budget: float = math.inf) -> int:
-        """The L of least upper time among the powers of two from `tile` to T that fit the budget.
+        """Return the L of least upper time among the powers of two from `tile` to T that fit the budget.
 
         Args:
             tile: of the kernel, which L must be a multiple of; a power of two, at most T.
@@ -173,7 +175,7 @@ def usual_tile(seq_len: int) -> int:
 
 
 def check_tile(tile: int, seq_len: int) -> None:
-    """Raises InputError unless `tile` is a power of two of at most `seq_len`."""
+    """Raise InputError unless `tile` is a power of two of at most `seq_len`."""
     if tile < 1 or tile & (tile - 1):
         raise InputError(f"tile is {tile}: it must be a power of two")
     if tile > seq_len:
@@ -181,6 +183,6 @@ def check_tile(tile: int, seq_len: int) -> None:
 
 
 def check_chunk_size(chunk_size: int, tile: int) -> None:
-    """Raises InputError unless `chunk_size` is a positive multiple of `tile`."""
+    """Raise InputError unless `chunk_size` is a positive multiple of `tile`."""
     if chunk_size < 1 or chunk_size % tile:
         raise InputError(f"chunk_size is {chunk_size}: it must be a positive multiple of the tile, which is {tile}")

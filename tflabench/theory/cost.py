@@ -62,6 +62,7 @@ class Polynomial:
     square: Number = 0
 
     def __call__(self, n: Number) -> Number:
+        """Return the value at n."""
         return self.constant + self.linear * n + self.square * n * n
 
     def __add__(self, other: Polynomial) -> Polynomial:
@@ -76,7 +77,7 @@ Terms = dict[str, Polynomial]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call computes and moves, over batch and heads."""
+    """The FLOPs and bytes of one call, over batch and heads."""
 
     flops: Number
     bytes: Number
@@ -88,7 +89,7 @@ class Cost:
 
 
 def unit_length(formulation: Formulation, seq_len: Number, chunk_size: Number) -> Number:
-    """Steps that one evaluation of a formulation's polynomials covers: L for chunkwise, else T."""
+    """Return the steps that one evaluation of a formulation's polynomials covers: L for chunkwise, else T."""
     return chunk_size if formulation == "chunkwise" else seq_len
 
 
@@ -148,7 +149,7 @@ def flop_terms(
     causal_factor: float = 0.5,
     ops: OpCosts = OpCosts(),
 ) -> Terms:
-    """The rows of Table 8 (chunkwise), 10 (parallel) or 12 (recurrent), by name, per head and unit."""
+    """Return the rows of Table 8 (chunkwise), 10 (parallel) or 12 (recurrent), by name, per head and unit."""
     _check(formulation, gate, causal_factor)
     F, exp = causal_factor, gate == "exp"
     log_sig = ops.log + ops.sig
@@ -279,7 +280,7 @@ def byte_terms(
     gate_bytes: Number = 2,
     state_bytes: Number = 4,
 ) -> Terms:
-    """The rows of Table 9 (chunkwise), 11 (parallel) or 13 (recurrent), by name, per head and unit.
+    """Return the rows of Table 9 (chunkwise), 11 (parallel) or 13 (recurrent), by name, per head and unit.
 
     Table 13 prints the totals of exp and sig in each other's column; these are the sums of its rows.
     """

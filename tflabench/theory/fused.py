@@ -4,15 +4,15 @@ A walk carries one head's state on chip over tiles of 64 steps and makes one out
 three (dq, dk, dv). So FLOPs do not grow with L: they are those of the chunkwise form with chunks of one tile. Nor does
 a state go through memory, unless L < T: then the T/L segments run side by side, for which a pass before the walk (K, V
 forward, Q, dH backward) computes the state that each starts from, in parts of a segment where these are too few
-programs. L = T is best where batch * heads fill the chip, and the L of so many segments that they do where not
+programs. L = T is best where batch * heads fill the chip, and elsewhere the L of as many segments as fill it
 (`best_chunk_size`); h alone, without a normaliser, needs half as many, for two programs can share a state. What does
 not fill a segment is the first one. Where that is half as long or less, and there is room on the chip, h of it is made
-beside the state pass, which then has one segment less to go over (`Cut.beside`).
+during the state pass, which then has one segment less to go over (`Cut.concurrent`).
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
 state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
 dk and dv are one where a program can hold the whole of dC. h of heads that share q and k, with states of 64 x 64, is
-walked four in a program, which reads q and k once for them.
+computed for four heads in a program, which reads q and k once for them.
 
 Backward of states of 64 x 64 is no walk, but for single heads without row sums: two state passes (`StatePass`) write C
 before and dC after every tile in 16 bits, then one kernel (`Gradients`) makes dq, dk, dv and row sums of a tile from
@@ -21,7 +21,7 @@ waits for another, and what passes a tile is a product of its states, not a sum 
 PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slower of memory and matrix products, these over whole waves of
-programs. In us, mLSTMsig, beside what an H200 took (walks; all: two others) and what the calibrated model makes of it,
+programs. In us, mLSTMsig, with what an H200 took (walks; all: two others) and what the calibrated model makes of it,
 where one role's work hides only in part behind another's (all: forward and backward, with gates; dq and dk at 256/512
 are two launches each):
 
@@ -81,52 +81,54 @@ from tflabench.theory.launches import Chip, Launch
 
 @dataclass(frozen=True)
 class Cut:
-    """How the kernels cut a sequence: `count` segments of `segment_tiles`, the first of what is left for it.
+    """A sequence cut into `count` segments of `segment_tiles`; the first has the tiles that remain.
 
     Attributes:
-        beside: programs that walk the first segment for h beside the state pass; 0: it goes with the others.
+        concurrent: programs that walk over the first segment for h during the state pass; 0: it goes with the others.
     """
 
     tiles: int
     segment_tiles: int
-    beside: int = 0
+    concurrent: int = 0
 
     @property
     def count(self) -> int:
+        """Return the number of segments."""
         return math.ceil(self.tiles / self.segment_tiles)
 
     @property
     def first_tiles(self) -> int:
+        """Return the tiles of the first segment."""
         return self.tiles - (self.count - 1) * self.segment_tiles
 
     @property
     def together(self) -> int:
         """Segments of which h is one launch: all, or all but the first."""
-        return self.count - (self.beside > 0)
+        return self.count - (self.concurrent > 0)
 
     def passed(self, *, backward: bool) -> tuple[int, int]:
-        """Segments and tiles that a state pass goes over: all but the walk's last one and the one that is `beside`."""
+        """Return the segments and tiles of a state pass: all but the walk's last segment and a concurrent one."""
         if backward:
             return self.count - 1, self.tiles - self.first_tiles
-        return self.together - 1, self.tiles - self.segment_tiles - self.first_tiles * (self.beside > 0)
+        return self.together - 1, self.tiles - self.segment_tiles - self.first_tiles * (self.concurrent > 0)
 
 
 def cut(problem: Problem, gate: Gate, chunk_size: int, group: int = 1) -> Cut:
-    """As kernels/hopper/launch.py does, with `first_beside`."""
+    """Return the segments that kernels/hopper/launch.py makes, with its `first_beside`."""
     tiles = math.ceil(problem.seq_len / TILE)
     found = Cut(tiles, min(tiles, max(1, chunk_size // TILE)))
     h = walks(problem.with_(pass_="fw"), group=group)[0]
     if found.count < 3 or 2 * found.first_tiles > found.segment_tiles or h.together > 1:
         return found
-    beside = round(h.filling(problem, 1, gate == "exp").programs(problem, 1))
+    concurrent = round(h.filling(problem, 1, gate == "exp").programs(problem, 1))
     between = problem.batch * problem.heads * _pieces(problem) * (found.count - 2)
-    return replace(found, beside=beside) if beside + between <= MULTIPROCESSORS else found
+    return replace(found, concurrent=concurrent) if concurrent + between <= MULTIPROCESSORS else found
 
 
 def launched(
     problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1
 ) -> tuple[Kernel, ...]:
-    """`kernels`, as many rows in a program as fill the chip; of h as launched for all segments but a first `beside`."""
+    """Return `kernels`, as many rows in a program as fill the chip; of h as launched without a concurrent segment."""
     of = cut(problem, gate, chunk_size, group)
     found: list[Kernel] = []
     for kernel in kernels(problem, gate_gradients, group):
@@ -143,12 +145,13 @@ def segments(problem: Problem, chunk_size: int) -> int:
 
 
 def parts_of_a_segment(problem: Problem, of: Cut, *, backward: bool) -> int:
-    """In how many parts a state pass goes over one: twice as many while that leaves a program to a multiprocessor and
-    joining them takes less than a walk over one.
+    """Return how many parts a state pass cuts a segment into.
+
+    It doubles them while each program has a multiprocessor and joining them takes less than a walk over one.
     """
     pieces, together = _state_pass(problem)
     programs = problem.batch * problem.heads * of.passed(backward=backward)[0] * pieces / together
-    chip, parts = MULTIPROCESSORS - (0 if backward else of.beside), 1
+    chip, parts = MULTIPROCESSORS - (0 if backward else of.concurrent), 1
     while (
         0 < 2 * parts * programs <= chip
         and of.segment_tiles % (2 * parts) == 0
@@ -206,7 +209,7 @@ def cost(
             moved += walked * (p.d_qk / group + p.d_hv) * p.element_bytes
             written += 2 * parts_of_a_segment(p, of, backward=backward) * passed + of.count  # written, read, joined
         written += of.count * sum(not isinstance(kernel, Gradients) for kernel in found)  # read by walks
-        written += of.beside > 0  # h of the first reads none and writes one, which is read to join the others to it
+        written += of.concurrent > 0  # h of the first reads none and writes one, which is read to join the others to it
         moved += heads * written * p.d_qk * p.d_hv * STATE_BYTES
     return Cost(flops, moved)
 
@@ -214,7 +217,7 @@ def cost(
 def launches(
     problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1
 ) -> list[Launch]:
-    """The kernels of one call, as the calibrated model takes them; a walk of several launches several times."""
+    """Return the kernels of one call, as the calibrated model takes them; a walk of several launches several times."""
     _check(problem)
     p, exp = problem, gate == "exp"
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
@@ -227,20 +230,20 @@ def launches(
         for backward in (False, True)[: 2 if p.pass_ == "fwbw" else 1]:
             name = "dC" if backward else "C"
             states = _launch_states(f"{name} of segments", p, of, group, backward=backward)
-            if of.beside and not backward:
+            if of.concurrent and not backward:
                 h = of_pass[0]
                 assert isinstance(h, Walk)
                 first = _launch(h.filling(p, 1, exp), p, exp, 1, of.first_tiles / of.tiles, states=True)
                 states = _side_by_side(f"{name} of segments, h of the first", states, first)
             parts = parts_of_a_segment(p, of, backward=backward)
-            joined = parts * of.passed(backward=backward)[0] + of.count + (of.beside > 0 and not backward)
+            joined = parts * of.passed(backward=backward)[0] + of.count + (of.concurrent > 0 and not backward)
             found += [states, Launch(
                 f"{name}, joined", heads * p.d_qk * p.d_hv / JOINED, CARRYING, {},
                 {"states": heads * joined * p.d_qk * p.d_hv * STATE_BYTES}, trips=parts * of.count,
             )]  # fmt: skip
     for kernel in of_pass:
         if isinstance(kernel, Walk):
-            apart = kernel.name == "h" and of.beside > 0
+            apart = kernel.name == "h" and of.concurrent > 0
             share = 1 - of.first_tiles / of.tiles * apart
             found += [_launch(kernel, p, exp, of.count - apart, share, states=of.count > 1)] * kernel.launches
         else:
@@ -256,7 +259,7 @@ def launches(
 
 
 def _launch_states(name: str, p: Problem, of: Cut, group: int, *, backward: bool) -> Launch:
-    """The pass over segments that adds up what each part of one adds to the state."""
+    """Return the pass over segments that adds up what each part of one adds to the state."""
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     pieces, together = _state_pass(p)
     passed, tiles = of.passed(backward=backward)
@@ -284,7 +287,7 @@ def _side_by_side(name: str, one: Launch, other: Launch) -> Launch:
 
 
 def _launch(walk: Walk, p: Problem, exp: bool, cut: int, share: float, *, states: bool) -> Launch:
-    """One of `walk.launches`, over so many segments, which have this share of the steps and start from states."""
+    """Return one of `walk.launches` over segments that have this share of the steps and start from states."""
     heads, steps = p.batch * p.heads, share * p.batch * p.heads * p.seq_len / walk.launches
     needed, whole = walk.flops(0.5), walk.flops(1.0)
     within = needed["outputs"] + needed["sums within"] + (0 if walk.scores_again else needed["scores"])
@@ -349,8 +352,9 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
 def waves(
     problem: Problem, gate: Gate, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1
 ) -> dict[str, float]:
-    """By walk, or kernel in its place, how often its programs fill the chip, one on a multiprocessor; of h those of all
-    segments but a first one beside the state pass.
+    """Return how often the programs of each walk, or of a kernel in its place, fill the chip, one on a multiprocessor.
+
+    Those of h are of all segments but a concurrent first one.
 
     Args:
         gate_gradients, group: as for `walks`.
@@ -388,8 +392,10 @@ def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True,
 
 
 def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
-    """The L of least `runtime` among T and the powers of two from a tile up to it, and for forward alone those that cut
-    into a power of two of segments behind one half as long; the largest among equals.
+    """Return the L of least `runtime`; the largest among equals.
+
+    Candidates are T and the powers of two from a tile up to it. Forward alone may also cut into a power of two of
+    segments behind one half as long.
     """
     tiles = math.ceil(problem.seq_len / TILE)
     sizes = {TILE * 2**n for n in range((tiles - 1).bit_length())} | {TILE * tiles}
@@ -406,20 +412,21 @@ def _with_a_short_first(tiles: int, n: int) -> int:
 
 
 def _gate_bytes(p: Problem, gate: Gate) -> float:
-    """A step: pre-activations to exponents."""
+    """Return the bytes of a step: pre-activations to exponents."""
     return 2 * p.element_bytes + EXPONENT_BYTES + STABILISED_BYTES * (gate == "exp")
 
 
 def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Kernel, ...]) -> float:
-    """A step: row sums, those of walks read for tiles and again for steps; pre-activations and both gradients; log f of
-    exp.
+    """Return the bytes of a step: row sums, pre-activations, both gradients, and log f of exp.
+
+    Row sums of walks are read for tiles and again for steps.
     """
     sums = sum(kernel.sum_bytes * (2 if isinstance(kernel, Walk) else 1) for kernel in found)
     return sums + 4 * p.element_bytes + STABILISED_BYTES / 2 * (gate == "exp") if sums else 0
 
 
 def _shared_gradient_bytes(p: Problem, found: tuple[Kernel, ...]) -> float:
-    """A step and head: dq and dk of heads that share q and k, or of the heads of a program, added up by PyTorch."""
+    """Return the bytes a step and head of dq and dk that PyTorch adds up, of heads that share q and k or a program."""
     added_up = 0.0
     for kernel in found:
         made = 2 if isinstance(kernel, Gradients) else isinstance(kernel, Walk) and kernel.of_qk

@@ -55,8 +55,10 @@ class Walk:
     halved: bool = False
 
     def filling(self, problem: Problem, cut: int, norm: bool) -> Walk:
-        """As launched for so many segments: with half as many rows a program where less than half of the chip would be
-        taken, but for a normaliser, which every program of a state would carry.
+        """Return this walk with as many rows in a program as it is launched with.
+
+        Where programs would take less than half of the chip, each has half as many rows. A walk with a normaliser
+        keeps them, for every program of a state would carry that.
         """
         whole = replace(self, halved=False)
         spare = 2 * whole.programs(problem, cut) <= MULTIPROCESSORS
@@ -64,6 +66,7 @@ class Walk:
 
     @property
     def launches(self) -> int:
+        """Return how many launches cover the columns of the state."""
         return math.ceil(self.columns / WIDTH)
 
     @property
@@ -81,12 +84,14 @@ class Walk:
 
     @property
     def on_chip_bytes(self) -> int:
-        """Of the states in one program's registers."""
+        """Return the bytes of the states in one program's registers."""
         return self.together * min(self.rows, self.block_rows) * min(self.columns, WIDTH) * STATE_BYTES
 
     def tensor_bytes(self, element_bytes: int) -> float:
-        """Through memory a step and head: U and W once, Z and the row sums' tensor and the output once a launch; what
-        programs share comes from the L2 for all but one.
+        """Return the bytes through memory of a step and head.
+
+        U and W count once, Z, the row sums' tensor and the output once a launch. What programs share comes from the
+        L2 for all but one.
         """
         shared = 1 / self.group
         again = self.launches - 1  # the second launch adds to the first one's output: a read and a write
@@ -97,7 +102,7 @@ class Walk:
 
     @property
     def sum_bytes(self) -> int:
-        """Of the row sums of a step, of which every program of a state has a part."""
+        """Return the bytes of the row sums of a step, of which every program of a state has a part."""
         return SUM_BYTES * (self.sums + self.within) * self.pieces * self.launches
 
     def step_bytes(self, element_bytes: int) -> float:
@@ -105,8 +110,9 @@ class Walk:
         return self.tensor_bytes(element_bytes) + self.launches * EXPONENT_BYTES + self.sum_bytes
 
     def flops(self, causal_factor: float) -> dict[str, float]:
-        """Matrix FLOPs a step and head, each product once, of the heads of a program together the scores that they
-        share; the state's decay a tile included.
+        """Return the matrix FLOPs of a step and head, each product once.
+
+        The heads of a program share their scores. The state's decay, one a tile, is included.
         """
         scores, outputs = 2 * TILE * causal_factor * self.columns / self.together, 2 * TILE * causal_factor * self.rows
         state = 2 * self.rows * self.columns
@@ -120,7 +126,7 @@ class Walk:
         }
 
     def programs(self, problem: Problem, cut: int) -> float:
-        """Work items: of so many segments, by the pieces of a state, for the heads of a program."""
+        """Return the number of programs: segments, times the pieces of a state, for the heads of a program."""
         return problem.batch * problem.heads * cut * self.pieces / self.together
 
     def vector_ops(self, exp: bool) -> float:
@@ -160,6 +166,7 @@ class StatePass:
 
     @property
     def on_chip_bytes(self) -> int:
+        """Return the bytes of the states in one program's registers."""
         return self.together * PACKED**2 * STATE_BYTES
 
     def state_bytes(self, element_bytes: int) -> float:
@@ -180,6 +187,7 @@ class StatePass:
         return 3 * PACKED + 2 * PACKED**2 / TILE
 
     def programs(self, problem: Problem, cut: int) -> float:
+        """Return the number of programs that are launched."""
         return problem.batch * problem.heads * cut / self.together
 
 
@@ -205,7 +213,7 @@ class Gradients:
 
     @property
     def sum_bytes(self) -> float:
-        """Of the row sums of a step, and of what passes its tile."""
+        """Return the bytes of the row sums of a step, and of what passes its tile."""
         return SUM_BYTES * (4 + 1 / TILE) * self.sums
 
     def state_bytes(self, element_bytes: int) -> float:
@@ -230,6 +238,7 @@ class Gradients:
         return found + (3 * TILE + 6 * PACKED + 4 * PACKED**2 / TILE) * self.sums
 
     def programs(self, problem: Problem, cut: int) -> float:
+        """Return the number of programs that are launched."""
         del cut
         return problem.batch * problem.heads * math.ceil(problem.seq_len / TILE) / self.together
 
@@ -238,8 +247,9 @@ Kernel = Walk | StatePass | Gradients
 
 
 def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Walk, ...]:
-    """The walks of a pass, as kernels/hopper/backward.py chooses them: h, dq, dk, dv, or "dk, dv" in one where a
-    program can hold the whole of dC; h alone where backward is `tilewise`.
+    """Return the walks of a pass, as kernels/hopper/backward.py chooses them: h, dq, dk, dv.
+
+    dk and dv are one walk where a program can hold the whole of dC; h is alone where backward is `tilewise`.
 
     Args:
         gate_gradients: backward; without them no row sums.
@@ -279,7 +289,7 @@ def tilewise(
 
 
 def kernels(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Kernel, ...]:
-    """`walks`, and what is `tilewise` after them."""
+    """Return `walks`, and what is `tilewise` after them."""
     return *walks(problem, gate_gradients, group), *tilewise(problem, gate_gradients, group)
 
 

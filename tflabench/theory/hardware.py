@@ -1,4 +1,4 @@
-"""What GPUs can do: dense matrix rate and memory bandwidth, from datasheets and as `tflabench calibrate` measured.
+"""GPUs: dense matrix rate and memory bandwidth, from datasheets and as `tflabench calibrate` measured.
 
 Rates are dense (datasheets print twice as much "with sparsity") and with float32 accumulation, which halves the rate of
 GeForce cards and is what these kernels use. Bytes are SI, as in datasheets; caches are binary.
@@ -214,7 +214,7 @@ KNOWN: tuple[Gpu, ...] = (
 
 
 def _table_18(gpu: str, tflops: float, tbs: float) -> Gpu:
-    """A row of the paper's Table 18, to reproduce its figures: `--gpu paper-A100`."""
+    """Return a row of the paper's Table 18, to reproduce its figures: `--gpu paper-A100`."""
     known = find(gpu)
     ceilings = Ceilings(tflops * 1e12, tbs * 1e12, "paper", "TFLA paper, Table 18")
     return replace(known, name=f"paper-{gpu}", ceilings=ceilings, aliases=(), device=None, note="")
@@ -222,13 +222,13 @@ def _table_18(gpu: str, tflops: float, tbs: float) -> Gpu:
 
 @cache
 def table_18() -> tuple[Gpu, ...]:
-    """The paper's Table 18: V100 SXM2, A100 SXM, H100 SXM, B200 HGX."""
+    """Return the paper's Table 18: V100 SXM2, A100 SXM, H100 SXM, B200 HGX."""
     rows = (("V100", 120, 0.9), ("A100", 312, 1.935), ("H100", 989, 3.35), ("B200", 2250, 7.7))
     return tuple(_table_18(*row) for row in rows)
 
 
 def find(name: str) -> Gpu:
-    """The GPU of that name or alias, whatever its case and punctuation; "paper-H100" is a row of the paper's Table 18.
+    """Return the GPU of a name or alias, whatever its case and punctuation; "paper-H100" is of the paper's Table 18.
 
     Raises:
         InputError: no such GPU, with the nearest names.
@@ -244,12 +244,12 @@ def find(name: str) -> Gpu:
 
 
 def from_device_name(device: str) -> Gpu | None:
-    """The GPU whose driver reports that name ("NVIDIA H100 80GB HBM3"), None where it is not known."""
+    """Return the GPU whose driver reports that name ("NVIDIA H100 80GB HBM3"), None where it is not known."""
     return next((gpu for gpu in KNOWN if gpu.device and re.search(gpu.device, device)), None)
 
 
 def described(device: str, dtype: str = "bfloat16") -> Gpu:
-    """The GPU that rows of a device (by its driver's name) ran on, or what `tflabench calibrate` measured of another.
+    """Return the GPU of rows by its driver's name, or what `tflabench calibrate` measured of an unknown one.
 
     Raises:
         InputError: nothing is known of it.
@@ -264,7 +264,7 @@ def described(device: str, dtype: str = "bfloat16") -> Gpu:
 
 
 def custom(peak_tflops: float, bandwidth_tbs: float, name: str = "custom") -> Gpu:
-    """A GPU known by its two ceilings only, in TFLOP/s and TB/s."""
+    """Return a GPU known by its two ceilings only, in TFLOP/s and TB/s."""
     _require_positive(peak_tflops=peak_tflops, bandwidth_tbs=bandwidth_tbs)
     return Gpu(name, Ceilings(peak_tflops * 1e12, bandwidth_tbs * 1e12, "given", "given by the user"))
 
@@ -295,7 +295,7 @@ def measured_ceilings(device: str, dtype: str = "bfloat16") -> Ceilings | None:
 
 
 def ceilings_for(device: str, dtype: str = "bfloat16") -> Ceilings | None:
-    """What to hold a measurement against: the measured ceilings of a device where stored, else its datasheet's.
+    """Return the ceilings to hold a measurement against: measured ones where stored, else the datasheet's.
 
     Datasheet rates hold for bfloat16 and float16; for other dtypes, and for devices not known, None.
     """
@@ -312,13 +312,22 @@ def ceilings_file() -> Path:
 
 
 def _stored() -> dict[str, dict[str, dict]]:
+    """Return what `ceilings_file` holds by device and dtype; nothing where there is no such file.
+
+    Raises:
+        InputError: `store_ceilings` did not write it.
+    """
     path = ceilings_file()
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError:
-        raise InputError(f"{path} is not valid JSON: delete it and run `tflabench calibrate`") from None
+        stored = json.loads(path.read_text())
+        for by_dtype in stored.values():
+            for found in by_dtype.values():
+                Ceilings(**found)
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise InputError(f"{path} is not what `tflabench calibrate` writes: delete it and run that again") from None
+    return stored
 
 
 def slug(device: str) -> str:
@@ -332,5 +341,5 @@ def slug(device: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without case, punctuation and the vendor."""
+    """Return a name without case, punctuation and the vendor."""
     return re.sub(r"[^a-z0-9]|nvidia|amd", "", name.lower())

@@ -68,7 +68,7 @@ class Chip:
 
     @classmethod
     def of(cls, gpu: Gpu, ceilings: Ceilings | None = None) -> Chip:
-        """The chip of a GPU, with other ceilings than the datasheet's where given.
+        """Return the chip of a GPU, with other ceilings than the datasheet's where given.
 
         Raises:
             InputError: too little is known of the GPU.
@@ -117,7 +117,7 @@ class Launch:
     roles: int = 1
 
     def waves(self, chip: Chip) -> float:
-        """How often the grid fills the chip; below 1, part of the chip has nothing to do."""
+        """Return how often the grid fills the chip; below 1, part of the chip has nothing to do."""
         return self.programs / (chip.multiprocessors * self.resident)
 
     def times(self, chip: Chip) -> dict[str, float]:

@@ -31,11 +31,13 @@ def attainable(ceilings: Ceilings, intensity: Number) -> Number:
 
 
 def compute_bound(cost: Cost, ceilings: Ceilings) -> Any:
-    """Whether I_algo > I_acc (eqs. 117-118)."""
+    """Return whether I_algo > I_acc (eqs. 117-118)."""
     return cost.intensity > ceilings.intensity
 
 
 def percent_of_own_roofline(cost: Cost, ceilings: Ceilings, seconds: Number) -> Number:
-    """How near a measured time comes to what these FLOPs and bytes take at least: 100 when nothing is left, above when
-    they are not those of what ran (it moved less than counted, or its data stayed in a cache)."""
+    """Return the least time of these FLOPs and bytes as a percentage of a measured time.
+
+    It is above 100 where they are not those of what ran: it moved less than counted, or its data stayed in a cache.
+    """
     return 100 * time_bounds(cost, ceilings).lower / seconds

@@ -43,7 +43,7 @@ def shared_memory(capability: Capability) -> int:
 
 
 def state_tile(capability: Capability) -> tuple[int, int, int, int]:
-    """Steps, rows and columns of the state that a program of the state walk holds, and tiles of steps on their way."""
+    """Return steps, rows and columns of the state in a program of the state walk, and tiles of steps on their way."""
     if capability >= HOPPER:
         return STATE_STEPS, STATE_ROWS, STATE_COLUMNS, STATE_STAGES
     return STATE_STEPS, STATE_ROWS, STATE_COLUMNS // 2, STATE_STAGES - 1
@@ -69,7 +69,7 @@ class Tiles:
 
     @classmethod
     def of(cls, d_in: int, d_out: int, chunk_size: int, element_bytes: int, capability: Capability = HOPPER) -> Tiles:
-        """What kernels/tfla/config.py picks for 16-bit elements: the first tiling that fits."""
+        """Return the tiling that kernels/tfla/config.py picks for 16-bit elements: the first that fits."""
         tile = min(chunk_size & -chunk_size, 128)
         whole = _power_of_two(d_in)
         if capability < HOPPER:
@@ -120,7 +120,7 @@ def launches(
     problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None,
     gate_gradients: bool = True, group: int = 1, capability: Capability = HOPPER,
 ) -> list[Launch]:  # fmt: skip
-    """The kernels of one call, in order.
+    """Return the kernels of one call, in order.
 
     Args:
         problem: pass_ "fw" or "fwbw".
@@ -154,7 +154,7 @@ def launches(
 
 @dataclass(frozen=True)
 class _Call:
-    """What the launches of one call share; see `launches`."""
+    """The facts that the launches of one call share; see `launches`."""
 
     problem: Problem
     gate: Gate
@@ -190,11 +190,11 @@ class _Call:
         return max((n for n in sizes if programs // n >= SUMMING_WAVES * STATE_PROGRAMS), default=1)
 
     def small(self, name: str, step_bytes: float) -> Launch:
-        """A kernel over the gates alone: bytes and a launch."""
+        """Return a kernel over the gates alone: bytes and a launch."""
         return Launch(name, 1, 1, {}, {"inputs and outputs": self.steps * step_bytes})
 
     def walk(self, name: str, *, again: bool = False, reads_states: bool = False) -> list[Launch]:
-        """The state walk; twice where sequences are cut into segments: what each adds, and then the states.
+        """Return the state walk; twice where sequences are cut into segments: what each adds, and then the states.
 
         That of mlstm_kernels cuts nothing, and waits for every tile.
         """
@@ -230,7 +230,7 @@ class _Call:
         return found if segments == 1 else [*found, launch(f"{name}, segments", "recomputation", ends)]
 
     def parallel(self, name: str, d_in: int, d_out: int, step_bytes: float, *, again: bool = False) -> Launch:
-        """The parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
+        """Return the parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
         p, steps = self.problem, self.steps
         L = min(self.chunk_size, p.seq_len)
         own = self._tiles(d_in, d_out)
@@ -265,7 +265,7 @@ class _Call:
 
 
 def _block(d: int, limit: int) -> int:
-    """The block for a dimension d: all of it up to `limit`, else the largest that pads d by at most a third."""
+    """Return the block for a dimension d: all of it up to `limit`, else the largest that pads d by at most a third."""
     whole = _power_of_two(d)
     if whole <= limit:
         return whole

@@ -58,7 +58,7 @@ OUR_READING = {"6": "rows 2 and 3", "7": "rows 3 and 4"}
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is put in: one head with q, k, v ~ N(0, 1); the defaults are the paper's.
+    """The inputs: one head with q, k, v ~ N(0, 1); the defaults are the paper's.
 
     Attributes:
         input_gates, forget_gates: the pre-activations i~ and f~ of the grid.
@@ -108,7 +108,7 @@ class Gains:
 
 @dataclass(frozen=True)
 class _Decayed:
-    """What one forget gate makes of the inputs, before any input gate: (T,) each.
+    """The inputs as one forget gate decays them, before any input gate: (T,) each.
 
     Attributes:
         sums: s_t.
@@ -151,7 +151,7 @@ def gains(
 
 
 def half_gain(input_gates: Sequence[float], gain: Array) -> float | None:
-    """The i~ at which a gain (input gates,) passes half its largest on the way up; None where it never lies below.
+    """Return the i~ at which a gain (input gates,) rises past half its largest; None where it never lies below.
 
     Between the values of the grid it is interpolated linearly.
     """

@@ -28,9 +28,11 @@ class Channel:
         return Channel(mine), theirs
 
     def fileno(self) -> int:
+        """Return the file descriptor of the socket, to wait on."""
         return self._socket.fileno()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, with file descriptors; nothing happens where the other side is gone."""
         data = json.dumps(message).encode() + b"\n"
         with contextlib.suppress(OSError):
             if descriptors:
@@ -38,7 +40,7 @@ class Channel:
             self._socket.sendall(data)
 
     def receive(self) -> list[Message]:
-        """What has come, after waiting for it; `closed` is set where nothing more will."""
+        """Return messages after waiting for them; set `closed` where no more will come."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, MOST_DESCRIPTORS)
         except ConnectionError:
@@ -49,4 +51,5 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
+        """Close the socket."""
         self._socket.close()

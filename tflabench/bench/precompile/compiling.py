@@ -67,7 +67,7 @@ def work(
 
 
 def scratch_prefix(server: int) -> str:
-    """What the names of folders for temporary files begin with, in the jobs of the server of this process id."""
+    """Return the prefix of folders for temporary files, in the jobs of the server of this process id."""
     return f"tflabench-{server}-"
 
 
@@ -121,7 +121,7 @@ class _Job:
             self._end(compiler)
 
     def _end(self, compiler: _Compiler, reason: str | None = None) -> None:
-        """Collect a compiler that has ended by itself, or end it for a reason."""
+        """Collect a compiler that has ended, or end it for a reason."""
         if reason:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(compiler.pid, signal.SIGKILL)

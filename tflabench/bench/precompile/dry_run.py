@@ -50,7 +50,7 @@ class CompileTask:
 
     @property
     def cached(self) -> bool:
-        """Whether Triton would find it compiled."""
+        """Return whether Triton has it compiled in its cache."""
         return not knobs.compilation.always_compile and any(Path(knobs.cache.dir, self.folder).glob("__grp__*.json"))
 
     def compile(self) -> None:
@@ -63,9 +63,11 @@ class CompileTask:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Attributes:
-    tasks: in the order of their launches, each once.
-    reason: why it ended early, with the tasks until then; None if it did not.
+    """The compile tasks that a dry run of a point recorded.
+
+    Attributes:
+        tasks: in the order of their launches, each once.
+        reason: why it ended early, with the tasks until then; None if it did not.
     """
 
     tasks: tuple[CompileTask, ...]
@@ -102,7 +104,7 @@ def dry_run(implementation: Implementation, problem: Problem, facts: DeviceFacts
 
 
 def _run(implementation: Implementation, problem: Problem) -> None:
-    """What a worker does of a point before it verifies it."""
+    """Do what a worker does of a point before it verifies it."""
     torch.manual_seed(problem.seed)
     case = implementation.build(problem, torch.device("cuda", 0))
     backward = problem.pass_ == "fwbw"
@@ -122,7 +124,7 @@ class _Recorder:
         self.tuners: list[Autotuner] = []
 
     def submit(self, key: str, compiles: Callable[[], Any], *_: Callable[..., Any]) -> _NotCompiled:
-        """What Triton calls for a launch of a kind that this process has not seen."""
+        """Record a launch; Triton calls this for every kind of launch that this process has not seen."""
         if key not in self.tasks:
             known = inspect.getclosurevars(compiles).nonlocals  # Triton says the rest in no other way
             kernel = known["src"].fn
@@ -144,7 +146,7 @@ def _config(source: Any, options: Any) -> str:
 
 
 class _NotCompiled:
-    """What launchers see of a compiled kernel."""
+    """A compiled kernel, as far as launchers look at it."""
 
     function = packed_metadata = None
     n_regs = n_spills = 0
@@ -160,7 +162,7 @@ class _NotCompiled:
 
 
 class _Unwritten:
-    """A cache that keeps nothing: what a dry run would take for timings must not be found by others."""
+    """A cache that keeps nothing: no other process may read the timings of a dry run, which mean nothing."""
 
     def __init__(self, key: str) -> None:
         self._known = Path(knobs.cache.dir, _base32(key))
@@ -175,7 +177,7 @@ class _Unwritten:
 
 @contextlib.contextmanager
 def _recording(recorder: _Recorder) -> Iterator[None]:
-    """Launches go to the recorder; what kernels and tuners of this process remember of it is forgotten afterwards."""
+    """Send launches to the recorder; forget afterwards what kernels and tuners of this process remember of it."""
     run, cache = Autotuner.run, tuning.get_cache_manager
     mode: Any = _async_compile.active_mode
     chosen = "do_bench", vars(Autotuner)["do_bench"]
@@ -234,7 +236,7 @@ def _can_link() -> bool:
 
 @contextlib.contextmanager
 def _host_code_not_loaded() -> Iterator[None]:
-    """What a C compiler builds goes to the cache only: to load it would load CUDA's driver."""
+    """Keep what a C compiler builds in the cache only: loading it would load CUDA's driver."""
     load = build._load_module_from_path
     build._load_module_from_path = lambda name, path: _Unloaded()  # type: ignore[assignment]
     try:

@@ -1,4 +1,4 @@
-"""What kernels and their launchers ask of a GPU before they compile: a value, and a process that asks the driver.
+"""Facts of a GPU that kernels and launchers ask for before they compile, and a process that asks the driver for them.
 
 Run as a program it asks CUDA's driver for device 0, without a context, prints the facts as JSON and ends.
 """
@@ -52,10 +52,12 @@ class DeviceFacts:
         return 10 * self.capability[0] + self.capability[1]
 
     def as_json(self) -> str:
+        """Return the facts as JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> DeviceFacts:
+        """Return the facts that `as_json` wrote."""
         values = json.loads(text)
         return DeviceFacts(**{**values, "capability": tuple(values["capability"])})
 
@@ -91,7 +93,7 @@ _MAJOR, _MINOR = 75, 76
 
 
 def probe() -> DeviceFacts:
-    """The facts of the first visible GPU, asked in a process of its own: this one never touches CUDA.
+    """Return the facts of the first visible GPU, asked in a process of its own: this one never touches CUDA.
 
     Raises:
         InputError: the driver shows no GPU.

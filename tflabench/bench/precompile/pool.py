@@ -100,7 +100,7 @@ class _Job:
 
 @dataclass
 class _Kernel:
-    """What has become of a folder of the cache; `failed` and `error` count once it is done."""
+    """The state of a folder of the cache; `failed` and `error` count once it is done."""
 
     done: bool = False
     failed: str | None = None
@@ -109,7 +109,7 @@ class _Kernel:
 
 
 def cache_folder() -> Path:
-    """Where Triton keeps what it has compiled, by the environment; without importing Triton."""
+    """Return the folder where Triton keeps compiled kernels, by the environment; without importing Triton."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
 
@@ -157,7 +157,7 @@ class CompilePool:
         self._thread.start()
 
     def submit(self, implementation: str, problem: Problem) -> int:
-        """A new job, behind all others; the number that its events have. KeyError for an unknown implementation."""
+        """Add a job behind all others and return the number of its events; KeyError for an unknown implementation."""
         library = LIBRARY_OF.get(registry.get(implementation).package, "tflabench")
         self._tickets += 1
         self._unfinished += 1
@@ -166,11 +166,11 @@ class CompilePool:
         return job.ticket
 
     def poll(self) -> list[Event]:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         return self.wait(0.0)
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """What has happened since the last call; if nothing has, waits for it, for ever unless a time is given."""
+        """Return the events since the last call; wait for one where there is none, for ever unless a time is given."""
         events: list[Event] = []
         with contextlib.suppress(queue.Empty):
             events.append(self._events.get(timeout_s != 0.0, timeout_s))
@@ -181,7 +181,7 @@ class CompilePool:
 
     @property
     def idle(self) -> bool:
-        """Whether `poll` has told of every job that it is finished."""
+        """Return whether `poll` has told of every job that it is finished."""
         return not self._unfinished
 
     def cancel(self, ticket: int) -> None:
@@ -308,7 +308,7 @@ class CompilePool:
             self._compile(other, its_number)
 
     def _lose(self, job: _Job, reason: str) -> None:
-        """What is left of a job whose process ends; other jobs compile themselves what they waited for."""
+        """Clear up after a job whose process ends; other jobs compile themselves what they waited for."""
         self._working -= len(job.running) + job.listing
         for number in job.running:
             lost = self._kernels.pop(job.tasks[number].folder)

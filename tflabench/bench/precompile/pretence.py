@@ -29,7 +29,7 @@ _GPU = torch.device("cuda", 0)
 
 
 class StandInDriver:
-    """What Triton asks of its driver before it launches."""
+    """A driver that answers what Triton asks before it launches."""
 
     def __init__(self, facts: DeviceFacts) -> None:
         self._facts = facts
@@ -47,27 +47,34 @@ class StandInDriver:
         }
 
     def get_current_target(self) -> GPUTarget:
+        """Return the GPU's architecture, as Triton's compiler takes it."""
         return GPUTarget("cuda", self._facts.architecture, self._facts.warp_size)
 
     def get_current_device(self) -> int:
+        """Return 0, the only device."""
         return 0
 
     def set_current_device(self, device: int) -> None:
-        pass
+        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: int | None = None) -> int:
+        """Return 0, the default stream."""
         return 0
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        """Return the GPU's compute capability."""
         return self._facts.capability
 
     def get_device_interface(self) -> Any:
+        """Return torch.cuda, as Triton's own driver does."""
         return torch.cuda
 
     def get_active_torch_device(self) -> torch.device:
+        """Return the device that stands for the GPU."""
         return _GPU
 
     def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Return a benchmark that calls once and tells no times."""
         return called_once
 
 
@@ -100,7 +107,7 @@ def answers_for_imports(facts: DeviceFacts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def answers_for_launches(facts: DeviceFacts, storage: Storage = "meta") -> Iterator[None]:
-    """As for imports; and tensors made "on cuda" have no memory, but say that they are there and where they lie.
+    """Answer as for imports, and make tensors "on cuda" that have no memory but say where they lie.
 
     Libraries' own operators run as on a GPU, not their fakes. Fork for it: torch takes CUDA for initialised afterwards.
 
@@ -161,7 +168,7 @@ def start_autograd_without_gpu() -> None:
 
 
 def touched_cuda() -> bool:
-    """Whether this process has initialised CUDA: it then holds a device file open that NVML leaves alone."""
+    """Return whether this process has initialised CUDA: it then holds a device file open that NVML leaves alone."""
     folder = "/proc/self/fd"
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):
@@ -171,7 +178,7 @@ def touched_cuda() -> bool:
 
 
 class _Tensors:
-    """Where tensors say they are; `honest` while torch itself asks."""
+    """The device that tensors say they are on; the true one while torch itself asks (`honest`)."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage: Storage = storage
@@ -189,7 +196,7 @@ class _Tensors:
         return ADDRESS + int(x.storage_offset()) * x.element_size() if x.numel() else 0
 
     def place(self, value: Any) -> Any:
-        """A device, or whatever else an operator is given; the GPU becomes what stands for it."""
+        """Return an argument of an operator with the device that stands for the GPU in its place."""
         kind = value.type if isinstance(value, torch.device) else value.split(":")[0] if isinstance(value, str) else ""
         return torch.device(self.storage) if kind == "cuda" else value
 
@@ -258,7 +265,7 @@ def _without_dynamo() -> Iterator[None]:
 
 
 class _Generator(torch.Generator):
-    """Of random numbers on the CPU, whatever device is asked for: nobody sees any."""
+    """A generator of random numbers on the CPU, whatever device is asked for: nobody sees any."""
 
     def __new__(cls, device: Any = None) -> torch.Generator:
         return torch._C.Generator.__new__(torch._C.Generator, "cpu")  # type: ignore[call-arg]
@@ -276,7 +283,7 @@ class _Stream:
 
 
 def _properties(facts: DeviceFacts) -> SimpleNamespace:
-    """As torch.cuda.get_device_properties gives them."""
+    """Return properties as torch.cuda.get_device_properties gives them."""
     return SimpleNamespace(
         name=facts.name,
         major=facts.capability[0],

@@ -1,4 +1,4 @@
-"""What forked processes need of Linux: to end with their parent, and to be found and ended with what they started."""
+"""Forked processes on Linux: they end with their parent, and can be listed and ended with what they started."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def remove_unfinished(folders: Iterable[Path], processes: Iterable[int]) -> None
 
 
 def said(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Return in words how a process ended, by its exit code."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):

@@ -80,6 +80,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
+        """Return the id of the server's process."""
         return self._process.pid
 
     def fork(self, label: int, call: str, arguments: Mapping[str, Any], descriptors: Sequence[int]) -> None:
@@ -88,7 +89,7 @@ class ForkServer:
         self.channel.send(message, descriptors)
 
     def last_words(self) -> str:
-        """The last line that it or a process of its session wrote."""
+        """Return the last line that it or a process of its session wrote."""
         lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1][:300] if lines else "it said nothing"
 
@@ -149,6 +150,7 @@ def import_library(library: str, facts: DeviceFacts) -> dict[str, str]:
 
 
 def main() -> None:
+    """Import a library once, then fork a process for every job that comes, until the parent ends."""
     library, facts, descriptor = sys.argv[1:]
     channel = Channel(socket.socket(fileno=int(descriptor)))
     adopt_orphans()
@@ -200,7 +202,7 @@ def _serve(channel: Channel) -> None:
 
 
 def _fork(channel: Channel, message: dict[str, Any], private: Sequence[int]) -> int:
-    """The id of a process that does what a message asks for."""
+    """Fork a process that does what a message asks for, and return its id."""
     count = message["descriptors"]
     descriptors, channel.descriptors = channel.descriptors[:count], channel.descriptors[count:]
     server = os.getpid()

@@ -30,7 +30,7 @@ class Part:
 
 
 def parts_of(run: Run, device: torch.device, calls: int) -> list[Part]:
-    """What a call spends its time on, as a median over calls, in the order of first launches (CPU: longest first)."""
+    """Return what calls spend their time on, as medians, in the order of first launches (CPU: longest first)."""
     return _gpu_kernels(run, device, calls) if device.type == "cuda" else _cpu_operators(run, calls)
 
 

@@ -1,7 +1,7 @@
 """Hardware counters of a profiled call, from the text that Nsight Compute writes (`ncu --csv --page raw`).
 
 DRAM bytes and operations as the chip counted them: their ratio is the measured arithmetic intensity, which goes on the
-roofline beside the modelled one (`tflabench.theory.cost`).
+roofline with the modelled one (`tflabench.theory.cost`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class KernelCounters:
 
     @property
     def flops(self) -> float | None:
+        """Return the operations counted, of matrix and of other units; None where neither was."""
         known = [flops for flops in (self.tensor_flops, self.scalar_flops) if flops is not None]
         return sum(known) if known else None
 
@@ -59,7 +60,7 @@ class KernelCounters:
 
 
 def total(kernels: Iterable[KernelCounters]) -> KernelCounters:
-    """The sum over kernels: what the whole call did."""
+    """Return the sum over kernels: what the whole call did."""
     kernels = list(kernels)
     return KernelCounters(
         name="all",
@@ -93,8 +94,11 @@ def read_ncu(text: str) -> list[KernelCounters]:
 
 
 def told_apart(names: Sequence[str], times: Sequence[float]) -> list[str]:
-    """A name for every launch of a call, given its kernel and time: a kernel that is launched several times and takes
-    WORTH_A_NUMBER of the time gets a number, "outputs #2"; of any other, all launches share the name."""
+    """Return a name for every launch of a call, given its kernel and time.
+
+    A kernel that is launched several times and takes WORTH_A_NUMBER of the time gets a number, "outputs #2". All
+    launches of any other share the name.
+    """
     spent = {name: sum(t for n, t in zip(names, times, strict=True) if n == name) for name in set(names)}
     least, seen = WORTH_A_NUMBER * sum(times), Counter[str]()
     found = []
@@ -139,7 +143,7 @@ def _kernel(name: str, launches: list[dict[str, float]]) -> KernelCounters:
 
 
 def _scale(unit: str) -> float:
-    """What a unit stands for in bytes, seconds or counts: "Mbyte" is 1e6, "ns" and "nsecond" 1e-9, "inst" 1."""
+    """Return the bytes, seconds or counts of a unit: "Mbyte" is 1e6, "ns" and "nsecond" 1e-9, "inst" 1."""
     if found := re.fullmatch(r"([kmgt]?)byte", unit, re.IGNORECASE):
         return _PREFIXES[found[1].lower()]
     if found := re.fullmatch(r"([num]?)s(?:econd)?", unit):

@@ -33,7 +33,7 @@ USUAL_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 
 @dataclass(frozen=True)
 class Expected:
-    """What the calibrated model says of a GPU kernel: milliseconds, bytes through memory, FLOPs of matrix products."""
+    """A GPU kernel by the calibrated model: milliseconds, bytes through memory, FLOPs of matrix products."""
 
     name: str
     ms: float
@@ -43,7 +43,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one call of a point does.
+    """One call of a point, taken apart.
 
     Attributes:
         problem: with the chunk size that the implementation chose.
@@ -69,6 +69,7 @@ class Profile:
 
     @property
     def bounds(self) -> TimeBounds:
+        """Return the time that FLOPs and bytes take on the ceilings."""
         return roofline.time_bounds(self.model, self.ceilings)
 
     @property
@@ -141,7 +142,7 @@ def profile(
 def expected_kernels(
     impl: Implementation, problem: Problem, machine: Machine, ceilings: Ceilings
 ) -> tuple[Expected, ...]:
-    """The GPU kernels of a call by the calibrated model, in order; none where it does not know them."""
+    """Return the GPU kernels of a call by the calibrated model, in order; none where it does not know them."""
     gpu = hardware.from_device_name(machine.name)
     if impl.modelled is None or gpu is None:
         return ()
@@ -162,7 +163,7 @@ def expected_kernels(
 
 
 def run_ncu(worker: Sequence[str], job: dict[str, Any], machine: Machine, timeout_s: float) -> tuple[str, str | None]:
-    """What ncu wrote of a worker that does `job`, and why it could not run if so."""
+    """Return what ncu wrote of a worker that does `job`, or "" and why it could not run."""
     if machine.kind != "cuda":
         return "", "counters are those of NVIDIA GPUs, and this is a CPU"
     ncu = find_ncu()
@@ -182,7 +183,7 @@ def run_ncu(worker: Sequence[str], job: dict[str, Any], machine: Machine, timeou
 
 
 def find_ncu() -> str | None:
-    """Where Nsight Compute's command is: TFLABENCH_NCU, the PATH, or where it is usually installed."""
+    """Return the path of Nsight Compute's command: TFLABENCH_NCU, on the PATH, or where it is usually installed."""
     if given := os.environ.get(NCU):
         return shutil.which(given)
     usual = [str(path) for place in USUAL_PLACES for path in sorted(Path("/").glob(place.lstrip("/")))]

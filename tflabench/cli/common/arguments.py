@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ def check_words(command: str, words: Sequence[str]) -> None:
             raise InputError(
                 f"{option if option.startswith('-') else 'an argument'} is {value!r}: it must not be empty"
             )
+        if equals and re.fullmatch("-0+", value.strip()):
+            raise InputError(f"{option} is {value!r}: it must be a number of 0 or more, without a sign")
         name = word.partition("=")[0]
         if new := RENAMED.get((command, name)):
             raise InputError(f"`tflabench {command} {name}` is now {new}")
@@ -58,7 +61,7 @@ def check_numbers(values: Mapping[str, Any]) -> None:
 
 
 def _is_file_name(value: str) -> bool:
-    """Whether a pattern of implementations is the name of a file here, and of no implementation."""
+    """Return whether a pattern of implementations is the name of a file here, and of no implementation."""
     if not Path(value).exists():
         return False
     from tflabench.implementations import registry

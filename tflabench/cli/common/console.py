@@ -1,4 +1,4 @@
-"""What all commands print with: consoles, plain tables, a progress bar, JSON."""
+"""Means of printing for all commands: consoles, plain tables, a progress bar, JSON."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tflabench.problem import InputError
+from tflabench.cli.common.checks import one_of
+from tflabench.problem import DTYPE_BYTES, InputError
 
 LEAST_CEILING, LARGEST_CEILING = 0.0001, 1_000_000  # TFLOP/s or TB/s
 
@@ -22,10 +23,11 @@ def chosen_gpu(
     With none of these, return this machine's GPU, or an H100 where there is none.
 
     Raises:
-        InputError: an unknown name, one ceiling without the other, or one that no chip has.
+        InputError: an unknown name or dtype, one ceiling without the other, or one that no chip has.
     """
     from tflabench.theory import hardware
 
+    one_of("dtype", dtype, tuple(DTYPE_BYTES))  # before any note of its rate
     _check_plausible("--peak-tflops", peak_tflops, "TFLOP/s")
     _check_plausible("--bandwidth-tbs", bandwidth_tbs, "TB/s")
     if name is None and (peak_tflops is None) != (bandwidth_tbs is None):
@@ -55,7 +57,7 @@ def _check_plausible(option: str, value: float | None, unit: str) -> None:
 
 
 def own_gpu(dtype: str) -> Gpu | None:
-    """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None without such a GPU."""
+    """Return this machine's GPU, with ceilings measured by `tflabench calibrate` or known; None where it has none."""
     from tflabench.bench import machine
     from tflabench.theory import hardware
 

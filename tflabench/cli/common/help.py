@@ -1,4 +1,4 @@
-"""What `--help` prints: commands below headings, options below the headings of their panels, no boxes."""
+"""The text of `--help`: commands below headings, options below the headings of their panels, no boxes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ class Command(TyperCommand):
     """A command: its options stand below the headings of their panels, and their values are checked before it runs."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options below the headings of their panels."""
         _write_panels(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Check what was typed, then parse it."""
         arguments.check_words(ctx.info_name, args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """Check the numbers, then run the command."""
         arguments.check_numbers({param.opts[-1]: ctx.params.get(param.name) for param in self.params})
         return super().invoke(ctx)
 
@@ -38,6 +41,7 @@ class Group(TyperGroup):
     """A group of commands: these stand below the headings of their panels, a line each."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a line for each command below its heading, then the options."""
         below: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)

@@ -26,7 +26,7 @@ VERBS = {"starting": "starting", "preparing": "preparing", "sampling": "timing"}
 
 
 def is_watched(note: Console) -> bool:
-    """Whether a person sees a console: it is a terminal whose cursor can be moved."""
+    """Return whether a person sees a console: it is a terminal whose cursor can be moved."""
     return note.file.isatty() and note.is_interactive
 
 
@@ -55,7 +55,7 @@ class ProgressBar:
         self._bar.stop()
 
     def advance(self, seconds: float) -> None:
-        """Count a point as done that was to take so many seconds."""
+        """Count a point as done whose expected time was this many seconds."""
         self._bar.advance(self._task, seconds)
 
 

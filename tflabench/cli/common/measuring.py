@@ -1,4 +1,4 @@
-"""What `sweep` and `reproduce` share: measure comparisons with progress, or print what would be measured."""
+"""Code that `sweep` and `reproduce` share: measure comparisons with progress, or print what would be measured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PRINTED = {"bytes": "memory"}  # heads of columns that are not named as in JSON
 
 @dataclass
 class Measured:
-    """What a sweep has to say at its end: rows of its points, files, and points that the time was too short for."""
+    """The results of a sweep: rows of its points, files, and how many points the time was too short for."""
 
     rows: list[Row] = field(default_factory=list)
     files: list[Path] = field(default_factory=list[Path])
@@ -189,7 +189,7 @@ def folder_for(folder: Path, given: bool) -> Path:
 
 
 def end_of(seconds: float | None) -> float:
-    """Return the time of `time.monotonic` in so many seconds; infinity for None."""
+    """Return the time of `time.monotonic` after this many seconds from now; infinity for None."""
     return inf if seconds is None else time.monotonic() + seconds
 
 
@@ -220,7 +220,7 @@ def compilers(jobs: int | None) -> int:
 
 @dataclass(frozen=True)
 class Shown:
-    """How a selection is printed.
+    """The form in which a selection is printed.
 
     Attributes:
         timeout_s: no point takes longer.

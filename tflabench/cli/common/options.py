@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tflabench.cli.common import complete
+
 # Panels of `--help`.
 WHAT = "What to measure"
 HOW = "How to measure"
@@ -106,6 +108,7 @@ Preset = Annotated[
         metavar="NAME|FILE",
         rich_help_panel=WHAT,
         help="Take the sizes of a preset of `tflabench list`, or of a .toml file.",
+        autocompletion=complete.presets,
     ),
 ]
 Full = Annotated[
@@ -172,6 +175,7 @@ GpuName = Annotated[
         metavar="NAME",
         rich_help_panel=CHIP,
         help="Take this GPU of `tflabench gpus`.",
+        autocompletion=complete.gpus,
         show_default="this machine's, else H100",
     ),
 ]

@@ -1,4 +1,4 @@
-"""What a path means to every command: folders of rows that are read, and --out.
+"""The meaning of paths, the same for every command: folders of rows that are read, and --out.
 
 Rows: a path is a results folder or a folder above several; all results folders in and below it are read
 (`tflabench.rows.load.find_results`).
@@ -57,8 +57,8 @@ def out_folder(otherwise: str | None = None) -> Any:
     )
 
 
-def file_to_write(out: Path, name: str) -> Path:
-    """Return the file that --out means: `name` in it where it is a folder.
+def file_to_write(out: Path, name: str, option: str = "--out") -> Path:
+    """Return the file that an option means: `name` in it where it is a folder.
 
     Its folder is made.
 
@@ -66,24 +66,40 @@ def file_to_write(out: Path, name: str) -> Path:
         InputError: the folder cannot be made.
     """
     path = out / name if out.is_dir() else out
-    _make(path.parent, out)
+    _make(path.parent, out, option)
     return path
 
 
-def folder_to_write(out: Path) -> Path:
-    """Return the folder that --out means, and make it.
+def figure_to_write(out: Path, name: str) -> Path:
+    """Return the file that --out means as `file_to_write` does, for a figure.
+
+    Raises:
+        InputError: no figure comes in the format of its suffix, or its folder cannot be made.
+    """
+    from tflabench.figures.files import check_format
+
+    check_format(out / name if out.is_dir() else out)
+    return file_to_write(out, name)
+
+
+def folder_to_write(out: Path, option: str = "--out", make: bool = True) -> Path:
+    """Return the folder that an option means, and make it, unless `make` is false.
 
     Raises:
         InputError: it is a file, or cannot be made.
     """
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out is {out}, which cannot be written into: it is a file, and this command needs a folder")
-    _make(out, out)
+        raise InputError(
+            f"{option} is {out}, which cannot be written into: it is a file, and this command needs a folder"
+        )
+    if make:
+        _make(out, out, option)
     return out
 
 
-def _make(folder: Path, out: Path) -> None:
+def _make(folder: Path, path: Path, option: str) -> None:
+    """Make a folder; raise InputError with the path that the option gave where it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out is {out}, which cannot be written ({error.strerror}): give another path") from None
+        raise InputError(f"{option} is {path}, which cannot be written ({error.strerror}): give another path") from None

@@ -59,6 +59,7 @@ class Group:
     stage: str = ""
 
     def fits(self, impl: Implementation) -> bool:
+        """Return whether an implementation belongs to the group."""
         named = registry.matches(impl, self.impl) and not registry.matches(impl, self.without)
         return named and (not self.family or impl.family in self.family)
 
@@ -74,6 +75,7 @@ class Preset:
 
 
 def preset_names() -> list[str]:
+    """Return the names of the bundled presets, sorted."""
     return sorted(
         entry.name.removesuffix(".toml")
         for entry in files("tflabench.selection.presets").iterdir()
@@ -85,7 +87,7 @@ def load_preset(name: str) -> Preset:
     """Return the preset of this name, or that of a TOML file.
 
     A file has a `title`, `axes` that all groups share, and a list of groups: `[[group]]` with the fields of `Group`
-    beside its axes. `protocol = { cpu = "short" }` names other rules of measuring by kind of device.
+    and its axes. `protocol = { cpu = "short" }` names other rules of measuring by kind of device.
 
     Args:
         name: of a bundled preset, or the path of a file that ends in .toml.
