@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 TOOLS := $(VENV)/.tools-$(EXTRAS)
 OLD_TRITON := 3.6.0
 OLD_TRITON_DIR := .triton-$(OLD_TRITON)
+XLSTM := 2.0.6
+XLSTM_DIR := .xlstm-$(XLSTM)
 
 .PHONY: sweep test test-gpu check clean baselines-mamba2 baselines-compiled
 .DEFAULT_GOAL := sweep
@@ -15,8 +17,8 @@ OLD_TRITON_DIR := .triton-$(OLD_TRITON)
 sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
 	$(PY) -m tflabench sweep $(ARGS)
 
-test: $(TOOLS) $(OLD_TRITON_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
-	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(TOOLS) $(OLD_TRITON_DIR)/.installed $(XLSTM_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
+	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) TFLABENCH_XLSTM=$(XLSTM_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(TOOLS)
 	$(PY) -m pytest -m gpu $(ARGS)
@@ -52,5 +54,11 @@ $(OLD_TRITON_DIR)/.installed: | $(TOOLS)
 	$(PY) -m pip install -q --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
 	@touch $@
 
+# NX-AI's packages for the tests of the integrations. Elsewhere than .venv, where they would change what sweeps select
+# and which xLSTM transformers builds.
+$(XLSTM_DIR)/.installed: | $(TOOLS)
+	$(PY) -m pip install -q --no-deps --target $(XLSTM_DIR) xlstm==$(XLSTM) mlstm_kernels==2.0.6
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .triton-* .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .triton-* .xlstm-* .pytest_cache .ruff_cache *.egg-info

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from tflabench.kernels.compat import fla as ours
 
@@ -40,7 +37,7 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
     found: list[Replacement] = []
     for name, function in REPLACED.items():
         original = getattr(ops, name)
-        found += wherever(ops, name, stand_in(handle, original, _in_float32(function), refuses))
+        found += wherever(ops, name, stand_in(handle, original, function, refuses))
     return found
 
 
@@ -51,15 +48,3 @@ def refuses(*args: Any, **named: Any) -> str | None:
     if named.get("g") is not None and named.get("g_gamma") is not None:
         return "it has both g and g_gamma"
     return None
-
-
-def _in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with the initial state in float32, as fla's kernels read it."""
-
-    def run(*args: Any, **named: Any) -> Any:
-        state: Tensor | None = named.get("initial_state")
-        if state is not None:
-            named["initial_state"] = state.float()
-        return function(*args, **named)
-
-    return run

@@ -14,6 +14,7 @@ from tflabench.kernels.types import MLSTM_EXP, Gate
 
 States: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 LastStates: TypeAlias = tuple[Any, Any, Any]  # tensors, but for n and m where the gate has none
+NOTHING: States = (None, None, None)
 
 # The libraries add eps to the denominator of h, ours do not. Up to here that is rounding; it cancels in the norm that
 # follows, as the denominator does.
@@ -31,6 +32,7 @@ def sequence(
     *,
     gate: Gate = MLSTM_EXP,
     state_dtype: torch.dtype | None = None,
+    scale: float | None = None,
 ) -> tuple[Tensor, LastStates]:
     """Compute the mLSTM on a sequence of any length.
 
@@ -40,12 +42,13 @@ def sequence(
         states: C (B, H, d_qk, d_hv), n (B, H, d_qk) and m (B, H, 1) before the first step, each None for zeros.
         gate: MLSTM_EXP, or one with a sigmoid input gate, which has no m.
         state_dtype: of the states returned; None is float32.
+        scale: of q; None is 1/sqrt(d_qk).
 
     Returns:
         h (B, H, T, d_hv) in the dtype of q, and the states after the last step, m as (B, H, 1).
     """
     initial = None if all(x is None for x in states) else _state(q, v, states, gate)
-    h, last = chunkwise(q, k, v, f, i, gate=gate, initial_state=initial, return_last_state=True)
+    h, last = chunkwise(q, k, v, f, i, gate=gate, initial_state=initial, return_last_state=True, scale=scale)
     return h.to(q.dtype), _as_theirs(last, state_dtype)
 
 
@@ -58,25 +61,27 @@ def one_step(
     states: States,
     *,
     state_dtype: torch.dtype | None = None,
+    scale: float | None = None,
 ) -> tuple[Tensor, LastStates]:
     """Compute one step of the mLSTM with exponential input gate, with gradients where they are asked for.
 
     Args:
         q, k: (B, H, d_qk); v: (B, H, d_hv).
         i, f: pre-activations of the gates (B, H, 1).
-        states, state_dtype: as for `sequence`; the states given stay as they are.
+        states, state_dtype, scale: as for `sequence`; the states given stay as they are.
 
     Returns:
         h (B, H, d_hv) in the dtype of q, and the states after the step, m as (B, H, 1).
     """
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, i, f, *states)):
-        h, last = sequence(q[:, :, None], k[:, :, None], v[:, :, None], i, f, states, state_dtype=state_dtype)
+        more: dict[str, Any] = {"state_dtype": state_dtype, "scale": scale}
+        h, last = sequence(q[:, :, None], k[:, :, None], v[:, :, None], i, f, states, **more)
         return h[:, :, 0], last
     found: Any = _state(q[:, :, None], v[:, :, None], states, MLSTM_EXP)
     before = State(*(x.contiguous() for x in found))
     after = State(*(torch.empty_like(x) for x in before if x is not None))
     with torch.no_grad():
-        h = step(q, k, v, f[..., 0], i[..., 0], before, gate=MLSTM_EXP, out=after)
+        h = step(q, k, v, f[..., 0], i[..., 0], before, gate=MLSTM_EXP, out=after, scale=scale)
     return h.to(q.dtype), _as_theirs(after, state_dtype)
 
 
