@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,10 +90,14 @@ def own() -> Iterator[Any]:
         yield modeling
 
 
+def library(module: str) -> Any:
+    return importlib.import_module(module)
+
+
 def build(modeling: Any, blocks: int = 2, **options: Any) -> Any:
     """Return a causal language model with the same random weights each time."""
     shape = {"vocab_size": 97, "hidden_size": 128, "num_hidden_layers": blocks, "num_blocks": blocks, "num_heads": 2}
-    config = modeling.xLSTMConfig(**shape, chunk_size=16, **options)
+    config = modeling.xLSTMConfig(**(shape | {"chunk_size": 16} | options))
     torch.manual_seed(0)
     return with_gates(modeling.xLSTMForCausalLM(config))
 
@@ -238,22 +242,17 @@ def test_gradient_checkpointing_and_autocast(own):
     assert abs(ours.item() - native.item()) < 1e-2
 
 
+@torch.no_grad()
 def test_bfloat16_where_the_native_path_breaks(own):
-    """Prefill in bfloat16 fails in the native path: its states are float32, and its products want one type."""
+    """Without a cache its states are float32, and it multiplies them by bfloat16."""
     model = build(own).bfloat16().eval()
-    with torch.no_grad():
-        with pytest.raises(RuntimeError, match=r"(?i)expected"):
-            model(tokens(40), use_cache=False, **_with_cache(own, model))
-        with install("transformers"):
-            logits = model(tokens(40), use_cache=True).logits
-            wanted = build(own).eval()(tokens(40), use_cache=True).logits
-    assert off(logits, wanted) < 0.05
-
-
-def _with_cache(modeling: Any, model: Any) -> dict[str, Any]:
-    """Return a cache with float32 states, as inference has them."""
-    name = "cache" if hasattr(modeling.xLSTMOutput, "cache") else "cache_params"
-    return {name: modeling.xLSTMCache(model.config, 2, dtype=torch.float32)}
+    with pytest.raises(RuntimeError, match=r"(?i)expected"):
+        model(tokens(40), use_cache=False)
+    with install("transformers"):
+        for cached in (False, True):
+            logits = model(tokens(40), use_cache=cached).logits
+            wanted = build(own).eval()(tokens(40), use_cache=cached).logits
+            assert off(logits, wanted) < 0.05
 
 
 def test_compiled_models_follow(own):
@@ -327,15 +326,14 @@ def test_two_processes_with_ddp_and_fsdp2(tmp_path):
 @needs_xlstm
 @pytest.mark.usefixtures("nxai")
 def test_xlstm_large_is_the_same_before_inside_and_after():
-    from xlstm.xlstm_large.model import xLSTMLarge, xLSTMLargeConfig
-
+    large = library("xlstm.xlstm_large.model")
     native = {"chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "native_sequence__native"}
     shape = {"embedding_dim": 128, "num_heads": 2, "num_blocks": 2, "vocab_size": 97, "chunk_size": 16}
 
     def make() -> Any:
         torch.manual_seed(0)
         more = {"step_kernel": "native", "mode": "inference", "return_last_states": True}
-        return with_gates(xLSTMLarge(xLSTMLargeConfig(**shape, **native, **more)))
+        return with_gates(large.xLSTMLarge(large.xLSTMLargeConfig(**shape, **native, **more)))
 
     def run(model: Any) -> dict[str, Any]:
         model.zero_grad()
@@ -359,9 +357,8 @@ def test_xlstm_large_is_the_same_before_inside_and_after():
 @needs_xlstm
 @pytest.mark.usefixtures("nxai")
 def test_the_cell_of_xlstm_computes_the_same_and_keeps_a_function_of_ones_own():
-    from xlstm.blocks.mlstm.cell import mLSTMCell, mLSTMCellConfig
-
-    cell = mLSTMCell(mLSTMCellConfig(context_length=24, embedding_dim=32, num_heads=2))
+    cells = library("xlstm.blocks.mlstm.cell")
+    cell = cells.mLSTMCell(cells.mLSTMCellConfig(context_length=24, embedding_dim=32, num_heads=2))
     q, k, v = (torch.randn(2, 24, 32, requires_grad=True) for _ in range(3))
     weights = torch.randn(2, 24, 32)
 
@@ -386,7 +383,7 @@ def test_the_cell_of_xlstm_computes_the_same_and_keeps_a_function_of_ones_own():
         cell.backend_fn = lambda **named: torch.ones_like(named["queries"])
         assert (cell(q, k, v) == 0).all()  # the norm of ones
         del cell.__dict__["backend_fn"]
-        cell.backend_fn = importlib.import_module("xlstm.blocks.mlstm.cell").parallel_stabilized_simple
+        cell.backend_fn = cells.parallel_stabilized_simple
         assert cell.backend_fn is kept
         assert handle.calls == 1 + 5 + 2  # what was looked up twice just now
     for a, b in zip(found, wanted, strict=True):
@@ -404,10 +401,9 @@ def mlstm_inputs(T: int = 32) -> dict[str, Tensor]:
 @needs_xlstm
 @pytest.mark.usefixtures("nxai")
 def test_the_registries_of_mlstm_kernels_have_ours():
-    from mlstm_kernels import torch as library
-    from mlstm_kernels.torch import get_mlstm_kernel, get_mlstm_sequence_kernel, get_mlstm_step_kernel
-
-    names = library.get_available_mlstm_kernels()
+    kernels = library("mlstm_kernels.torch")
+    get_mlstm_kernel, get_mlstm_step_kernel = kernels.get_mlstm_kernel, kernels.get_mlstm_step_kernel
+    names = kernels.get_available_mlstm_kernels()
     native = get_mlstm_kernel("chunkwise--native_autograd")
     native_sig = get_mlstm_kernel("parallel--native_siging_autograd")
     x = mlstm_inputs()
@@ -425,7 +421,7 @@ def test_the_registries_of_mlstm_kernels_have_ours():
             torch.testing.assert_close(h, native_sig(**x, normalize=normalize), atol=SAME, rtol=SAME)
             assert (n_ is not None) == normalize
         states = {"c_initial": C, "n_initial": n, "m_initial": m}
-        sequence = get_mlstm_sequence_kernel("tflabench")
+        sequence = kernels.get_mlstm_sequence_kernel("tflabench")
         h, _ = sequence(**x, **states, return_last_states=True, dtype_state=torch.float32)
         torch.testing.assert_close(h, native(**x, **states, chunk_size=16), atol=SAME, rtol=SAME)
         now = {name: y[:, :, 0] if y.dim() == 4 else y[:, :, :1] for name, y in x.items()}
@@ -435,7 +431,7 @@ def test_the_registries_of_mlstm_kernels_have_ours():
         served, kept = handle.calls, get_mlstm_kernel("chunkwise--triton_xl_chunk")
         assert served == 3 + 2 + 1 + 1
         assert "chunkwise--native_autograd" in handle.left
-    assert library.get_available_mlstm_kernels() == names
+    assert kernels.get_available_mlstm_kernels() == names
     assert kept is not get_mlstm_kernel("chunkwise--triton_xl_chunk")
     with pytest.raises(ValueError, match="Unknown"):
         get_mlstm_kernel("chunkwise--tflabench")
@@ -444,20 +440,21 @@ def test_the_registries_of_mlstm_kernels_have_ours():
 @needs_xlstm
 @pytest.mark.usefixtures("nxai")
 def test_a_backend_of_mlstm_kernels_computes_with_ours_whatever_it_names():
-    from mlstm_kernels.torch.backend_module import mLSTMBackend, mLSTMBackendConfig
-
+    module = library("mlstm_kernels.torch.backend_module")
     x = mlstm_inputs()
     for name, more in (
         ("parallel--native_autograd", {}),
         ("parallel--native_siging_autograd", {"normalize_siging": False}),
         ("parallel--native_siging_autograd", {"normalize_siging": True}),
     ):
-        backend = mLSTMBackend(mLSTMBackendConfig(chunkwise_kernel=name, return_last_states=False, **more))
+        backend = module.mLSTMBackend(
+            module.mLSTMBackendConfig(chunkwise_kernel=name, return_last_states=False, **more)
+        )
         wanted = backend(**x)
         with install("mlstm_kernels") as handle:
             torch.testing.assert_close(backend(**x), wanted, atol=SAME, rtol=SAME)
             assert handle.calls == 1
-    backend = mLSTMBackend(mLSTMBackendConfig(eps=1e-2, chunk_size=16))
+    backend = module.mLSTMBackend(module.mLSTMBackendConfig(eps=1e-2, chunk_size=16))
     wanted, _ = backend(**x)
     with install("mlstm_kernels") as handle:
         assert backend(**x)[0].equal(wanted)  # an eps that ours do not have: the library's own
@@ -474,7 +471,7 @@ def test_functions_of_fla_are_ours_wherever_they_were_imported():
     from fla.ops.simple_gla.naive import naive_chunk_simple_gla
 
     original = fla.chunk_simple_gla
-    user: Any = type(sys)("user_of_fla")
+    user: Any = ModuleType("user_of_fla")
     user.chunk_simple_gla = original
     q, k = (torch.randn(2, 45, 2, 16) for _ in range(2))
     v, g = torch.randn(2, 45, 2, 32), -torch.rand(2, 45, 2)
@@ -484,9 +481,8 @@ def test_functions_of_fla_are_ours_wherever_they_were_imported():
         with install("fla") as handle:
             assert fla.chunk_simple_gla is layer.chunk_simple_gla is user.chunk_simple_gla is not original
             o, state = user.chunk_simple_gla(q, k, v, g, initial_state=start, output_final_state=True)
-            _, flipped = layer.chunk_simple_gla(
-                q, k, v, g, initial_state=start.mT, output_final_state=True, state_v_first=True
-            )
+            more: dict[str, Any] = {"output_final_state": True, "state_v_first": True}
+            _, flipped = layer.chunk_simple_gla(q, k, v, g, initial_state=start.mT, **more)
             wanted, last = naive_chunk_simple_gla(q, k, v, g, start.float(), output_final_state=True)
             torch.testing.assert_close(o, wanted, atol=SAME, rtol=1e-4)
             torch.testing.assert_close(state, last, atol=SAME, rtol=1e-4)
@@ -514,8 +510,7 @@ def test_mamba2_computes_the_same_in_both_of_its_ways(monkeypatch):
     except metadata.PackageNotFoundError:
         pytest.skip("mamba-ssm is not installed")
     monkeypatch.setitem(sys.modules, "selective_scan_cuda", SimpleNamespace())  # Mamba 1's, compiled
-    from mamba_ssm.modules import mamba2
-
+    mamba2 = library("mamba_ssm.modules.mamba2")
     original = mamba2.mamba_chunk_scan_combined
     with install("mamba_ssm") as handle:
         assert mamba2.mamba_chunk_scan_combined is not original
@@ -532,8 +527,7 @@ def test_mamba2_computes_the_same_in_both_of_its_ways(monkeypatch):
 
 def gated_norm_of(layer: Any) -> Any:
     """Return the norm of the layer in plain PyTorch, with its weight: its own is a kernel."""
-    from mamba_ssm.ops.triton.layernorm_gated import rms_norm_ref
-
+    rms_norm_ref = library("mamba_ssm.ops.triton.layernorm_gated").rms_norm_ref
     own, before_gate = layer.norm, layer.norm_before_gate
 
     class Norm(torch.nn.Module):
@@ -604,6 +598,4 @@ def test_uninstalling_what_lies_below_says_what_lies_above(nxai):
         below.uninstall()
     above.uninstall()
     below.uninstall()
-    from mlstm_kernels.torch.backend_module import mLSTMBackend
-
-    assert "_train_fn" not in vars(mLSTMBackend)
+    assert "_train_fn" not in vars(library("mlstm_kernels.torch.backend_module").mLSTMBackend)
