@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed-$(EXTRAS)
 TOOLS := $(VENV)/.tools-$(EXTRAS)
 OLD_TRITON := 3.6.0
 OLD_TRITON_DIR := .triton-$(OLD_TRITON)
+XLSTM := 2.0.6
+XLSTM_DIR := .xlstm-$(XLSTM)
 
 .PHONY: sweep test test-gpu check clean help baselines-mamba2 baselines-compiled
 .DEFAULT_GOAL := sweep
@@ -18,8 +20,8 @@ help: ## list these targets
 sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
 	$(PY) -m tflabench sweep $(ARGS)
 
-test: $(TOOLS) $(OLD_TRITON_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
-	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(TOOLS) $(OLD_TRITON_DIR)/.installed $(XLSTM_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
+	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) TFLABENCH_XLSTM=$(XLSTM_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(TOOLS) ## the tests that need an NVIDIA GPU
 	$(PY) -m pytest -m gpu $(ARGS)
@@ -55,5 +57,11 @@ $(OLD_TRITON_DIR)/.installed: | $(TOOLS)
 	$(PY) -m pip install -q --no-deps --target $(OLD_TRITON_DIR) triton==$(OLD_TRITON)
 	@touch $@
 
-clean: ## remove .venv, the second Triton and what tools cache
-	rm -rf $(VENV) .triton-* .pytest_cache .ruff_cache *.egg-info
+# NX-AI's packages for the tests of the integrations. Elsewhere than .venv, where they would change what sweeps select
+# and which xLSTM transformers builds.
+$(XLSTM_DIR)/.installed: | $(TOOLS)
+	$(PY) -m pip install -q --no-deps --target $(XLSTM_DIR) xlstm==$(XLSTM) mlstm_kernels==2.0.6
+	@touch $@
+
+clean: ## remove .venv, the second Triton, other packages for tests and what tools cache
+	rm -rf $(VENV) .triton-* .xlstm-* .pytest_cache .ruff_cache *.egg-info

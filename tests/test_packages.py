@@ -32,6 +32,7 @@ LAYERS = (
     "implementations",
     "theory",
     "problem",
+    "integrations",
     "ops",
     "kernels",
 )

@@ -1,0 +1,50 @@
+"""flash-linear-attention: Simple GLA, Retention and Lightning attention, wherever fla's modules or others have them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tflabench.kernels.compat import fla as ours
+
+from .core import Installed, Replacement, stand_in, wherever
+
+VERSIONS = {"flash-linear-attention": ("0.6",)}
+REPLACED = {
+    "chunk_simple_gla": ours.chunk_simple_gla,
+    "chunk_retention": ours.chunk_retention,
+    "chunk_lightning_attn": ours.chunk_lightning_attn,
+    "fused_chunk_simple_gla": ours.chunk_simple_gla,
+    "fused_chunk_retention": ours.chunk_retention,
+}
+STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
+ATTENTION = "it returns attention scores, which ours never have"
+LEFT = {
+    "fused_recurrent_simple_gla": STEPS,
+    "fused_recurrent_retention": STEPS,
+    "fused_recurrent_lightning_attn": STEPS,
+    "parallel_simple_gla": ATTENTION,
+    "parallel_retention": ATTENTION,
+}
+
+
+def plan(handle: Installed, force: bool) -> list[Replacement]:
+    """Return what to replace."""
+    ops: Any = importlib.import_module("fla.ops")
+    for layer in ("simple_gla", "multiscale_retention", "yoco"):  # so that they are among the modules that have them
+        importlib.import_module(f"fla.layers.{layer}")
+    handle.left.update(LEFT)
+    found: list[Replacement] = []
+    for name, function in REPLACED.items():
+        original = getattr(ops, name)
+        found += wherever(ops, name, stand_in(handle, original, function, refuses))
+    return found
+
+
+def refuses(*args: Any, **named: Any) -> str | None:
+    """Return why ours do not take a call that fla's do, or None."""
+    if set(named) & {"head_first", "transpose_state_layout"}:
+        return "it has keywords that fla is giving up"
+    if named.get("g") is not None and named.get("g_gamma") is not None:
+        return "it has both g and g_gamma"
+    return None

@@ -1,0 +1,176 @@
+"""NX-AI's mlstm_kernels: its registries of kernels, and the backend that models are made with.
+
+The registries get our kernels under names of ours, and in the place of its Triton kernels. The backend computes with
+ours whichever kernel its configuration names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.types import Gate
+
+from . import mlstm
+from .core import Installed, Replacement, kept_by_instances, stand_in
+
+VERSIONS = {"mlstm_kernels": ("2.0.6",)}
+REFERENCE = "plain PyTorch, which stays as what to compare with"
+
+
+def plan(handle: Installed, force: bool) -> list[Replacement]:
+    """Return what to replace."""
+    replacements = backend(handle)
+    for kind, module, registry_name, ours in (
+        ("chunkwise", "chunkwise", "registry", {"": chunkwise_exp, "_siging": chunkwise_sig}),
+        ("parallel", "parallel", "registry", {}),
+        ("sequence", "recurrent", "registry_sequence", {"": sequence}),
+        ("step", "recurrent", "registry_step", {"": step}),
+    ):
+        registry: dict[str, Callable[..., Any]] = getattr(_library(module), registry_name)
+        for suffix, function in ours.items():
+            name = f"tflabench{suffix}"
+            replacements.append(Replacement(f"{kind}--{name}", registry, name, _counted(handle, function)))
+        for name, original in registry.items():
+            if "triton" in name and ours:
+                served = stand_in(handle, original, ours["_siging" if "siging" in name else ""])
+                replacements.append(Replacement(f"{kind}--{name}", registry, name, served))
+            else:
+                why = "its own Triton kernel, without states" if "triton" in name else REFERENCE
+                handle.leave(f"{kind}--{name}", why)
+    return replacements
+
+
+def backend(handle: Installed) -> list[Replacement]:
+    """Return what to replace in mLSTMBackend, whose instances keep two functions, for training and for inference."""
+    place = _library("backend_module").mLSTMBackend
+    handle.leave("mLSTMBackend(mode='inference') of a siging kernel", "it steps with the exponential input gate")
+    return [
+        Replacement(f"mLSTMBackend.{name}", place, name, kept_by_instances(name, functools.partial(read, handle)))
+        for name, read in (("_train_fn", _train), ("_inference_fn", _infer))
+    ]
+
+
+def chunkwise_exp(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
+    c_initial: Tensor | None = None, n_initial: Tensor | None = None, m_initial: Tensor | None = None,
+    return_last_states: bool = False, **tuning: Any,
+) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Compute mLSTMexp with the arguments of the library's chunkwise kernels, at any length.
+
+    Args:
+        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv); i, f: (B, H, T).
+        c_initial, n_initial, m_initial: (B, H, d_qk, d_hv), (B, H, d_qk) and (B, H, 1), None for zeros.
+        return_last_states: return (h, (C, n, m)) instead of h.
+        tuning: chunk sizes, warps, dtypes and eps of the library's kernels, without effect here.
+    """
+    h, last = mlstm.sequence(q, k, v, i, f, (c_initial, n_initial, m_initial))
+    return (h, last) if return_last_states else h
+
+
+def chunkwise_sig(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
+    c_initial: Tensor | None = None, n_initial: Tensor | None = None,
+    return_last_states: bool = False, normalize: bool = True, **tuning: Any,
+) -> Tensor | tuple[Tensor, tuple[Tensor | None, Tensor | None]]:  # fmt: skip
+    """Compute mLSTMsig, with a normaliser or without, with the arguments of the library's kernel, at any length.
+
+    Args:
+        q, k, v, i, f, c_initial, n_initial, tuning: as for `chunkwise_exp`.
+        return_last_states: return (h, (C, n)) instead of h; n is None without a normaliser.
+        normalize: divide h by max(|n^T q|, 1).
+    """
+    gate = Gate("sigmoid", "sigmoid", normalize=normalize)
+    h, last = mlstm.sequence(q, k, v, i, f, (c_initial, n_initial, None), gate=gate)
+    return (h, last[:2]) if return_last_states else h
+
+
+def sequence(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor,
+    c_initial: Tensor | None = None, n_initial: Tensor | None = None, m_initial: Tensor | None = None,
+    return_last_states: bool = False, **others: Any,
+) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Compute `chunkwise_exp`, with the states in `dtype_state`, one of `others`; None is float32."""
+    states = (c_initial, n_initial, m_initial)
+    h, last = mlstm.sequence(q, k, v, i, f, states, state_dtype=others.get("dtype_state"))
+    return (h, last) if return_last_states else h
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c: Tensor, n: Tensor, m: Tensor, **others: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Compute one step of mLSTMexp with the arguments of the library's step kernels.
+
+    Args:
+        q, k: (B, H, d_qk); v: (B, H, d_hv); i, f: (B, H, 1).
+        c, n, m: the states before the step, which stay as they are: (B, H, d_qk, d_hv), (B, H, d_qk), (B, H, 1).
+        others: dtype_state, of the states returned; None is float32. eps has no effect.
+
+    Returns:
+        h (B, H, d_hv), and the states after the step.
+    """
+    h, last = mlstm.one_step(q, k, v, i, f, (c, n, m), state_dtype=others.get("dtype_state"))
+    return h, last
+
+
+def _library(module: str) -> Any:
+    return importlib.import_module(f"mlstm_kernels.torch.{module}")
+
+
+def _counted(handle: Installed, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function under a name of ours, which models may keep for longer than it is installed."""
+
+    @functools.wraps(function)
+    def counted(*args: Any, **named: Any) -> Any:
+        handle.count()
+        return function(*args, **named)
+
+    return counted
+
+
+def _train(handle: Installed, backend: Any, native: Any) -> Any:
+    if _too_large_eps(handle, backend):
+        return native
+    handle.count()
+    return chunkwise_sig if "siging" in backend.config.chunkwise_kernel else chunkwise_exp
+
+
+def _infer(handle: Installed, backend: Any, native: Any) -> Any:
+    if _too_large_eps(handle, backend) or "siging" in backend.config.chunkwise_kernel:
+        return native
+    handle.count()
+    return functools.partial(_inference, getattr(torch, backend.config.inference_state_dtype))
+
+
+def _too_large_eps(handle: Installed, backend: Any) -> bool:
+    if backend.config.eps <= mlstm.LARGEST_EPS:
+        return False
+    handle.leave("mLSTMBackend", mlstm.TOO_LARGE_EPS)
+    return True
+
+
+def _inference(
+    state_dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **initial: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Compute a decode step, or a sequence of any length, and the states after it.
+
+    Args:
+        state_dtype: of the states returned.
+        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv); i, f: (B, H, T); T >= 1.
+        initial: c_initial, n_initial and m_initial, None for zeros.
+    """
+    T = q.shape[2]
+    if T == 0:
+        raise ValueError("q has no steps: there must be one at least")
+    states = initial.get("c_initial"), initial.get("n_initial"), initial.get("m_initial")
+    if T > 1:
+        h, last = mlstm.sequence(q, k, v, i, f, states, state_dtype=state_dtype)
+        return h, last
+    q, k, v = (x[:, :, 0] for x in (q, k, v))
+    h, last = mlstm.one_step(q, k, v, i, f, states, state_dtype=state_dtype)
+    return h[:, :, None], last

@@ -1,0 +1,88 @@
+"""Hugging Face's xLSTM: `transformers.models.xlstm`, with the package xlstm and without it.
+
+Without it, transformers has an xLSTMBackend of its own in plain PyTorch, whose instances keep two functions: one for
+training and one for inference. With it, the model is made of blocks of xlstm, whose backend is that of mlstm_kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import mlstm, mlstm_kernels, xlstm
+from .core import Installed, Replacement, check_versions, kept_by_instances
+
+VERSIONS = {"transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23", "5.24")}
+MODULE = "transformers.models.xlstm.modeling_xlstm"
+
+
+def plan(handle: Installed, force: bool) -> list[Replacement]:
+    """Return what to replace."""
+    modeling: Any = importlib.import_module(MODULE)
+    if modeling.external_xlstm:
+        check_versions(xlstm.VERSIONS, force=force)
+        return mlstm_kernels.backend(handle)
+    backend = modeling.xLSTMBackend
+    return [
+        Replacement(f"xLSTMBackend.{name}", backend, name, kept_by_instances(name, _instead(handle, function)))
+        for name, function in (("_train_fn", _train), ("_inference_fn", _infer))
+    ]
+
+
+def _instead(handle: Installed, function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def read(backend: Any, native: Any) -> Any:
+        if backend.config.eps > mlstm.LARGEST_EPS:
+            handle.leave("xLSTMBackend", mlstm.TOO_LARGE_EPS)
+            return native
+        handle.count()
+        return functools.partial(function, backend.config)
+
+    return read
+
+
+def _train(
+    config: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    igate: Tensor,
+    fgate: Tensor,
+    return_last_states: bool = False,
+    **initial: Tensor | None,
+) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+    """Compute what `mlstm_chunkwise_native_autograd` does, at any length.
+
+    Args:
+        query, key: (B, H, T, d_qk); value: (B, H, T, d_hv); igate, fgate: (B, H, T).
+        return_last_states: return the states too, in the dtype of key, as it does.
+        initial: c_initial, n_initial and m_initial, None for zeros.
+    """
+    h, last = mlstm.sequence(query, key, value, igate, fgate, _initial(**initial), state_dtype=key.dtype)
+    return (h, last) if return_last_states else h
+
+
+def _infer(
+    config: Any, query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, **initial: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Compute what `wrap_chunkwise_arbitrary_sequence_length` does: a decode step, or a sequence, and the states."""
+    T = query.shape[2]
+    if T == 0:
+        raise ValueError(f"Received empty sequence (sequence_length={T}), require at least single element.")
+    dtype = getattr(torch, config.inference_state_dtype)
+    states = _initial(**initial)
+    if T > 1:
+        h, last = mlstm.sequence(query, key, value, igate, fgate, states, state_dtype=dtype)
+        return h, last
+    h, last = mlstm.one_step(query[:, :, 0], key[:, :, 0], value[:, :, 0], igate, fgate, states, state_dtype=dtype)
+    return h[:, :, None], last
+
+
+def _initial(
+    c_initial: Tensor | None = None, n_initial: Tensor | None = None, m_initial: Tensor | None = None
+) -> mlstm.States:
+    return c_initial, n_initial, m_initial
