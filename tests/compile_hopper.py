@@ -20,8 +20,8 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import forward, packed, pair, segments, tilewise, walk
-from tflabench.kernels.hopper.config import WalkConfig
+from tflabench.kernels.hopper import forward, packed_heads, pair, segments, tilewise, walk
+from tflabench.kernels.hopper.config import PackedHeadsConfig, WalkConfig
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
@@ -29,7 +29,6 @@ from tflabench.kernels.hopper.launch import (
     LAYOUT,
     MOST_ADDED_UP,
     PACK,
-    PACKED,
     PairShape,
     StatePassShape,
     WalkShape,
@@ -70,7 +69,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
-            of_heads = kernel is packed.walk_heads and argument == "z_desc"
+            of_heads = kernel is packed_heads.walk_heads and argument == "v_desc"
             block = BLOCKS[PACK if of_heads else 1]
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
         return POINTER if argument.endswith("_ptr") else "i32"
@@ -129,7 +128,7 @@ def pair_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
 
 def packed_constants(**branches: bool) -> dict[str, Any]:
     """Of h of several heads a program."""
-    return {**PACKED, **dict.fromkeys(("FIRST", "LAST", "SKIP"), False), **branches}
+    return {"config": PackedHeadsConfig(**branches)}
 
 
 def kept_constants(*, heads: int, z_sharing: int, **branches: bool) -> dict[str, Any]:
@@ -210,8 +209,11 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         }
         found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
     if (d_qk, d_hv) == (64, 64):
-        for name, branch in (("h", "SKIP"), ("h of segments", "FIRST")):
-            found[f"{name} of heads together"] = (packed.walk_heads, packed_constants(**{branch: True}), 128)
+        packed = {
+            "h of heads together": packed_constants(skip=True, one_segment=True),
+            "h of segments of heads together": packed_constants(load_initial_state=True),
+        }
+        found |= {name: (packed_heads.walk_heads, constants, 128) for name, constants in packed.items()}
         for name in ("C, n", "dC"):
             together = asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=PACK))
             shared = found[name][1] | together | {"NORM": False}

@@ -22,9 +22,9 @@ from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper import launch as hopper_launch
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.forward import Inputs, States
-from tflabench.kernels.hopper.launch import Beside, Segments
+from tflabench.kernels.hopper.launch import Beside, Inputs, Segments
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
+from tflabench.kernels.hopper.state import States
 
 ROOT = Path(__file__).parents[1]
 
@@ -144,11 +144,8 @@ def emulate_walk_forward(
     )  # fmt: skip
 
 
-def emulate_packed(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, exponents: Any, cut: Segments,
-    states: tuple[Tensor | None, Tensor | None], skip: Tensor | None,
-) -> None:  # fmt: skip
-    emulate_walk_forward(Inputs(q, k, v, exponents, skip), h, cut, states=States(*states))
+def emulate_packed_heads(inputs: Inputs, h: Tensor, cut: Segments, states: States) -> None:
+    emulate_walk_forward(inputs, h, cut, states=states)
 
 
 def emulate_pair(
@@ -299,7 +296,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     of_64 = partial(hopper_launch.first_beside, 64)  # the heads here are smaller than any that a kernel takes
     monkeypatch.setattr(hopper_forward, "first_beside", lambda _d_qk, *sizes, norm: of_64(*sizes, norm=norm))
     monkeypatch.setattr(hopper_forward, "launch_walk", emulate_walk_forward)
-    monkeypatch.setattr(hopper_forward, "launch_packed", emulate_packed)
+    monkeypatch.setattr(hopper_forward, "launch_packed_heads", emulate_packed_heads)
     monkeypatch.setattr(hopper_backward, "launch_walk", emulate_walk)
     for module in (hopper_forward, hopper_backward):
         monkeypatch.setattr(module, "launch_segments", emulate_segments)

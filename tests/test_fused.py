@@ -45,7 +45,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
 
 
 def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
-    """One tile of the algebra in packed.py's, pair.py's and tilewise.py's texts, as an operation counter sees it."""
+    """The algebra of one tile in packed_heads.py, pair.py and tilewise.py, as an operation counter sees it."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -171,7 +171,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels.gates import Exponents
-    from tflabench.kernels.hopper import backward, forward, launch
+    from tflabench.kernels.hopper import backward, forward, launch, packed_heads
     from tflabench.kernels.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -214,6 +214,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         moved.append(states.initial.nbytes * config.load_initial_state * walked / counts.num_segments)
         moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
 
+    def walk_heads(given):
+        programs.append(given["num_items"])
+        config, states, gates = given["config"], given["states"], given["gates"]
+        segments = given["counts"].num_segments >> 1
+        moved.extend(given[f"{name}_desc"].base.nbytes for name in "qkvh")
+        moved.extend(x.nbytes for x in (gates.x, gates.y))
+        moved.append(states.initial.nbytes * config.load_initial_state)
+        moved.append(segments * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
+
     def pair(given):
         programs.append(given["items"])
         moved.extend(given[f"{name}_desc"].base.nbytes for name in ("q", "k", "v", "h", "dk", "dv", "x", "y"))
@@ -238,10 +247,11 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         return torch.empty(p.batch, *shape, dtype=dtype, device="meta")
 
     wide = lambda given: walk(given, columns=64 * given["WB"] / given["W_DIM"])  # noqa: E731
-    for name, count in (("walk", wide), ("pair", pair), ("walk_heads", walk), ("gradients", gradients)):
+    for name, count in (("walk", wide), ("pair", pair), ("gradients", gradients)):
         monkeypatch.setattr(launch, f"_{name}", Recorded(getattr(launch, f"_{name}"), count))
 
     monkeypatch.setattr(forward, "walk_forward", Recorded(forward.walk_forward, walk_forward))
+    monkeypatch.setattr(packed_heads, "walk_heads", Recorded(packed_heads.walk_heads, walk_heads))
 
     def accumulate(given):
         if given["KEEP"]:

@@ -20,12 +20,12 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, config, forward, launch, tiles
+from tflabench.kernels.hopper import backward, config, forward, launch, packed_heads, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
-from gluon_on_cpu import Deadlock, Machine
+from gluon_on_cpu import KERNELS, Deadlock, Machine
 from tfla_cases import Case, draw, failures
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
+LAUNCHERS = (forward, launch, packed_heads)  # modules that ask how many multiprocessors there are
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -48,18 +49,22 @@ class Carry:
         return run
 
 
+def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in LAUNCHERS:
+        monkeypatch.setattr(module, "multiprocessors", lambda _device: multiprocessors)
+
+
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
     for name, kernel in machine.kernels.items():
-        if hasattr(forward, name):
-            monkeypatch.setattr(forward, name, kernel)
-        else:
+        if hasattr(launch, f"_{name}"):
             monkeypatch.setattr(launch, f"_{name}", kernel)
+        else:
+            monkeypatch.setattr(f"{forward.__package__}.{KERNELS[name]}.{name}", kernel)
     monkeypatch.setattr(config, "HOISTS", machine.newer)
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton
     monkeypatch.setattr(launch, "_carry", Carry())
-    for module in (launch, forward):  # fewer multiprocessors than work items: programs take several
-        monkeypatch.setattr(module, "multiprocessors", lambda _device: 3)
+    run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several
     found = kernels()
     backward = partial(found.backward, gate_gradients=gate_gradients)
     fused = SimpleNamespace(forward=found.forward, backward=backward)
@@ -174,7 +179,7 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
     )
     assert launch.parts_of_a_segment(cut, cut.count, chip) == 2
     run_on(Machine(seed=5), monkeypatch)
-    monkeypatch.setattr(launch, "multiprocessors", lambda _device: chip)
+    run_on_chip(chip, monkeypatch)
     assert failures(case) == []
 
 
@@ -202,8 +207,7 @@ def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, las
         return h, state if last else forward.forward(*given, **options)[1], saved
 
     chip = 40
-    for module in (launch, forward):
-        monkeypatch.setattr(module, "multiprocessors", lambda _device: chip)
+    run_on_chip(chip, monkeypatch)
     monkeypatch.setattr(forward, "launch_segments", launch_segments)
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=forward_of_both, backward=backward.backward))
     cut = launch.Segments.of(case.T, case.L)
@@ -227,8 +231,7 @@ def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, las
 def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, monkeypatch: Any):
     """h then writes down the states that segments of backward start from."""
     run_on(Machine(seed=7), monkeypatch)
-    for module in (launch, forward):
-        monkeypatch.setattr(module, "multiprocessors", lambda _device: chip)
+    run_on_chip(chip, monkeypatch)
     of_own = partial(forward.forward, cut_freely=True)
     monkeypatch.setattr(forward, "chosen_beside_backward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))
@@ -286,10 +289,10 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
             "FROM: gl.constexpr = 0",
         ),
         ("segments", "tma.store_wait(pendings=0)\n            barrier()", "barrier()"),  # states kept are overwritten
-        ("packed", "mbarrier.wait(p_empty.index(pair), (i & 1) ^ 1)", "pass"),
-        ("packed", "mbarrier.wait(p_full.index(pair), phase)", "pass"),
-        ("packed", "tma.store_wait(pendings=PAIRS - 1)", "pass"),
-        ("packed", "mbarrier.init(p_empty.index(i), count=2)", "mbarrier.init(p_empty.index(i), count=1)"),
+        ("packed_heads", "scores.ring.producer_acquire(slot)", "pass"),
+        ("packed_heads", "scores.ring.consumer_wait(slot)", "pass"),
+        ("packed_heads", "tma.store_wait(pendings=PAIRS - 1)", "pass"),
+        ("packed_heads", "allocate_ring(PAIRS, 2)", "allocate_ring(PAIRS, 1)"),
         ("tilewise", "mbarrier.wait(pairs_empty.index(b), ((i // SLOTS) & 1) ^ 1)", "pass"),  # pairs are overwritten
         ("tilewise", "mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)", "pass"),
         ("tilewise", "mbarrier.wait(shared_empty.index(b), ((j // SHARED) & 1) ^ 1)", "pass"),
@@ -327,7 +330,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
         run_on(Machine(seed=seed, edit=edit), monkeypatch, gate_gradients)
         if "empty.index(s)" in right:  # a ring that the few heads of a program go round
             monkeypatch.setattr(launch, "rings", lambda heads: rings(heads) | {"STAGES": 2})
-        case = {"segments": IN_SEGMENTS, "packed": TOGETHER, "tilewise": TOGETHER}.get(source, SMALL)
+        case = {"segments": IN_SEGMENTS, "packed_heads": TOGETHER, "tilewise": TOGETHER}.get(source, SMALL)
         case = replace(case, gate="exp") if source == "normaliser" else case
         case = replace(case, d_qk=256) if "OUTS - 1" in right else case  # dv is then a walk of its own
         case = IN_SEGMENTS if "pendings=2" in right else case

@@ -51,7 +51,7 @@ VARIES = {
     "walk": "FIRST LAST INDEPENDENT STAGES ZB MATH_REGISTERS launch_pdl new",
     "walk_forward": "config launch_pdl new",
     "walk_forward_normalised": "config",
-    "walk_heads": "segments FIRST",
+    "walk_heads": "config",
 }
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, cast
 
 from . import state, tiles
-from .shapes import WalkShape
+from .shapes import PACK, WalkShape
 from .workarounds import HOISTS
 
 # What Triton's decorators return has no types that a Python checker knows.
@@ -15,8 +15,18 @@ _accumulators: Any = cast("Any", state).accumulators
 _score_operands: Any = cast("Any", tiles).score_operands
 
 
+class KernelConfig:
+    """Make a frozen dataclass a constexpr argument: a kernel compiled for one config is found again by its text."""
+
+    def __repr__(self) -> str:
+        """Return fields and properties, so that a kernel is compiled anew where what is derived changes."""
+        names = [field.name for field in fields(cast("Any", self))]
+        names += [name for name, x in vars(type(self)).items() if isinstance(x, property)]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
 @dataclass(frozen=True, repr=False)
-class WalkConfig:
+class WalkConfig(KernelConfig):
     """What the walk for h is compiled for.
 
     Attributes:
@@ -72,12 +82,6 @@ class WalkConfig:
             **branches,
         )
 
-    def __repr__(self) -> str:
-        """Return fields and properties: a kernel compiled for one config is found again by this text."""
-        names = [field.name for field in fields(self)]
-        names += [name for name, x in vars(type(self)).items() if isinstance(x, property)]
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
-
     @property
     def pieces(self) -> int:
         """Programs that share a state."""
@@ -114,3 +118,41 @@ class WalkConfig:
         partitions that read what it does make wait for it.
         """
         return not (self.normalise or self.independent)
+
+
+@dataclass(frozen=True, repr=False)
+class PackedHeadsConfig(KernelConfig):
+    """What the walk for h with several heads in a program is compiled for.
+
+    Attributes:
+        num_heads: heads of a program, an even number.
+        num_stages: tiles of Q, K and V in shared memory.
+        state_registers, score_registers: registers of a thread of a state partition, and of `score`.
+        one_segment: sequences have one segment each.
+        skip: add skip V to H, a number a head.
+        load_initial_state, store_final_state: of each segment.
+    """
+
+    num_heads: int = PACK
+    num_stages: int = 2
+    state_registers: int = 176
+    score_registers: int = 80
+    one_segment: bool = False
+    skip: bool = False
+    load_initial_state: bool = False
+    store_final_state: bool = False
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of heads, of which either state partition has one."""
+        return self.num_heads // 2
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share a state."""
+        return 1
+
+    @property
+    def shared_heads(self) -> bool:
+        """Whether heads of V share a head of Q and K."""
+        return True

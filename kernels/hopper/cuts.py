@@ -22,8 +22,8 @@ from tflabench.kernels.cover import cdiv
 from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.types import Gate
 
-from .launch import first_beside, heads_together, parts_of_a_segment
-from .shapes import TILE, Segments, StatePassShape, WalkShape
+from .launch import first_beside, parts_of_a_segment
+from .shapes import TILE, Segments, StatePassShape, WalkShape, heads_together
 
 
 class Cut(NamedTuple):

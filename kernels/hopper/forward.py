@@ -26,7 +26,7 @@ side; a short first segment is walked beside that pass. Where backward is cut ot
 start from.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,16 +45,9 @@ from .config import WalkConfig
 from .conversions import nearest
 from .cuts import Shape, chosen_beside_backward
 from .exponents import exponents
-from .launch import (
-    Beside,
-    after_first,
-    descriptor,
-    first_beside,
-    heads_together,
-    launch_packed,
-    launch_segments,
-)
+from .launch import Beside, Inputs, after_first, descriptor, first_beside, launch_segments, pointers
 from .normaliser import NormaliserTensors, allocate_normaliser, multiply_by_normaliser, normaliser_partition
+from .packed_heads import launch_packed_heads
 from .pipeline import Cursor, Ring, aggregate, allocate_ring, begin_kernel, end_kernel
 from .schedule import (
     Counts,
@@ -64,8 +57,8 @@ from .schedule import (
     starts_kept_segment,
     stores_state_after,
 )
-from .shapes import TILE, Segments, WalkShape
-from .state import finish_state_update, split_decay, start_state_update, state_pointers
+from .shapes import TILE, Segments, WalkShape, heads_together
+from .state import States, finish_state_update, split_decay, start_state_update, state_pointers
 from .tiles import (
     ACC,
     ACC_COLUMN,
@@ -91,19 +84,6 @@ from .workarounds import (
 )
 
 # --- What partitions share --------------------------------------------------------------------------------------------
-
-
-class States(NamedTuple):
-    """Matrix memories (B, H, segments, d_qk, d_hv) float32, or None; on the device, pointers.
-
-    Attributes:
-        initial, final: C before and after each segment.
-        kept: C before each segment of another cut.
-    """
-
-    initial: Any = None
-    final: Any = None
-    kept: Any = None
 
 
 @aggregate
@@ -662,23 +642,6 @@ def walk_forward_normalised(
 Matrices = tuple[Tensor | None, Tensor | None]  # C and n of a state, or where they go
 
 
-class Inputs(NamedTuple):
-    """What h is made of.
-
-    Attributes:
-        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v, (B, H, T, d_hv); bfloat16 or float16, as
-            TMA takes them (`tfla.tiles.aligned`).
-        exponents: of the gates.
-        skip: (H,) float32, for a walk without normaliser: h_t has skip v_t added; None for nothing.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    exponents: Exponents
-    skip: Tensor | None
-
-
 def launch_walk(
     inputs: Inputs, h: Tensor, cut: Segments, *,
     states: States | None = None, norm: NormaliserTensors | None = None, kept_cut: Segments | None = None,
@@ -718,16 +681,11 @@ def launch_walk(
     if norm is None:
         kernel, more = walk_forward, unused if skip is None else skip
     else:
-        kernel, more = walk_forward_normalised, _pointers(norm, unused)
+        kernel, more = walk_forward_normalised, pointers(norm, unused)
     enqueue(
-        kernel, programs, *map(descriptor, (q, k, v, h)), gates, _pointers(states, unused), more,
+        kernel, programs, *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
         items, T, cut.tiles, counts, config=config, num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
-
-
-def _pointers(tensors: Any, unused: Tensor) -> Any:
-    """Return a named tuple of tensors with `unused`, which nothing reads, in place of None."""
-    return type(tensors)(*(unused if x is None else x for x in tensors))
 
 
 def forward(
@@ -769,7 +727,7 @@ def forward(
 
     def walk(first: Matrices, last: Matrices, **how: Any) -> None:
         if together:
-            launch_packed(*inputs[:3], out, e, cut, (first[0], last[0]), skip)
+            launch_packed_heads(inputs, out, cut, States(first[0], last[0]))
             return
         of_walk = None if norm is None else norm._replace(initial=first[1], final=last[1])
         states = States(first[0], last[0], kept)

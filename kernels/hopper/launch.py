@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,21 +18,19 @@ from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.device import multiprocessors
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
-from . import packed, pair, segments, tilewise, walk
-from .shapes import PACK, TILE, PairShape, Segments, StatePassShape, WalkShape
+from . import pair, segments, tilewise, walk
+from .shapes import PACK, TILE, PairShape, Segments, StatePassShape, WalkShape, heads_together
 from .workarounds import ASSEMBLY
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-PACKED = {"HEADS": PACK, "STAGES": 2, "MATH_REGISTERS": 176, "SCORE_REGISTERS": 80, "SCORE_GROUPS": 2}  # `walk_heads`
 MOST_ADDED_UP = 64  # heads of which a program of `tilewise.gradients` adds up dq and dk
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 # What Gluon's decorators return has no types that a Python checker knows.
 _walk: Any = cast("Any", walk).walk
 _pair: Any = cast("Any", pair).pair
-_walk_heads: Any = cast("Any", packed).walk_heads
 _accumulate: Any = cast("Any", segments).accumulate
 _carry: Any = cast("Any", segments).carry
 _gradients: Any = cast("Any", tilewise).gradients
@@ -54,6 +52,28 @@ def after_first(states: Tensor) -> Tensor:
     return states.view(-1)[states.shape[3:].numel() :]
 
 
+class Inputs(NamedTuple):
+    """What h is made of.
+
+    Attributes:
+        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v, (B, H, T, d_hv); bfloat16 or float16, as
+            TMA takes them (`tfla.tiles.aligned`).
+        exponents: of the gates.
+        skip: (H,) float32, for a walk without normaliser: h_t has skip v_t added; None for nothing.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    exponents: Exponents
+    skip: Tensor | None
+
+
+def pointers(tensors: Any, unused: Tensor) -> Any:
+    """Return a named tuple of tensors with `unused`, which nothing reads, in place of None."""
+    return type(tensors)(*(unused if x is None else x for x in tensors))
+
+
 class Described(Unchecked, TensorDescriptor):
     layout = LAYOUT
 
@@ -70,37 +90,6 @@ def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
 def exponents_descriptor(x: Tensor) -> TensorDescriptor:
     """Of the tiles of x (B, H, tiles * 64)."""
     return DescribedExponents(x.view(-1, TILE), (x.numel() // TILE, TILE), (TILE, 1), EXPONENTS_BLOCK)
-
-
-def heads_together(q: Tensor, v: Tensor) -> int:
-    """How many heads of v (B, H, T, d_hv) a program takes that makes h without a normaliser."""
-    return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
-
-
-def launch_packed(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, exponents: Exponents, cut: Segments,
-    states: tuple[Tensor | None, Tensor | None], skip: Tensor | None,
-) -> None:  # fmt: skip
-    """h without a normaliser, `heads_together` heads a program (see packed.py).
-
-    Args:
-        q, k: (B, H or fewer, T, 64), v, h: (B, H, T, 64), bfloat16 or float16, as TMA takes them.
-        states: (B, H, segments, 64, 64) float32: read before and written after each segment, if given.
-        skip: (H,) float32: h_t gets skip v_t more.
-    """
-    B, H = v.shape[:2]
-    packs = H // PACK
-    items = B * packs * cut.count
-    first, last = states
-    dummy = exponents.g
-    enqueue(
-        _walk_heads, min(items, multiprocessors(q.device)),
-        descriptor(q), descriptor(k), descriptor(v, PACK), descriptor(h), *exponents,
-        *(dummy if y is None else y for y in (first, last, skip)),
-        items, packs, H // q.shape[1], cut.tiles, cut.segment_tiles, cut.count,
-        **PACKED, FIRST=first is not None, LAST=last is not None, SKIP=skip is not None,
-        num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
-    )  # fmt: skip
 
 
 def launch_walk(

@@ -70,6 +70,7 @@ class WorkItem:
     Fields:
         qk_head: the head of Q and K.
         row: batch * num_heads + head.
+        segment: the number of the segment in its sequence.
         first_tile, end_tile: of the segment.
         state_index: the place of the segment's state among all of them, int64.
         piece: which 128 * blocks_hv rows of C^T.
@@ -79,6 +80,7 @@ class WorkItem:
     head: gl.tensor
     qk_head: gl.tensor
     row: gl.tensor
+    segment: gl.tensor
     first_tile: gl.tensor
     end_tile: gl.tensor
     state_index: gl.tensor
@@ -86,10 +88,14 @@ class WorkItem:
 
 
 @gluon.jit
-def get_work_item(schedule, item, config: gl.constexpr):
+def get_work_item(schedule, item, config: gl.constexpr, ONE_SEGMENT: gl.constexpr = False):
     """Return a work item by its number.
 
     Pieces of a state are consecutive: they run side by side and share Q and K in the L2 cache.
+
+    Args:
+        ONE_SEGMENT: what the counts say too. A number of tiles that comes of no division stays in uniform registers, as
+            do addresses made of it.
     """
     PIECES: gl.constexpr = config.pieces
     counts = schedule.counts
@@ -98,6 +104,8 @@ def get_work_item(schedule, item, config: gl.constexpr):
     segment_tiles = read_count(counts.segment_tiles, item)
     walked_segments = read_count(counts.walked_segments, item)
     first_segment = read_count(counts.end_segment, item) - walked_segments
+    if ONE_SEGMENT:
+        num_segments, walked_segments, first_segment, segment_tiles = 1, 1, 0, schedule.num_tiles
     segment = first_segment + (item // PIECES) % walked_segments
     row = item // (PIECES * walked_segments)
     begin = schedule.num_tiles - (num_segments - segment) * segment_tiles
@@ -110,6 +118,7 @@ def get_work_item(schedule, item, config: gl.constexpr):
         head=head,
         qk_head=qk_head,
         row=row,
+        segment=segment,
         first_tile=gl.maximum(begin, 0),
         end_tile=begin + segment_tiles,
         state_index=(row * num_segments + segment).to(gl.int64),

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tflabench.kernels.cover import cdiv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TILE = 64  # steps in shared memory at a time
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
@@ -28,6 +31,11 @@ def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:
     if chunk_size is not None and chunk_size % TILE:
         return f"takes a chunk_size that is a multiple of {TILE}, its tile, not {chunk_size}"
     return None
+
+
+def heads_together(q: Tensor, v: Tensor) -> int:
+    """Return how many heads of v (B, H, T, d_hv) share a program that makes h without a normaliser."""
+    return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
 
 
 class Segments(NamedTuple):

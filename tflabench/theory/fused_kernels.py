@@ -37,7 +37,7 @@ class Walk:
         scores_again, state_again: an earlier walk has computed the same scores or states.
         with_dv: of dk: it makes dv too, out of K and the same state (pair.py).
         group: heads that share one of q and k.
-        together: heads of a program, which reads U and W once for them (h: packed.py).
+        together: heads of a program, which reads U and W once for them (h: packed_heads.py).
         halved: half as many rows in a program as fit, see `filling`.
     """
 
