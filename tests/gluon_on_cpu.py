@@ -60,7 +60,7 @@ SHARED = (
 )  # in the order in which they import one another
 KERNELS = {
     "walk_forward": "forward", "walk_forward_normalised": "forward", "walk": "walk", "pair": "pair",
-    "walk_heads": "packed_heads", "accumulate": "segments", "gradients": "tilewise",
+    "walk_heads": "packed_heads", "accumulate": "segment_states", "gradients": "tilewise",
 }  # fmt: skip
 SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40

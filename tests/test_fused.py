@@ -171,7 +171,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels.gates import Exponents
-    from tflabench.kernels.hopper import backward, forward, launch, packed_heads
+    from tflabench.kernels.hopper import backward, forward, launch, packed_heads, segment_states
     from tflabench.kernels.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -254,22 +254,27 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     monkeypatch.setattr(packed_heads, "walk_heads", Recorded(packed_heads.walk_heads, walk_heads))
 
     def accumulate(given):
-        if given["KEEP"]:
+        config, states = given["config"], given["states"]
+        if config.keep_states:
             programs.append(given["grid"][0])
-            moved.extend(given[f"{name}_desc"].base.nbytes for name in ("z", "w", "kept"))
-            moved.extend([given["az_ptr"].nbytes, given["first_ptr"].nbytes * given["FIRST"]])
+            moved.extend(given[f"{name}_desc"].base.nbytes for name in ("qk", "hv", "kept"))
+            moved.extend([given["gates"].x.nbytes, states.initial.nbytes * config.load_initial_state])
             return
         of_states.append(given["grid"][0])
-        share = tiles_of(given, given["lowest"], given["accumulated"]) / given["tiles"]
-        moved.extend(given[name].base.nbytes * share for name in ("z_desc", "w_desc"))
-        moved.append(given["state_ptr"].nbytes * given["accumulated"] / given["segments"])
+        counts = Counts(*(n >> 1 for n in given["counts"]))
+        cut = {"tiles": given["num_tiles"], "segments": counts.num_segments, "segment_tiles": counts.segment_tiles}
+        walked = counts.walked_segments
+        share = tiles_of(cut, counts.end_segment - walked, walked) / given["num_tiles"]
+        moved.extend(given[name].base.nbytes * share for name in ("qk_desc", "hv_desc"))
+        moved.append(states.final.nbytes * walked / counts.num_segments)
 
     def carry(given):
-        moved.append(given["added"].nbytes * given["accumulated"] / given["parts"])
-        moved.append(given["state"].nbytes * (1 + given["RESUMED"] / given["segments"]))
+        states = given["states"]
+        moved.append(states.added.nbytes * given["added_parts"] / given["num_parts"])
+        moved.append(states.starts.nbytes * (1 + given["config"].resumed / given["num_segments"]))
 
-    monkeypatch.setattr(launch, "_accumulate", Recorded(launch._accumulate, accumulate))
-    monkeypatch.setattr(launch, "_carry", Recorded(launch._carry, carry))
+    monkeypatch.setattr(segment_states, "accumulate", Recorded(segment_states.accumulate, accumulate))
+    monkeypatch.setattr(segment_states, "carry", Recorded(segment_states.carry, carry))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     gate = empty(16, 2048)
     made = Exponents(empty(16, 2048), empty(16, 2048), empty(16, 32))
@@ -441,16 +446,17 @@ def test_a_short_first_segment_spares_the_state_pass_two_of_them():
 )
 def test_the_model_cuts_as_the_kernels_do(shape, norm, chunk_size):
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.hopper.launch import Segments, first_beside, parts_of_a_segment
+    from tflabench.kernels.hopper.segment_states import first_segment_programs, parts_per_segment
+    from tflabench.kernels.hopper.shapes import Segments
 
     batch, heads, d_qk, d_hv = shape
     for T in (4096, 32768, 65536, 60001):
         problem = Problem(batch=batch, heads=heads, seq_len=T, d_qk=d_qk, d_hv=d_hv)
         found, launched = fused.cut(problem, "exp" if norm else "sig", chunk_size), Segments.of(T, chunk_size)
         assert (found.tiles, found.segment_tiles, found.count, found.first_tiles) == (*launched, launched.first_tiles)
-        beside = first_beside(d_qk, d_hv, batch * heads, launched, 132, norm=norm)
-        assert found.beside == beside
+        concurrent = first_segment_programs(d_qk, d_hv, batch * heads, launched, 132, normalise=norm)
+        assert found.beside == concurrent
         if d_hv > 64 and found.count > 1:
-            programs = batch * heads * -(-d_qk // 128) * -(-d_hv // 256) * (found.count - 1 - (beside > 0))
+            programs = batch * heads * -(-d_qk // 128) * -(-d_hv // 256) * (found.count - 1 - (concurrent > 0))
             parts = fused.parts_of_a_segment(problem, found, backward=False)
-            assert parts == parts_of_a_segment(launched, programs, 132 - beside)
+            assert parts == parts_per_segment(launched, programs, 132 - concurrent)

@@ -20,8 +20,11 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward, config, forward, launch, packed_heads, tiles
+from tflabench.kernels.hopper import backward, config, forward, launch, packed_heads, segment_states, tiles
 from tflabench.kernels.hopper.chunkwise import kernels
+from tflabench.kernels.hopper.config import CarryConfig
+from tflabench.kernels.hopper.segment_states import carry
+from tflabench.kernels.hopper.shapes import Segments, WalkShape
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
-LAUNCHERS = (forward, launch, packed_heads)  # modules that ask how many multiprocessors there are
+LAUNCHERS = (forward, launch, packed_heads, segment_states)  # modules that ask how many multiprocessors there are
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -41,10 +44,10 @@ class Carry:
     """The Triton kernel beside them, interpreted, without what only a GPU has."""
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(*args: Any, OVERLAP: bool, launch_pdl: bool, **options: Any) -> None:
-            assert OVERLAP
+        def run(*args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
+            assert config.overlap
             assert launch_pdl
-            launch.segments.carry[grid](*args, **options)
+            carry[grid](*args, config=replace(config, overlap=False), **options)
 
         return run
 
@@ -63,7 +66,7 @@ def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bo
     monkeypatch.setattr(config, "HOISTS", machine.newer)
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton
-    monkeypatch.setattr(launch, "_carry", Carry())
+    monkeypatch.setattr(segment_states, "carry", Carry())
     run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several
     found = kernels()
     backward = partial(found.backward, gate_gradients=gate_gradients)
@@ -173,11 +176,9 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
     """Then h has half as many rows a program and a state pass cuts segments in parts."""
     chip = 40
     case = Case(gate=gate, T=1100, batch=1, heads=1, d_qk=64, d_hv=256, L=640, states=True)
-    cut = launch.Segments.of(case.T, case.L)
-    assert (
-        launch.WalkShape.filling(case.d_qk, case.d_hv, cut.count, chip, sums=False, norm=False).pieces(case.d_hv) == 2
-    )
-    assert launch.parts_of_a_segment(cut, cut.count, chip) == 2
+    cut = Segments.of(case.T, case.L)
+    assert WalkShape.filling(case.d_qk, case.d_hv, cut.count, chip, sums=False, norm=False).pieces(case.d_hv) == 2
+    assert segment_states.parts_per_segment(cut, cut.count, chip) == 2
     run_on(Machine(seed=5), monkeypatch)
     run_on_chip(chip, monkeypatch)
     assert failures(case) == []
@@ -196,11 +197,11 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
 def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, last: bool, monkeypatch: Any):
     """Where nobody asks for the last state a pass goes over one segment less."""
     run_on(Machine(seed=6), monkeypatch)
-    besides: list[int] = []
+    concurrent: list[int] = []
 
-    def launch_segments(*given: Any, **options: Any) -> Any:
-        besides.append(options["beside"].programs)
-        return launch.launch_segments(*given, **options)
+    def launch_segment_states(*given: Any, **options: Any) -> Any:
+        concurrent.append(options["first_segment"].programs)
+        return segment_states.launch_segment_states(*given, **options)
 
     def forward_of_both(*given: Any, return_last_state: bool = True, **options: Any) -> Any:
         h, state, saved = forward.forward(*given, return_last_state=last, **options)
@@ -208,14 +209,14 @@ def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, las
 
     chip = 40
     run_on_chip(chip, monkeypatch)
-    monkeypatch.setattr(forward, "launch_segments", launch_segments)
+    monkeypatch.setattr(forward, "launch_segment_states", launch_segment_states)
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=forward_of_both, backward=backward.backward))
-    cut = launch.Segments.of(case.T, case.L)
+    cut = Segments.of(case.T, case.L)
     programs = case.batch * case.heads * (cut.count - 1 - (not last))
-    assert launch.parts_of_a_segment(cut, programs, chip - 2) == parts
+    assert segment_states.parts_per_segment(cut, programs, chip - 2) == parts
     assert failures(case) == []
-    assert besides
-    assert all(besides)
+    assert concurrent
+    assert all(concurrent)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, mo
     run_on(Machine(seed=7), monkeypatch)
     run_on_chip(chip, monkeypatch)
     of_own = partial(forward.forward, cut_freely=True)
-    monkeypatch.setattr(forward, "chosen_beside_backward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
+    monkeypatch.setattr(forward, "chosen_for_forward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))
     assert failures(case) == []
 
@@ -280,15 +281,11 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("pair", "mbarrier.wait(factors_full.index(s), (i // STAGES) & 1)", "pass"),
         ("pair", "mbarrier.wait(dk_written.index(s), (i // STAGES) & 1)", "pass"),
         ("pair", "mbarrier.wait(dp_free.index(0), (i & 1) ^ 1)", "pass"),
-        ("segments", "mbarrier.wait(ready.index(after % STAGES), (after // STAGES) & 1)", "pass"),
-        ("segments", "mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)", "pass"),
-        ("segments", "BLOCK_BYTES * (ZB + WB)", "BLOCK_BYTES * (2 + WB)"),
-        (
-            "segments",
-            "FROM: gl.constexpr = 0 if BY_ROWS else HALF * BLOCKS",
-            "FROM: gl.constexpr = 0",
-        ),
-        ("segments", "tma.store_wait(pendings=0)\n            barrier()", "barrier()"),  # states kept are overwritten
+        ("segment_states", "ring.consumer_wait(next_stage)", "pass"),
+        ("segment_states", "ring.producer_acquire(stage)", "pass"),
+        ("segment_states", "BLOCK_BYTES * (BLOCKS_QK + BLOCKS_HV)", "BLOCK_BYTES * (2 + BLOCKS_HV)"),
+        ("segment_states", "return 0 if config.divide_rows else half * config.accumulators", "return 0"),
+        ("segment_states", "tma.store_wait(pendings=0)\n    barrier()", "barrier()"),  # states kept are overwritten
         ("packed_heads", "scores.ring.producer_acquire(slot)", "pass"),
         ("packed_heads", "scores.ring.consumer_wait(slot)", "pass"),
         ("packed_heads", "tma.store_wait(pendings=PAIRS - 1)", "pass"),
@@ -330,7 +327,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
         run_on(Machine(seed=seed, edit=edit), monkeypatch, gate_gradients)
         if "empty.index(s)" in right:  # a ring that the few heads of a program go round
             monkeypatch.setattr(launch, "rings", lambda heads: rings(heads) | {"STAGES": 2})
-        case = {"segments": IN_SEGMENTS, "packed_heads": TOGETHER, "tilewise": TOGETHER}.get(source, SMALL)
+        case = {"segment_states": IN_SEGMENTS, "packed_heads": TOGETHER, "tilewise": TOGETHER}.get(source, SMALL)
         case = replace(case, gate="exp") if source == "normaliser" else case
         case = replace(case, d_qk=256) if "OUTS - 1" in right else case  # dv is then a walk of its own
         case = IN_SEGMENTS if "pendings=2" in right else case

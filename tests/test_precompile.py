@@ -38,7 +38,7 @@ VARIES = {
     "_sum_tiles": "T TILE TILES",
     "_summarise": "T f_h i_h",
     "_tile_sums": "T",
-    "accumulate": "z_sharing FIRST LAST KEEP HEADS WB ZB new",
+    "accumulate": "config new",
     "add_bias": "T x_h x_t heads HEADS STEPS",
     "advance_state": "COLS",
     "carry": "new",

@@ -26,14 +26,14 @@ from .launch import (
     empty_row_sums,
     heads_added_up,
     launch_gradients,
-    launch_kept_states,
     launch_pair,
-    launch_segments,
     launch_walk,
     takes_pair,
     takes_tilewise,
 )
+from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .shapes import TILE, Segments
+from .state import Matrices
 
 
 def backward(
@@ -60,9 +60,10 @@ def backward(
     first = dC
     dC_0 = None
     if cut.count > 1:
-        (first, _), (dC_0, _) = launch_segments(
-            q, dh, e, cut, reverse=True, start=(dC, None), norm=False, end=C_0 is not None
+        states = launch_segment_states(
+            StateInputs(q, dh, e, reverse=True), cut, before=Matrices(dC), end=C_0 is not None
         )
+        first, dC_0 = states.starts.C, states.end.C
     elif C_0 is not None:
         C_starts = C_0
         dC_0 = torch.empty_like(C_0)
@@ -121,8 +122,8 @@ def _side_by_side(
     dq, dk, dv = _output(q, H // together), _output(k, H // together), _output(v, H)
     C = q.new_empty((B, H, cut.tiles * TILE, TILE))
     dC = dv if T % TILE == 0 else torch.empty_like(C)  # of a tile dC is read before dv is written
-    launch_kept_states(k, v, C, e, cut, reverse=False, first=states[0])
-    launch_kept_states(q, dh, dC, e, cut, reverse=True, first=states[1], last=last)
+    launch_kept_states(StateInputs(k, v, e), C, cut, initial=states[0])
+    launch_kept_states(StateInputs(q, dh, e, reverse=True), dC, cut, initial=states[1], final=last)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else torch.empty_like(e.g)
@@ -164,7 +165,7 @@ def _in_walks(
 
 def _last_state(k: Tensor, v: Tensor, e: Exponents, T: int, C_0: Tensor | None) -> Tensor:
     """C after the last step, once more: it is large and rarely needed, so forward does not save it."""
-    _, (C_last, _) = launch_segments(k, v, e, Segments.of(T, T + TILE), reverse=False, start=(C_0, None), norm=False)
+    C_last = launch_segment_states(StateInputs(k, v, e), Segments.of(T, T + TILE), before=Matrices(C_0)).end.C
     assert C_last is not None
     return C_last
 

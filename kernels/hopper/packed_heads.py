@@ -29,7 +29,7 @@ from tflabench.kernels.tfla.device import multiprocessors
 from .config import PackedHeadsConfig
 from .launch import Inputs, descriptor, pointers
 from .pipeline import Cursor, Ring, aggregate, allocate_ring, begin_kernel
-from .schedule import Counts, Schedule, get_work_item, read_count
+from .schedule import Counts, Schedule, get_state_index, get_work_item
 from .shapes import PACK, Segments
 from .state import States, start_state_update, state_pointers
 from .tiles import ACC, ACC_ROW, BLOCK_BYTES, VECTOR, operands
@@ -83,7 +83,7 @@ class Scores:
 
 @aggregate
 class Program:
-    """What all partitions of a program share.
+    """Everything that all partitions of a program share.
 
     Fields:
         schedule: its heads are packs.
@@ -226,9 +226,8 @@ def score_partition(program, descs, skip_ptr, x_smem, y_smem):
 @gluon.jit
 def get_state_pointers(program, ptr, work, head):
     """Return pointers to C^T, [64, 64], of a head of the program's pack; ptr has C (B, H, segments, 64, 64)."""
-    num_segments = read_count(program.schedule.counts.num_segments, work.row)
-    index = (work.row * program.config.num_heads + head) * num_segments + work.segment
-    at, _ = state_pointers(ptr + index.to(gl.int64) * (64 * 64), 0, 0, 1, 64, ACC)
+    index = get_state_index(program.schedule, work, head, program.config.num_heads)
+    at, _ = state_pointers(ptr + index * (64 * 64), 0, 0, 1, 64, ACC)
     return at
 
 

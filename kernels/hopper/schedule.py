@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""How the work of a walk is cut into items that programs take one after the other."""
+"""Cut the work of a walk into items that programs take one after the other."""
 
 from typing import NamedTuple
 
@@ -16,10 +16,10 @@ class Counts(NamedTuple):
     Attributes:
         num_heads: heads of V and H.
         heads_per_qk: consecutive heads that share a head of Q and K.
-        segment_tiles: tiles of a segment; the first segment has what is left over.
-        num_segments: of a sequence.
-        end_segment: the first segment after those that are walked.
-        walked_segments: how many are.
+        segment_tiles: tiles of a segment; the first segment has the remainder.
+        num_segments: segments of a sequence.
+        end_segment: the first segment after those of the walk.
+        walked_segments: how many segments the walk has.
         kept_segment_tiles, num_kept_segments: of the cut for whose segments states are kept.
     """
 
@@ -124,6 +124,17 @@ def get_work_item(schedule, item, config: gl.constexpr, ONE_SEGMENT: gl.constexp
         state_index=(row * num_segments + segment).to(gl.int64),
         piece=item % PIECES,
     )
+
+
+@gluon.jit
+def get_state_index(schedule, work, head, HEADS: gl.constexpr):
+    """Return the place, int64, of a head's state of the work item's segment among all of them.
+
+    Args:
+        head: its number in a program that has HEADS of them; those of a work item are then packs of HEADS.
+    """
+    num_segments = read_count(schedule.counts.num_segments, work.row)
+    return ((work.row * HEADS + head) * num_segments + work.segment).to(gl.int64)
 
 
 @gluon.jit

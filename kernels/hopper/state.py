@@ -31,12 +31,19 @@ class States(NamedTuple):
     kept: Any = None
 
 
+class Matrices(NamedTuple):
+    """C and n of states, float32, or where they go: (B, H, ..., d_qk, d_hv) and (B, H, ..., d_qk), or None."""
+
+    C: Any = None
+    n: Any = None
+
+
 MOST_DEFERRED = gl.constexpr(-40.0)  # what is added to the accumulators, up to 2**40 times as large, stays finite
 
 
 @constexpr_function
 def accumulators(blocks):
-    """Return into how many accumulators so many blocks of state are cut for their update, of one block or two each.
+    """Return into how many accumulators `blocks` blocks of state are cut for their update, of one block or two each.
 
     Of four ptxas has not enough registers (C7602); of one of 128 columns it serialises products (C7512, Triton 3.9).
     """

@@ -144,7 +144,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class StatePass:
-    """C before every tile, or dC after it, of 64 x 64 states, written down for `Gradients` (segments.py, KEEP).
+    """C before every tile, or dC after it, of 64 x 64 states, written down for `Gradients` (segment_states.py).
 
     Attributes:
         again: forward has had these states on chip.
