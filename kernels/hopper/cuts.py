@@ -37,7 +37,7 @@ class Cut(NamedTuple):
     halves: int
 
     def segment_tiles(self, tiles: int) -> int:
-        """Return the tiles of a segment; an even number of many, so that a state pass can cut it in two."""
+        """Return the tiles of a segment, from 32 on an even number, so that a state pass can cut it in two."""
         segment = cdiv(2 * tiles, self.halves)
         return segment if segment < 32 else segment + segment % 2
 

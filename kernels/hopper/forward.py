@@ -679,7 +679,7 @@ def launch_walk(
     kept = () if kept_cut is None else (kept_cut.segment_tiles, kept_cut.count)
     counts = Counts(H, H // q.shape[1], cut.segment_tiles, cut.count, segments.stop, len(segments), *kept).as_argument()
     # The pieces of a state run side by side, for the L2 cache, so they are to start together and not as the kernel
-    # before leaves multiprocessors. A first segment runs while the state pass does and takes those it gets.
+    # before leaves multiprocessors. A first segment takes those that the state pass leaves.
     programs = min(items, max(1, chip // config.pieces) * config.pieces)
     overlap = config.pieces == 1 or segments.stop < cut.count
     unused = gates.g
