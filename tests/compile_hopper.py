@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,34 @@ import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import backward_dkdv, backward_dqk, backward_dv, forward, packed, segments, tile_gradients
+from tflabench.kernels.hopper import (
+    backward_dkdv,
+    backward_dqk,
+    backward_dv,
+    forward,
+    packed_heads,
+    segment_states,
+    tile_gradients,
+)  # fmt: skip
 from tflabench.kernels.hopper.backward_dkdv import takes_dkdv
-from tflabench.kernels.hopper.config import DkdvConfig, TileGradientsConfig, WalkConfig
+from tflabench.kernels.hopper.config import (
+    DkdvConfig,
+    PackedHeadsConfig,
+    SegmentStatesConfig,
+    TileGradientsConfig,
+    WalkConfig,
+)  # fmt: skip
 from tflabench.kernels.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
     LAYOUT,
     PACK,
-    PACKED,
-    StatePassShape,
-    WalkShape,
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts
-from tflabench.kernels.hopper.state_walk import States
+from tflabench.kernels.hopper.shapes import StatePassShape, WalkShape
+from tflabench.kernels.hopper.state import States
 from tflabench.kernels.hopper.tile_gradients import MOST_ADDED_UP
 from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
@@ -104,7 +115,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
         if argument.endswith("_desc"):
-            of_heads = kernel is packed.walk_heads and argument == "z_desc"
+            of_heads = kernel is packed_heads.walk_heads and argument == "v_desc"
             block = BLOCKS[PACK if of_heads else 1]
             return f"tensordesc<{dtype}{block},{LAYOUT!r}>"
         return POINTER if argument.endswith("_ptr") else "i32"
@@ -149,15 +160,14 @@ def dkdv_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
 
 def packed_constants(**branches: bool) -> dict[str, Any]:
     """Of h of several heads a program."""
-    return {**PACKED, **dict.fromkeys(("FIRST", "LAST", "SKIP"), False), **branches}
+    return {"config": PackedHeadsConfig(**branches)}
 
 
-def kept_constants(*, heads: int, z_sharing: int, **branches: bool) -> dict[str, Any]:
+def kept_constants(*, heads: int, heads_per_qk: int, **branches: bool) -> dict[str, Any]:
     """Of a state pass that writes the state before every tile."""
-    flags = {"REVERSE": False, "FIRST": False, "LAST": False, **branches}
-    shape = asdict(StatePassShape.of(64, 64, heads=heads, z_sharing=z_sharing))
-    shared = {"z_sharing": 1} if z_sharing == 1 else {}  # as Triton specialises it
-    return {"Z_DIM": 64, "W_DIM": 64, "NORM": False, "KEEP": True, **shape, **shared, **flags}
+    shape = StatePassShape.of(64, 64, heads=heads, heads_per_qk=heads_per_qk)
+    shared = heads_per_qk > 1
+    return {"config": SegmentStatesConfig.of(shape, 64, 64, shared_heads=shared, keep_states=True, **branches)}
 
 
 def gradients_constants(num_heads: int, *, row_sums: bool = True, skip: bool = False) -> dict[str, Any]:
@@ -220,35 +230,32 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
             without = " without row sums" * (not row_sums)
             found |= {name + without: (walk_dkdv, constants, 128) for name, constants in made.items()}
     for reverse in (False, True):
-        constants = {
-            "z_sharing": 1,
-            "Z_DIM": d_qk,
-            "W_DIM": d_hv,
-            **asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=1)),
-            "REVERSE": reverse,
-            "NORM": not reverse,
-            "KEEP": False,
-            "FIRST": False,
-            "LAST": True,
-        }
-        found["dC" if reverse else "C, n"] = (segments.accumulate, constants, 168)
+        shape = StatePassShape.of(d_qk, d_hv, heads=PACK, heads_per_qk=1)
+        config = SegmentStatesConfig.of(
+            shape, d_qk, d_hv, reverse=reverse, normalise=not reverse, store_final_state=True
+        )
+        found["dC" if reverse else "C, n"] = (segment_states.accumulate, {"config": config}, 168)
     if (d_qk, d_hv) == (64, 64):
-        for name, branch in (("h", "SKIP"), ("h of segments", "FIRST")):
-            found[f"{name} of heads together"] = (packed.walk_heads, packed_constants(**{branch: True}), 128)
-        for name in ("C, n", "dC"):
-            together = asdict(StatePassShape.of(d_qk, d_hv, heads=PACK, z_sharing=PACK))
-            shared = found[name][1] | together | {"NORM": False}
-            del shared["z_sharing"]
-            found[f"{name.removesuffix(', n')} of heads together"] = (segments.accumulate, shared, 168)
-        ends: dict[str, Any] = {"REVERSE": True, "FIRST": True, "LAST": True}
-        kept = {
-            "C of every tile": kept_constants(heads=64, z_sharing=64),
-            "dC of every tile": kept_constants(heads=64, z_sharing=64, **ends),
-            "C of every tile, of heads of their own": kept_constants(heads=4, z_sharing=1),
-            "dC of every tile, of heads of their own": kept_constants(heads=4, z_sharing=1, **ends),
-            "dC of every tile, of one head a program": kept_constants(heads=3, z_sharing=1, **ends),
+        packed = {
+            "h of heads together": packed_constants(skip=True, one_segment=True),
+            "h of segments of heads together": packed_constants(load_initial_state=True),
         }
-        found |= {name: (segments.accumulate, constants, 168) for name, constants in kept.items()}
+        found |= {name: (packed_heads.walk_heads, constants, 128) for name, constants in packed.items()}
+        shape = StatePassShape.of(d_qk, d_hv, heads=PACK, heads_per_qk=PACK)
+        for name, reverse in (("C", False), ("dC", True)):
+            config = SegmentStatesConfig.of(
+                shape, d_qk, d_hv, reverse=reverse, shared_heads=True, store_final_state=True
+            )
+            found[f"{name} of heads together"] = (segment_states.accumulate, {"config": config}, 168)
+        ends: dict[str, Any] = {"reverse": True, "load_initial_state": True, "store_final_state": True}
+        kept = {
+            "C of every tile": kept_constants(heads=64, heads_per_qk=64),
+            "dC of every tile": kept_constants(heads=64, heads_per_qk=64, **ends),
+            "C of every tile, of heads of their own": kept_constants(heads=4, heads_per_qk=1),
+            "dC of every tile, of heads of their own": kept_constants(heads=4, heads_per_qk=1, **ends),
+            "dC of every tile, of one head a program": kept_constants(heads=3, heads_per_qk=1, **ends),
+        }
+        found |= {name: (segment_states.accumulate, constants, 168) for name, constants in kept.items()}
         every = {
             "gradients": gradients_constants(MOST_ADDED_UP),
             "gradients of a head": gradients_constants(1),

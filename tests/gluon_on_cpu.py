@@ -63,7 +63,7 @@ SHARED = (
 KERNELS = {
     "walk_forward": "forward", "walk_forward_normalised": "forward", "walk_backward_dv": "backward_dv",
     "walk_backward_dqk": "backward_dqk", "walk_backward_dqk_with_sums": "backward_dqk", "pair": "backward_dkdv",
-    "walk_heads": "packed", "accumulate": "segments", "gradients": "tile_gradients",
+    "walk_heads": "packed_heads", "accumulate": "segment_states", "gradients": "tile_gradients",
 }  # fmt: skip
 SOURCES = tuple(dict.fromkeys((*SHARED, *KERNELS.values())))
 LATE_ROLE_CHANGES = 1 / 60  # of the turns of all roles, of which a tile takes some 40

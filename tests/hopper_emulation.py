@@ -24,9 +24,16 @@ from tflabench.kernels.hopper import launch as hopper_launch
 from tflabench.kernels.hopper import tile_gradients as hopper_tile_gradients
 from tflabench.kernels.hopper.backward_dqk import RowSumTensors
 from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import Beside, Segments
+from tflabench.kernels.hopper.launch import Inputs
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
-from tflabench.kernels.hopper.state_walk import Inputs, States
+from tflabench.kernels.hopper.segment_states import (
+    ConcurrentFirstSegment,
+    SegmentStates,
+    StateInputs,
+    first_segment_programs,
+)
+from tflabench.kernels.hopper.shapes import Segments
+from tflabench.kernels.hopper.state import Matrices, States
 from tflabench.kernels.hopper.tile_gradients import Gradients
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +127,7 @@ def emulate_walk(
                 pairs[0, :, :, t], pairs[1, :, :, t] = M.sum(-1), M.sum(-2)
             S = g[..., None].exp2() * S + (s[..., None] * Z[:, :, t]).mT @ W[:, :, t]
         for place, found in ((last, S.mT if transposed else S), (norm and norm.final, n)):
-            if place is not None and place.ndim == 1:  # `after_first`
+            if place is not None and place.ndim == 1:  # `skip_first_segment`
                 place.as_strided((*found.shape[:2], 1, *found.shape[2:]), strides_of(found, cut))[:, :, 0] = found
             elif place is not None:
                 place.copy_(found.reshape(place.shape))
@@ -136,13 +143,13 @@ def emulate_walk(
 def emulate_walk_forward(
     inputs: Inputs, h: Tensor, cut: Segments, *,
     states: States | None = None, norm: NormaliserTensors | None = None, kept_cut: Segments | None = None,
-    walked: range | None = None, independent: bool = False,
+    segments: range | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
     q, k, v, exponents, skip = inputs
     states = states or States()
     emulate_walk(
         q, k, v, h, exponents, cut, reverse=False, transposed=True, first=states.initial, last=states.final,
-        norm=norm, skip=skip, independent=independent, walked=walked,
+        norm=norm, skip=skip, independent=independent, walked=segments,
         kept=None if kept_cut is None else (states.kept, kept_cut),
     )  # fmt: skip
 
@@ -176,11 +183,8 @@ def emulate_dv(inputs: Inputs, dh: Tensor, dv: Tensor, cut: Segments, *, initial
     )  # fmt: skip
 
 
-def emulate_packed(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, exponents: Any, cut: Segments,
-    states: tuple[Tensor | None, Tensor | None], skip: Tensor | None,
-) -> None:  # fmt: skip
-    emulate_walk_forward(Inputs(q, k, v, exponents, skip), h, cut, states=States(*states))
+def emulate_packed_heads(inputs: Inputs, h: Tensor, cut: Segments, states: States) -> None:
+    emulate_walk_forward(inputs, h, cut, states=states)
 
 
 def emulate_dkdv(
@@ -219,29 +223,30 @@ def emulate_dkdv(
         row_sums[0] = through.flatten(2)[:, :, :T]
 
 
-def emulate_segments(
-    z: Tensor, w: Tensor, exponents: Any, cut: Segments, *, reverse: bool, start: tuple[Tensor | None, Tensor | None],
-    norm: bool, end: bool = True, beside: Beside | None = None,
-) -> Any:  # fmt: skip
+def emulate_segment_states(
+    inputs: StateInputs, cut: Segments, *, before: Matrices, normalise: bool = False, end: bool = True,
+    first_segment: ConcurrentFirstSegment | None = None,
+) -> SegmentStates:  # fmt: skip
+    z, w, exponents, reverse = inputs
     B, H = w.shape[:2]
-    states: tuple[Tensor, Tensor | None] = (
+    states = Matrices(
         torch.full((B, H, cut.count, z.shape[-1], w.shape[-1]), torch.nan),
-        torch.full((B, H, cut.count, z.shape[-1]), torch.nan) if norm else None,
+        torch.full((B, H, cut.count, z.shape[-1]), torch.nan) if normalise else None,
     )
-    if beside:
-        for state, first in zip(states, start, strict=True):
+    if first_segment:
+        for state, first in zip(states, before, strict=True):
             if state is not None and first is not None:
                 state[:, :, 0] = first
     unfinished.clear()  # the state pass waits at once
-    if beside:
+    if first_segment:
         unfinished.append(torch.empty(0))
-        beside.walk(*states)
+        first_segment.launch(states)
         after_first_segment = [None if state is None else state[:, :, 1].clone() for state in states]
     unfinished.clear()
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
     a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))
-    C = Z.new_zeros(B, H, Z.shape[-1], W.shape[-1]) if start[0] is None else start[0].double()
-    n = Z.new_zeros(B, H, Z.shape[-1]) if start[1] is None else start[1].double()
+    C = Z.new_zeros(B, H, Z.shape[-1], W.shape[-1]) if before.C is None else before.C.double()
+    n = Z.new_zeros(B, H, Z.shape[-1]) if before.n is None else before.n.double()
     C_states, n_states = [], []
     for segment in reversed(range(cut.count)) if reverse else range(cut.count):
         C_states.append(C)
@@ -252,34 +257,34 @@ def emulate_segments(
             C, n = g[..., None].exp2() * C + s.mT @ W[:, :, t], g.exp2() * n + s.sum(-2)
     order = slice(None, None, -1) if reverse else slice(None)
     stacked, n_stacked = (torch.stack(x[order], 2).float() for x in (C_states, n_states))
-    if beside:
+    if first_segment:
         for found, exact in zip(after_first_segment, (stacked, n_stacked), strict=True):
             if found is not None:
                 torch.testing.assert_close(found, exact[:, :, 1])
-    after = (C.float(), n.float() if norm else None) if end else (None, None)
-    return (stacked, n_stacked if norm else None), after
+    after = Matrices(C.float(), n.float() if normalise else None) if end else Matrices()
+    return SegmentStates(Matrices(stacked, n_stacked if normalise else None), after)
 
 
 def emulate_kept_states(
-    z: Tensor, w: Tensor, kept: Tensor, exponents: Any, cut: Segments, *,
-    reverse: bool, first: Tensor | None = None, last: Tensor | None = None,
-) -> None:  # fmt: skip
-    start((z, w, *exponents, first), (kept, last), independent=False)
+    inputs: StateInputs, kept: Tensor, cut: Segments, *, initial: Tensor | None = None, final: Tensor | None = None
+) -> None:
+    z, w, exponents, reverse = inputs
+    start((z, w, *exponents, initial), (kept, final), independent=False)
     B, H = w.shape[:2]
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
     a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))
     found = torch.full((B, H, cut.tiles, TILE, TILE), torch.nan)
     for segment in range(cut.count):
         C = Z.new_zeros(B, H, TILE, TILE)
-        if first is not None:
-            C = first.reshape(B, H, cut.count, TILE, TILE)[:, :, segment].double()
+        if initial is not None:
+            C = initial.reshape(B, H, cut.count, TILE, TILE)[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse):
             found[:, :, t] = C
             g = exponents.g.double()[:, :, t, None]
             s = (a[:, :, t] if reverse else a[:, :, t] + g).exp2()[..., None] * Z[:, :, t]
             C = g[..., None].exp2() * C + s.mT @ W[:, :, t]
-        if last is not None:
-            last.view(B, H, cut.count, TILE, TILE)[:, :, segment] = C
+        if final is not None:
+            final.view(B, H, cut.count, TILE, TILE)[:, :, segment] = C
     kept.copy_(found.flatten(2, 3))
 
 
@@ -332,12 +337,12 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_tile_gradients, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(hopper_forward, "multiprocessors", lambda _: 132)
-    of_64 = partial(hopper_launch.first_beside, 64)  # the heads here are smaller than any that a kernel takes
-    monkeypatch.setattr(hopper_forward, "first_beside", lambda _d_qk, *sizes, norm: of_64(*sizes, norm=norm))
+    of_64 = partial(first_segment_programs, 64)  # the heads here are smaller than any that a kernel takes
+    monkeypatch.setattr(hopper_forward, "first_segment_programs", lambda _d_qk, *sizes, **norm: of_64(*sizes, **norm))
     monkeypatch.setattr(hopper_forward, "launch_walk", emulate_walk_forward)
-    monkeypatch.setattr(hopper_forward, "launch_packed", emulate_packed)
+    monkeypatch.setattr(hopper_forward, "launch_packed_heads", emulate_packed_heads)
     for name, emulate in (("launch_dq", emulate_dq), ("launch_dk", emulate_dk), ("launch_dv", emulate_dv)):
         monkeypatch.setattr(hopper_backward, name, emulate)
     for module in (hopper_forward, hopper_backward):
-        monkeypatch.setattr(module, "launch_segments", emulate_segments)
+        monkeypatch.setattr(module, "launch_segment_states", emulate_segment_states)
         monkeypatch.setattr(module, "aligned", lambda x: x)

@@ -45,7 +45,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
 
 
 def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
-    """One tile of the algebra in packed.py, backward_dkdv.py and tile_gradients.py, as an operation counter sees it."""
+    """The algebra of a tile in packed_heads.py, backward_dkdv.py and tile_gradients.py, by an operation counter."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -177,7 +177,8 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         backward_dqk,
         backward_dv,
         forward,
-        launch,
+        packed_heads,
+        segment_states,
         tile_gradients,
     )  # fmt: skip
     from tflabench.kernels.hopper.schedule import Counts
@@ -197,13 +198,6 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     def tiles_of(given, lowest, count):  # what does not fill a segment is the first
         lacking = given["segments"] * given["segment_tiles"] - given["tiles"]
         return count * given["segment_tiles"] - lacking * (lowest == 0)
-
-    def walk(given):
-        programs.append(given["items"])
-        moved.extend(given[f"{name}_desc"].base.nbytes for name in "uwzo")
-        moved.extend(given[name].nbytes for name in ("au_ptr", "az_ptr"))
-        moved.append(given["first_ptr"].nbytes * given["FIRST"])
-        moved.append(given["segments"] * p.batch * p.heads * d_qk * d_hv * 4 * given["LAST"])
 
     def configured(given):
         counts = Counts(*(n >> 1 for n in given["counts"]))
@@ -231,6 +225,15 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         moved.extend(given[f"{name}_desc"].base.nbytes for name in ("q", "k", "v", "dh", "dk", "dv", "x", "y"))
         moved.append(given["tensors"].initial.nbytes * given["config"].load_initial_state)
 
+    def walk_heads(given):
+        programs.append(given["num_items"])
+        config, states, gates = given["config"], given["states"], given["gates"]
+        segments = given["counts"].num_segments >> 1
+        moved.extend(given[f"{name}_desc"].base.nbytes for name in "qkvh")
+        moved.extend(x.nbytes for x in (gates.x, gates.y))
+        moved.append(states.initial.nbytes * config.load_initial_state)
+        moved.append(segments * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
+
     def gradients(given):
         programs.append(given["num_items"])
         names = ("q", "k", "v", "dh", "C", "dC", "x", "y", "dq", "dk", "dv")
@@ -250,32 +253,36 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     def empty(*shape, dtype=torch.float32):
         return torch.empty(p.batch, *shape, dtype=dtype, device="meta")
 
-    monkeypatch.setattr(launch, "_walk_heads", Recorded(launch._walk_heads, walk))
-
     for module, name, count in (
         (forward, "walk_forward", configured), (backward_dv, "walk_backward_dv", configured),
         (backward_dqk, "walk_backward_dqk", configured), (backward_dqk, "walk_backward_dqk_with_sums", configured),
         (backward_dkdv, "pair", walk_dkdv), (tile_gradients, "gradients", gradients),
+        (packed_heads, "walk_heads", walk_heads),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, Recorded(getattr(module, name), count))
 
     def accumulate(given):
-        if given["KEEP"]:
+        config, states = given["config"], given["states"]
+        if config.keep_states:
             programs.append(given["grid"][0])
-            moved.extend(given[f"{name}_desc"].base.nbytes for name in ("z", "w", "kept"))
-            moved.extend([given["az_ptr"].nbytes, given["first_ptr"].nbytes * given["FIRST"]])
+            moved.extend(given[f"{name}_desc"].base.nbytes for name in ("qk", "hv", "kept"))
+            moved.extend([given["gates"].x.nbytes, states.initial.nbytes * config.load_initial_state])
             return
         of_states.append(given["grid"][0])
-        share = tiles_of(given, given["lowest"], given["accumulated"]) / given["tiles"]
-        moved.extend(given[name].base.nbytes * share for name in ("z_desc", "w_desc"))
-        moved.append(given["state_ptr"].nbytes * given["accumulated"] / given["segments"])
+        counts = Counts(*(n >> 1 for n in given["counts"]))
+        cut = {"tiles": given["num_tiles"], "segments": counts.num_segments, "segment_tiles": counts.segment_tiles}
+        walked = counts.walked_segments
+        share = tiles_of(cut, counts.end_segment - walked, walked) / given["num_tiles"]
+        moved.extend(given[name].base.nbytes * share for name in ("qk_desc", "hv_desc"))
+        moved.append(states.final.nbytes * walked / counts.num_segments)
 
     def carry(given):
-        moved.append(given["added"].nbytes * given["accumulated"] / given["parts"])
-        moved.append(given["state"].nbytes * (1 + given["RESUMED"] / given["segments"]))
+        states = given["states"]
+        moved.append(states.added.nbytes * given["added_parts"] / given["num_parts"])
+        moved.append(states.starts.nbytes * (1 + given["config"].resumed / given["num_segments"]))
 
-    monkeypatch.setattr(launch, "_accumulate", Recorded(launch._accumulate, accumulate))
-    monkeypatch.setattr(launch, "_carry", Recorded(launch._carry, carry))
+    monkeypatch.setattr(segment_states, "accumulate", Recorded(segment_states.accumulate, accumulate))
+    monkeypatch.setattr(segment_states, "carry", Recorded(segment_states.carry, carry))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     gate = empty(16, 2048)
     made = Exponents(empty(16, 2048), empty(16, 2048), empty(16, 32))
@@ -447,16 +454,17 @@ def test_a_short_first_segment_spares_the_state_pass_two_of_them():
 )
 def test_the_model_cuts_as_the_kernels_do(shape, norm, chunk_size):
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.hopper.launch import Segments, first_beside, parts_of_a_segment
+    from tflabench.kernels.hopper.segment_states import first_segment_programs, parts_per_segment
+    from tflabench.kernels.hopper.shapes import Segments
 
     batch, heads, d_qk, d_hv = shape
     for T in (4096, 32768, 65536, 60001):
         problem = Problem(batch=batch, heads=heads, seq_len=T, d_qk=d_qk, d_hv=d_hv)
         found, launched = fused.cut(problem, "exp" if norm else "sig", chunk_size), Segments.of(T, chunk_size)
         assert (found.tiles, found.segment_tiles, found.count, found.first_tiles) == (*launched, launched.first_tiles)
-        beside = first_beside(d_qk, d_hv, batch * heads, launched, 132, norm=norm)
-        assert found.concurrent == beside
+        concurrent = first_segment_programs(d_qk, d_hv, batch * heads, launched, 132, normalise=norm)
+        assert found.concurrent == concurrent
         if d_hv > 64 and found.count > 1:
-            programs = batch * heads * -(-d_qk // 128) * -(-d_hv // 256) * (found.count - 1 - (beside > 0))
+            programs = batch * heads * -(-d_qk // 128) * -(-d_hv // 256) * (found.count - 1 - (concurrent > 0))
             parts = fused.parts_of_a_segment(problem, found, backward=False)
-            assert parts == parts_of_a_segment(launched, programs, 132 - beside)
+            assert parts == parts_per_segment(launched, programs, 132 - concurrent)

@@ -29,9 +29,10 @@ from hopper_emulation import emulate_walk_forward, emulated  # noqa: F401  a fix
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
-from tflabench.kernels.hopper.cuts import Shape, chosen_beside_backward
+from tflabench.kernels.hopper.config import CarryConfig
+from tflabench.kernels.hopper.cuts import Shape, chosen_for_forward
 from tflabench.kernels.hopper.launch import PACK
-from tflabench.kernels.hopper.segments import carry
+from tflabench.kernels.hopper.segment_states import CarriedStates, carry
 
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
@@ -107,7 +108,7 @@ def test_walks_compute_the_recurrence_and_its_gradients(
     if sharing > 1 and not gate.normalize:
         options["skip"] = torch.randn(x["v"].shape[1])
     saved: tuple[Tensor, ...]
-    monkeypatch.setattr(hopper_forward, "chosen_beside_backward", lambda _: SimpleNamespace(chunk_size=lambda _T: own))
+    monkeypatch.setattr(hopper_forward, "chosen_for_forward", lambda _: SimpleNamespace(chunk_size=lambda _T: own))
     h, last, saved = hopper_forward.forward(**x, **options, cut_freely=own is not None)
     assert last is not None
     shapes = hopper_forward.empty_saved(x["q"], x["v"], gate=gate, chunk_size=chunk_size)
@@ -265,9 +266,12 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
     after = torch.full((rows, elements), torch.nan)
     kernel: Any = carry
     accumulated = parts - lowest - (0 if end or reverse else len(of_the_last))
+    config = CarryConfig(
+        tiles=2, block=64, reverse=reverse, resumed=resumed, store_final_state=end, overlap=False
+    )  # fmt: skip
     kernel[(rows,)](
-        given, state, g, state, after, elements, tiles, 2, parts, segments, split, lowest, accumulated, 1,
-        START=False, END=end, RESUMED=resumed, REVERSE=reverse, TILES=2, BLOCK=64,
+        CarriedStates(given, state, state, after), g, elements, tiles, 2, parts, segments, split, lowest, accumulated,
+        config=config,
     )  # fmt: skip
     wanted, before = torch.zeros(rows, elements), None
     for n in order:
@@ -308,5 +312,5 @@ def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
 
     assert segments(MLSTM_SIG, backward=True) == segments(MLSTM_EXP, backward=True) == training
     assert (segments(MLSTM_SIG, backward=False), segments(MLSTM_EXP, backward=False)) == forward
-    of_forward = (chosen_beside_backward(Shape.of(q, v, gate)).chunk_size(T) for gate in (MLSTM_SIG, MLSTM_EXP))
+    of_forward = (chosen_for_forward(Shape.of(q, v, gate)).chunk_size(T) for gate in (MLSTM_SIG, MLSTM_EXP))
     assert tuple(-(-T // L) for L in of_forward) == in_training

@@ -27,15 +27,19 @@ from tflabench.kernels.hopper import (
     backward_dv,
     config,
     forward,
-    launch,
+    packed_heads,
+    segment_states,
     tile_gradients,
     tiles,
 )  # fmt: skip
 from tflabench.kernels.hopper.chunkwise import kernels
+from tflabench.kernels.hopper.config import CarryConfig
+from tflabench.kernels.hopper.segment_states import carry
+from tflabench.kernels.hopper.shapes import Segments, WalkShape
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
-from gluon_on_cpu import Deadlock, Machine
+from gluon_on_cpu import KERNELS, Deadlock, Machine
 from tfla_cases import Case, draw, failures
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
@@ -43,7 +47,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
-LAUNCHERS = (forward, backward_dv, backward_dqk, backward_dkdv, tile_gradients)  # modules with kernels of their own
+# Modules that ask how many multiprocessors there are.
+LAUNCHERS = (forward, packed_heads, segment_states, backward_dv, backward_dqk, backward_dkdv, tile_gradients)
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -51,27 +56,27 @@ class Carry:
     """The Triton kernel beside them, interpreted, without what only a GPU has."""
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(*args: Any, OVERLAP: bool, launch_pdl: bool, **options: Any) -> None:
-            assert OVERLAP
+        def run(*args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
+            assert config.overlap
             assert launch_pdl
-            launch.segments.carry[grid](*args, **options)
+            carry[grid](*args, config=replace(config, overlap=False), **options)
 
         return run
 
 
+def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in LAUNCHERS:
+        monkeypatch.setattr(module, "multiprocessors", lambda _device: multiprocessors)
+
+
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
     for name, kernel in machine.kernels.items():
-        launchers = [module for module in LAUNCHERS if hasattr(module, name)]
-        if launchers:
-            monkeypatch.setattr(launchers[0], name, kernel)
-        else:
-            monkeypatch.setattr(launch, f"_{name}", kernel)
+        monkeypatch.setattr(f"{forward.__package__}.{KERNELS[name]}.{name}", kernel)
     monkeypatch.setattr(config, "HOISTS", machine.newer)
     monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
     config.WalkConfig.of.cache_clear()  # of the other Triton
-    monkeypatch.setattr(launch, "_carry", Carry())
-    for module in (launch, *LAUNCHERS):  # fewer multiprocessors than work items: programs take several
-        monkeypatch.setattr(module, "multiprocessors", lambda _device: 3)
+    monkeypatch.setattr(segment_states, "carry", Carry())
+    run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several
     found = kernels()
     backward = partial(found.backward, gate_gradients=gate_gradients)
     fused = SimpleNamespace(forward=found.forward, backward=backward)
@@ -180,13 +185,11 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
     """Then h has half as many rows a program and a state pass cuts segments in parts."""
     chip = 40
     case = Case(gate=gate, T=1100, batch=1, heads=1, d_qk=64, d_hv=256, L=640, states=True)
-    cut = launch.Segments.of(case.T, case.L)
-    assert (
-        launch.WalkShape.filling(case.d_qk, case.d_hv, cut.count, chip, sums=False, norm=False).pieces(case.d_hv) == 2
-    )
-    assert launch.parts_of_a_segment(cut, cut.count, chip) == 2
+    cut = Segments.of(case.T, case.L)
+    assert WalkShape.filling(case.d_qk, case.d_hv, cut.count, chip, sums=False, norm=False).pieces(case.d_hv) == 2
+    assert segment_states.parts_per_segment(cut, cut.count, chip) == 2
     run_on(Machine(seed=5), monkeypatch)
-    monkeypatch.setattr(launch, "multiprocessors", lambda _device: chip)
+    run_on_chip(chip, monkeypatch)
     assert failures(case) == []
 
 
@@ -203,27 +206,26 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
 def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, last: bool, monkeypatch: Any):
     """Where nobody asks for the last state a pass goes over one segment less."""
     run_on(Machine(seed=6), monkeypatch)
-    besides: list[int] = []
+    concurrent: list[int] = []
 
-    def launch_segments(*given: Any, **options: Any) -> Any:
-        besides.append(options["beside"].programs)
-        return launch.launch_segments(*given, **options)
+    def launch_segment_states(*given: Any, **options: Any) -> Any:
+        concurrent.append(options["first_segment"].programs)
+        return segment_states.launch_segment_states(*given, **options)
 
     def forward_of_both(*given: Any, return_last_state: bool = True, **options: Any) -> Any:
         h, state, saved = forward.forward(*given, return_last_state=last, **options)
         return h, state if last else forward.forward(*given, **options)[1], saved
 
     chip = 40
-    for module in (launch, forward):
-        monkeypatch.setattr(module, "multiprocessors", lambda _device: chip)
-    monkeypatch.setattr(forward, "launch_segments", launch_segments)
+    run_on_chip(chip, monkeypatch)
+    monkeypatch.setattr(forward, "launch_segment_states", launch_segment_states)
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=forward_of_both, backward=backward.backward))
-    cut = launch.Segments.of(case.T, case.L)
+    cut = Segments.of(case.T, case.L)
     programs = case.batch * case.heads * (cut.count - 1 - (not last))
-    assert launch.parts_of_a_segment(cut, programs, chip - 2) == parts
+    assert segment_states.parts_per_segment(cut, programs, chip - 2) == parts
     assert failures(case) == []
-    assert besides
-    assert all(besides)
+    assert concurrent
+    assert all(concurrent)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +241,9 @@ def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, las
 def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, monkeypatch: Any):
     """h then writes down the states that segments of backward start from."""
     run_on(Machine(seed=7), monkeypatch)
-    for module in (launch, forward):
-        monkeypatch.setattr(module, "multiprocessors", lambda _device: chip)
+    run_on_chip(chip, monkeypatch)
     of_own = partial(forward.forward, cut_freely=True)
-    monkeypatch.setattr(forward, "chosen_beside_backward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
+    monkeypatch.setattr(forward, "chosen_for_forward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))
     assert failures(case) == []
 
@@ -295,19 +296,15 @@ def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
         ("backward_dkdv", "decays.full.wait(stage)", "pass"),
         ("backward_dkdv", "inputs.dk_written.wait(stage)", "pass"),
         ("backward_dkdv", "scores.ring.producer_acquire(turn)", "pass"),
-        ("segments", "mbarrier.wait(ready.index(after % STAGES), (after // STAGES) & 1)", "pass"),
-        ("segments", "mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)", "pass"),
-        ("segments", "BLOCK_BYTES * (ZB + WB)", "BLOCK_BYTES * (2 + WB)"),
-        (
-            "segments",
-            "FROM: gl.constexpr = 0 if BY_ROWS else HALF * BLOCKS",
-            "FROM: gl.constexpr = 0",
-        ),
-        ("segments", "tma.store_wait(pendings=0)\n            barrier()", "barrier()"),  # states kept are overwritten
-        ("packed", "mbarrier.wait(p_empty.index(pair), (i & 1) ^ 1)", "pass"),
-        ("packed", "mbarrier.wait(p_full.index(pair), phase)", "pass"),
-        ("packed", "tma.store_wait(pendings=PAIRS - 1)", "pass"),
-        ("packed", "mbarrier.init(p_empty.index(i), count=2)", "mbarrier.init(p_empty.index(i), count=1)"),
+        ("segment_states", "ring.consumer_wait(next_stage)", "pass"),
+        ("segment_states", "ring.producer_acquire(stage)", "pass"),
+        ("segment_states", "BLOCK_BYTES * (BLOCKS_QK + BLOCKS_HV)", "BLOCK_BYTES * (2 + BLOCKS_HV)"),
+        ("segment_states", "return 0 if config.divide_rows else half * config.accumulators", "return 0"),
+        ("segment_states", "tma.store_wait(pendings=0)\n    barrier()", "barrier()"),  # states kept are overwritten
+        ("packed_heads", "scores.ring.producer_acquire(slot)", "pass"),
+        ("packed_heads", "scores.ring.consumer_wait(slot)", "pass"),
+        ("packed_heads", "tma.store_wait(pendings=PAIRS - 1)", "pass"),
+        ("packed_heads", "allocate_ring(PAIRS, 2)", "allocate_ring(PAIRS, 1)"),
         ("tile_gradients", "scores.ring.producer_acquire(slot)", "pass"),  # pairs are overwritten
         ("tile_gradients", "heads.ring.producer_acquire(stage)", "pass"),
         ("tile_gradients", "shared.ring.producer_acquire(place)", "pass"),
@@ -347,7 +344,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
         if "heads.ring.producer_acquire" in right:  # a ring that the few heads of a program go round
             of = lambda *heads, **branches: replace(config_of(*heads, **branches), num_stages=2)  # noqa: E731
             monkeypatch.setattr(tile_gradients.TileGradientsConfig, "of", of)
-        case = {"segments": IN_SEGMENTS, "packed": TOGETHER, "tile_gradients": TOGETHER}.get(source, SMALL)
+        case = {"segment_states": IN_SEGMENTS, "packed_heads": TOGETHER, "tile_gradients": TOGETHER}.get(source, SMALL)
         case = replace(case, gate="exp") if source == "normaliser" else case
         case = replace(case, d_qk=256) if source == "schedule" or "x - after" in right else case  # dv has its own walk
         case = IN_SEGMENTS if "pendings=2" in right else case

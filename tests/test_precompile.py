@@ -39,7 +39,7 @@ VARIES = {
     "_sum_tiles": "T TILE TILES",
     "_summarise": "T f.h i.h",
     "_tile_sums": "T",
-    "accumulate": "z_sharing FIRST LAST KEEP HEADS WB ZB new",
+    "accumulate": "config new",
     "add_bias": "T x_h x_t heads HEADS STEPS",
     "advance_state": "config.cols",
     "carry": "new",
@@ -55,7 +55,7 @@ VARIES = {
     "walk_backward_dv": "config launch_pdl new",
     "walk_forward": "config launch_pdl new",
     "walk_forward_normalised": "config",
-    "walk_heads": "segments FIRST",
+    "walk_heads": "config",
 }
 
 

@@ -26,16 +26,14 @@ from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
 from .backward_dv import launch_dv
 from .crossings import through_tiles
 from .forward import initial_matrices, restored, weights
-from .launch import (
-    launch_kept_states,
-    launch_segments,
-)
+from .launch import Inputs
+from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .shapes import TILE, Segments
-from .state_walk import Inputs, States
+from .state import Matrices, States
 from .tile_gradients import Gradients, heads_added_up, launch_gradients, takes_tile_gradients
 
 
-class SegmentStates(NamedTuple):
+class WalkStates(NamedTuple):
     """States (B, H, segments, d_qk, d_hv) float32 that segments start from, None for zero, and where dC goes.
 
     Attributes:
@@ -89,7 +87,7 @@ def backward(
     inputs = Inputs(q, k, v, e, weights(skip))
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
-    states, dC_0 = _segment_states(inputs, dh, cut, C_starts, C_0, dC)
+    states, dC_0 = _walk_states(inputs, dh, cut, C_starts, C_0, dC)
     gradients = _tile_by_tile if dn is None and takes_tile_gradients(q, v, row_sums=gate_gradients) else _in_walks
     dq, dk, dv, qdq, kdk, through, dskip = gradients(inputs, dh, cut, states, gate_gradients=gate_gradients)
     dn_0 = dots = None
@@ -119,9 +117,9 @@ def backward(
     return made if skip is None or dskip is None else (*made, dskip.to(skip.dtype))
 
 
-def _segment_states(
+def _walk_states(
     inputs: Inputs, dh: Tensor, cut: Segments, C_starts: Tensor | None, C_0: Tensor | None, dC: Tensor | None
-) -> tuple[SegmentStates, Tensor | None]:
+) -> tuple[WalkStates, Tensor | None]:
     """Return what segments start from, and dC before the first step, which a walk may have yet to write.
 
     Args:
@@ -130,15 +128,14 @@ def _segment_states(
     """
     if cut.count == 1:
         dC_0 = None if C_0 is None else torch.empty_like(C_0)
-        return SegmentStates(C_0, dC, dC_0), dC_0
-    (starts, _), (dC_0, _) = launch_segments(
-        inputs.q, dh, inputs.exponents, cut, reverse=True, start=(dC, None), norm=False, end=C_0 is not None
-    )
-    return SegmentStates(C_starts, starts, None), dC_0
+        return WalkStates(C_0, dC, dC_0), dC_0
+    of_dC = StateInputs(inputs.q, dh, inputs.exponents, reverse=True)
+    made = launch_segment_states(of_dC, cut, before=Matrices(dC), end=C_0 is not None)
+    return WalkStates(C_starts, made.starts.C, None), made.end.C
 
 
 def _tile_by_tile(
-    inputs: Inputs, dh: Tensor, cut: Segments, states: SegmentStates, *, gate_gradients: bool
+    inputs: Inputs, dh: Tensor, cut: Segments, states: WalkStates, *, gate_gradients: bool
 ) -> KernelResults:
     """Make gradients from states (64, 64) before and after every tile."""
     q, k, v, e, skip = inputs
@@ -147,8 +144,8 @@ def _tile_by_tile(
     dq, dk, dv = _output(q, H // together), _output(k, H // together), _output(v, H)
     C = q.new_empty((B, H, cut.tiles * TILE, TILE))
     dC = dv if T % TILE == 0 else torch.empty_like(C)  # of a tile dC is read before dv is written
-    launch_kept_states(k, v, C, e, cut, reverse=False, first=states.C)
-    launch_kept_states(q, dh, dC, e, cut, reverse=True, first=states.dC, last=states.dC_0)
+    launch_kept_states(StateInputs(k, v, e), C, cut, initial=states.C)
+    launch_kept_states(StateInputs(q, dh, e, reverse=True), dC, cut, initial=states.dC, final=states.dC_0)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else torch.empty_like(e.g)
@@ -161,7 +158,7 @@ def _tile_by_tile(
 
 
 def _in_walks(
-    inputs: Inputs, dh: Tensor, cut: Segments, states: SegmentStates, *, gate_gradients: bool
+    inputs: Inputs, dh: Tensor, cut: Segments, states: WalkStates, *, gate_gradients: bool
 ) -> KernelResults:
     """Make gradients in walks: dq, then dk and dv, together or apart."""
     q, k, v, _, skip = inputs
@@ -188,7 +185,7 @@ def _in_walks(
 def _last_state(k: Tensor, v: Tensor, e: Exponents, C_0: Tensor | None) -> Tensor:
     """Return C after the last step, once more: it is large and rarely needed, so forward does not save it."""
     T = v.shape[2]
-    _, (C_last, _) = launch_segments(k, v, e, Segments.of(T, T + TILE), reverse=False, start=(C_0, None), norm=False)
+    C_last = launch_segment_states(StateInputs(k, v, e), Segments.of(T, T + TILE), before=Matrices(C_0)).end.C
     assert C_last is not None
     return C_last
 

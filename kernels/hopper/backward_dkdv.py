@@ -42,13 +42,12 @@ from tflabench.kernels.tfla.device import multiprocessors
 
 from .config import DkdvConfig
 from .conversions import nearest, remainder, widened
-from .launch import descriptor, exponents_descriptor
+from .launch import Inputs, descriptor, exponents_descriptor
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel, end_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import encode_counts, read_count
 from .shapes import Segments
 from .state import finish_state_update, start_state_update, state_pointers
-from .state_walk import Inputs
 from .tiles import (
     ACC,
     ACC_COLUMN,

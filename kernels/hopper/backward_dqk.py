@@ -40,21 +40,18 @@ from tflabench.kernels.tfla.device import multiprocessors
 
 from .config import WalkConfig
 from .conversions import lower, rounded, upper, widened
-from .launch import descriptor
+from .launch import Inputs, descriptor, pointers
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import Counts, Schedule, get_tile, get_work_item, read_count
 from .shapes import Segments, WalkShape
-from .state import finish_state_update, start_state_update
+from .state import States, finish_state_update, start_state_update
 from .state_walk import (
-    Inputs,
-    States,
     allocate_program,
     commit_scores,
     load_gates,
     load_partition,
     load_state,
-    pointers_of,
     run_walk,
     scale_blocks,
     score_tile,
@@ -448,7 +445,7 @@ def _launch(
     sharing = H // roles.value.shape[1]
     counts = Counts.of(cut, H, sharing)
     unused = exponents.g
-    pointers = pointers_of(states, unused)
+    places = pointers(states, unused)
     query, key, value, primal, out = map(descriptor, roles)
     for launch in range(launches):
         config = WalkConfig.of(
@@ -459,10 +456,10 @@ def _launch(
         )  # fmt: skip
         diagonals = unused if diagonal is None else diagonal[launch]
         if sums is None:
-            kernel, more = walk_backward_dqk, (value, out, exponents, pointers, diagonals)
+            kernel, more = walk_backward_dqk, (value, out, exponents, places, diagonals)
         else:
             parts = RowSumTensors(*(x if x is None or not launch else x[launch * config.pieces :] for x in sums))
-            tensors = Tensors(exponents, pointers, pointers_of(parts, unused), diagonals)
+            tensors = Tensors(exponents, places, pointers(parts, unused), diagonals)
             kernel, more = walk_backward_dqk_with_sums, (value, primal, out, tensors)
         enqueue(
             kernel, config.programs(rows, chip), query, key, *more, rows * config.pieces, T, cut.tiles, counts,

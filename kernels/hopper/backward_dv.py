@@ -18,10 +18,11 @@ from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.device import multiprocessors
 
 from .config import WalkConfig
-from .launch import descriptor
+from .launch import Inputs, descriptor, pointers
 from .schedule import Counts, Schedule
 from .shapes import Segments, WalkShape
-from .state_walk import Inputs, States, pointers_of, run_walk
+from .state import States
+from .state_walk import run_walk
 from .workarounds import ASSEMBLY
 
 
@@ -62,7 +63,7 @@ def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, cut: Segments, *, initial:
     unused = exponents.g
     enqueue(
         walk_backward_dv, config.programs(rows, chip), *map(descriptor, (k, q, dh, dv)), exponents,
-        pointers_of(States(initial=initial), unused), unused if skip is None else skip,
+        pointers(States(initial=initial), unused), unused if skip is None else skip,
         rows * config.pieces, T, cut.tiles, Counts.of(cut, H, H // q.shape[1]), config=config,
         num_warps=4, maxnreg=128, launch_pdl=config.pieces == 1, **ASSEMBLY,
     )  # fmt: skip

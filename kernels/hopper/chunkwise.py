@@ -1,4 +1,4 @@
-"""The fused kernels as `backends` names them: what they take, and how often they materialise a state."""
+"""Offer the fused kernels by the names of `backends`: what they take, and how often they materialise a state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kernels() -> Kernels:
 
 
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None) -> str | None:
-    """Return why these kernels cannot run on such q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
+    """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
     if q.device.type != "cuda" or architecture(q.device) != 90:
         return f"needs a GPU of compute capability 9.0 (H100, H200), not {_name(q.device)}"
@@ -57,4 +57,5 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = Tru
 
 
 def _name(device: torch.device) -> str:
+    """Return the name of a device for a message."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: frozen dataclasses that host and device share, one constexpr argument each."""
+"""Describe what kernels are compiled for: frozen dataclasses that host and device share, as one constexpr argument."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, cast
 
+from tflabench.kernels.cover import cdiv
+
 from . import state, tiles
-from .shapes import WalkShape
+from .shapes import PACK, StatePassShape, WalkShape
 from .workarounds import HOISTS
 
 # What Triton's decorators return has no types that a Python checker knows.
@@ -16,10 +18,10 @@ _score_operands: Any = cast("Any", tiles).score_operands
 
 
 class KernelConfig:
-    """A config that says its properties too: Triton's cache knows a kernel compiled for one by its text."""
+    """Make a frozen dataclass a constexpr argument: Triton's cache knows a kernel by its text."""
 
     def __repr__(self) -> str:
-        """Return fields and properties."""
+        """Return fields and properties, so that a kernel is compiled anew where what is derived changes."""
         names = [field.name for field in fields(cast("Any", self))]
         names += [name for name, x in vars(type(self)).items() if isinstance(x, property)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
@@ -27,7 +29,7 @@ class KernelConfig:
 
 @dataclass(frozen=True, repr=False)
 class WalkConfig(KernelConfig):
-    """What a walk for h, dv, dq or dk is compiled for, see `state_walk`.
+    """Describe what a walk for h, dv, dq or dk is compiled for, see `state_walk`.
 
     Attributes:
         d_qk, d_hv: head dimensions.
@@ -77,7 +79,7 @@ class WalkConfig(KernelConfig):
         """Return the config of a shape, with the branches that are named.
 
         Decay of h and dv is deferred at d_qk = 256, where there is most to multiply: not in float16, which has no range
-        for what stays pending, and on Triton 3.7 and later not beside a normaliser (ptxas C7512). Row sums of dq and dk
+        for what stays pending, and on Triton 3.7 and later not with a normaliser (ptxas C7512). Row sums of dq and dk
         need the weights that the other walk rounds by, and products of dq would be serialised.
         """
         deferred = shape.WB == 4 and bfloat16 and branches.get("transposed", True)
@@ -147,7 +149,7 @@ class WalkConfig(KernelConfig):
 
     @property
     def shares_decay(self) -> bool:
-        """Whether the state partitions read the decay of a tile from shared memory or load it themselves."""
+        """Let the state partitions read the decay of a tile from shared memory, where each would load it else."""
         return self.row_sums or self.blocks_key == 4
 
     @property
@@ -157,13 +159,14 @@ class WalkConfig(KernelConfig):
 
     @property
     def load_zeros(self) -> bool:
-        """Whether a state that starts from zero takes its zeros from a load, see `state_walk.load_state`."""
+        """Take the zeros of a state that starts from zero from a load, see `state_walk.load_state`."""
         return self.defer_decay or (self.normalise and self.blocks_key == 4)
 
     @property
     def load_early(self) -> bool:
-        """Whether tiles are loaded before the kernel before this one has ended, which does not make q, k and v of h;
-        partitions that read what it does make wait for it.
+        """Load tiles of h before the kernel before this one has ended, which does not make q, k and v.
+
+        Partitions that read what it does make wait for it.
         """
         of_h = self.transposed and not self.reverse
         return of_h and not (self.normalise or self.independent)
@@ -256,3 +259,125 @@ class TileGradientsConfig(KernelConfig):
         """Return the config for work items of `num_heads` heads, with the branches that are named."""
         shared, stages = (4, 3) if num_heads == 1 else (2, 4)
         return cls(num_heads, num_shared_stages=shared, num_stages=stages, num_slots=2, **branches)
+
+
+@dataclass(frozen=True, repr=False)
+class PackedHeadsConfig(KernelConfig):
+    """Describe what the walk for h with several heads in a program is compiled for.
+
+    Attributes:
+        num_heads: heads of a program, an even number.
+        num_stages: tiles of Q, K and V in shared memory.
+        state_registers, score_registers: registers of a thread of a state partition, and of `score`.
+        one_segment: sequences have one segment each.
+        skip: add skip V to H, a number a head.
+        load_initial_state, store_final_state: of each segment.
+    """
+
+    num_heads: int = PACK
+    num_stages: int = 2
+    state_registers: int = 176
+    score_registers: int = 80
+    one_segment: bool = False
+    skip: bool = False
+    load_initial_state: bool = False
+    store_final_state: bool = False
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of heads, of which either state partition has one."""
+        return self.num_heads // 2
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share a state."""
+        return 1
+
+    @property
+    def shared_heads(self) -> bool:
+        """Let heads of V share a head of Q and K."""
+        return True
+
+
+@dataclass(frozen=True, repr=False)
+class SegmentStatesConfig(KernelConfig):
+    """Describe what the pass over the states of segments is compiled for, see `segment_states.accumulate`.
+
+    Attributes:
+        d_qk, d_hv: head dimensions.
+        blocks_qk, blocks_hv: blocks of 64 columns of qk and of hv in a tile.
+        num_heads: heads of a program; with several, d_qk and d_hv are 64 and a block of hv is a head's.
+        num_stages: tiles of qk and hv in shared memory.
+        reverse: go backward in time.
+        shared_heads: heads of hv share a head of qk.
+        normalise: add up n too.
+        keep_states: store the state before every tile in 16 bits; d_qk and d_hv are then 64.
+        load_initial_state, store_final_state: of each segment.
+    """
+
+    d_qk: int
+    d_hv: int
+    blocks_qk: int
+    blocks_hv: int
+    num_heads: int
+    num_stages: int
+    reverse: bool = False
+    shared_heads: bool = False
+    normalise: bool = False
+    keep_states: bool = False
+    load_initial_state: bool = False
+    store_final_state: bool = False
+
+    @classmethod
+    @cache
+    def of(cls, shape: StatePassShape, d_qk: int, d_hv: int, **branches: bool) -> SegmentStatesConfig:
+        """Return the config of a shape, with the branches that are named."""
+        return cls(d_qk, d_hv, **vars(shape), **branches)
+
+    @property
+    def divide_rows(self) -> bool:
+        """Give each state partition 64 rows of the state, all columns of them; else half of the columns, or heads."""
+        return self.num_heads == 1 and self.blocks_qk == 2
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators [64, 64] of a state partition, one for each block of hv that it takes."""
+        return self.blocks_hv if self.divide_rows else self.blocks_hv // 2
+
+    @property
+    def operands(self) -> int:
+        """Heads of a state partition: left operands of its products in a tile."""
+        return 1 if self.num_heads == 1 else self.accumulators
+
+    @property
+    def pieces_qk(self) -> int:
+        """Programs that share the columns of a state."""
+        return cdiv(self.d_qk, 128)
+
+    @property
+    def pieces(self) -> int:
+        """Programs that share a state."""
+        return self.pieces_qk * cdiv(self.d_hv, 256)
+
+
+@dataclass(frozen=True, repr=False)
+class CarryConfig(KernelConfig):
+    """Describe what the kernel that joins the states of segments is compiled for, see `segment_states.carry`.
+
+    Attributes:
+        tiles: a power of two, at least the tiles of a part.
+        block: elements of a state in a program, a power of two.
+        reverse: go backward in time.
+        resumed: what the second segment starts from is there, and what the first one does unless it is zero.
+        load_initial_state: the first segment does not start from zero.
+        store_final_state: store the state after the last segment of the walk; only then what that segment adds is read.
+        overlap: launched while the kernel before may still run, see `pipeline.begin_kernel`.
+    """
+
+    tiles: int
+    block: int
+    reverse: bool = False
+    resumed: bool = False
+    load_initial_state: bool = False
+    store_final_state: bool = False
+    overlap: bool = True

@@ -11,9 +11,9 @@ tiles, `score` has products for n, and there is one partition more:
 
     normaliser   2 warps   n and denominators, see normaliser.py            -> whoever divides H by them
 
-A sequence of several segments takes a pass that makes the states they start from, then a walk over all of them side by
-side; a short first segment is walked beside that pass. Where backward is cut otherwise, h writes down what its segments
-start from.
+A sequence of several segments takes a pass that makes the states they start from (segment_states.py), then a walk over
+all of them side by side; the walk over a short first segment runs while that pass does. Where backward has other
+segments, h writes down what these start from. Heads that share q and k may share a program too (packed_heads.py).
 """
 
 from typing import Any
@@ -31,25 +31,24 @@ from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate
 
 from .config import WalkConfig
-from .cuts import Shape, chosen_beside_backward
+from .cuts import Shape, chosen_for_forward
 from .exponents import exponents
-from .launch import (
-    Beside,
-    after_first,
-    descriptor,
-    first_beside,
-    heads_together,
-    launch_packed,
-    launch_segments,
-)
+from .launch import Inputs, descriptor, pointers
 from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
+from .packed_heads import launch_packed_heads
 from .pipeline import Cursor, begin_kernel, end_kernel
 from .schedule import Counts, Schedule, get_work_item, stores_state_after
-from .shapes import TILE, Segments, WalkShape
-from .state import split_decay
+from .segment_states import (
+    ConcurrentFirstSegment,
+    SegmentStates,
+    StateInputs,
+    first_segment_programs,
+    launch_segment_states,
+    skip_first_segment,
+)
+from .shapes import TILE, Segments, WalkShape, heads_together
+from .state import Matrices, States, split_decay
 from .state_walk import (
-    Inputs,
-    States,
     allocate_output,
     allocate_program,
     apply_decay,
@@ -57,7 +56,6 @@ from .state_walk import (
     load_gates,
     load_tile,
     multiply_query_key,
-    pointers_of,
     run_walk,
     state_partition,
 )
@@ -203,13 +201,10 @@ def walk_forward_normalised(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-Matrices = tuple[Tensor | None, Tensor | None]  # C and n of a state, or where they go
-
-
 def launch_walk(
     inputs: Inputs, h: Tensor, cut: Segments, *,
     states: States | None = None, norm: NormaliserTensors | None = None, kept_cut: Segments | None = None,
-    walked: range | None = None, independent: bool = False,
+    segments: range | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
     """Write h (B, H, T, d_hv), and the states that are asked for.
 
@@ -217,17 +212,17 @@ def launch_walk(
         cut: where segments begin; with more than one, `states` has what each of them starts from.
         states: what is None is neither read nor written.
         norm: divide h by the denominators.
-        kept_cut: the cut for whose segments states are kept, if `states` has a place for them.
-        walked: these segments only, whose part of h is written.
+        kept_cut: the cut for whose segments states are kept, where `states.kept` is given.
+        segments: write the part of h of these only.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
     """
     q, k, v, gates, skip = inputs
     B, H, T, d_hv = v.shape
     d_qk = q.shape[-1]
     states = states or States()
-    walked = range(cut.count) if walked is None else walked
+    segments = range(cut.count) if segments is None else segments
     chip = multiprocessors(q.device)
-    rows = B * H * len(walked)
+    rows = B * H * len(segments)
     config = WalkConfig.of(
         WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=norm is not None), d_qk, d_hv,
         bfloat16=q.dtype == torch.bfloat16, shared_heads=q.shape[1] < H, normalise=norm is not None,
@@ -236,17 +231,17 @@ def launch_walk(
     )  # fmt: skip
     items = rows * config.pieces
     kept = () if kept_cut is None else (kept_cut.segment_tiles, kept_cut.count)
-    counts = Counts(H, H // q.shape[1], cut.segment_tiles, cut.count, walked.stop, len(walked), *kept).as_argument()
-    # Pieces of a state are to start together, not where another kernel ends, but for a first segment beside the state
-    # pass.
-    overlap = config.pieces == 1 or walked.stop < cut.count
+    counts = Counts(H, H // q.shape[1], cut.segment_tiles, cut.count, segments.stop, len(segments), *kept).as_argument()
+    # Pieces of a state are to start together, not as the kernel before leaves multiprocessors. A first segment takes
+    # those that the state pass leaves.
+    overlap = config.pieces == 1 or segments.stop < cut.count
     unused = gates.g
     if norm is None:
         kernel, more = walk_forward, unused if skip is None else skip
     else:
-        kernel, more = walk_forward_normalised, pointers_of(norm, unused)
+        kernel, more = walk_forward_normalised, pointers(norm, unused)
     enqueue(
-        kernel, config.programs(rows, chip), *map(descriptor, (q, k, v, h)), gates, pointers_of(states, unused), more,
+        kernel, config.programs(rows, chip), *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
         items, T, cut.tiles, counts, config=config, num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
 
@@ -256,7 +251,7 @@ def forward(
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
     skip: Tensor | None = None, return_last_state: bool = True, cut_freely: bool = False,
 ) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
-    """Return h, the last state or None, and what `backward` needs besides the inputs (see `empty_saved`).
+    """Return h, the last state or None, and what `backward` needs in addition to the inputs (see `empty_saved`).
 
     Args:
         q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); bfloat16 or float16, any
@@ -265,7 +260,7 @@ def forward(
         chunk_size: L, a multiple of 64: steps between two states in memory; nothing below T materialises none at all.
         state_dtype: without effect: states are float32, one every L steps.
         skip: (H,), for a gate without normaliser: h_t has skip v_t added.
-        return_last_state: a pass less over it without.
+        return_last_state: without it the last of several segments needs no state pass.
         cut_freely: chunk_size is that of backward, for which states are saved; forward may cut the sequence otherwise.
     """
     del state_dtype, config
@@ -274,7 +269,7 @@ def forward(
     cut = backward_cut = Segments.of(T, chunk_size)
     kept = kept_cut = None
     if cut_freely and cut.count > 1 and not together:
-        cut = Segments.of(T, chosen_beside_backward(Shape.of(q, v, gate)).chunk_size(T))
+        cut = Segments.of(T, chosen_for_forward(Shape.of(q, v, gate)).chunk_size(T))
         if cut != backward_cut:
             kept_cut, kept = backward_cut, _empty_states(q, v, backward_cut.count)
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
@@ -288,67 +283,68 @@ def forward(
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), None, None)
     inputs = Inputs(q, k, v_aligned, e, skip)
 
-    def walk(first: Matrices, last: Matrices, **how: Any) -> None:
+    def walk(initial: Matrices, final: Matrices, **options: Any) -> None:
+        """Write h, out of the states before segments, and the states after them."""
+        states = States(initial.C, final.C, kept)
         if together:
-            launch_packed(*inputs[:3], out, e, cut, (first[0], last[0]), skip)
+            launch_packed_heads(inputs, out, cut, states)
             return
-        of_walk = None if norm is None else norm._replace(initial=first[1], final=last[1])
-        states = States(first[0], last[0], kept)
-        launch_walk(inputs, out, cut, states=states, norm=of_walk, kept_cut=kept_cut, **how)
+        n = None if norm is None else norm._replace(initial=initial.n, final=final.n)
+        launch_walk(inputs, out, cut, states=states, norm=n, kept_cut=kept_cut, **options)
 
-    start, ends, saved = initial_matrices(initial), (None, None), () if kept is None else (kept,)
+    before, end, saved = initial_matrices(initial), Matrices(), () if kept is None else (kept,)
     if cut.count > 1:
-        starts, ends = _walk_segments(
-            walk, inputs, cut, start, norm=norm is not None, end=return_last_state, beside=not together
-        )
-        saved = saved or starts[:1]
+        states = _walk_segments(
+            walk, inputs, cut, before,
+            normalise=norm is not None, end=return_last_state, may_overlap=not together,
+        )  # fmt: skip
+        end, saved = states.end, saved or (states.starts.C,)
     else:
         if return_last_state:
             C = _empty_states(q, v, 1)[:, :, 0]
-            ends = C, C.new_empty(C.shape[:3]) if gate.normalize else None
-        walk(start, ends)
+            end = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
+        walk(before, end)
     if out is not h:
         h.copy_(out)
-    state = State(*ends, None if m is None else m[:, :, -1].contiguous()) if return_last_state else None
+    state = State(*end, None if m is None else m[:, :, -1].contiguous()) if return_last_state else None
     log_gates = () if log_f is None else (log_f,)
     return h, state, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g, *saved)
 
 
 def _walk_segments(
-    walk: Any, inputs: Inputs, cut: Segments, start: Matrices, *, norm: bool, end: bool, beside: bool
-) -> tuple[Matrices, Matrices]:
-    """Make the states that segments start from, and walk over these.
+    walk: Any, inputs: Inputs, cut: Segments, before: Matrices, *, normalise: bool, end: bool, may_overlap: bool
+) -> SegmentStates:
+    """Make the states that segments start from, and walk over the segments.
 
     Args:
-        walk: takes where states before and after segments are, as C and n, and what `launch_walk` is to do else.
-        start: before the first step.
-        norm: with n.  end: with the state after the last step.
-        beside: walk a short first segment beside the state pass, where there is room.
-
-    Returns:
-        C (B, H, segments, d_qk, d_hv) and n (B, H, segments, d_qk) before each segment, and those after the last step;
-        n is None without a normaliser, the latter are without `end`.
+        walk: takes the `Matrices` before and after segments, and options of `launch_walk`.
+        before: the states before the first step.
+        normalise: with n.
+        end: with the states after the last step.
+        may_overlap: walk over a short first segment while the state pass runs, where there is room.
     """
     q, k, v, e, _ = inputs
     B, H, _, d_hv = v.shape
     programs = 0
-    if beside:
-        programs = first_beside(q.shape[-1], d_hv, B * H, cut, multiprocessors(q.device), norm=norm)
+    if may_overlap:
+        chip = multiprocessors(q.device)
+        programs = first_segment_programs(q.shape[-1], d_hv, B * H, cut, chip, normalise=normalise)
 
-    def walk_first(C: Tensor, n: Tensor | None) -> None:
-        after = after_first(C), None if n is None else after_first(n)
-        walk((None, None) if start[0] is None else (C, n), after, walked=range(1), independent=True)
+    def walk_first(starts: Matrices) -> None:
+        """Write h of the first segment, and the states that the second one starts from."""
+        second = Matrices(*(None if x is None else skip_first_segment(x) for x in starts))
+        walk(Matrices() if before.C is None else starts, second, segments=range(1), independent=True)
 
-    starts, ends = launch_segments(
-        k, v, e, cut, reverse=False, start=start, norm=norm, end=end,
-        beside=Beside(programs, walk_first) if programs else None,
+    states = launch_segment_states(
+        StateInputs(k, v, e), cut, before=before, normalise=normalise, end=end,
+        first_segment=ConcurrentFirstSegment(programs, walk_first) if programs else None,
     )  # fmt: skip
-    walk(starts, (None, None), walked=range(1 if programs else 0, cut.count))
-    return starts, ends
+    walk(states.starts, Matrices(), segments=range(1 if programs else 0, cut.count))
+    return states
 
 
 def _empty_states(q: Tensor, v: Tensor, count: int) -> Tensor:
-    """Return room for so many C a head, (B, H, count, d_qk, d_hv) float32."""
+    """Return room for `count` matrices C a head, (B, H, count, d_qk, d_hv) float32."""
     B, H, _, d_hv = v.shape
     return torch.empty((B, H, count, q.shape[-1], d_hv), dtype=torch.float32, device=q.device)
 
@@ -372,9 +368,8 @@ def empty_saved(
 def initial_matrices(state: State | None) -> Matrices:
     """Return C and n as the kernels take them."""
     if state is None:
-        return None, None
-    C, n = (None if x is None else x.float().contiguous() for x in state[:2])
-    return C, n
+        return Matrices()
+    return Matrices(*(None if x is None else x.float().contiguous() for x in state[:2]))
 
 
 def weights(skip: Tensor | None) -> Tensor | None:

@@ -34,7 +34,7 @@ VALUE_OF_THREAD = gl.constexpr(gl.SliceLayout(1, PARTS))  # a step or columns of
 
 
 class NormaliserTensors(NamedTuple):
-    """What a forward walk with a normaliser reads and writes, float32; on the device, pointers.
+    """Tensors that a forward walk with a normaliser reads and writes, float32; on the device, pointers.
 
     Attributes:
         m: running maximum, (B, H, T).
@@ -117,7 +117,7 @@ def allocate_normaliser(config: gl.constexpr, dtype: gl.constexpr):
 def split_float32(x, dtype: gl.constexpr):
     """Split float32 x [n] into an operand [n, 8] of dtype: the sum of a product's columns is the product with x.
 
-    A column takes the leading bits of what is left: three of bfloat16 have all of a float32. Four of float16, each
+    A column takes the leading bits of the remainder: three of bfloat16 have all of a float32. Four of float16, each
     2**10 times as large as its place, have them from 2**-14 on and steps of 2**-38 below, where a weight is at most 1,
     and reach as far as the sum of 65,536 of the largest keys.
     """

@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""How the partitions of a program hand buffers in shared memory to each other, and how kernels overlap."""
+"""Hand buffers in shared memory from one partition of a program to another, and let kernels overlap."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -10,7 +10,7 @@ from .workarounds import let_next_kernel_start, wait_for_kernel_before
 
 
 def aggregate(cls):
-    """Make a class a value of kernels that is constructed of its fields, as Triton itself does from 3.9 on."""
+    """Make a class a value of kernels that is constructed from its fields, as Triton itself does from 3.9 on."""
     fields = tuple(cls.__annotations__)
 
     def __init__(self, *args, **named):

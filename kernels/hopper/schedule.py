@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""How the work of a walk is cut into items that programs take one after the other."""
+"""Cut the work of a walk into items that programs take one after the other."""
 
 from typing import Any, NamedTuple
 
@@ -26,10 +26,10 @@ class Counts(NamedTuple):
     Attributes:
         num_heads: heads of V and H.
         heads_per_qk: consecutive heads that share a head of Q and K.
-        segment_tiles: tiles of a segment; the first segment has what is left over.
-        num_segments: of a sequence.
-        end_segment: the first segment after those that are walked.
-        walked_segments: how many are.
+        segment_tiles: tiles of a segment; the first segment has the remainder.
+        num_segments: segments of a sequence.
+        end_segment: the first segment after those of the walk.
+        walked_segments: how many segments the walk has.
         kept_segment_tiles, num_kept_segments: of the cut for whose segments states are kept.
     """
 
@@ -88,6 +88,7 @@ class WorkItem:
     Fields:
         qk_head: the head of Q and K.
         row: batch * num_heads + head.
+        segment: the number of the segment in its sequence.
         first_tile, end_tile: of the segment.
         state_index: the place of the segment's state among all of them, int64.
         piece: which 128 * blocks_hv rows of C^T.
@@ -97,6 +98,7 @@ class WorkItem:
     head: gl.tensor
     qk_head: gl.tensor
     row: gl.tensor
+    segment: gl.tensor
     first_tile: gl.tensor
     end_tile: gl.tensor
     state_index: gl.tensor
@@ -104,10 +106,14 @@ class WorkItem:
 
 
 @gluon.jit
-def get_work_item(schedule, item, config: gl.constexpr):
+def get_work_item(schedule, item, config: gl.constexpr, ONE_SEGMENT: gl.constexpr = False):
     """Return a work item by its number.
 
     Pieces of a state are consecutive: they run side by side and share Q and K in the L2 cache.
+
+    Args:
+        ONE_SEGMENT: what the counts say too. A number of tiles that comes of no division stays in uniform registers, as
+            do addresses made of it.
     """
     PIECES: gl.constexpr = config.pieces
     counts = schedule.counts
@@ -116,6 +122,8 @@ def get_work_item(schedule, item, config: gl.constexpr):
     segment_tiles = read_count(counts.segment_tiles, item)
     walked_segments = read_count(counts.walked_segments, item)
     first_segment = read_count(counts.end_segment, item) - walked_segments
+    if ONE_SEGMENT:
+        num_segments, walked_segments, first_segment, segment_tiles = 1, 1, 0, schedule.num_tiles
     segment = first_segment + (item // PIECES) % walked_segments
     row = item // (PIECES * walked_segments)
     begin = schedule.num_tiles - (num_segments - segment) * segment_tiles
@@ -132,6 +140,7 @@ def get_work_item(schedule, item, config: gl.constexpr):
         head=head,
         qk_head=qk_head,
         row=row,
+        segment=segment,
         first_tile=gl.maximum(begin, 0),
         end_tile=end,
         state_index=(row * num_segments + segment).to(gl.int64),
@@ -146,6 +155,17 @@ def get_tile(work, turn, config: gl.constexpr):
         return work.first_tile + work.end_tile - 1 - turn
     else:
         return turn
+
+
+@gluon.jit
+def get_state_index(schedule, work, head, HEADS: gl.constexpr):
+    """Return the place, int64, of a head's state of the work item's segment among all of them.
+
+    Args:
+        head: its number in a program that has HEADS of them; those of a work item are then packs of HEADS.
+    """
+    num_segments = read_count(schedule.counts.num_segments, work.row)
+    return ((work.row * HEADS + head) * num_segments + work.segment).to(gl.int64)
 
 
 @gluon.jit

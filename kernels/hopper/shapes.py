@@ -1,4 +1,4 @@
-"""How work is divided on Hopper: sequences into segments, shared memory and registers between a program's roles.
+"""Divide work on Hopper: sequences into segments, shared memory and registers between the partitions of a program.
 
 These are plain numbers, known before anything is launched.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tflabench.kernels.cover import cdiv
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TILE = 64  # steps in shared memory at a time
 SHARED_MEMORY = 227 * 1024  # of one program on sm_90
@@ -30,13 +33,18 @@ def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:
     return None
 
 
+def heads_together(q: Tensor, v: Tensor) -> int:
+    """Return how many heads of v (B, H, T, d_hv) share a program that makes h without a normaliser."""
+    return PACK if q.shape[-1] == v.shape[-1] == 64 and v.shape[1] % (PACK * q.shape[1]) == 0 else 1
+
+
 class Segments(NamedTuple):
     """The segments of a sequence, which programs walk over side by side.
 
     Attributes:
-        tiles: of the sequence.
-        segment_tiles: of every segment but the first, which has what is left over.
-        count: of segments.
+        tiles: tiles of the sequence.
+        segment_tiles: tiles of every segment but the first, which has the remainder.
+        count: number of segments.
     """
 
     tiles: int
@@ -45,13 +53,13 @@ class Segments(NamedTuple):
 
     @classmethod
     def of(cls, steps: int, chunk_size: int) -> Segments:
-        """Return the segments of a sequence of so many steps, `chunk_size` each."""
+        """Return the segments of a sequence of `steps` steps, `chunk_size` each."""
         tiles = cdiv(steps, TILE)
         return cls.of_tiles(tiles, min(tiles, chunk_size // TILE))
 
     @classmethod
     def of_tiles(cls, tiles: int, segment_tiles: int) -> Segments:
-        """Return the segments of a sequence of so many tiles."""
+        """Return the segments of a sequence of `tiles` tiles."""
         return cls(tiles, segment_tiles, cdiv(tiles, segment_tiles))
 
     @property
@@ -62,13 +70,13 @@ class Segments(NamedTuple):
 
 @dataclass(frozen=True)
 class WalkShape:
-    """Compile-time shape of a walk.
+    """Compile-time shape of a walk; for h U is Q, W is K and Z is V.
 
     Attributes:
         WB, ZB: blocks of U and W, and blocks of Z for 64 rows of state.
         STAGES, SLOTS, OUTS: tiles, scores and outputs that shared memory holds at a time.
-        MATH_REGISTERS: registers of a math thread.
-        GROUPS: warp groups of a math role: two roles of one, or one of two.
+        MATH_REGISTERS: registers of a thread that holds the state.
+        GROUPS: warp groups of a partition that holds the state: two partitions of one, or one of two.
     """
 
     WB: int
@@ -89,9 +97,9 @@ class WalkShape:
             norm: with a normaliser.
             halved: half as many rows in a program (see `filling`).
 
-        A math role's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score` run
-        ahead of the math roles, where shared memory has room (with a normaliser, up to 128 columns, a third stage
-        comes first). It gets the registers that the math roles do not need.
+        A state partition's accumulators are WB * ZB <= 4 blocks; with row sums one block of rows. Two slots let `score`
+        run ahead of the state partitions, where shared memory has room (with a normaliser, up to 128 columns, a third
+        stage comes first). It gets the registers that the state partitions do not need.
         """
         WB = w // 64
         ZB = 1 if sums else max(1, min(4 // WB, z // 128) // (2 if halved else 1))
@@ -104,7 +112,7 @@ class WalkShape:
 
     @classmethod
     def filling(cls, w: int, z: int, heads: int, chip: int, *, sums: bool, norm: bool) -> WalkShape:
-        """Return the shape for the states of so many heads and segments side by side, on a chip of so many processors.
+        """Return the shape for the states of `heads` heads and segments side by side, on `chip` multiprocessors.
 
         A program has half as many rows where less than half of the chip would be taken, but not with a normaliser,
         which every program of a state carries.
@@ -121,34 +129,34 @@ class WalkShape:
 
 @dataclass(frozen=True)
 class StatePassShape:
-    """Compile-time shape of `segments.accumulate`.
+    """Compile-time shape of `segment_states.accumulate`.
 
-    A state of 64 rows has half of its columns in either math role. States of 64 by 64 would be half padding: a program
-    takes those of several heads.
+    Of a state of 64 rows each state partition has half of the columns. States of 64 by 64 would be half padding, so a
+    program takes those of several heads.
 
     Attributes:
-        WB, ZB: blocks of W and of Z in a tile.
-        HEADS: heads of a program.
-        STAGES: tiles that shared memory holds at a time.
+        blocks_qk, blocks_hv: blocks of 64 columns of k or q, and of v or dh, in a tile.
+        num_heads: heads of a program.
+        num_stages: tiles that shared memory holds at a time.
     """
 
-    WB: int
-    ZB: int
-    HEADS: int
-    STAGES: int
+    blocks_qk: int
+    blocks_hv: int
+    num_heads: int
+    num_stages: int
 
     @classmethod
     @cache
-    def of(cls, d_qk: int, d_hv: int, *, heads: int, z_sharing: int) -> StatePassShape:
-        """Return the shape for so many heads, of which z_sharing consecutive ones share Z."""
-        HEADS = gcd(PACK, heads) if d_qk == d_hv == TILE else 1
-        if HEADS > 1:
-            w, z = HEADS, 1 if z_sharing % HEADS == 0 else HEADS
+    def of(cls, d_qk: int, d_hv: int, *, heads: int, heads_per_qk: int) -> StatePassShape:
+        """Return the shape for a number of heads, of which heads_per_qk consecutive ones share a head of q and k."""
+        num_heads = gcd(PACK, heads) if d_qk == d_hv == TILE else 1
+        if num_heads > 1:
+            blocks_qk, blocks_hv = 1 if heads_per_qk % num_heads == 0 else num_heads, num_heads
         else:
-            w = min(d_hv, 256) // 64
-            z = 1 if d_qk == TILE and w > 1 else 2
-        return cls(WB=w, ZB=z, HEADS=HEADS, STAGES=min(4, 24 // (w + z)))
+            blocks_hv = min(d_hv, 256) // 64
+            blocks_qk = 1 if d_qk == TILE and blocks_hv > 1 else 2
+        return cls(blocks_qk, blocks_hv, num_heads, num_stages=min(4, 24 // (blocks_qk + blocks_hv)))
 
     def programs(self, rows: int, d_qk: int, d_hv: int) -> int:
-        """Return how many go over one segment of so many rows of batch and heads."""
-        return rows // self.HEADS * cdiv(d_qk, 128) * cdiv(d_hv, 256)
+        """Return how many programs go over one segment of `rows` rows of batch and heads."""
+        return rows // self.num_heads * cdiv(d_qk, 128) * cdiv(d_hv, 256)

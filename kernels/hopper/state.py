@@ -6,6 +6,8 @@
 A partition has 64 rows of it (128 with 8 warps) at a time, in blocks of 64 columns. Forward S = C^T, Z = V, W = K.
 """
 
+from typing import Any, NamedTuple
+
 from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,12 +17,33 @@ from .conversions import widened
 from .tiles import join_columns, split_columns
 from .workarounds import zero_from_here
 
+
+class States(NamedTuple):
+    """Matrix memories (B, H, segments, d_qk, d_hv) float32, or None; on the device, pointers.
+
+    Attributes:
+        initial, final: C before and after each segment.
+        kept: C before each segment of another cut.
+    """
+
+    initial: Any = None
+    final: Any = None
+    kept: Any = None
+
+
+class Matrices(NamedTuple):
+    """C and n of states, float32, or where they go: (B, H, ..., d_qk, d_hv) and (B, H, ..., d_qk), or None."""
+
+    C: Any = None
+    n: Any = None
+
+
 MOST_DEFERRED = gl.constexpr(-40.0)  # what is added to the accumulators, up to 2**40 times as large, stays finite
 
 
 @constexpr_function
 def accumulators(blocks):
-    """Return into how many accumulators so many blocks of state are cut for their update, of one block or two each.
+    """Return into how many accumulators `blocks` blocks of state are cut for their update, of one block or two each.
 
     Of four ptxas has not enough registers (C7602); of one of 128 columns it serialises products (C7512, Triton 3.9).
     """

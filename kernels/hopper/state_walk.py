@@ -26,14 +26,10 @@ A program holds 128 or 256 rows of S; more rows take several programs ("pieces")
 launches. TMA pads with zeros beyond the last step or column, and loses what is written there.
 """
 
-from typing import Any, NamedTuple
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
-
-from tflabench.kernels.gates import Exponents
 
 from .conversions import nearest
 from .normaliser import allocate_normaliser
@@ -63,36 +59,6 @@ from .workarounds import (
 )
 
 # --- What partitions share --------------------------------------------------------------------------------------------
-
-
-class States(NamedTuple):
-    """Matrix memories (B, H, segments, d_qk, d_hv) float32, or None; on the device, pointers.
-
-    Attributes:
-        initial, final: C before and after each segment.
-        kept: C before each segment of another cut.
-    """
-
-    initial: Any = None
-    final: Any = None
-    kept: Any = None
-
-
-class Inputs(NamedTuple):
-    """What h and its gradients are made of.
-
-    Attributes:
-        q, k: (B, H or fewer, T, d_qk), each head for consecutive ones of v, (B, H, T, d_hv); bfloat16 or float16, as
-            TMA takes them (`tfla.tiles.aligned`).
-        exponents: of the gates.
-        skip: (H,) float32, without a normaliser: h_t has skip v_t added; None for nothing.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    exponents: Exponents
-    skip: Tensor | None
 
 
 @aggregate
@@ -652,11 +618,3 @@ def run_walk(schedule, descs, out_desc, gates, states, diagonal_ptr, config: gl.
         [REGISTERS, 488 - 2 * REGISTERS, 24],
     )
     end_kernel(config.independent)
-
-
-# --- Host -------------------------------------------------------------------------------------------------------------
-
-
-def pointers_of(tensors: Any, unused: Any) -> Any:
-    """Return a named tuple of tensors with `unused`, which nothing reads, in place of None."""
-    return type(tensors)(*(unused if x is None else x for x in tensors))

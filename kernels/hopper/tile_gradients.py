@@ -42,12 +42,11 @@ from tflabench.kernels.tfla.device import multiprocessors
 
 from .config import TileGradientsConfig
 from .conversions import nearest, widened
-from .forward import Inputs
-from .launch import descriptor, exponents_descriptor, heads_together
+from .launch import Inputs, descriptor, exponents_descriptor
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import decode_count, encode_counts, read_count
-from .shapes import TILE
+from .shapes import TILE, heads_together
 from .tiles import ACC, ACC_COLUMN, ACC_ROW, BLOCK_BYTES, STEP, VECTOR, block
 from .workarounds import ASSEMBLY, barrier, tma_load, tma_store, wait_for_products
 

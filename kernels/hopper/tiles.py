@@ -42,7 +42,7 @@ def operands(buffer, NUM_TILES: gl.constexpr, BLOCKS: gl.constexpr, OPERANDS: gl
 
 @constexpr_function
 def score_operands(blocks):
-    """Return into how many operands a tile of Q or K, so many blocks wide, is cut for a product: powers of two wide."""
+    """Return into how many operands a tile of Q or K, blocks * 64 wide, is cut for a product: powers of two wide."""
     return 3 if blocks == 3 else max(1, blocks // int(WIDEST_OPERAND))
 
 
@@ -61,7 +61,7 @@ def load_blocks(desc, coords, buffer, first_block, COUNT: gl.constexpr, full):
 
 @constexpr_function
 def wide(layout, columns):
-    """Return the layout of an accumulator that has so many columns."""
+    """Return the layout of an accumulator that has `columns` columns."""
     return gl.NVMMADistributedLayout(layout.version, layout.warps_per_cta, [16, columns, 16])
 
 

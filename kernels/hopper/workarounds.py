@@ -1,6 +1,7 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""What differs between Triton 3.6 and 3.9, under one name each: what moved in Gluon, and what later versions compile to
-something slower if they are left to.
+"""Bring Triton 3.6 and 3.9 under one name where they differ.
+
+Some functions of Gluon moved. Some code compiles to something slower on the later version unless it is told.
 """
 
 import triton
@@ -14,17 +15,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @builtin
 def reinterpret(memory, dtype, shape, layout, _semantic=None):
-    """The same shared memory by another shape and layout."""
+    """View shared memory by another shape and layout."""
     name = "reinterpret" if hasattr(type(memory), "reinterpret") else "_reinterpret"
     return getattr(memory, name)(dtype, shape, layout, _semantic=_semantic)
 
 
 @builtin
 def wait_for_products(num_outstanding=0, deps=None, _semantic=None):
-    """warpgroup_mma_wait for the products of a warp's own group.
+    """Wait for the products of a warp's own group, as warpgroup_mma_wait.
 
-    In a role of two groups Triton 3.9 follows each with a barrier of both (its pull request 11056), for what one has
-    read the other could overwrite. The roles here have one, `barrier`, before they let go of what was read.
+    In a partition of two groups Triton 3.9 follows each wait with a barrier of both (its pull request 11056), for what
+    one has read the other could overwrite. The partitions here have a `barrier` of their own before they release what
+    was read.
     """
     found = warpgroup_mma_wait(num_outstanding, deps, _semantic=_semantic)
     one = found if len(deps) == 1 else found[0]
@@ -45,7 +47,7 @@ else:
 
     @builtin
     def tma_add(tensor_desc, coord, src, _semantic=None):
-        """global += shared, done by the L2 (`cp.reduce.async.bulk.tensor`), which Triton 3.6 has but does not name."""
+        """Add shared to global memory, by the L2 (`cp.reduce.async.bulk.tensor`): Triton 3.6 has it without a name."""
         coord = _semantic._convert_to_ir_values(coord, require_i64=False)
         _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
@@ -60,7 +62,7 @@ WIDEST_OPERAND = gl.constexpr(2 if HOISTS else 4)  # blocks of U or W in a produ
 
 @gluon.jit
 def zero_from_here(i):
-    """0, in a way that keeps an address made of it behind what stands before it, such as a product.
+    """Return 0 so that an address made of it stays behind what stands before it, for example a product.
 
     Later LLVMs form the descriptors of products that follow each other all before the first: 22 of them, 44 registers.
     """
@@ -72,7 +74,7 @@ def zero_from_here(i):
 
 @gluon.jit
 def zero_in_round(j):
-    """0, before 3.7 made of a loop's counter: addresses made of a constant LLVM would keep in registers."""
+    """Return 0, before 3.7 made of a loop's counter: addresses made of a constant LLVM would keep in registers."""
     if HOISTS:
         return 0
     else:
@@ -81,7 +83,7 @@ def zero_in_round(j):
 
 @gluon.jit
 def opaque_zero(i, n: gl.constexpr = 0):
-    """0, made of a counter in a way that the compiler does not fold.
+    """Return 0, made of a counter so that the compiler does not fold it.
 
     An address made of it is worked out where it is used, not kept in registers; a different n gives another address, so
     that two uses do not share one either. Without it h of 128/256 spills 224 B and takes 4 to 13% longer.
@@ -91,7 +93,7 @@ def opaque_zero(i, n: gl.constexpr = 0):
 
 @gluon.jit
 def uniform(i):
-    """i, the same in every lane, in a uniform register: what is computed from it for descriptors stays in those.
+    """Return i, the same in every lane, in a uniform register: what descriptors are computed of stays in those.
 
     Later LLVMs form every descriptor of a product ahead of it from a 32-bit address. Where these are more than there
     are uniform registers (or i is in no such register to begin with), ptxas takes others, and every instruction of the

@@ -115,7 +115,7 @@ def test_forward_cut_otherwise_than_backward(
 ) -> None:
     """As "auto" cuts long sequences: h writes down the states that segments of backward start from."""
     monkeypatch.setattr(tfla_cases.chunkwise, "forward", partial(kernels().forward, cut_freely=True))
-    monkeypatch.setattr(forward, "chosen_beside_backward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
+    monkeypatch.setattr(forward, "chosen_for_forward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
     assert failures(Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=1000, L=L, gates=gates, states=L == 320)) == []
 
 

@@ -37,7 +37,7 @@ class Walk:
         scores_again, state_again: an earlier walk has computed the same scores or states.
         with_dv: of dk: it makes dv too, out of K and the same state (backward_dkdv.py).
         group: heads that share one of q and k.
-        together: heads of a program, which reads U and W once for them (h: packed.py).
+        together: heads of a program, which reads U and W once for them (h: packed_heads.py).
         halved: half as many rows in a program as fit, see `filling`.
     """
 
@@ -150,7 +150,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class StatePass:
-    """C before every tile, or dC after it, of 64 x 64 states, written down for `Gradients` (segments.py, KEEP).
+    """C before every tile, or dC after it, of 64 x 64 states, written down for `Gradients` (segment_states.py).
 
     Attributes:
         again: forward has had these states on chip.
