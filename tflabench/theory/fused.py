@@ -114,11 +114,7 @@ class Cut:
 
 
 def cut(problem: Problem, gate: Gate, chunk_size: int, group: int = 1) -> Cut:
-<<<<<<< HEAD
-    """Return the segments that the kernels make, with `segment_states.first_segment_programs`."""
-=======
     """Return the segments of a sequence as kernels/hopper/segment_states.py has them (`first_segment_programs`)."""
->>>>>>> w-segs
     tiles = math.ceil(problem.seq_len / TILE)
     found = Cut(tiles, min(tiles, max(1, chunk_size // TILE)))
     h = walks(problem.with_(pass_="fw"), group=group)[0]
