@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: frozen dataclasses that host and device share, one constexpr argument each."""
+"""Constants of kernels: frozen dataclasses that host and device share, one constexpr argument each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _score_operands: Any = cast("Any", tiles).score_operands
 
 @dataclass(frozen=True, repr=False)
 class WalkConfig:
-    """What a walk for h, dv, dq or dk is compiled for, see `state_walk`.
+    """Constants that a walk for h, dv, dq or dk is compiled for, see `state_walk`.
 
     Attributes:
         d_qk, d_hv: head dimensions.
@@ -67,7 +67,7 @@ class WalkConfig:
         """Return the config of a shape, with the branches that are named.
 
         Decay of h and dv is deferred at d_qk = 256, where there is most to multiply: not in float16, which has no range
-        for what stays pending, and on Triton 3.7 and later not beside a normaliser (ptxas C7512). Row sums of dq and dk
+        for what stays pending, and on Triton 3.7 and later not with a normaliser (ptxas C7512). Row sums of dq and dk
         need the weights that the other walk rounds by, and products of dq would be serialised.
         """
         deferred = shape.WB == 4 and bfloat16 and branches.get("transposed", True)
@@ -84,7 +84,7 @@ class WalkConfig:
         )
 
     def __repr__(self) -> str:
-        """Return fields and properties: a kernel compiled for one config is found again by this text."""
+        """Return fields and properties: this text is what a compiled kernel is looked up by."""
         names = [field.name for field in fields(self)]
         names += [name for name, x in vars(type(self)).items() if isinstance(x, property)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
@@ -106,7 +106,7 @@ class WalkConfig:
 
     @property
     def add_to_output(self) -> bool:
-        """Whether another launch has written its part of the output."""
+        """Tell whether another launch has written its part of the output."""
         return self.first_column > 0
 
     @property
@@ -115,7 +115,7 @@ class WalkConfig:
         return -(-self.num_rows // (128 * self.blocks_value))
 
     def programs(self, rows: int, chip: int) -> int:
-        """Return how many programs walk over so many rows of batch, heads and segments, on so many multiprocessors.
+        """Return the number of programs that share `rows` of batch, heads and segments, on `chip` multiprocessors.
 
         The pieces of a state run side by side, for the L2: so they are to start together, not where another ends.
         """
@@ -143,7 +143,7 @@ class WalkConfig:
 
     @property
     def shares_decay(self) -> bool:
-        """Whether the state partitions read the decay of a tile from shared memory or load it themselves."""
+        """Tell whether state partitions read the decay of a tile from shared memory, rather than load it."""
         return self.row_sums or self.blocks_key == 4
 
     @property
@@ -153,13 +153,14 @@ class WalkConfig:
 
     @property
     def load_zeros(self) -> bool:
-        """Whether a state that starts from zero takes its zeros from a load, see `state_walk.load_state`."""
+        """Tell whether a state that starts from zero takes its zeros from a load, see `state_walk.load_state`."""
         return self.defer_decay or (self.normalise and self.blocks_key == 4)
 
     @property
     def load_early(self) -> bool:
-        """Whether tiles are loaded before the kernel before this one has ended, which does not make q, k and v of h;
-        partitions that read what it does make wait for it.
+        """Tell whether tiles are loaded before the kernel before this one has ended.
+
+        It does not make q, k and v of h. Partitions that read what it does make wait for it.
         """
         of_h = self.transposed and not self.reverse
         return of_h and not (self.normalise or self.independent)

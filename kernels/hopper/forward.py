@@ -12,7 +12,7 @@ tiles, `score` has products for n, and there is one partition more:
     normaliser   2 warps   n and denominators, see normaliser.py            -> whoever divides H by them
 
 A sequence of several segments takes a pass that makes the states they start from, then a walk over all of them side by
-side; a short first segment is walked beside that pass. Where backward is cut otherwise, h writes down what its segments
+side; a short first segment runs with that pass. Where backward is cut otherwise, h writes down what its segments
 start from.
 """
 
@@ -256,7 +256,7 @@ def forward(
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
     skip: Tensor | None = None, return_last_state: bool = True, cut_freely: bool = False,
 ) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
-    """Return h, the last state or None, and what `backward` needs besides the inputs (see `empty_saved`).
+    """Return h, the last state or None, and what `backward` needs in addition to the inputs (see `empty_saved`).
 
     Args:
         q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); bfloat16 or float16, any
@@ -348,7 +348,7 @@ def _walk_segments(
 
 
 def _empty_states(q: Tensor, v: Tensor, count: int) -> Tensor:
-    """Return room for so many C a head, (B, H, count, d_qk, d_hv) float32."""
+    """Return room for `count` C a head, (B, H, count, d_qk, d_hv) float32."""
     B, H, _, d_hv = v.shape
     return torch.empty((B, H, count, q.shape[-1], d_hv), dtype=torch.float32, device=q.device)
 

@@ -1,5 +1,5 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
-"""How the work of a walk is cut into items that programs take one after the other."""
+"""Work items of a walk, which programs take one after the other."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ class Counts(NamedTuple):
     Attributes:
         num_heads: heads of V and H.
         heads_per_qk: consecutive heads that share a head of Q and K.
-        segment_tiles: tiles of a segment; the first segment has what is left over.
+        segment_tiles: tiles of a segment; the first segment has the remainder.
         num_segments: of a sequence.
         end_segment: the first segment after those that are walked.
         walked_segments: how many are.
