@@ -67,7 +67,10 @@ TUPLES = {
     "states": States(*[POINTER] * 3),
     "norm": NormaliserTensors(*[POINTER] * 4),
     "tensors": backward_dqk.Tensors(
-        Exponents(*[POINTER] * 3), States(*[POINTER] * 3), backward_dqk.RowSumTensors(*[POINTER] * 3), POINTER,
+        Exponents(*[POINTER] * 3),  # type: ignore[arg-type]
+        States(*[POINTER] * 3),
+        backward_dqk.RowSumTensors(*[POINTER] * 3),
+        POINTER,
     ),
     "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
 }  # fmt: skip

@@ -47,7 +47,7 @@ class WalkStates(NamedTuple):
 
 
 class KernelResults(NamedTuple):
-    """What the kernels make of a backward pass.
+    """Results of the kernels of a backward pass.
 
     Attributes:
         dq, dk, dv: (B, heads, T, d); of dq and dk the sum over all heads that share one of q and k is wanted.

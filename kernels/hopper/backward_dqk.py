@@ -84,7 +84,7 @@ class RowSumTensors(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """What a kernel reads and writes by pointers.
+    """Tensors that a kernel reads and writes by pointers.
 
     Attributes:
         diagonal: (B, H, T) float32, see `state_walk.score_partition`.
@@ -384,7 +384,7 @@ def walk_backward_dqk_with_sums(
 
 
 class Roles(NamedTuple):
-    """What a walk takes for a query, a key, a value, the primal and the output."""
+    """Tensors that a walk takes for a query, a key, a value, the primal and the output."""
 
     query: Tensor
     key: Tensor

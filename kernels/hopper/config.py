@@ -112,7 +112,7 @@ class WalkConfig(KernelConfig):
 
     @property
     def add_to_output(self) -> bool:
-        """Whether another launch has written its part of the output."""
+        """Tell whether another launch has written its part of the output."""
         return self.first_column > 0
 
     @property
@@ -121,7 +121,7 @@ class WalkConfig(KernelConfig):
         return -(-self.num_rows // (128 * self.blocks_value))
 
     def programs(self, rows: int, chip: int) -> int:
-        """Return how many programs walk over so many rows of batch, heads and segments, on so many multiprocessors.
+        """Return the number of programs that share `rows` of batch, heads and segments, on `chip` multiprocessors.
 
         The pieces of a state run side by side, for the L2: so they are to start together, not where another ends.
         """
@@ -149,7 +149,7 @@ class WalkConfig(KernelConfig):
 
     @property
     def shares_decay(self) -> bool:
-        """Let the state partitions read the decay of a tile from shared memory, where each would load it else."""
+        """Tell whether state partitions read the decay of a tile from shared memory, rather than load it."""
         return self.row_sums or self.blocks_key == 4
 
     @property
@@ -159,14 +159,14 @@ class WalkConfig(KernelConfig):
 
     @property
     def load_zeros(self) -> bool:
-        """Take the zeros of a state that starts from zero from a load, see `state_walk.load_state`."""
+        """Tell whether a state that starts from zero takes its zeros from a load, see `state_walk.load_state`."""
         return self.defer_decay or (self.normalise and self.blocks_key == 4)
 
     @property
     def load_early(self) -> bool:
-        """Load tiles of h before the kernel before this one has ended, which does not make q, k and v.
+        """Tell whether tiles are loaded before the kernel before this one has ended.
 
-        Partitions that read what it does make wait for it.
+        It does not make q, k and v of h. Partitions that read what it does make wait for it.
         """
         of_h = self.transposed and not self.reverse
         return of_h and not (self.normalise or self.independent)
@@ -297,6 +297,11 @@ class PackedHeadsConfig(KernelConfig):
     def shared_heads(self) -> bool:
         """Let heads of V share a head of Q and K."""
         return True
+
+    @property
+    def reverse(self) -> bool:
+        """Go forward in time."""
+        return False
 
 
 @dataclass(frozen=True, repr=False)

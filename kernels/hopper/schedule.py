@@ -194,32 +194,3 @@ def stores_state_after(schedule, work, tile, KEEP: gl.constexpr):
 
 
 # --- Segments by their numbers, for kernels that take counts one by one ---------------------------------------------
-
-
-@gluon.jit
-def nth_tile(first, i, n, REVERSE: gl.constexpr):
-    """Return the i-th tile that a walk over tiles first .. first + n - 1 meets."""
-    if REVERSE:
-        return first + n - 1 - i
-    else:
-        return first + i
-
-
-@gluon.jit
-def span(segment, tiles, segment_tiles, segments):
-    """Return the first tile of a segment, and how many it has: the first segment has the remainder."""
-    begins = tiles - (segments - segment) * segment_tiles
-    return gl.maximum(begins, 0), gl.minimum(begins + segment_tiles, segment_tiles)
-
-
-@gluon.jit
-def place_of(item, geometry, PIECES: gl.constexpr):
-    """Return the place of a work item: batch, head, first tile, number of tiles, row of batch and head, index of the
-    segment over all rows, piece.
-    """
-    heads, tiles, segment_tiles, segments = geometry
-    piece = item % PIECES
-    segment = (item // PIECES) % segments
-    row = item // (PIECES * segments)
-    first, n = span(segment, tiles, segment_tiles, segments)
-    return row // heads, row % heads, first, n, row, (row * segments + segment).to(gl.int64), piece

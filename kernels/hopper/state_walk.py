@@ -102,7 +102,7 @@ class Scores:
 
 @aggregate
 class Program:
-    """What all partitions of a program share.
+    """Buffers, pointers and counts that all partitions of a program share.
 
     Fields:
         gates: pointers to x, y (B, H, tiles * 64) and g (B, H, tiles).
@@ -389,7 +389,7 @@ def load_state(program, work, first_row, i, layout: gl.constexpr):
     """Return the rows of the state from first_row on that a state partition carries.
 
     Args:
-        i: a counter, for `opaque_zero`: it keeps addresses out of registers while the segment is walked. One zero for
+        i: a counter, for `opaque_zero`: it keeps addresses out of registers during the segment. One zero for
             all columns would serialise the products with four blocks of columns (C7512).
         layout: of an accumulator [state_rows, 64].
 
@@ -491,8 +491,7 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
         output: the descriptor of the output, and a ring of blocks in shared memory on their way there.
         state: as `load_state` returns it.
 
-    Returns:
-        The state after the tile.
+    Returns: the state after the tile.
     """
     config: gl.constexpr = program.config
     out_desc, out_smem = output
@@ -525,8 +524,8 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
         blocks = state[r]
         if config.defer_decay:
             blocks = apply_due_decay(blocks, scores, decays, BLOCKS_KEY)
-        pT = scores.p.index(b).permute((1, 0))
-        out = warpgroup_mma(valueT, pT, out, is_async=True)  # [64, 64] @ [64, 64] -> [64, 64]
+        # [64, 64] @ [64, 64] -> [64, 64]
+        out = warpgroup_mma(valueT, scores.p.index(b).permute((1, 0)), out, is_async=True)
 
         # S = state_decay * S + (key_decay value)^T key, [64, columns]. All blocks are multiplied before the first
         # product starts: nothing may touch accumulators that are in flight.
