@@ -166,7 +166,10 @@ def test_a_model_computes_the_same_before_inside_and_after(hf):
 
 
 def test_training_takes_any_length(hf):
-    """The native path refuses lengths that are no multiple of its chunk size; its inference mode takes them."""
+    """The native path refuses lengths that are no multiple of its chunk size; its inference mode takes them.
+
+    It also fails where a cache is written in place before backward.
+    """
     model = build(hf, mode="train")
     with pytest.raises((ValueError, AssertionError, RuntimeError)):
         model(tokens(45), use_cache=False)
@@ -174,6 +177,7 @@ def test_training_takes_any_length(hf):
     with install("transformers"):
         found = model(tokens(45), labels=tokens(45), use_cache=False)
         found.loss.backward()
+        model.train()(tokens(45), labels=tokens(45), use_cache=True).loss.backward()
     torch.testing.assert_close(found.logits, wanted, atol=SAME, rtol=0)
     assert all(x.grad.isfinite().all() for x in model.parameters())
 

@@ -92,9 +92,10 @@ def one_step(
 def _state(q: Tensor, v: Tensor, states: States, gate: Gate) -> State:
     """Return the state that ours continue from, in float32; of float64 inputs in float64."""
     (B, H, _, d_qk), d_hv = q.shape, v.shape[-1]
+    copied = torch.is_grad_enabled()  # models write to their caches in place, and backward needs what was there
     wide = torch.promote_types(q.dtype, torch.float32)
     C, n, m = (
-        q.new_zeros(shape, dtype=wide) if x is None else x.to(wide)
+        q.new_zeros(shape, dtype=wide) if x is None else x.to(wide, copy=copied)
         for x, shape in zip(states, ((B, H, d_qk, d_hv), (B, H, d_qk), (B, H, 1)), strict=True)
     )
     return State(C, n if gate.normalize else None, m[..., 0] if gate.stabilized else None)
