@@ -1,7 +1,8 @@
 """The documentation holds: commands and snippets run, links lead somewhere, pages are short, numbers are the rows'.
 
-Two marks keep a block from being run, each an HTML comment on the line above it: `<!-- needs a GPU -->` and
-`<!-- slow -->`. What is marked is still held to the commands and options that there are. A sweep runs at a tiny size.
+Marks keep a block from being run, each an HTML comment on the line above it: `<!-- needs a GPU -->`, `<!-- slow -->`
+and `<!-- needs xlstm -->`, which tests/test_integrations.py runs. What is marked is still held to the commands and
+options that there are. A sweep runs at a tiny size.
 A Python block that begins with a comment such as `# my_kernel.py` is that file, for the commands of its page.
 """
 
@@ -56,7 +57,7 @@ LINKING = [
     ROOT / "kernels" / "README.md",
     *(ROOT / "docs" / "decisions").glob("*"),
 ]
-MARKS = ("needs a GPU", "slow")
+MARKS = ("needs a GPU", "slow", "needs xlstm")
 TINY = "-a seq_len=32 -a head_dim=16 -a heads=1 -a chunk_size=16 --pass fw --no-plots".split()
 COMMANDS: Any = get_command(app)
 

@@ -166,7 +166,10 @@ def test_a_model_computes_the_same_before_inside_and_after(hf):
 
 
 def test_training_takes_any_length(hf):
-    """The native path refuses lengths that are no multiple of its chunk size; its inference mode takes them."""
+    """The native path refuses lengths that are no multiple of its chunk size; its inference mode takes them.
+
+    It also fails where a cache is written in place before backward.
+    """
     model = build(hf, mode="train")
     with pytest.raises((ValueError, AssertionError, RuntimeError)):
         model(tokens(45), use_cache=False)
@@ -174,6 +177,7 @@ def test_training_takes_any_length(hf):
     with install("transformers"):
         found = model(tokens(45), labels=tokens(45), use_cache=False)
         found.loss.backward()
+        model.train()(tokens(45), labels=tokens(45), use_cache=True).loss.backward()
     torch.testing.assert_close(found.logits, wanted, atol=SAME, rtol=0)
     assert all(x.grad.isfinite().all() for x in model.parameters())
 
@@ -392,6 +396,18 @@ def test_the_cell_of_xlstm_computes_the_same_and_keeps_a_function_of_ones_own():
         assert a.equal(b)
 
 
+@needs_xlstm
+@pytest.mark.usefixtures("nxai")
+def test_the_snippet_of_the_page_runs():
+    text = (ROOT / "docs" / "use-the-kernels.md").read_text()
+    code = text.split("<!-- needs xlstm -->\n```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"install": install, "tokens": tokens(45).clamp(max=63)}
+    exec(code, names)
+    assert names["logits"].shape == (2, 45, 64)
+    assert names["text"].shape == (2, 5)
+    assert names["handle"].calls == 2 * (1 + 5)
+
+
 def mlstm_inputs(T: int = 32) -> dict[str, Tensor]:
     q, k = (torch.randn(2, 3, T, 16) for _ in range(2))
     gates = {"i": torch.randn(2, 3, T), "f": torch.randn(2, 3, T) + 3}
@@ -467,8 +483,7 @@ def test_a_backend_of_mlstm_kernels_computes_with_ours_whatever_it_names():
 
 def test_functions_of_fla_are_ours_wherever_they_were_imported():
     fla = pytest.importorskip("fla.ops", reason="flash-linear-attention is not installed")
-    from fla.layers import simple_gla as layer
-    from fla.ops.simple_gla.naive import naive_chunk_simple_gla
+    layer, naive = library("fla.layers.simple_gla"), library("fla.ops.simple_gla.naive")
 
     original = fla.chunk_simple_gla
     user: Any = ModuleType("user_of_fla")
@@ -483,7 +498,7 @@ def test_functions_of_fla_are_ours_wherever_they_were_imported():
             o, state = user.chunk_simple_gla(q, k, v, g, initial_state=start, output_final_state=True)
             more: dict[str, Any] = {"output_final_state": True, "state_v_first": True}
             _, flipped = layer.chunk_simple_gla(q, k, v, g, initial_state=start.mT, **more)
-            wanted, last = naive_chunk_simple_gla(q, k, v, g, start.float(), output_final_state=True)
+            wanted, last = naive.naive_chunk_simple_gla(q, k, v, g, start.float(), output_final_state=True)
             torch.testing.assert_close(o, wanted, atol=SAME, rtol=1e-4)
             torch.testing.assert_close(state, last, atol=SAME, rtol=1e-4)
             torch.testing.assert_close(flipped.mT, last, atol=SAME, rtol=1e-4)

@@ -33,6 +33,7 @@ def sequence(
     gate: Gate = MLSTM_EXP,
     state_dtype: torch.dtype | None = None,
     scale: float | None = None,
+    return_last_states: bool = True,
 ) -> tuple[Tensor, LastStates]:
     """Compute the mLSTM on a sequence of any length.
 
@@ -43,11 +44,14 @@ def sequence(
         gate: MLSTM_EXP, or one with a sigmoid input gate, which has no m.
         state_dtype: of the states returned; None is float32.
         scale: of q; None is 1/sqrt(d_qk).
+        return_last_states: whether the states after the last step are asked for.
 
     Returns:
-        h (B, H, T, d_hv) in the dtype of q, and the states after the last step, m as (B, H, 1).
+        h (B, H, T, d_hv) in the dtype of q, and the states after the last step, m as (B, H, 1), or (None, None, None).
     """
     initial = None if all(x is None for x in states) else _state(q, v, states, gate)
+    if not return_last_states:
+        return chunkwise(q, k, v, f, i, gate=gate, initial_state=initial, scale=scale).to(q.dtype), NOTHING
     h, last = chunkwise(q, k, v, f, i, gate=gate, initial_state=initial, return_last_state=True, scale=scale)
     return h.to(q.dtype), _as_theirs(last, state_dtype)
 
@@ -88,9 +92,10 @@ def one_step(
 def _state(q: Tensor, v: Tensor, states: States, gate: Gate) -> State:
     """Return the state that ours continue from, in float32; of float64 inputs in float64."""
     (B, H, _, d_qk), d_hv = q.shape, v.shape[-1]
+    copied = torch.is_grad_enabled()  # models write to their caches in place, and backward needs what was there
     wide = torch.promote_types(q.dtype, torch.float32)
     C, n, m = (
-        q.new_zeros(shape, dtype=wide) if x is None else x.to(wide)
+        q.new_zeros(shape, dtype=wide) if x is None else x.to(wide, copy=copied)
         for x, shape in zip(states, ((B, H, d_qk, d_hv), (B, H, d_qk), (B, H, 1)), strict=True)
     )
     return State(C, n if gate.normalize else None, m[..., 0] if gate.stabilized else None)

@@ -69,7 +69,8 @@ def chunkwise_exp(
         return_last_states: return (h, (C, n, m)) instead of h.
         tuning: chunk sizes, warps, dtypes and eps of the library's kernels, without effect here.
     """
-    h, last = mlstm.sequence(q, k, v, i, f, (c_initial, n_initial, m_initial))
+    states = (c_initial, n_initial, m_initial)
+    h, last = mlstm.sequence(q, k, v, i, f, states, return_last_states=return_last_states)
     return (h, last) if return_last_states else h
 
 
@@ -86,7 +87,8 @@ def chunkwise_sig(
         normalize: divide h by max(|n^T q|, 1).
     """
     gate = Gate("sigmoid", "sigmoid", normalize=normalize)
-    h, last = mlstm.sequence(q, k, v, i, f, (c_initial, n_initial, None), gate=gate)
+    states = (c_initial, n_initial, None)
+    h, last = mlstm.sequence(q, k, v, i, f, states, gate=gate, return_last_states=return_last_states)
     return (h, last[:2]) if return_last_states else h
 
 
@@ -97,7 +99,8 @@ def sequence(
 ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Compute `chunkwise_exp`, with the states in `dtype_state`, one of `others`; None is float32."""
     states = (c_initial, n_initial, m_initial)
-    h, last = mlstm.sequence(q, k, v, i, f, states, state_dtype=others.get("dtype_state"))
+    more: dict[str, Any] = {"state_dtype": others.get("dtype_state"), "return_last_states": return_last_states}
+    h, last = mlstm.sequence(q, k, v, i, f, states, **more)
     return (h, last) if return_last_states else h
 
 

@@ -62,7 +62,8 @@ def _train(
         return_last_states: return the states too, in the dtype of key, as it does.
         initial: c_initial, n_initial and m_initial, None for zeros.
     """
-    h, last = mlstm.sequence(query, key, value, igate, fgate, _initial(**initial), state_dtype=key.dtype)
+    more: dict[str, Any] = {"state_dtype": key.dtype, "return_last_states": return_last_states}
+    h, last = mlstm.sequence(query, key, value, igate, fgate, _initial(**initial), **more)
     return (h, last) if return_last_states else h
 
 

@@ -56,7 +56,7 @@ def parallel(
         h (B, H, T, d).
     """
     gates = igate_preact[..., 0], fgate_preact[..., 0]
-    return mlstm.sequence(queries, keys, values, *gates, mlstm.NOTHING)[0]
+    return mlstm.sequence(queries, keys, values, *gates, mlstm.NOTHING, return_last_states=False)[0]
 
 
 def step(
