@@ -157,9 +157,7 @@ def _tile_by_tile(
     return KernelResults(dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0))
 
 
-def _in_walks(
-    inputs: Inputs, dh: Tensor, cut: Segments, states: WalkStates, *, gate_gradients: bool
-) -> KernelResults:
+def _in_walks(inputs: Inputs, dh: Tensor, cut: Segments, states: WalkStates, *, gate_gradients: bool) -> KernelResults:
     """Make gradients in walks: dq, then dk and dv, together or apart."""
     q, k, v, _, skip = inputs
     H = v.shape[1]

@@ -26,7 +26,6 @@ A program holds 128 or 256 rows of S; more rows take several programs ("pieces")
 launches. TMA pads with zeros beyond the last step or column, and loses what is written there.
 """
 
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma

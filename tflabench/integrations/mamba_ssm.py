@@ -63,9 +63,9 @@ def split_conv1d_scan(module: Any, signature: inspect.Signature, *args: Any, **n
     groups, dim = of["ngroups"], heads * headdim
     dstate = (of["conv1d_weight"].shape[0] - dim) // groups // 2
     mlp = (of["zxbcdt"].shape[-1] - 2 * dim - 2 * groups * dstate - heads) // 2
-    z0, x0, z, xBC, dt = of["zxbcdt"].split([mlp, mlp, dim, dim + 2 * groups * dstate, heads], dim=-1)
-    xBC = _convolve(module, xBC, of["conv1d_weight"], of["conv1d_bias"], of["seq_idx"])
-    x, B, C = xBC.split([dim, groups * dstate, groups * dstate], dim=-1)
+    z0, x0, z, conv, dt = of["zxbcdt"].split([mlp, mlp, dim, dim + 2 * groups * dstate, heads], dim=-1)
+    conv = _convolve(module, conv, of["conv1d_weight"], of["conv1d_bias"], of["seq_idx"])
+    x, B, C = conv.split([dim, groups * dstate, groups * dstate], dim=-1)
     norm = of["rmsnorm_weight"]
     B, C = (s.unflatten(-1, (groups, dstate)) for s in (B, C))
     y = mamba_chunk_scan_combined(
