@@ -52,6 +52,9 @@ LAUNCHERS = (forward, packed_heads, segment_states, backward_dv, backward_dqk, b
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
+interpreted: Any = carry  # what Triton's decorator returns has no types that a Python checker knows
+
+
 class Carry:
     """The Triton kernel beside them, interpreted, without what only a GPU has."""
 
@@ -59,7 +62,7 @@ class Carry:
         def run(*args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
             assert config.overlap
             assert launch_pdl
-            carry[grid](*args, config=replace(config, overlap=False), **options)
+            interpreted[grid](*args, config=replace(config, overlap=False), **options)
 
         return run
 
