@@ -186,7 +186,7 @@ def _commands(group: Any, before: Words = ()) -> Iterator[tuple[str, Any]]:
 
 def _values(param: Any) -> tuple[str, ...]:
     """Return values that an option cannot have."""
-    kind = str(param.bare_type())
+    kind = str(param.bare_type() if hasattr(param, "bare_type") else param.type)  # by the version of Typer
     name = param.opts[-1]
     if "int" in kind:
         return INTEGERS

@@ -163,18 +163,19 @@ def check_versions(versions: dict[str, tuple[str, ...]], *, force: bool) -> None
             )
 
 
-def kept_by_instances(name: str, read: Callable[[Any, Any], Any]) -> property:
+def kept_by_instances(name: str, read: Callable[[Any, Callable[[], Any]], Any]) -> property:
     """Return a property for a class whose instances keep something under its name.
 
     It goes before what an instance keeps, which stays where it is: without the property everything is as before.
 
     Args:
         name: of the attribute.
-        read: (instance, what it keeps) -> what it shows instead.
+        read: (instance, a function that returns what it keeps) -> what it shows instead. The Dynamo of torch 2.11
+            cannot follow that function, so only who needs it calls it.
     """
 
     def get(instance: Any) -> Any:
-        return read(instance, instance.__dict__[name])
+        return read(instance, lambda: instance.__dict__[name])
 
     def keep(instance: Any, value: Any) -> None:
         instance.__dict__[name] = value

@@ -136,16 +136,16 @@ def _counted(handle: Installed, function: Callable[..., Any]) -> Callable[..., A
     return counted
 
 
-def _train(handle: Installed, backend: Any, native: Any) -> Any:
+def _train(handle: Installed, backend: Any, native: Callable[[], Any]) -> Any:
     if _too_large_eps(handle, backend):
-        return native
+        return native()
     handle.count()
     return chunkwise_sig if "siging" in backend.config.chunkwise_kernel else chunkwise_exp
 
 
-def _infer(handle: Installed, backend: Any, native: Any) -> Any:
+def _infer(handle: Installed, backend: Any, native: Callable[[], Any]) -> Any:
     if _too_large_eps(handle, backend) or "siging" in backend.config.chunkwise_kernel:
-        return native
+        return native()
     handle.count()
     return functools.partial(_inference, getattr(torch, backend.config.inference_state_dtype))
 

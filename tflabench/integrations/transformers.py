@@ -35,10 +35,10 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
 
 
 def _instead(handle: Installed, function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    def read(backend: Any, native: Any) -> Any:
+    def read(backend: Any, native: Callable[[], Any]) -> Any:
         if backend.config.eps > mlstm.LARGEST_EPS:
             handle.leave("xLSTMBackend", mlstm.TOO_LARGE_EPS)
-            return native
+            return native()
         handle.count()
         return functools.partial(function, backend.config)
 

@@ -34,10 +34,10 @@ def plan(handle: Installed, force: bool) -> list[Replacement]:
 
 
 def _instead(
-    handle: Installed, ours: Callable[..., Any], native: Callable[..., Any], cell: Any, kept: Callable[..., Any]
+    handle: Installed, ours: Callable[..., Any], native: Callable[..., Any], cell: Any, kept: Callable[[], Any]
 ) -> Callable[..., Any]:
-    if kept is not native:  # somebody gave the cell a function of their own
-        return kept
+    if kept() is not native:  # somebody gave the cell a function of their own
+        return kept()
     handle.count()
     return ours
 
