@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from triton.runtime.driver import driver  # pyright: ignore[reportMissingTypeStubs]
 from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingTypeStubs]
@@ -23,6 +24,7 @@ MOST = 4096  # kinds of launches that are remembered: shapes that never come aga
 
 _Compiled: type[Any] = JITFunction  # it says little of its own types
 _PLAIN = frozenset((int, bool, float, str, type(None)))
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
@@ -39,8 +41,10 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
         kernel[(programs,)](*args, **options, **COMPILED)
         return
     active: Any = driver.active
-    kinds = [x if x.__class__ in _PLAIN else _kind(x) for x in args]
-    key = (id(kernel), active.get_current_device(), *kinds, *options, *options.values())
+    found: list[Any] = [id(kernel), active.get_current_device()]
+    for x in args:
+        _add_kind(found, x)
+    key = (*found, *options, *options.values())
     known = _remembered.get(key)
     if known is not None:
         compiled, constants = known
@@ -72,11 +76,22 @@ def unless_one(n: int) -> int:
     return 2 * n - 1
 
 
-def _kind(x: Any) -> tuple[Any, ...]:
-    """Return what Triton specialises on, of a tensor, a descriptor or a tuple of tensors and numbers."""
-    if isinstance(x, Tensor):
-        return x.dtype, x.data_ptr() % 16 == 0
-    if isinstance(x, tuple):
+def _add_kind(found: list[Any], x: Any) -> None:
+    """Append what Triton specialises on, of a number, a tensor, a descriptor or a tuple of tensors and numbers.
+
+    One flat list: what follows a class, a type or a number tells how many of the next elements belong to it.
+    """
+    kind = x.__class__
+    if kind in _PLAIN:
+        found.append(x)
+    elif kind in _TENSORS or isinstance(x, Tensor):
+        found.append(x.dtype if x.data_ptr() % 16 == 0 else (x.dtype,))
+    elif isinstance(x, tuple):
         elements = cast("tuple[Any, ...]", x)
-        return elements.__class__, *(y if y.__class__ in _PLAIN else _kind(y) for y in elements)
-    return x.__class__, x.base.dtype, *x.block_shape
+        found.append((kind, len(elements)))
+        for y in elements:
+            _add_kind(found, y)
+    else:
+        found.append(kind)
+        found.append(x.base.dtype)
+        found += x.block_shape

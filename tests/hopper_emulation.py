@@ -20,7 +20,6 @@ pytest.importorskip("triton.experimental.gluon")
 
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
-from tflabench.kernels.hopper import launch as hopper_launch
 from tflabench.kernels.hopper import tile_gradients as hopper_tile_gradients
 from tflabench.kernels.hopper.backward_dqk import RowSumTensors
 from tflabench.kernels.hopper.exponents import TILE
@@ -335,7 +334,6 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_backward, "launch_gradients", emulate_gradients)
     # A sum of dq and dk over fewer heads than share.
     monkeypatch.setattr(hopper_tile_gradients, "multiprocessors", lambda _: 3)
-    monkeypatch.setattr(hopper_launch, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(hopper_forward, "multiprocessors", lambda _: 132)
     of_64 = partial(first_segment_programs, 64)  # the heads here are smaller than any that a kernel takes
     monkeypatch.setattr(hopper_forward, "first_segment_programs", lambda _d_qk, *sizes, **norm: of_64(*sizes, **norm))
