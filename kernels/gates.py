@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -194,6 +195,7 @@ class ActivationConfig:
     temperature: float
 
     @classmethod
+    @cache
     def of(cls, gate: Gate) -> ActivationConfig:
         """Return that of a gate."""
         return cls(gate.forget, gate.input, gate.temperature)
@@ -491,6 +493,10 @@ def _empty_stabiliser(f: Tensor, gate: Gate, shape: tuple[int, int, int]) -> Ten
     return torch.empty(shape, dtype=torch.float32, device=f.device) if gate.stabilized else None
 
 
+# A launch costs the host less where the config is one that was made before.
+_gate_config, _gradient_config = cache(GateConfig), cache(GradientConfig)
+
+
 def _launch(f: Tensor, i: Tensor, gate: Gate, m_0: Tensor | None, made: Made, scale: float) -> None:
     """Launch the kernels that write `made` from f, i (B, H, T): two for a stabilised gate of a long sequence."""
     batch, heads, T = f.shape
@@ -506,7 +512,7 @@ def _launch(f: Tensor, i: Tensor, gate: Gate, m_0: Tensor | None, made: Made, sc
     overlap = made.g is not None and f.is_cuda
     inputs = (*_given(f), *_given(i))
     if not gate.stabilized:
-        config = GateConfig(activation, block, tile=tile, overlap=overlap)
+        config = _gate_config(activation, block, tile=tile, overlap=overlap)
         enqueue(
             _activate, programs, *inputs, made, log2_scale, heads, T, blocks, tiles, config=config, num_warps=4
         )  # fmt: skip
@@ -514,11 +520,11 @@ def _launch(f: Tensor, i: Tensor, gate: Gate, m_0: Tensor | None, made: Made, sc
     block_g = block_m = None
     if blocks > 1:
         block_g, block_m = torch.empty((2, batch * heads * blocks), dtype=torch.float32, device=f.device)
-        config = GateConfig(activation, block, overlap=overlap)
+        config = _gate_config(activation, block, overlap=overlap)
         enqueue(_summarise, programs, *inputs, block_g, block_m, heads, T, blocks, config=config, num_warps=2)
     if m_0 is not None:
         m_0 = m_0.float().contiguous()
-    config = GateConfig(activation, block, next_power_of_2(blocks), tile, overlap, initial=m_0 is not None)
+    config = _gate_config(activation, block, next_power_of_2(blocks), tile, overlap, initial=m_0 is not None)
     enqueue(
         _stabilise, programs,
         *inputs, Before(m_0, block_g, block_m), made, log2_scale, heads, T, blocks, tiles, config=config, num_warps=2,
@@ -715,21 +721,21 @@ def gate_gradients(
     else:
         df = torch.empty(shape, dtype=f.dtype, device=f.device)
     di = df if i is None else torch.empty(shape, dtype=i.dtype, device=f.device)
-    tensors = GradientTensors(*qdq, *kdk)
+    sum_from = sum_before = None
     if blocks > 1:
         sum_from, sum_before = torch.empty((2, rows * chunks * blocks), dtype=torch.float32, device=f.device)
-        tensors = tensors._replace(sum_from=sum_from, sum_before=sum_before)
+        tensors = GradientTensors(*qdq, *kdk, sum_from=sum_from, sum_before=sum_before)
         enqueue(
             _sum_blocks, rows * chunks * blocks, tensors, rows, T, chunk_size, chunks, blocks,
             **dict(zip(("Q_PARTS", "K_PARTS", "WITHIN_PARTS"), parts, strict=True)), BLOCK=block,
         )  # fmt: skip
-    config = GradientConfig(
+    config = _gradient_config(
         ActivationConfig.of(gate), *parts, log_f is not None, together, block, next_power_of_2(blocks),
         overlap=overlap and f.is_cuda,
     )  # fmt: skip
     enqueue(
         _gate_gradients, rows * groups * blocks,
-        *_given(f_all), *_given(i_all), tensors._replace(log_f=log_f, through=through, df=df, di=di),
+        *_given(f_all), *_given(i_all), GradientTensors(*qdq, *kdk, log_f, through, sum_from, sum_before, df, di),
         rows, heads, Lengths(T, chunk_size), chunks, groups, blocks,
         config=config, **({"launch_pdl": True} if config.overlap else {}),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, cast
 
 from tflabench.kernels.cover import cdiv
@@ -23,7 +23,7 @@ class KernelConfig:
     def __repr__(self) -> str:
         """Return fields and properties, so that a kernel is compiled anew where what is derived changes."""
         names = [field.name for field in fields(cast("Any", self))]
-        names += [name for name, x in vars(type(self)).items() if isinstance(x, property)]
+        names += [name for name, x in vars(type(self)).items() if isinstance(x, (property, cached_property))]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
@@ -115,7 +115,7 @@ class WalkConfig(KernelConfig):
         """Tell whether another launch has written its part of the output."""
         return self.first_column > 0
 
-    @property
+    @cached_property
     def pieces(self) -> int:
         """Programs that share a state."""
         return -(-self.num_rows // (128 * self.blocks_value))
@@ -125,7 +125,8 @@ class WalkConfig(KernelConfig):
 
         The pieces of a state run side by side, for the L2: so they are to start together, not where another ends.
         """
-        return min(rows * self.pieces, max(1, chip // self.pieces) * self.pieces)
+        pieces = self.pieces
+        return min(rows * pieces, max(1, chip // pieces) * pieces)
 
     @property
     def state_partitions(self) -> int:

@@ -7,7 +7,8 @@ symbol, compiles once for each. Forward has more programs than backward where tw
 so it is cut into fewer segments where no backward is to come, and before one where that is worth it
 (`chosen_for_forward`).
 
-Costs are in times of a tile of h, dv, dq or dk, as measured on an H200 (MEASURED.md).
+Costs are in times of a tile of h, dv, dq or dk, as measured on an H200
+(docs/decisions/2026-11-23-choice-of-segments.md).
 """
 
 from __future__ import annotations

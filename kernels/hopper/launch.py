@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 def pointers(tensors: Any, unused: Tensor) -> Any:
     """Return a named tuple of tensors with `unused`, which nothing reads, in place of None."""
-    return type(tensors)(*(unused if x is None else x for x in tensors))
+    return tensors._make([unused if x is None else x for x in tensors])
 
 
 class Described(Unchecked, TensorDescriptor):

@@ -18,6 +18,8 @@ The state partitions would wait for `score`, so it has eight warps, each with ha
 starts the copies: a warp for these alone would make twenty warps of sixteen, and leave 96 registers a thread at launch.
 """
 
+from functools import cache
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -398,6 +400,9 @@ def walk_heads(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
+_config = cache(PackedHeadsConfig)  # a launch costs the host less where it was made before
+
+
 def launch_packed_heads(inputs: Inputs, h: Tensor, cut: Segments, states: States) -> None:
     """Write h (B, H, T, 64) without a normaliser, PACK heads a program, and the states that are asked for.
 
@@ -408,7 +413,7 @@ def launch_packed_heads(inputs: Inputs, h: Tensor, cut: Segments, states: States
     """
     q, k, v, gates, skip = inputs
     B, H, T, _ = v.shape
-    config = PackedHeadsConfig(
+    config = _config(
         one_segment=cut.count == 1,
         load_initial_state=states.initial is not None,
         store_final_state=states.final is not None,

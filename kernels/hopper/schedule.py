@@ -1,6 +1,7 @@
 # type: ignore   # Gluon: what runs on the device has no types that a Python checker knows
 """Cut the work of a walk into items that programs take one after the other."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
@@ -17,7 +18,13 @@ def encode_counts(counts: Any) -> Any:
     Triton compiles a kernel anew where a number in a tuple becomes 1 or a multiple of 16, whatever the kernel says of
     that argument. These are neither, so another batch, length or number of heads compiles nothing.
     """
-    return type(counts)(*(2 * n + 1 for n in counts))
+    return _encode(counts.__class__, counts)
+
+
+@lru_cache(4096)
+def _encode(kind: Any, counts: Any) -> Any:
+    """Return the numbers of `encode_counts`; tuples of two kinds are equal if their numbers are."""
+    return kind._make([2 * n + 1 for n in counts])
 
 
 class Counts(NamedTuple):

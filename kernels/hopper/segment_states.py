@@ -23,6 +23,7 @@ partition has half of the columns, and of 64 by 64 states those of half the head
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -704,6 +705,9 @@ def launch_accumulate(
     )  # fmt: skip
 
 
+_carry_config = cache(CarryConfig)  # a launch costs the host less where it was made before
+
+
 def launch_carry(
     states: CarriedStates, g: Tensor, parts: Parts, cut: Segments, *, reverse: bool, resumed: bool
 ) -> None:
@@ -711,7 +715,7 @@ def launch_carry(
     B, H = g.shape[:2]
     elements = states.added.shape[3:].numel()
     block = min(1024, next_power_of_2(elements))
-    config = CarryConfig(
+    config = _carry_config(
         tiles=next_power_of_2(parts.cut.segment_tiles), block=block, reverse=reverse, resumed=resumed,
         load_initial_state=states.before is not None, store_final_state=states.after is not None,
     )  # fmt: skip

@@ -68,7 +68,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True, levels: int = 2) -> int:
-    """Return the chunk size that measured best (MEASURED.md): states cost bytes, long chunks cost FLOPs."""
+    """Return the chunk size that measured best: states cost bytes, long chunks cost FLOPs."""
     del gate, backward
     if levels == 1:
         return 64

@@ -131,7 +131,10 @@ def for_element_bytes(d_qk: int, d_hv: int, size: int, chunk_size: int, architec
 
 
 def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architecture: int) -> Tiles:
-    """Return the first tiling below that fits the chunk and the shared memory; the best stand first (MEASURED.md)."""
+    """Return the first tiling below that fits the chunk and the shared memory; the best first.
+
+    They are those of docs/decisions/2026-11-23-triton-tilings.md.
+    """
     tile = largest_tile(chunk_size, 128)
     whole = max(16, next_power_of_2(d_in))
     limit = SHARED_MEMORY.get(architecture, SMALLEST_SHARED_MEMORY)
