@@ -1,4 +1,4 @@
-"""What a caller chooses: the gates of a linear RNN, layout, chunk size, implementation. Needs no torch."""
+"""Name what a caller chooses: the gates of a linear RNN, layout, chunk size, implementation. Needs no torch."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Gate:
 
     @property
     def per_head(self) -> bool:
-        """Whether the forget gate is one number a head, f (H,)."""
+        """Tell whether the forget gate is one number a head, f (H,)."""
         return self.forget in ("fixed", "rate")
 
     @property
     def stabilized(self) -> bool:
-        """Whether exponents are taken relative to the running maximum m_t, which the normaliser cancels again.
+        """Tell whether exponents are taken relative to the running maximum m_t, which the normaliser cancels again.
 
         An exponential input gate without a normaliser has nothing to cancel it and may overflow, as its definition may.
         """

@@ -41,7 +41,7 @@ class Replacement(NamedTuple):
 
 
 class Installed:
-    """What `install` returns: what it did, and the way back. As a context manager it uninstalls at the end.
+    """Hold what `install` did, and the way back. As a context manager it uninstalls at the end.
 
     Attributes:
         library: its name.
