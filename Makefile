@@ -9,6 +9,8 @@ TOOLS := $(VENV)/.tools-$(EXTRAS)
 OLD_TRITON := 3.6.0
 OLD_TRITON_DIR := .triton-$(OLD_TRITON)
 XLSTM := 2.0.6
+# Every process imports torch: what Python has compiled of it is kept, whatever the environment says.
+CACHED := env -u PYTHONDONTWRITEBYTECODE
 XLSTM_DIR := .xlstm-$(XLSTM)
 
 .PHONY: sweep test test-gpu check clean help baselines-mamba2 baselines-compiled
@@ -18,10 +20,10 @@ help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-19s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 sweep: $(STAMP) ## set up, then the main job: sweep, tables, plots
-	$(PY) -m tflabench sweep $(ARGS)
+	$(CACHED) $(PY) -m tflabench sweep $(ARGS)
 
 test: $(TOOLS) $(OLD_TRITON_DIR)/.installed $(XLSTM_DIR)/.installed check ## set up, then lint, types and the tests that need no GPU
-	TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) TFLABENCH_XLSTM=$(XLSTM_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(CACHED) TFLABENCH_OLD_TRITON=$(OLD_TRITON_DIR) TFLABENCH_XLSTM=$(XLSTM_DIR) $(PY) -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(TOOLS) ## the tests that need an NVIDIA GPU
 	$(PY) -m pytest -m gpu $(ARGS)

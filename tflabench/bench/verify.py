@@ -167,16 +167,17 @@ def _on_poisoned_memory(case: Case, output_grad: Tensor | None) -> dict[str, Ten
 @contextmanager
 def _fresh_memory_is_nan() -> Iterator[None]:
     settings: Any = torch.utils.deterministic  # a module with a settable attribute
-    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    before = torch.get_deterministic_debug_mode()
     filled_before = settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # As `use_deterministic_algorithms(True, warn_only=True)`, which imports torch's compilers: seconds for every worker.
+    torch.set_deterministic_debug_mode("warn")
     settings.fill_uninitialized_memory = True
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
             yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
         settings.fill_uninitialized_memory = filled_before
 
 
