@@ -425,4 +425,4 @@ def test_an_interrupt_at_any_time_prints_no_traceback():
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert "Traceback" not in stderr
-    assert process.returncode in (0, 130)
+    assert process.returncode in (0, 130, -signal.SIGINT)  # the last one before Python has begun

@@ -367,7 +367,8 @@ def test_every_figure_says_what_it_shows():
 
 
 def test_pages_are_short():
-    words = {page: len(page.read_text().split()) for page in (README, *GUIDES)}
+    counted = [page for page in GUIDES if page.name != "kernels.md"]  # which is for who changes them
+    words = {page: len(page.read_text().split()) for page in (README, *counted)}
     assert words[README] <= 1300
     assert sum(words.values()) <= 9000
     assert len(README.read_text().splitlines()) <= 150
@@ -472,7 +473,9 @@ def test_hooks_run_the_ruff_that_the_project_pins():
 def test_make_help_lists_every_target():
     text = (ROOT / "Makefile").read_text()
     targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert sorted(line.split()[1] for line in done.stdout.splitlines()) == sorted(targets)
 
 
