@@ -47,8 +47,8 @@ LONGEST_ON_CPU_S = 120
 USUAL_CPU = (1.0, 0.1)  # TFLOP/s and TB/s: what to expect of one whose ceilings are not measured
 LEAST_CALLS = 15  # of a measured choice: rounds, warm-ups, samples, check
 FUSED_CAVEAT = (
-    "The fused kernels (hopper_*) took 0.9 to 1.3 times as long as this model says where both were known, exp at "
-    "256/512 up to 1.9 times, Mamba 2 with heads of 128 twice (docs/decisions): measure before you rely on it."
+    "For the fused kernels (hopper_*) this model is off by 9 to 10% in the median and by up to half "
+    "(docs/decisions/2026-11-24-model-held-out.md): measure before you rely on it."
 )
 
 
