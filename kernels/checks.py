@@ -50,6 +50,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, g
 
 
 def check_is_gate(gate: object) -> None:
+    """Raise TypeError unless it is a `Gate`."""
     if not isinstance(gate, Gate):
         raise TypeError(f"gate is {kind(gate)}: it must be a tflabench.ops.Gate")
 
@@ -90,6 +91,7 @@ def check_mamba2(
 
 
 def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise TypeError unless q, k and v are of one dtype."""
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
 
@@ -118,6 +120,7 @@ def check_skip(skip: Tensor, gate: Gate, v: Tensor) -> None:
 
 
 def check_scale(scale: Any) -> None:
+    """Raise TypeError or ValueError unless it is None or a finite number."""
     if scale is None:
         return
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
@@ -127,6 +130,7 @@ def check_scale(scale: Any) -> None:
 
 
 def check_chunk_size(chunk_size: Any) -> None:
+    """Raise TypeError or ValueError unless it is "auto" or a positive integer."""
     if chunk_size == "auto":
         return
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
@@ -144,6 +148,7 @@ def check_no_others(others: Iterable[str], known: Collection[str]) -> None:
 
 
 def check_name(argument: str, value: Any, known: Sequence[Any]) -> None:
+    """Raise ValueError unless a value is one of those known."""
     if value not in known:
         raise ValueError(f"{argument} is {value!r}: it must be one of {', '.join(map(str, known))}")
 
@@ -199,9 +204,11 @@ def _is_looked_at(x: Tensor) -> bool:
 
 
 def check_shape(argument: str, x: Tensor, shape: Sequence[int]) -> None:
+    """Raise ValueError unless x has this shape."""
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{argument} has the shape {tuple(x.shape)}: it must be {tuple(shape)}")
 
 
 def kind(x: Any) -> str:
+    """Return how a message names the type of x."""
     return "None" if x is None else f"a {type(x).__name__}"

@@ -116,7 +116,7 @@ def _kernels_and_options(
 # --- The operators
 
 
-def _forward(
+def _forward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -157,7 +157,7 @@ def _forward(
     return [h, *(x for x in last or () if x is not None), *saved]
 
 
-def _fake_forward(
+def _fake_forward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -184,7 +184,7 @@ def _fake_forward(
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
 
 
-def _backward(
+def _backward(  # noqa: PLR0913  an operator's schema
     dh: Tensor,
     dC_last: Tensor | None,
     dn_last: Tensor | None,

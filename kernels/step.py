@@ -357,7 +357,7 @@ def _kernels() -> Any:
     return importlib.import_module(".tfla.step", __package__)
 
 
-def _step_in_triton(
+def _step_in_triton(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -26,7 +26,7 @@ from tflabench.kernels.types import Gate
 NO_LIMIT = (0.0, float("inf"))
 
 
-def mamba_chunk_scan_combined(
+def mamba_chunk_scan_combined(  # noqa: PLR0913  mamba-ssm's
     x: Tensor,
     dt: Tensor,
     A: Tensor,

@@ -65,7 +65,7 @@ class KernelResults(NamedTuple):
     dskip: Tensor | None
 
 
-def backward(
+def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
     initial: State | None, saved: tuple[Tensor, ...], *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,

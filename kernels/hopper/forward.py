@@ -246,7 +246,7 @@ def launch_walk(
     )  # fmt: skip
 
 
-def forward(
+def forward(  # noqa: PLR0913  as `backends.Kernels` has it
     q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
     gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
     skip: Tensor | None = None, return_last_state: bool = True, cut_freely: bool = False,

@@ -42,10 +42,14 @@ def pointers(tensors: Any, unused: Tensor) -> Any:
 
 
 class Described(Unchecked, TensorDescriptor):
+    """Describe blocks of 16-bit numbers, 64 steps by 64 columns."""
+
     layout = LAYOUT
 
 
 class DescribedExponents(Unchecked, TensorDescriptor):
+    """Describe tiles of float32 exponents, 64 steps."""
+
     layout = EXPONENTS_LAYOUT
 
 

@@ -13,7 +13,7 @@ def aggregate(cls):
     """Make a class a value of kernels that is constructed from its fields, as Triton itself does from 3.9 on."""
     fields = tuple(cls.__annotations__)
 
-    def __init__(self, *args, **named):
+    def __init__(self, *args, **named):  # noqa: N807  of the class that is decorated
         given = {**dict(zip(fields, args, strict=False)), **named}
         for name in fields:
             value = given[name]

@@ -483,7 +483,7 @@ def send_block(desc, work, tile, column, out, ADD: gl.constexpr):
 
 
 @gluon.jit
-def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constexpr):
+def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constexpr):  # noqa: PLR0915
     """Write 64 * blocks_value columns of the output, from first_row on, for the i-th tile of this program.
 
     Args:

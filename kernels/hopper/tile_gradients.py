@@ -342,7 +342,7 @@ def load_g(program, work, n):
 
 
 @gluon.jit
-def value_partition(program, dv_desc, dv_smem, sums_smem):
+def value_partition(program, dv_desc, dv_smem, sums_smem):  # noqa: PLR0915  one tile, in its order
     """Compute dV of every head, its row sums, and sums of dh_t . v_t for the gradient of the skip connection.
 
     Args:
@@ -546,7 +546,7 @@ def allocate_program(num_items, counts, tensors, config: gl.constexpr, desc, exp
 
 # Of the 15 parameters 11 are descriptors: Triton 3.6 takes none in a tuple.
 @gluon.jit(do_not_specialize=["num_items"])
-def gradients(
+def gradients(  # noqa: PLR0913  descriptors stay arguments of their own
     q_desc, k_desc, v_desc, dh_desc, C_desc, dC_desc, x_desc, y_desc, dq_desc, dk_desc, dv_desc,
     tensors, num_items, counts, config: gl.constexpr,
 ):  # fmt: skip

@@ -99,7 +99,7 @@ def empty_saved(
     return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
 
 
-def forward(
+def forward(  # noqa: PLR0913  as `backends.Kernels` has it
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -144,7 +144,7 @@ def forward(
     return h, State(states.last, states.n_last, m_last) if return_last_state else None, saved
 
 
-def backward(
+def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     dh: Tensor,
     d_last: State | None,
     q: Tensor,

@@ -479,7 +479,7 @@ def store_row_dots(acc, part, place, operands, vectors, sizes, config: tl.conste
 
 
 @triton.jit
-def rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, config: tl.constexpr):
+def rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, config: tl.constexpr):  # noqa: C901  branches of the config
     """Return `parallel_outputs` of one head of all batches, [rows, outer] float32, and write all but out itself."""
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols
