@@ -66,8 +66,10 @@ def mamba_chunk_scan_combined(  # noqa: PLR0913  mamba-ssm's
     del chunk_size
     start = None if initial_states is None else State(initial_states.mT)
     if dt_softplus and dt_limit == NO_LIMIT and seq_idx is None:
-        given = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": True}
-        y, last = mamba2_ssd(x, dt, A, B, C, **given, layout="bthd", initial_state=start, return_last_state=True)
+        y, last = mamba2_ssd(
+            x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=True,
+            layout="bthd", initial_state=start, return_last_state=True,
+        )  # fmt: skip
     else:
         check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BTH")
         step = _step_size(dt, dt_bias, dt_softplus, dt_limit)
