@@ -1,7 +1,7 @@
 """Compares the kernels of this checkout with those of another one: results bit for bit, times.
 
-    git worktree add /tmp/old COMMIT
-    OLD_TREE=/tmp/old python tests/compare_trees.py [--part backward] [--no-times]
+    git worktree add ../old COMMIT
+    OLD_TREE=../old python tests/compare_trees.py [--part backward] [--no-times]
 
 Both are loaded into one process and called as `backends` calls them, by the entry points that their modules register:
 names within a tree do not matter. Needs a GPU of compute capability 9.0; `--plan` prints what would be run without one.

@@ -42,7 +42,7 @@ from tflabench.kernels.tfla.device import multiprocessors
 
 from .config import DkdvConfig
 from .conversions import nearest, remainder, widened
-from .launch import Inputs, descriptor, exponents_descriptor
+from .launch import Inputs, descriptor, exponents_descriptor, pointers
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel, end_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import encode_counts, read_count
@@ -56,20 +56,19 @@ from .tiles import (
     STEP,
     STEP_OF_WARP,
     VECTOR,
+    WIDE,
+    WIDE_COLUMN,
+    WIDE_OPERAND,
+    WIDE_ROW,
     block,
     load_blocks,
     operands,
 )
 from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_load, tma_store, wait_for_products
 
-# Of `state`, 8 warps: an accumulator [128, 64], a value for each row and column of it, a left operand, half of the
-# columns.
-STATE = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16]))
-STATE_ROW = gl.constexpr(gl.SliceLayout(1, STATE))
-STATE_COLUMN = gl.constexpr(gl.SliceLayout(0, STATE))
-STATE_OPERAND = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=STATE, k_width=2))
-STATE_HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 32, 16]))
-STATE_HALF_COLUMN = gl.constexpr(gl.SliceLayout(0, STATE_HALF))
+# Of `state`, 8 warps: half of the columns of an accumulator.
+WIDE_HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 32, 16]))
+WIDE_HALF_COLUMN = gl.constexpr(gl.SliceLayout(0, WIDE_HALF))
 
 # --- What partitions share --------------------------------------------------------------------------------------------
 
@@ -516,10 +515,10 @@ def load_state(program, work, zero):
     dC = ()
     for c in gl.static_range(BLOCKS_HV):
         if config.load_initial_state:
-            at, rows = state_pointers(initial, zero, 64 * c + zero, D_HV, 1, STATE, 128)
+            at, rows = state_pointers(initial, zero, 64 * c + zero, D_HV, 1, WIDE, 128)
             dC += (gl.load(at, mask=rows < config.d_qk, other=0.0),)
         else:
-            dC += (gl.zeros([128, 64], gl.float32, layout=STATE),)
+            dC += (gl.zeros([128, 64], gl.float32, layout=WIDE),)
     return dC
 
 
@@ -531,7 +530,7 @@ def store_state(program, work, dC, zero):
     BLOCKS_HV: gl.constexpr = config.blocks_hv
     final = program.tensors.final + work.state_index * (config.d_qk * config.d_hv)
     for c in gl.static_range(BLOCKS_HV):
-        at, rows = state_pointers(final, zero, 64 * c + zero, D_HV, 1, STATE, 128)
+        at, rows = state_pointers(final, zero, 64 * c + zero, D_HV, 1, WIDE, 128)
         gl.store(at, dC[c], mask=rows < config.d_qk)
 
 
@@ -545,8 +544,8 @@ def decay_keys(k, k_decay):
     kT = k.permute((1, 0))
     for half in gl.static_range(2):
         kT_half = kT.slice(32 * half, 32, dim=1)
-        r = k_decay.slice(32 * half, 32).load(STATE_HALF_COLUMN)
-        kT_half.store(nearest(widened(kT_half.load(STATE_HALF)) * r[None, :], k.dtype))
+        r = k_decay.slice(32 * half, 32).load(WIDE_HALF_COLUMN)
+        kT_half.store(nearest(widened(kT_half.load(WIDE_HALF)) * r[None, :], k.dtype))
 
 
 @gluon.jit
@@ -561,20 +560,20 @@ def read_state(program, dC, i):
     inputs, values, copies, decays = program.inputs, program.values, program.copies, program.decays
     dtype: gl.constexpr = inputs.k.dtype
     stage, turn = inputs.ring.at(i), program.scores.ring.at(i)
-    dk = gl.zeros([128, 64], gl.float32, layout=STATE)
+    dk = gl.zeros([128, 64], gl.float32, layout=WIDE)
     for c in gl.static_range(BLOCKS_HV):
         v = i * BLOCKS_HV + c
         slot, copy = values.ring.at(v), copies.ring.at(v)
         values.ring.consumer_wait(slot)
         rounded = nearest(dC[c], dtype)
-        a = gl.convert_layout(rounded, STATE_OPERAND)
+        a = gl.convert_layout(rounded, WIDE_OPERAND)
         vT = block(values.v, slot.slot).permute((1, 0))
         dk = warpgroup_mma(a, vT, dk, use_acc=(c > 0), is_async=True)  # [128, 64] @ [64, 64] -> [128, 64]
         copies.ring.producer_acquire(copy)
         copies.dC.index(copy.slot + opaque_zero(3 * v)).store(rounded)  # + 0 keeps addresses out of registers
         dk, a = wait_for_products(0, deps=(dk, a))
         if config.row_sums:
-            a = gl.convert_layout(remainder(dC[c], dtype), STATE_OPERAND)
+            a = gl.convert_layout(remainder(dC[c], dtype), WIDE_OPERAND)
             dk = warpgroup_mma(a, vT, dk, is_async=True)  # [128, 64] @ [64, 64] -> [128, 64]
             dk, a = wait_for_products(0, deps=(dk, a))
         if c == AHEAD:
@@ -609,16 +608,16 @@ def finish_tile(program, dC, dk, i):
     scores.ring.consumer_wait(turn)
     if config.row_sums:
         rkT = operands(inputs.k, config.num_stages, 2, 1).index(s).permute((1, 0))
-        store_warp_sums(widened(rkT.load(STATE)) * dk, program.warp_sums, 0, 8)
+        store_warp_sums(widened(rkT.load(WIDE)) * dk, program.warp_sums, 0, 8)
 
     # dK^T = (dC V^T) r + Q^T dP^T, [128, 64] @ [64, 64] -> [128, 64]
-    dk = dk * decays.k_decay.index(s).load(STATE_COLUMN)[None, :]
+    dk = dk * decays.k_decay.index(s).load(WIDE_COLUMN)[None, :]
     qT = operands(inputs.q, config.num_stages, 2, 1).index(s).permute((1, 0))
     dk = warpgroup_mma(qT, scores.dp.index(0).permute((1, 0)), dk, is_async=True)
 
     # dC = 2^g dC + (2^x Q)^T dH, [128, d_hv]. All blocks are multiplied before the first product starts: nothing may
     # touch accumulators that are in flight.
-    state_decay = decays.state_decay.index(s).load(STATE_ROW)[:, None]
+    state_decay = decays.state_decay.index(s).load(WIDE_ROW)[:, None]
     decayed = ()
     for c in gl.static_range(BLOCKS_HV):
         decayed += (dC[c] * state_decay,)
@@ -751,12 +750,12 @@ def launch_dkdv(
         load_initial_state=initial is not None, store_final_state=final is not None,
     )  # fmt: skip
     unused = exponents.g  # in place of None, and not read
-    given = (unused if x is None else x for x in (initial, final, skip, row_sums))
+    tensors = pointers(Tensors(exponents.g, initial, final, skip, row_sums), unused)
     counts = encode_counts(Counts(H, H // q.shape[1], T, *cut))
     items = B * H * cut.count
     enqueue(
         pair, min(items, multiprocessors(q.device)),
         *map(descriptor, (q, k, v, dh, dk, dv)), *map(exponents_descriptor, exponents[:2]),
-        Tensors(exponents.g, *given), items, counts, config=config, num_warps=8, maxnreg=128, launch_pdl=True,
+        tensors, items, counts, config=config, num_warps=8, maxnreg=128, launch_pdl=True,
         **ASSEMBLY,
     )  # fmt: skip

@@ -60,14 +60,20 @@ from .state_walk import (
     store_decays,
     store_state,
 )
-from .tiles import ACC, ACC_ROW, STEP, VECTOR, block, operands, split_columns
+from .tiles import (
+    ACC,
+    ACC_ROW,
+    STEP,
+    VECTOR,
+    WIDE,
+    WIDE_COLUMN,
+    WIDE_OPERAND,
+    WIDE_ROW,
+    block,
+    operands,
+    split_columns,
+)  # fmt: skip
 from .workarounds import ASSEMBLY, barrier, opaque_zero, wait_for_products
-
-# Of the state partition, which has 8 warps.
-WIDE = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16]))
-WIDE_ROW = gl.constexpr(gl.SliceLayout(1, WIDE))
-WIDE_COLUMN = gl.constexpr(gl.SliceLayout(0, WIDE))
-WIDE_OPERAND = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=WIDE, k_width=2))
 
 
 class RowSumTensors(NamedTuple):

@@ -10,7 +10,7 @@ V and backward dH. Two kernels make them:
     accumulate   the state that each part of a segment adds up from zero, and the normaliser n likewise (Gluon)
     carry        the state that each segment starts from, and the one after the last, out of these (Triton)
 
-Where every tile needs a state (tilewise.py), `accumulate` writes that down too, in 16 bits.
+Where every tile needs a state (tile_gradients.py), `accumulate` writes that down too, in 16 bits.
 
 Partitions of a program of `accumulate`, which has one work item:
 

@@ -42,7 +42,7 @@ from tflabench.kernels.tfla.device import multiprocessors
 
 from .config import TileGradientsConfig
 from .conversions import nearest, widened
-from .launch import Inputs, descriptor, exponents_descriptor
+from .launch import Inputs, descriptor, exponents_descriptor, pointers
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import decode_count, encode_counts, read_count
@@ -634,12 +634,12 @@ def launch_gradients(
         H // dq.shape[1], row_sums=row_sums is not None, skip=skip is not None, shared_heads=q.shape[1] < H
     )
     unused = exponents.g  # in place of None, and not read
-    given = (unused if x is None else x for x in (skip, skip_dots, row_sums, through))
+    tensors = pointers(Tensors(exponents.g, skip, skip_dots, row_sums, through), unused)
     counts = encode_counts(Counts(H, H // q.shape[1], T, num_tiles, B * H * T))
     items = B * num_tiles * dq.shape[1]
     enqueue(
         gradients, min(items, multiprocessors(q.device)),
         *map(descriptor, (q, k, v, dh, *states)), *map(exponents_descriptor, exponents[:2]),
-        *map(descriptor, (dq, dk, dv)), Tensors(exponents.g, *given), items, counts,
+        *map(descriptor, (dq, dk, dv)), tensors, items, counts,
         config=config, num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

@@ -22,6 +22,12 @@ STEP = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # a value for each s
 STEP_OF_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [1], [0]))  # the same in one warp
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))  # in shared memory
 
+# Of a partition of 8 warps: an accumulator [128, 64], a value for each row and column of it, a left operand.
+WIDE = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16]))
+WIDE_ROW = gl.constexpr(gl.SliceLayout(1, WIDE))
+WIDE_COLUMN = gl.constexpr(gl.SliceLayout(0, WIDE))
+WIDE_OPERAND = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=WIDE, k_width=2))
+
 
 @gluon.jit
 def block(buffer, i):
