@@ -58,14 +58,14 @@ def nxai() -> Iterator[None]:
 @contextmanager
 def hugging_face(external: bool) -> Iterator[Any]:
     """Import transformers' xLSTM anew, made of blocks of the package xlstm or, without it, of its own."""
-    import transformers.utils
+    utils = importlib.import_module("transformers.utils")  # pyright takes 23 s to bind the package itself
 
     def ours() -> list[str]:
         return [name for name in sys.modules if name.startswith("transformers.models.xlstm")]
 
     before = {name: sys.modules.pop(name) for name in ours()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers.utils, "is_xlstm_available", lambda: external)
+        patch.setattr(utils, "is_xlstm_available", lambda: external)
         modeling = importlib.import_module("transformers.models.xlstm.modeling_xlstm")
         assert modeling.external_xlstm == external
         yield modeling

@@ -13,6 +13,7 @@ import importlib
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -186,11 +187,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--whole", action="store_true", help="all 32 blocks: prefill of 32,768 tokens, and decoding")
     chosen = parser.parse_args()
-    import transformers
-    import triton
-
-    versions = f"torch {torch.__version__}, Triton {triton.__version__}, transformers {transformers.__version__}"
-    print(f"{torch.cuda.get_device_name()}, {versions}, bfloat16, medians of {chosen.rounds} rounds, L2 flushed")
+    installed = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "transformers"))
+    print(f"{torch.cuda.get_device_name()}, {installed}, bfloat16, medians of {chosen.rounds} rounds, L2 flushed")
     model = build(32 if chosen.whole else chosen.blocks)
     print(f"{len(model.backbone.blocks)} blocks, {sum(x.numel() for x in model.parameters()) / 1e9:.2f} G parameters")
     if chosen.whole:
