@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from . import chunkwise_operator, reference
+from . import chunkwise_operator, packed, reference
 from .backends import REFERENCE_CHUNK_SIZE, autocast_dtype, check_for_kernels, check_implementation, only_reference
 from .checks import (
     check_chunk_size,
@@ -37,7 +37,7 @@ from .checks import (
 )
 from .epilogue import skip_and_gate
 from .prologue import add_bias
-from .state import State
+from .state import State, zero_state
 from .tfla.config import TileConfig
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, ChunkSize, Gate, Implementation, Layout
 
@@ -61,6 +61,10 @@ class Options(TypedDict, total=False):
             TFLA kernel, else the reference (CPU, float64, head dimensions that are no multiple of 16). It is not the
             fused kernels below a chunk size of 512, as they write larger states. `choose` says which one runs.
         config: for experts, how the TFLA kernels are tiled; None, the default, is `TileConfig.for_shape`.
+        cu_seqlens: (N + 1,), int32 or int64, where N documents begin and end that lie end to end along T, from 0 to T;
+            B is 1 then. States are one a document, (N, H, ...). None, the default, is one sequence. Without states in
+            or out all documents are one call. With them each is a call of its own, and offsets on a GPU are waited for:
+            give them on the CPU.
     """
 
     layout: Layout
@@ -70,6 +74,7 @@ class Options(TypedDict, total=False):
     state_dtype: torch.dtype
     implementation: Implementation
     config: TileConfig | None
+    cu_seqlens: Tensor | None
 
 
 @overload
@@ -443,7 +448,7 @@ def chunkwise(
     check_one_dtype(q, k, v)
     call = chunkwise_operator.Call(q, k, v, f, i, chosen.initial_state, skip)
     with nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
-        h, last = _run(call, gate, chosen, return_last_state)
+        h, last = (_run if chosen.cu_seqlens is None else _run_packed)(call, gate, chosen, return_last_state)
     if chosen.layout == "bthd":
         h = h.transpose(1, 2)
     if not return_last_state:
@@ -462,18 +467,52 @@ class _Chosen(NamedTuple):
     state_dtype: torch.dtype = torch.float32
     implementation: Implementation = "auto"
     config: TileConfig | None = None
+    cu_seqlens: Tensor | None = None
 
 
 def _check_options(q: Tensor, v: Tensor, gate: Gate, skip: Tensor | None, chosen: _Chosen) -> None:
     """Raise TypeError or ValueError for options that no implementation takes; q, v (B, H, T, d)."""
+    if chosen.cu_seqlens is not None:
+        packed.check_offsets(chosen.cu_seqlens, q)
     if chosen.initial_state is not None:
-        check_state("initial_state", chosen.initial_state, gate, q, v)
+        sequences = v.shape[0] if chosen.cu_seqlens is None else chosen.cu_seqlens.numel() - 1
+        check_state("initial_state", chosen.initial_state, gate, q, v, sequences)
     if skip is not None:
         check_skip(skip, gate, v)
     check_chunk_size(chosen.chunk_size)
     check_scale(chosen.scale)
     check_name("state_dtype", chosen.state_dtype, (torch.float32, torch.bfloat16))
     check_implementation(chosen.implementation)
+
+
+def _run_packed(
+    call: chunkwise_operator.Call, gate: Gate, chosen: _Chosen, return_last_state: bool
+) -> tuple[Tensor, State | None]:
+    """Return h (1, H, T, d_hv) of documents laid end to end, and the last State of each."""
+    assert chosen.cu_seqlens is not None
+    T, count = call.v.shape[2], chosen.cu_seqlens.numel() - 1
+    if count == 1:
+        return _run(call, gate, chosen, return_last_state)
+    if call.initial is None and not return_last_state:
+        return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
+    outputs: list[Tensor] = []
+    states: list[State] = []
+    for document in packed.documents(call, packed.bounds(chosen.cu_seqlens, T)):
+        if document.v.shape[2] == 0:
+            h, last = document.v, document.initial or _nothing_written(document, gate)
+        else:
+            h, last = _run(document, gate, chosen, return_last_state)
+        outputs.append(h)
+        if last is not None:
+            states.append(last)
+    return torch.cat(outputs, 2), packed.joined(states) if return_last_state else None
+
+
+def _nothing_written(call: chunkwise_operator.Call, gate: Gate) -> State:
+    """Return the state that a document without steps begins and ends with."""
+    (B, H, _, d_hv), d_qk = call.v.shape, call.q.shape[-1]
+    dtype = torch.promote_types(call.v.dtype, torch.float32)
+    return zero_state(gate, B, H, d_qk, d_hv, device=call.v.device, dtype=dtype)
 
 
 def _run(

@@ -96,11 +96,11 @@ def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
 
 
-def check_state(argument: str, state: object, gate: Gate, q: Tensor, v: Tensor) -> None:
-    """Check a State for q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
+def check_state(argument: str, state: object, gate: Gate, q: Tensor, v: Tensor, sequences: int) -> None:
+    """Check a State, one a sequence, for q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
     if not isinstance(state, State):
         raise TypeError(f"{argument} is {kind(state)}: it must be a tflabench.ops.State")
-    B, H, d_qk, d_hv = *v.shape[:2], q.shape[-1], v.shape[-1]
+    B, H, d_qk, d_hv = sequences, v.shape[1], q.shape[-1], v.shape[-1]
     for name, x, needed, shape in (
         ("C", state.C, True, (B, H, d_qk, d_hv)),
         ("n", state.n, gate.normalize, (B, H, d_qk)),

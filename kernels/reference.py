@@ -50,10 +50,23 @@ def log_gates(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tenso
     if gate.forget == "sigmoid":
         f = logsigmoid(f) if gate.temperature == 1 else logsigmoid(f) / gate.temperature
     elif gate.per_head:
-        f = f[:, None]
-        if i is not None and gate.forget == "rate":
-            f = f * _STEP_SIZE[gate.input](i)
+        f = per_head_decays(gate, f, i, v)
     return f.expand(shape), log_i
+
+
+def per_head_decays(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> Tensor:
+    """Return log F_t (B, H, T) of a gate that has one number a head, in float32 or a wider dtype.
+
+    Args:
+        gate: whose forget gate is "fixed" or "rate".
+        f: (H,); i: (B, H, T), read for a rate.
+        v: (B, H, T, d_hv), for its shape and dtype.
+    """
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    f = f.to(dtype)[:, None]
+    if i is not None and gate.forget == "rate":
+        f = f * _STEP_SIZE[gate.input](i.to(dtype))
+    return f.expand(v.shape[:3])
 
 
 def shared(x: Tensor, heads: int) -> Tensor:

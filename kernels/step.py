@@ -265,10 +265,10 @@ def step(
     if options:
         check_no_others(options, StepOptions.__annotations__)
     check_inputs(q, k, v, f, i, gate, "BH")
-    check_state("state", state, gate, q, v)
+    check_state("state", state, gate, q, v, v.shape[0])
     _check_in_place("state", state, q)
     if out is not None:
-        check_state("out", out, gate, q, v)
+        check_state("out", out, gate, q, v, v.shape[0])
         _check_in_place("out", out, q)
     if skip is not None:
         check_skip(skip, gate, v)

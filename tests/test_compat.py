@@ -195,7 +195,7 @@ def test_bad_input_is_named(arguments, words):
 
 def test_states_must_be_one_a_sequence():
     q, k, v, g = inputs(batch=1)
-    with pytest.raises(ValueError, match="initial_state has 1 states: it must have 2, one a sequence"):
+    with pytest.raises(ValueError, match=r"initial_state.C has the shape \(1, 1, 1, 1\): it must be \(2, "):
         fla.chunk_simple_gla(q, k, v, g, initial_state=torch.zeros(1, 1, 1, 1), cu_seqlens=torch.tensor([0, 9, T]))
 
 

@@ -8,13 +8,10 @@ refused and not passed over, and a `chunk_size` is only needed to override what 
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any, cast
-
 import torch
 from torch import Tensor
 
-from tflabench.kernels.api import chunkwise, lightning_slopes, retnet_log_decays
+from tflabench.kernels.api import Options, chunkwise, lightning_slopes, retnet_log_decays
 from tflabench.kernels.checks import check_gate, check_not_positive, heads_of
 from tflabench.kernels.state import State
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA
@@ -59,37 +56,20 @@ def chunk_simple_gla(
     check_gate(name, g, v, "bthd", per_head=name == "g_gamma")
     check_not_positive(name, g)
 
-    def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
-        if start is not None and state_v_first:
-            start = start.mT
-        o, last = chunkwise(
-            *(q, k, v, g),
-            gate=RETENTION if g.dim() == 1 else SIMPLE_GLA,
-            layout="bthd",
-            chunk_size="auto" if chunk_size is None else chunk_size,
-            initial_state=None if start is None else State(start),
-            return_last_state=True,
-            scale=scale,
-        )
-        return o, last.C.mT if state_v_first else last.C
-
-    if cu_seqlens is None:
-        o, last = run(q, k, v, g, initial_state)
-        return o, last if output_final_state else None
-    _check_packed(q, cu_seqlens, initial_state)
-    if initial_state is None and not output_final_state:
-        return run(q, k, v, _cut(g, cu_seqlens, q.shape[1]), None)[0], None
-    bounds: list[int] = cast("Any", cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
-    outputs: list[Tensor] = []
-    states: list[Tensor] = []
-    for n, (start, end) in enumerate(pairwise(bounds)):
-        steps = slice(start, end)
-        g_n = g if g.dim() == 1 else g[:, steps]
-        state = None if initial_state is None else initial_state[n : n + 1]
-        o, last = run(q[:, steps], k[:, steps], v[:, steps], g_n, state)
-        outputs.append(o)
-        states.append(last)
-    return torch.cat(outputs, 1), torch.cat(states) if output_final_state else None
+    if initial_state is not None and state_v_first:
+        initial_state = initial_state.mT
+    options: Options = {
+        "layout": "bthd",
+        "chunk_size": "auto" if chunk_size is None else chunk_size,
+        "initial_state": None if initial_state is None else State(initial_state),
+        "scale": scale,
+        "cu_seqlens": cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+    }
+    gate = RETENTION if g.dim() == 1 else SIMPLE_GLA
+    if not output_final_state:
+        return chunkwise(q, k, v, g, gate=gate, **options), None
+    o, last = chunkwise(q, k, v, g, gate=gate, return_last_state=True, **options)
+    return o, last.C.mT if state_v_first else last.C
 
 
 def chunk_retention(
@@ -138,17 +118,3 @@ def chunk_lightning_attn(
         cu_seqlens=cu_seqlens,
         chunk_size=chunk_size,
     )
-
-
-def _cut(g: Tensor, cu_seqlens: Tensor, T: int) -> Tensor:
-    """Return log decays (1, T, H), -inf where a sequence begins: nothing of what was before is left."""
-    begins = torch.zeros(T + 1, dtype=torch.bool, device=g.device).index_fill(0, cu_seqlens[1:-1].long(), True)[:T]
-    return torch.where(begins[:, None], float("-inf"), g).view(1, T, -1)
-
-
-def _check_packed(q: Tensor, cu_seqlens: Tensor, initial_state: Tensor | None) -> None:
-    if q.shape[0] != 1:
-        raise ValueError(f"q has the batch size {q.shape[0]}: it must be 1 with cu_seqlens, sequences end to end")
-    sequences = cu_seqlens.numel() - 1
-    if initial_state is not None and initial_state.shape[0] != sequences:
-        raise ValueError(f"initial_state has {initial_state.shape[0]} states: it must have {sequences}, one a sequence")

@@ -10,9 +10,6 @@ that flows through the decay alone.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any, cast
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
@@ -91,8 +88,7 @@ def mamba_chunk_scan_combined(  # noqa: PLR0913  mamba-ssm's
         if cu_seqlens is None:
             raise ValueError("cu_seqlens is None: it must have the bounds of the sequences for return_varlen_states")
         step = _step_size(dt, dt_bias, dt_softplus, dt_limit).detach()
-        bounds: list[int] = cast("Any", cu_seqlens).tolist()
-        states.append(_states_after(x, step, A, B, C, bounds))
+        states.append(_states_after(x, step, A, B, C, cu_seqlens))
     return (y, *states) if states else y
 
 
@@ -106,10 +102,7 @@ def _step_size(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, dt_limit: 
 
 
 @torch.no_grad()
-def _states_after(x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, bounds: list[int]) -> Tensor:
+def _states_after(x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return the state after each sequence of a batch of one, (N, heads, headdim, dstate)."""
-    states: list[Tensor] = []
-    for start, end in pairwise(bounds):
-        x_n, step_n, B_n, C_n = (y[:, start:end] for y in (x, step, B, C))
-        states.append(mamba2_ssd(x_n, step_n, A, B_n, C_n, layout="bthd", return_last_state=True)[1].C.mT)
-    return torch.cat(states)
+    found = mamba2_ssd(x, step, A, B, C, layout="bthd", return_last_state=True, cu_seqlens=cu_seqlens)
+    return found[1].C.mT

@@ -1,0 +1,107 @@
+"""Packed sequences: documents laid end to end along T, in a batch of one.
+
+Without states in or out all documents are one sequence, whose forget gate is shut where a document begins. With states
+each document is a sequence of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .checks import kind
+from .chunkwise_operator import Call
+from .reference import per_head_decays
+from .state import State
+from .types import Gate
+
+
+def check_offsets(cu_seqlens: object, q: Tensor) -> None:
+    """Raise TypeError or ValueError unless documents can begin and end there; q (B, H, T, d_qk).
+
+    Values on a GPU are not looked at: that would wait for it.
+    """
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens is {kind(cu_seqlens)}: it must be a tensor")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens is {cu_seqlens.dtype}: it must be int32 or int64")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
+        raise ValueError(f"cu_seqlens has the shape {tuple(cu_seqlens.shape)}: it must be (documents + 1,)")
+    if cu_seqlens.device != q.device and cu_seqlens.device.type != "cpu":
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device}: it must be where q is, on {q.device}, or on the CPU")
+    if q.shape[0] != 1:
+        raise ValueError(f"q has the batch size {q.shape[0]}: it must be 1 with cu_seqlens, documents end to end")
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        bounds(cu_seqlens, q.shape[2])
+
+
+def bounds(cu_seqlens: Tensor, T: int) -> list[int]:
+    """Return where documents begin and end, [0, ..., T]; of a tensor on a GPU this waits for it.
+
+    Raises:
+        ValueError: they do not begin at 0, end at T, or one ends before it begins.
+    """
+    found: list[int] = [int(x) for x in cu_seqlens.tolist()]
+    if found[0] != 0 or found[-1] != T:
+        raise ValueError(f"cu_seqlens goes from {found[0]} to {found[-1]}: it must go from 0 to T, which is {T}")
+    for begin, end in pairwise(found):
+        if end < begin:
+            raise ValueError(f"cu_seqlens has {end} behind {begin}: it must not decrease")
+    return found
+
+
+def begins(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:
+    """Return whether a document begins at a step, behind the first: (T,) of bool. This waits for no GPU."""
+    inner = cu_seqlens[1:-1].to(device, torch.int64, non_blocking=True)
+    return torch.zeros(T + 1, dtype=torch.bool, device=device).index_fill(0, inner, value=True)[:T]
+
+
+def as_one_sequence(call: Call, gate: Gate, cu_seqlens: Tensor) -> tuple[Call, Gate]:
+    """Return the call and the gate of one sequence that forgets all where a document begins.
+
+    A decay that is one number a head becomes a log decay a step.
+    """
+    f = call.f
+    if gate.per_head:
+        f = per_head_decays(gate, f, call.i, call.v)
+        gate = Gate("log_decay", gate.input, gate.normalize)
+    shut = begins(cu_seqlens, call.v.shape[2], f.device)
+    return call._replace(f=f.masked_fill(shut, float("-inf"))), gate
+
+
+def documents(call: Call, bounds: list[int]) -> Iterator[Call]:
+    """Yield the call of each document, which has its own of the N states (N, H, ...)."""
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+
+    def parts(x: Tensor | None) -> list[Tensor | None]:
+        if x is None or x.dim() == 1:
+            return [x] * len(lengths)
+        return list(x.split(lengths, 2))  # in backward one concatenation, where slices add up zeros of all T steps
+
+    starts = [None] * len(lengths) if call.initial is None else _each_state(call.initial)
+    for q, k, v, f, i, start in zip(*(parts(x) for x in call[:5]), starts, strict=True):
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        assert f is not None
+        yield Call(q, k, v, f, i, start, call.skip)
+
+
+def _each_state(states: State) -> list[State]:
+    count = len(states.C)
+    n, m = ([None] * count if x is None else x.split(1) for x in states[1:])
+    return [State(*parts) for parts in zip(states.C.split(1), n, m, strict=True)]
+
+
+def joined(states: list[State]) -> State:
+    """Return one State of N documents, (N, H, ...), of the states of each."""
+    n, m = (_cat([state[part] for state in states]) for part in (1, 2))
+    return State(torch.cat([state.C for state in states]), n, m)
+
+
+def _cat(parts: list[Tensor | None]) -> Tensor | None:
+    present = [x for x in parts if x is not None]
+    return torch.cat(present) if present else None

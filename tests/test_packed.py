@@ -1,0 +1,176 @@
+"""Packed sequences: documents end to end are each by itself, in values, states and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tflabench import ops
+
+HEADS, T, D_QK, D_HV = 2, 60, 16, 32
+BOUNDS = [0, 1, 17, 17, 44, T]  # one of a single step, and one without steps
+Inputs = dict[str, Tensor]
+
+
+def inputs(device: str, dtype: torch.dtype) -> Inputs:
+    torch.manual_seed(5)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(1, HEADS, T, *shape, dtype=torch.float64)
+
+    drawn = {"q": draw(D_QK), "k": draw(D_QK), "v": draw(D_HV), "f": draw() + 2, "i": draw()}
+    drawn["head"] = -torch.rand(HEADS, dtype=torch.float64)
+    gates = ("f", "i", "head")
+    wide = torch.promote_types(dtype, torch.float32)
+    return {name: x.to(device, wide if name in gates else dtype).requires_grad_() for name, x in drawn.items()}
+
+
+Operation = Callable[..., Any]
+OPERATIONS: dict[str, tuple[Operation, Callable[[Inputs], list[Tensor]], ops.Gate]] = {
+    "mlstm_exp": (ops.mlstm_exp, lambda x: [x["q"], x["k"], x["v"], x["i"], x["f"]], ops.MLSTM_EXP),
+    "mlstm_sig": (ops.mlstm_sig, lambda x: [x["q"], x["k"], x["v"], x["i"], x["f"]], ops.MLSTM_SIG),
+    "retention": (ops.retention, lambda x: [x["q"], x["k"], x["v"], x["head"]], ops.RETENTION),
+    "gated_retention": (ops.gated_retention, lambda x: [x["q"], x["k"], x["v"], x["f"]], ops.Gate("sigmoid", "none")),
+    "simple_gla": (ops.simple_gla, lambda x: [x["q"], x["k"], x["v"], -x["f"].abs()], ops.SIMPLE_GLA),
+    "lightning_attention": (
+        ops.lightning_attention,
+        lambda x: [x["q"], x["k"], x["v"], -x["head"]],
+        ops.RETENTION,
+    ),
+    "mamba2_ssd": (ops.mamba2_ssd, lambda x: [x["v"], x["i"].exp(), x["head"], x["k"], x["q"]], ops.MAMBA2),
+}
+
+
+def start_of(gate: ops.Gate, count: int, like: Tensor) -> ops.State:
+    zero = ops.zero_state(gate, count, HEADS, D_QK, D_HV, device=like.device, dtype=like.dtype)
+    C, n, m = (None if x is None else torch.randn_like(x) for x in zero)
+    assert C is not None
+    return ops.State(C, n, m)
+
+
+def one_of(states: ops.State, n: int) -> ops.State:
+    return ops.State(states.C[n : n + 1], *(None if x is None else x[n : n + 1] for x in states[1:]))
+
+
+def by_themselves(
+    run: Operation, tensors: list[Tensor], start: ops.State | None, bounds: list[int], **options: Any
+) -> tuple[Tensor, ops.State]:
+    """Return h and last states of one call a document that has steps; one without ends as it begins."""
+    outputs: list[Tensor] = []
+    ends: list[ops.State] = []
+    for n, (begin, end) in enumerate(pairwise(bounds)):
+        first = None if start is None else one_of(start, n)
+        if begin == end:
+            assert first is not None
+            ends.append(first)
+            continue
+        cut = [x if x.dim() == 1 else x[:, :, begin:end] for x in tensors]
+        h, last = run(*cut, initial_state=first, return_last_state=True, **options)
+        outputs.append(h)
+        ends.append(last)
+    joined = [None if x[0] is None else torch.cat(x) for x in zip(*ends, strict=True)]
+    assert joined[0] is not None
+    return torch.cat(outputs, 2), ops.State(joined[0], joined[1], joined[2])
+
+
+def assert_close(ours: Any, wanted: Any, limit: float) -> None:
+    for x, y in zip(ours, wanted, strict=True):
+        if x is None or y is None:
+            assert x is y
+        else:
+            assert torch.linalg.norm((x - y).double()) <= limit * (1 + torch.linalg.norm(y.double()))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_documents_do_not_meet(name, dtype):
+    run, arguments, _ = OPERATIONS[name]
+    x = inputs("cpu", torch.float64)
+    bounds = sorted(set(BOUNDS))
+    h = run(*arguments(x), cu_seqlens=torch.tensor(BOUNDS, dtype=dtype))
+    wanted, _ = by_themselves(run, arguments(x), None, bounds)
+    leaves = list(x.values())
+    weight = torch.randn_like(h)
+    grads = (torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True) for y in (h, wanted))
+    assert_close([h, *next(grads)], [wanted, *next(grads)], 1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_document_has_its_states(name):
+    run, arguments, gate = OPERATIONS[name]
+    x = inputs("cpu", torch.float64)
+    start = start_of(gate, len(BOUNDS) - 1, x["q"])
+    leaves = [*x.values(), start.C.requires_grad_()]
+    offsets = torch.tensor(BOUNDS)
+    h, last = run(*arguments(x), initial_state=start, return_last_state=True, cu_seqlens=offsets)
+    wanted, ends = by_themselves(run, arguments(x), start, BOUNDS)
+    weight = torch.randn_like(h)
+    results = ((h, last), (wanted, ends))
+    grads = (
+        torch.autograd.grad((y * weight).sum() + state.C.square().sum(), leaves, allow_unused=True)
+        for y, state in results
+    )
+    assert_close([h, *last, *next(grads)], [wanted, *ends, *next(grads)], 1e-12)
+
+
+def test_states_may_go_out_alone():
+    x = inputs("cpu", torch.float64)
+    tensors = [x[name] for name in ("q", "k", "v", "i", "f")]
+    _, last = ops.mlstm_exp(*tensors, return_last_state=True, cu_seqlens=torch.tensor(BOUNDS))
+    assert last.n is not None
+    assert last.m is not None
+    assert last.C.shape == (len(BOUNDS) - 1, HEADS, D_QK, D_HV)
+    assert not last.C[2].any()
+    assert (last.m[2] == float("-inf")).all()
+
+
+def test_the_other_layout():
+    x = {name: y.detach() for name, y in inputs("cpu", torch.float64).items()}
+    tensors = [x[name] for name in ("q", "k", "v", "i", "f")]
+    h = ops.mlstm_sig(*tensors, cu_seqlens=torch.tensor(BOUNDS))
+    turned = ops.mlstm_sig(*(y.transpose(1, 2) for y in tensors), layout="bthd", cu_seqlens=torch.tensor(BOUNDS))
+    assert torch.equal(turned.transpose(1, 2), h)
+
+
+def test_one_document_is_a_sequence():
+    x = {name: y.detach() for name, y in inputs("cpu", torch.float64).items()}
+    tensors = [x[name] for name in ("q", "k", "v", "f")]
+    ours = ops.gated_retention(*tensors, return_last_state=True, cu_seqlens=torch.tensor([0, T]))
+    h, last = ops.gated_retention(*tensors, return_last_state=True)
+    assert torch.equal(ours[0], h)
+    assert torch.equal(ours[1].C, last.C)
+
+
+@pytest.mark.parametrize(
+    ("cu_seqlens", "error", "words"),
+    [
+        ([0, T], TypeError, "cu_seqlens is a list: it must be a tensor"),
+        (torch.tensor([0.0, T]), TypeError, "cu_seqlens is torch.float32: it must be int32 or int64"),
+        (torch.tensor([0]), ValueError, r"cu_seqlens has the shape \(1,\): it must be \(documents \+ 1,\)"),
+        (torch.tensor([[0, T]]), ValueError, r"cu_seqlens has the shape \(1, 2\)"),
+        (torch.tensor([0, T - 1]), ValueError, f"goes from 0 to {T - 1}: it must go from 0 to T, which is {T}"),
+        (torch.tensor([1, T]), ValueError, f"goes from 1 to {T}: it must go from 0 to T, which is {T}"),
+        (torch.tensor([0, 30, 20, T]), ValueError, "has 20 behind 30: it must not decrease"),
+    ],
+)
+def test_bad_offsets_are_named(cu_seqlens, error, words):
+    x = {name: y.detach() for name, y in inputs("cpu", torch.float64).items()}
+    with pytest.raises(error, match=words):
+        ops.mlstm_sig(*(x[name] for name in ("q", "k", "v", "i", "f")), cu_seqlens=cu_seqlens)
+
+
+def test_bad_states_and_batches_are_named():
+    x = {name: y.detach() for name, y in inputs("cpu", torch.float64).items()}
+    tensors = [x[name] for name in ("q", "k", "v", "f")]
+    start = start_of(ops.SIMPLE_GLA, 2, x["q"])
+    with pytest.raises(
+        ValueError, match=r"initial_state.C has the shape \(2, 2, 16, 32\): it must be \(3, 2, 16, 32\)"
+    ):
+        ops.gated_retention(*tensors, initial_state=start, cu_seqlens=torch.tensor([0, 9, 20, T]))
+    with pytest.raises(ValueError, match="q has the batch size 2: it must be 1 with cu_seqlens"):
+        ops.gated_retention(*(torch.cat([y, y]) for y in tensors), cu_seqlens=torch.tensor([0, 9, T]))
