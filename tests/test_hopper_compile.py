@@ -176,10 +176,10 @@ TILEWISE = (
     ";C of every tile;dC of every tile;C of every tile, of heads of their own;dC of every tile, of heads of their own"
     ";gradients;gradients of a head;gradients with a skip connection;gradients without row sums"
 )
-MAIN = (
-    ":h;h normalised;h without the last state;h normalised without the last state;h of segments"
+MAIN = ":h;h normalised;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
+OF_SEGMENTS = (
     ";h of a first segment;h normalised of a first segment;h of segments for others;h normalised of segments for others"
-    ";dq;dq without row sums;dk;dv;C, n;dC"
+    ";h of segments of half the rows;h for segments"
 )
 
 
@@ -199,10 +199,8 @@ FEW = [
         (
             "installed",
             [
-                "128/256"
-                + MAIN
-                + ";h of segments of half the rows;h for segments;dk and dv;dk and dv without row sums",
-                "256/512" + MAIN,
+                "128/256" + MAIN + OF_SEGMENTS + ";dk and dv;dk and dv without row sums",
+                "256/512" + MAIN + ";h normalised without the last state;h normalised of segments for others",
                 "64/64" + TOGETHER + TILEWISE,
             ],
         ),
