@@ -7,10 +7,8 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Any, NamedTuple
-
-import numpy as np
-import pandas as pd
 
 from tflabench.conclusions.compare import comparable
 from tflabench.figures.looks import OWNERS, Look, owner_of
@@ -45,7 +43,7 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
     is a kernel of ours. Of lines on top of each other one is chosen.
     """
     ratios = _ratios(rows, quantity)
-    excess = {name: math.exp(np.mean(np.log(list(own.values())))) for name, own in ratios.items()}
+    excess = {name: math.exp(fmean(map(math.log, own.values()))) for name, own in ratios.items()}
     most = max(map(len, ratios.values()), default=0)
     best = sorted(excess, key=lambda name: (2 * len(ratios[name]) < most, excess[name], name))
     if patterns:
@@ -78,20 +76,20 @@ def require(patterns: Sequence[str], names: Collection[str], option: str) -> Non
 
 def _ratios(rows: Rows, quantity: Quantity) -> dict[str, dict[Any, float]]:
     """Return by implementation how many times the least value at each of its points it takes."""
-    done = rows[rows["timed"] & (rows[quantity.column] > 0)]
-    if done.empty:
-        return {}
-    values = done[quantity.column].tolist()
-    shape = [done[column].tolist() for column in ("pass", "seq_len", "batch", "dtype")]
-    problems = list(zip(*shape, (done["heads"] * done["d_hv"]).tolist(), strict=True))
+    done = rows["timed"].to_numpy() & (rows[quantity.column].to_numpy(float) > 0)
+    columns = ("implementation", "pass", "seq_len", "batch", "dtype", "heads", "d_hv", "chunk_asked", quantity.column)
     least: dict[Any, float] = {}
-    for problem, value in zip(problems, values, strict=True):
+    points = []
+    for name, *shape, heads, d_hv, chunk, value in zip(
+        *(rows[c].to_numpy()[done].tolist() for c in columns), strict=True
+    ):
+        problem = (*shape, heads * d_hv)
         least[problem] = min(value, least.get(problem, value))
-    own = [done[column].tolist() for column in ("implementation", "heads", "chunk_asked")]
+        asked = None if chunk != chunk else chunk  # NaN is no key
+        points.append((name, problem, (*shape, heads, asked), value))
     table: dict[str, dict[Any, float]] = {}
-    for name, heads, chunk, problem, value in zip(*own, problems, values, strict=True):
-        asked = None if pd.isna(chunk) else chunk
-        table.setdefault(name, {})[*problem[:4], heads, asked] = value / least[problem]
+    for name, problem, point, value in points:
+        table.setdefault(name, {})[point] = value / least[problem]
     return table
 
 
