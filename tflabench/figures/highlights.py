@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from tflabench.conclusions.compare import comparable
-from tflabench.figures.looks import OWNERS, Look, owner_of
+from tflabench.conclusions.contests import owner
+from tflabench.figures.looks import OWNERS, Look
 from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
 from tflabench.implementations.registry import bundled_kernels, nearest
 from tflabench.problem import InputError
@@ -53,9 +54,9 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
     owners = {name: looks[name].owner for name in best}
     foreground = [name for name in best if owners[name] != "PyTorch" or "ours" not in owners.values()]
     leading = []
-    for owner in OWNERS:
-        own = [name for name in foreground if owners[name] == owner]
-        leading += sorted(own, key=lambda name: owner == "ours" and families[name] != "mlstm")[:1]
+    for each in OWNERS:
+        own = [name for name in foreground if owners[name] == each]
+        leading += sorted(own, key=lambda name: each == "ours" and families[name] != "mlstm")[:1]
     others = sorted((name for name in foreground if name not in leading), key=lambda name: owners[name] != "ours")
     alike: dict[str, list[str]] = {}
     for name in [*leading, *others]:
@@ -139,8 +140,8 @@ def _mlstm_first(rows: Sequence[Row]) -> list[Row]:
 
 def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
     ratio = getattr(peer, quantity.column) / getattr(ours, quantity.column)
-    owner = owner_of(peer.implementation, peer.family, peer.package)
-    name = owner if owner in ("mlstm_kernels", "fla", "mamba") else peer.title
+    whose = owner(peer.implementation, peer.family, peer.package)
+    name = whose if whose in ("mlstm_kernels", "fla", "mamba") else peer.title
     where = (
         f" at {SYMBOLS[axis]}\u00a0=\u00a0{plain(getattr(ours, axis))}"
         if axis in SYMBOLS and axis != "chunk_size"

@@ -42,4 +42,4 @@ def panel(source: Source, charts: Sequence[Chart], own: dict[str, Columns], word
             items += [Note(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
     places = [np.concatenate([getattr(item, side) for item in items if isinstance(item, Curve)]) for side in "xy"]
     axes = [logarithmic(chart.label, min(place), max(place)) for chart, place in zip(charts, places, strict=True)]
-    return Panel(words, *axes, tuple(items))
+    return Panel(words, axes[0], axes[1], tuple(items))

@@ -19,7 +19,8 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
     fields = [row.__dict__ for row in rows]
     table = pd.DataFrame(
-        {field.alias or name: [own[name] for own in fields] for name, field in Row.model_fields.items()}
+        {field.alias or name: [own[name] for own in fields] for name, field in Row.model_fields.items()},
+        dtype=None if rows else object,  # of no rows too, words are words
     )
     for name, field in Row.model_fields.items():
         dtype = {int | None: "Int64", float | None: "float64", bool | None: "boolean"}.get(field.annotation)  # type: ignore[call-overload]
