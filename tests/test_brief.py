@@ -13,9 +13,8 @@ from rich.text import Text
 
 from tflabench.conclusions.brief import LINES, WIDTH, BriefEnding, chosen
 from tflabench.conclusions.columns import Column, cut, table_lines
-from tflabench.conclusions.contests import contests, owner
+from tflabench.conclusions.contests import contests
 from tflabench.conclusions.summary import Swept, full_ending
-from tflabench.implementations import registry
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -128,13 +127,11 @@ def test_without_another_owner_the_next_best_implementation_stands_there():
     assert line.endswith("1.50x tfla_sig_xl")
 
 
-def test_owners(monkeypatch):
-    from dataclasses import replace
-
-    assert owner(row("hopper_sig", package="triton")) == owner(row("reference_sig")) == "tflabench"
-    assert owner(row("fla_gla", package="flash-linear-attention")) == "flash-linear-attention"
-    monkeypatch.setattr(registry, "_plugged", [replace(registry.get("sdpa"), name="mine")])
-    assert owner(row("mine")) == "plugin"
+def test_the_next_best_is_of_another_owner_where_one_was_measured():
+    """Two kinds of softmax attention have one owner, as in the colours of figures."""
+    rows = [row("sdpa_cudnn", ms=1.0, family="attention"), row("sdpa_flash", ms=1.1, family="attention")]
+    assert told(rows)[2].endswith("1.10x sdpa_flash")
+    assert told([*rows, row("hopper_sig", ms=1.2)])[2].endswith("1.20x hopper_sig")
 
 
 @pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)

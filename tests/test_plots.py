@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from tflabench import figures
+from tflabench.conclusions.contests import owner
 from tflabench.figures import axes, facets, looks, matplotlib_renderer
 from tflabench.figures.captions import compact, provenance
 from tflabench.figures.highlights import MOST
@@ -314,7 +315,7 @@ def test_thirty_implementations_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("name", "family", "package", "owner"),
+    ("name", "family", "package", "whose"),
     [
         ("hopper_sig", "mlstm", "triton", "ours"),
         ("step_mamba2", "ssm", "torch", "ours"),
@@ -326,10 +327,10 @@ def test_thirty_implementations_are_told_apart():
         ("my_kernel", "mlstm", "mine", "others"),
     ],
 )
-def test_the_colour_says_whose_kernel_it_is(name, family, package, owner):
-    assert looks.owner_of(name, family, package) == owner
+def test_the_colour_says_whose_kernel_it_is(name, family, package, whose):
+    assert owner(name, family, package) == whose
     okabe_ito = "#000000 #e69f00 #56b4e9 #009e73 #f0e442 #0072b2 #d55e00 #cc79a7".split()
-    assert looks.OWNERS[owner] in okabe_ito
+    assert looks.OWNERS[whose] in okabe_ito
 
 
 def test_owners_have_colours_of_their_own():

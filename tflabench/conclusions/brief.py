@@ -90,7 +90,7 @@ def _more(lines: int, swept: Swept) -> str:
 
 def _table(groups: Sequence[Sequence[Row]], rows: Sequence[Row], room: int, width: int) -> list[Text]:
     """Return a title, the fastest kernel of as many problems as `room` lines have room for, and an empty line."""
-    others = len({owner(row) for row in rows if timed(row)}) > 1
+    others = len({_owner(row) for row in rows if timed(row)}) > 1
     found = [Contest(group, _rival(group, others)) for group in groups]
     shown = [found[number] for number in chosen(groups, max(1, room - 3))]
     if tied := any(contest.tied for contest in shown):
@@ -138,13 +138,17 @@ def _extent(row: Row) -> tuple[int, int, int]:
     return row.seq_len, row.batch, row.heads * row.d_hv
 
 
+def _owner(row: Row) -> str:
+    return owner(row.implementation, row.family, row.package)
+
+
 def _rival(group: Sequence[Row], others: bool) -> Rival | None:
     """Return the next best row, of another owner if `others`; no throttled row has one or is one."""
     best = group[0]
     if best.throttled:
         return None
     for row in group[1:]:
-        another = owner(row) != owner(best) if others else row.implementation != best.implementation
+        another = _owner(row) != _owner(best) if others else row.implementation != best.implementation
         if another and not row.throttled and (found := faster(best, row)):
             return Rival(row, *found)
     return None

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from math import hypot, isfinite
 
 from tflabench.conclusions.compare import comparable, questions
-from tflabench.implementations import registry
+from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.schema import Row
 
-OURS, PLUGIN = "tflabench", "plugin"
+OWNER_OF_PACKAGE = {"mlstm_kernels": "mlstm_kernels", "flash-linear-attention": "fla", "mamba-ssm": "mamba"}
 
 
 def timed(row: Row) -> bool:
@@ -23,11 +23,15 @@ def contests(rows: Iterable[Row]) -> list[list[Row]]:
     return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(measured)]
 
 
-def owner(row: Row) -> str:
-    """Return whose an implementation is: this project's, a plugin's, or that of the package it comes from."""
-    if row.implementation in registry.bundled_names():
-        return OURS
-    return PLUGIN if row.implementation in {impl.name for impl in registry.plugged()} else row.package
+def owner(name: str, family: str, package: str) -> str:
+    """Return whose an implementation is: a key of `figures.looks.OWNERS`, which has their colours."""
+    if name in bundled_kernels():
+        return "ours"
+    if family == "attention":
+        return "softmax attention"
+    if name.startswith("reference_"):
+        return "PyTorch"
+    return OWNER_OF_PACKAGE.get(package, "others")
 
 
 def faster(best: Row, other: Row) -> tuple[float, float] | None:

@@ -21,7 +21,8 @@ def caption(rows: Rows, axis: str | None = None) -> str:
     words = []
 
     def common(column: pd.Series) -> Any:
-        return column.dropna().iloc[0] if column.nunique() == 1 else None
+        values = column.dropna().to_numpy()
+        return values[0] if len(values) and (values == values[0]).all() else None
 
     if axis != "seq_len" and (seq_len := common(rows["seq_len"])):
         words.append(f"T = {plain(seq_len)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         found = finding(source.records_of(rows), quantity, None if single else part.axis)
         heads.append(title(found, pass_, device_name(rows)))
         words = f"{PASSES[pass_]}: {found.subject} {found.words}" if found.words else PASSES[pass_]
-        panels.append(ranking(chart, rows, words) if single else over_axis(chart, rows, words))
+        own = {} if single else columns_of(rows, part.axis, quantity)
+        panels.append(ranking(chart, rows, words) if single else over_axis(chart, own, words))
     whole = f"{quantity.name}{'' if single else f' over {_axis_name(part)}'}, {device_name(part.rows)}"
     if len(panels) == 1:
         panels = [Panel("", panels[0].x, panels[0].y, panels[0].items, panels[0].empty)]
@@ -91,11 +93,13 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     )
 
 
-def over_axis(chart: Chart, rows: Rows, words: str) -> Panel:
-    """Return a panel over the swept axis: context behind, the band of theory, highlighted lines, crosses on top."""
+def over_axis(chart: Chart, own: dict[str, Columns], words: str) -> Panel:
+    """Return a panel over the swept axis: context behind, the band of theory, highlighted lines, crosses on top.
+
+    `own`: as `columns_of` gives them, of one pass.
+    """
     x = swept(chart.part)
     items: list[Item] = []
-    own = _columns_of(chart, rows)
     for name in chart.looks:
         if name in own and name not in chart.names:
             items += curve(chart, x, own[name], name)
@@ -111,40 +115,44 @@ def over_axis(chart: Chart, rows: Rows, words: str) -> Panel:
     return Panel(words, x.axis, y, (*items, *crosses), "" if measured else "no point was measured")
 
 
-def _columns_of(chart: Chart, rows: Rows) -> dict[str, Columns]:
+def columns_of(rows: Rows, axis: str, *quantities: Quantity) -> dict[str, Columns]:
     """Return the columns that lines need, of each implementation, in the order of the axis; missing values are last."""
-    quantity = chart.quantity
-    names = {chart.part.axis, quantity.column, *(quantity.spread or ()), *(quantity.theory or ())}
-    rows = rows.sort_values(chart.part.axis, kind="stable")
-    table = {name: rows[name].to_numpy() for name in (*names, "timed", "noisy", "throttled", "status")}
-    table |= {"index": rows.index.to_numpy(), "known": rows[chart.part.axis].notna().to_numpy()}
-    table["drawn"] = table["timed"] & np.isfinite(table[quantity.column].astype(float))
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(rows["implementation"].tolist()):
-        places.setdefault(name, []).append(place)
-    return {name: {column: values[own] for column, values in table.items()} for name, own in places.items()}
+    names = {axis, "timed", "noisy", "throttled", "status"}
+    names |= {name for one in quantities for name in (one.column, *(one.spread or ()), *(one.theory or ()))}
+    keys = [rows[name].factorize(sort=True, use_na_sentinel=False)[0] for name in (axis, "implementation")]
+    order = np.lexsort(keys)
+    table = {name: rows[name].to_numpy()[order] for name in (*names, "implementation")}
+    table |= {"index": rows.index.to_numpy()[order], "known": rows[axis].notna().to_numpy()[order]}
+    ends = [0, *(np.flatnonzero(np.diff(keys[1][order])) + 1), len(order)]
+    return {
+        table["implementation"][start]: {name: values[start:end] for name, values in table.items()}
+        for start, end in pairwise(ends)
+        if end
+    }
 
 
-def _kept(own: Columns, where: np.ndarray) -> Columns:
-    return {name: values[where] for name, values in own.items()}
+def kept(own: Columns, where: np.ndarray) -> Columns:
+    """Return the columns of some of the rows."""
+    return own if where.all() else {name: values[where] for name, values in own.items()}
 
 
 def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
     quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
     axis = chart.part.axis
-    if not own["drawn"].any():
+    drawn = own["timed"] & np.isfinite(own[quantity.column].astype(float))
+    if not drawn.any():
         return []
     alike = len(chart.lit.alike.get(name, ()))
     label, ink = (look.title + f" + {alike} alike" * bool(alike), look.ink) if lit else ("", BACKGROUND)
     role = "highlight" if lit else "context"
     if not own["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
-        done = _kept(own, own["drawn"])
+        done = kept(own, drawn)
         level = float(np.median(done[quantity.column].astype(float)) / chart.size)
         ends = np.array(x.axis.limits)
         same = [int(done["index"][0])] * 2
         return [Curve(label, ends, [level] * 2, Ink(ink.colour, "", ink.dash), role, rows=same, name=name)]
-    own = _kept(own, own["known"])
+    own = kept(own | {"drawn": drawn}, own["known"])
     y = np.where(own["drawn"], own[quantity.column].astype(float), np.nan) / chart.size
     spread = None
     if quantity.spread and lit:
@@ -173,7 +181,7 @@ def _band(chart: Chart, x: Swept, own: Columns) -> list[Band]:
 
 def _crosses(chart: Chart, x: Swept, own: Columns, name: str) -> Iterator[Cross]:
     """Yield a cross for each point of a highlighted implementation that was asked for and not measured."""
-    failed = _kept(own, own["known"] & ~own["timed"])
+    failed = kept(own, own["known"] & ~own["timed"])
     for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
         yield Cross(float(place), chart.looks[name].ink, int(index))
 

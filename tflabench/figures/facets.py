@@ -38,20 +38,14 @@ class Slice:
 
 def swept_axes(rows: Rows) -> list[str]:
     """Return the axes that vary within an implementation, without those that follow another (batch at fixed tokens)."""
-    names = ("implementation", "pass", *AXES)
-    columns = {name: [None if value != value else value for value in rows[name].tolist()] for name in names}
+    codes = pd.DataFrame({name: pd.factorize(rows[name])[0] for name in ("implementation", "pass", *AXES)})
 
     def varies(axis: str, fixed: Sequence[str]) -> bool:
-        first: dict[Any, Any] = {}
-        keys = zip(*(columns[name] for name in ("implementation", "pass", *fixed)), strict=True)
-        return any(
-            first.setdefault(key, value) != value
-            for key, value in zip(keys, columns[axis], strict=True)
-            if value is not None
-        )
+        known, keys = codes[codes[axis] >= 0], ["implementation", "pass", *fixed]
+        return len(known.drop_duplicates([*keys, axis])) > len(known.drop_duplicates(keys))
 
     axes: list[str] = []
-    for axis in AXES:
+    for axis in [axis for axis in AXES if codes[axis].max() > 0]:
         if varies(axis, [other for other in AXES if other != axis]) or varies(axis, axes):
             axes.append(axis)
     return axes
@@ -75,19 +69,13 @@ def split(rows: Rows, axis: str) -> list[Slice]:
     if not split:
         return [Slice(axis, {}, rows)]
     owned = rows[rows[split].notna().all(axis=1)]
-    found = []
-    for setting in owned[split].drop_duplicates().sort_values(split).to_dict("records"):
-        match = np.logical_and.reduce(
-            [(rows[column] == value) | rows[column].isna() for column, value in setting.items()]
-        )
-        found.append(Slice(axis, {str(column): value for column, value in setting.items()}, rows[match]))
-    curves = [part for part in found if _longest_curve(part.rows[part.rows.index.isin(owned.index)], axis) > 1]
+    values = owned.groupby([*split, "implementation", "pass"])[axis].nunique()
+    found, longest = [], values.groupby(split).max().reset_index()  # the most values that one implementation has
+    for setting in longest[split].to_dict("records"):
+        match = [(rows[column] == value) | rows[column].isna() for column, value in setting.items()]
+        found.append(Slice(axis, {str(c): value for c, value in setting.items()}, rows[np.logical_and.reduce(match)]))
+    curves = [part for part, values in zip(found, longest[axis], strict=True) if values > 1]
     return _shortest_settings(curves or found)
-
-
-def _longest_curve(rows: Rows, axis: str) -> int:
-    """Return the most values of `axis` that an implementation has in one pass."""
-    return int(rows.groupby(["implementation", "pass"])[axis].nunique().max()) if len(rows) else 0
 
 
 def _of_curves(rows: Rows, axis: str) -> Rows:

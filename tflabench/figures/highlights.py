@@ -7,13 +7,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
-
 from tflabench.conclusions.compare import comparable
-from tflabench.figures.looks import OWNERS, Look, owner_of
+from tflabench.conclusions.contests import owner
+from tflabench.figures.looks import OWNERS, Look
 from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
 from tflabench.implementations.registry import bundled_kernels, nearest
 from tflabench.problem import InputError
@@ -45,7 +44,7 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
     is a kernel of ours. Of lines on top of each other one is chosen.
     """
     ratios = _ratios(rows, quantity)
-    excess = {name: math.exp(np.mean(np.log(list(own.values())))) for name, own in ratios.items()}
+    excess = {name: math.exp(fmean(map(math.log, own.values()))) for name, own in ratios.items()}
     most = max(map(len, ratios.values()), default=0)
     best = sorted(excess, key=lambda name: (2 * len(ratios[name]) < most, excess[name], name))
     if patterns:
@@ -55,9 +54,9 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
     owners = {name: looks[name].owner for name in best}
     foreground = [name for name in best if owners[name] != "PyTorch" or "ours" not in owners.values()]
     leading = []
-    for owner in OWNERS:
-        own = [name for name in foreground if owners[name] == owner]
-        leading += sorted(own, key=lambda name: owner == "ours" and families[name] != "mlstm")[:1]
+    for each in OWNERS:
+        own = [name for name in foreground if owners[name] == each]
+        leading += sorted(own, key=lambda name: each == "ours" and families[name] != "mlstm")[:1]
     others = sorted((name for name in foreground if name not in leading), key=lambda name: owners[name] != "ours")
     alike: dict[str, list[str]] = {}
     for name in [*leading, *others]:
@@ -78,20 +77,20 @@ def require(patterns: Sequence[str], names: Collection[str], option: str) -> Non
 
 def _ratios(rows: Rows, quantity: Quantity) -> dict[str, dict[Any, float]]:
     """Return by implementation how many times the least value at each of its points it takes."""
-    done = rows[rows["timed"] & (rows[quantity.column] > 0)]
-    if done.empty:
-        return {}
-    values = done[quantity.column].tolist()
-    shape = [done[column].tolist() for column in ("pass", "seq_len", "batch", "dtype")]
-    problems = list(zip(*shape, (done["heads"] * done["d_hv"]).tolist(), strict=True))
+    done = rows["timed"].to_numpy() & (rows[quantity.column].to_numpy(float) > 0)
+    columns = ("implementation", "pass", "seq_len", "batch", "dtype", "heads", "d_hv", "chunk_asked", quantity.column)
     least: dict[Any, float] = {}
-    for problem, value in zip(problems, values, strict=True):
+    points = []
+    for name, *shape, heads, d_hv, chunk, value in zip(
+        *(rows[c].to_numpy()[done].tolist() for c in columns), strict=True
+    ):
+        problem = (*shape, heads * d_hv)
         least[problem] = min(value, least.get(problem, value))
-    own = [done[column].tolist() for column in ("implementation", "heads", "chunk_asked")]
+        asked = None if chunk != chunk else chunk  # NaN is no key
+        points.append((name, problem, (*shape, heads, asked), value))
     table: dict[str, dict[Any, float]] = {}
-    for name, heads, chunk, problem, value in zip(*own, problems, values, strict=True):
-        asked = None if pd.isna(chunk) else chunk
-        table.setdefault(name, {})[*problem[:4], heads, asked] = value / least[problem]
+    for name, problem, point, value in points:
+        table.setdefault(name, {})[point] = value / least[problem]
     return table
 
 
@@ -141,8 +140,8 @@ def _mlstm_first(rows: Sequence[Row]) -> list[Row]:
 
 def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
     ratio = getattr(peer, quantity.column) / getattr(ours, quantity.column)
-    owner = owner_of(peer.implementation, peer.family, peer.package)
-    name = owner if owner in ("mlstm_kernels", "fla", "mamba") else peer.title
+    whose = owner(peer.implementation, peer.family, peer.package)
+    name = whose if whose in ("mlstm_kernels", "fla", "mamba") else peer.title
     where = (
         f" at {SYMBOLS[axis]}\u00a0=\u00a0{plain(getattr(ours, axis))}"
         if axis in SYMBOLS and axis != "chunk_size"

@@ -23,7 +23,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks
+from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks, spread
 from tflabench.figures.model import (
     Axis,
     Band,
@@ -390,41 +390,6 @@ def _names_above(sheet: _Sheet, ax: Axes, panel: Panel, box: Box) -> float:
 
 def _part(ax: Axes, x: float) -> float:
     return ax.transAxes.inverted().transform(ax.transData.transform((x, ax.get_ylim()[0])))[0]
-
-
-def spread(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
-    """Return places in ascending order that keep `sizes` clear of each other, as near to `wanted` as can be.
-
-    They lie between `low` and `high` where there is room; `wanted` ascends.
-    """
-    groups: list[list[int]] = [[n] for n in range(len(wanted))]
-    centres: list[float] = []
-
-    def centre(group: list[int]) -> float:
-        total = sum(sizes[n] for n in group)
-        offsets, taken = [], 0.0
-        for n in group:
-            offsets.append(taken + sizes[n] / 2 - total / 2)
-            taken += sizes[n]
-        mean = sum(wanted[n] - offset for n, offset in zip(group, offsets, strict=True)) / len(group)
-        return max(min(mean, high - total / 2), low + total / 2)
-
-    merged = True
-    while merged:
-        merged, centres = False, [centre(group) for group in groups]
-        for n in range(len(groups) - 1):
-            ends = [sum(sizes[m] for m in group) / 2 for group in groups[n : n + 2]]
-            if centres[n] + ends[0] > centres[n + 1] - ends[1] + 1e-9:
-                groups[n : n + 2] = [groups[n] + groups[n + 1]]
-                merged = True
-                break
-    found = []
-    for group, middle in zip(groups, centres, strict=True):
-        place = middle - sum(sizes[n] for n in group) / 2
-        for n in group:
-            found.append(place + sizes[n] / 2)
-            place += sizes[n]
-    return found
 
 
 def _left(panel: Panel) -> float:

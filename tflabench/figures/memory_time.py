@@ -4,45 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tflabench.figures.axes import logarithmic
 from tflabench.figures.captions import compact
-from tflabench.figures.curves import BACKGROUND
-from tflabench.figures.facets import Slice
-from tflabench.figures.highlights import SYMBOLS, chosen, device_name
-from tflabench.figures.model import Axis, Curve, Figure, Item, Note, Panel
-from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Rows, by_pass, flagged
+from tflabench.figures.curves import BACKGROUND, Chart, Columns, kept
+from tflabench.figures.highlights import SYMBOLS
+from tflabench.figures.model import Axis, Curve, Item, Note, Panel
+from tflabench.figures.quantities import flagged
 from tflabench.figures.source import Source
 
 
-def draw(stem: str, source: Source, part: Slice) -> Figure:
-    """Return runtime over peak memory of a slice: a panel a pass, the ends of the fastest line with their value."""
-    names = chosen(part.rows, RUNTIME, source.looks, source.highlight).names
-    panels = tuple(panel(source, part, rows, names) for rows in by_pass(part.rows).values())
-    title = f"Runtime over peak memory, {device_name(part.rows)}"
-    return Figure(stem, title, "", panels, caption=(source.origin,), rows=part.rows)
+def panel(source: Source, charts: Sequence[Chart], own: dict[str, Columns], words: str) -> Panel:
+    """Return runtime over peak memory of one pass, with the ends of the fastest line named.
 
+    What has no peak memory is left out.
 
-def panel(source: Source, part: Slice, rows: Rows, names: Sequence[str]) -> Panel:
-    """Return the rows of one pass, with `names` highlighted; what has no peak memory is left out."""
-    words = PASSES[rows["pass"].iloc[0]]
-    units = {quantity: quantity.unit(rows) for quantity in (MEMORY, RUNTIME)}
-    done = rows[rows["timed"] & (rows["peak_bytes"] > 0) & (rows["ms_median"] > 0)]
-    labels = [f"{quantity.label} [{units[quantity][0]}]" for quantity in (MEMORY, RUNTIME)]
-    if done.empty:
-        return Panel(words, Axis(labels[0]), Axis(labels[1]), (), "no point was measured")
-    places = [done[quantity.column] / size for quantity, (_, size) in units.items()]
-    axes = [logarithmic(label, min(place), max(place)) for label, place in zip(labels, places, strict=True)]
-    done = done.assign(flagged=flagged(done)).sort_values(part.axis)
-    groups = dict(list(done.groupby("implementation", sort=False)))
+    Args:
+        charts: of peak memory and of runtime over the axis; what the second highlights is highlighted.
+        own: as `columns_of` gives them for both quantities.
+    """
+    axis, names = charts[1].part.axis, charts[1].names
+    columns = [chart.quantity.column for chart in charts]
+    done = {name: kept(one, one["timed"] & (one[columns[0]] > 0) & (one[columns[1]] > 0)) for name, one in own.items()}
+    done = {name: one for name, one in done.items() if len(one["index"])}
+    if not done:
+        return Panel(words, Axis(charts[0].label), Axis(charts[1].label), (), "no point was measured")
     items: list[Item] = []
-    for name in sorted(groups, key=lambda name: (name in names, -names.index(name) if name in names else 0)):
-        own, look, lit = groups[name], source.looks[name], name in names
-        x, y = (own[quantity.column].to_numpy(float) / size for quantity, (_, size) in units.items())
+    for name in [*(name for name in done if name not in names), *(name for name in names[::-1] if name in done)]:
+        one, look, lit = done[name], source.looks[name], name in names
+        x, y = (one[column].astype(float) / chart.size for column, chart in zip(columns, charts, strict=True))
         label, ink = (look.title, look.ink) if lit else ("", BACKGROUND)
-        hollow, rows_ = own["flagged"].tolist() if lit else (), [int(index) for index in own.index]
-        role = "highlight" if lit else "context"
-        items.append(Curve(label, x, y, ink, role, hollow=hollow, rows=rows_, name=name))
-        if names and name == names[0] and own[part.axis].nunique() > 1 and part.axis in SYMBOLS:
-            for n in (0, -1):
-                items.append(Note(x[n], y[n], f"{SYMBOLS[part.axis]} = {compact(own[part.axis].iloc[n])}"))
+        hollow, role = (flagged(one).tolist(), "highlight") if lit else ((), "context")
+        items.append(Curve(label, x, y, ink, role, hollow=hollow, rows=one["index"].tolist(), name=name))
+        ends = one[axis][[0, -1]]
+        if name in names[:1] and ends[0] != ends[1] and axis in SYMBOLS:
+            items += [Note(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
+    places = [np.concatenate([getattr(item, side) for item in items if isinstance(item, Curve)]) for side in "xy"]
+    axes = [logarithmic(chart.label, min(place), max(place)) for chart, place in zip(charts, places, strict=True)]
     return Panel(words, axes[0], axes[1], tuple(items))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tflabench.figures.axes import CROSS_LEVEL
+from tflabench.figures.axes import CROSS_LEVEL, spread
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Note, Panel, Rule, Span
 
 HEIGHT, BAR = 480, 22  # pixels of a panel, and of each bar in it
@@ -212,24 +212,12 @@ def _beside(panel: Panel, height: int) -> Iterator[dict[str, Any]]:
     room = height - MARGIN["t"] - MARGIN["b"]
     named = _named(panel)
     wanted = [room * (span[1] - _place(panel.y, value)) / (span[1] - span[0]) for _, value in named]
-    for (curve, _), y in zip(named, apart(wanted, NAME, room), strict=True):
+    for (curve, _), y in zip(named, spread(wanted, [NAME] * len(named), 0, room), strict=True):
         glyph = f'<span style="color:{curve.ink.colour}">{GLYPHS[curve.ink.marker]}</span>'
         yield {
             "name": "end", "text": f"{glyph} {escape(shorten(curve.label))}", "x": 1, "xref": "paper", "yref": "paper",
             "y": 1 - y / room, "xanchor": "left", "yanchor": "middle", "xshift": 6, "showarrow": False, "align": "left",
         }  # fmt: skip
-
-
-def apart(wanted: Sequence[float], size: float, room: float) -> list[float]:
-    """Return ascending places at least `size` from each other, near those wanted, and below `room` where they fit."""
-    places: list[float] = []
-    for place in wanted:
-        places.append(max(place, places[-1] + size if places else 0.0))
-    limit = room
-    for n in reversed(range(len(places))):
-        places[n] = min(places[n], limit)
-        limit = places[n] - size
-    return places
 
 
 def shorten(text: str) -> str:

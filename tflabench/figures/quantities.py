@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
@@ -63,9 +62,11 @@ class Quantity(NamedTuple):
 
     def unit(self, rows: Rows) -> tuple[str, float]:
         """Return the largest unit in which the median point is at least 1."""
-        middle = rows.loc[rows["timed"], self.column].median()
-        fitting = [unit for unit in self.units if middle >= unit[1]]
-        return fitting[-1] if fitting else self.units[1 if math.isnan(middle) else 0]
+        values = rows[self.column].to_numpy(float)
+        known = values[rows["timed"].to_numpy() & np.isfinite(values)]
+        if not len(known):
+            return self.units[1]
+        return [self.units[0], *(unit for unit in self.units if np.median(known) >= unit[1])][-1]
 
 
 RUNTIME = Quantity(

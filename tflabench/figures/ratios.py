@@ -13,7 +13,7 @@ from tflabench.conclusions.compare import Comparison, Match
 from tflabench.figures import facets
 from tflabench.figures.axes import linear, logarithmic
 from tflabench.figures.captions import caption, missing, provenance
-from tflabench.figures.curves import Chart, over_axis
+from tflabench.figures.curves import Chart, columns_of, over_axis
 from tflabench.figures.highlights import MOST, Highlights
 from tflabench.figures.looks import looks
 from tflabench.figures.model import Axis, Curve, Figure, Ink, Key, Panel, Rule, Span
@@ -87,7 +87,7 @@ def _draw(part: facets.Slice, threshold: float) -> Figure:
     band = Span("y", 1 / (1 + threshold), 1 + threshold, SAME.colour)
     panels = []
     for pass_, own in by_pass(rows).items():
-        panel = over_axis(chart, own, f"{PASSES[pass_]}; above 1, B is slower")
+        panel = over_axis(chart, columns_of(own, part.axis, RATIO), f"{PASSES[pass_]}; above 1, B is slower")
         y = _around_one(panel, threshold)
         panels.append(replace(panel, y=y, items=(band, Rule("y", 1.0, ink=Ink("#4d4d4d")), *panel.items)))
     keys = [Key(f"within the threshold of {100 * threshold:.3g}%", SAME, "area")]

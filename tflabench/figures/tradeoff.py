@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tflabench.figures.axes import swept
 from tflabench.figures.captions import caption
-from tflabench.figures.curves import Chart, keys, notes, over_axis
+from tflabench.figures.curves import Chart, columns_of, keys, notes, over_axis
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import Highlights, device_name
 from tflabench.figures.model import Axis, Curve, Figure, Note, Panel
@@ -23,7 +23,7 @@ def draw(stem: str, source: Source, part: Slice, name: str) -> Figure:
     for pass_, rows in by_pass(part.rows).items():
         runtime = _chart(source, part, name, RUNTIME)
         for chart in (runtime, _chart(source, part, name, MEMORY)):
-            panel = over_axis(chart, rows, PASSES[pass_])
+            panel = over_axis(chart, columns_of(rows, part.axis, chart.quantity), PASSES[pass_])
             panels.append(replace(panel, x=_fewer_ticks(panel.x), items=_nameless(panel)))
         if ring := _best(rows, runtime):
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))

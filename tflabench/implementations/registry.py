@@ -53,13 +53,6 @@ def implementations() -> tuple[Implementation, ...]:
 
 
 @cache
-def bundled_names() -> frozenset[str]:
-    """Return the names of all that is bundled: this project's kernels and the plain PyTorch forms."""
-    from tflabench.implementations import bundled
-
-    return frozenset(impl.name for impl in bundled.IMPLEMENTATIONS)
-
-
 def bundled_kernels() -> frozenset[str]:
     """Names of this project's own kernels: what is bundled, without the plain PyTorch forms (`reference_*`)."""
     from tflabench.implementations import bundled

@@ -65,19 +65,20 @@ class View(NamedTuple):
 def _views(source: Source, part: Slice) -> Iterator[View]:
     """Yield runtime and peak memory over the axis of a slice of one pass, and one against the other."""
     rows, single, symbol = part.rows, _single(part), SYMBOLS.get(part.axis, part.axis)
-    names: list[tuple[str, ...]] = []
-    for quantity in (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,):
+    quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
+    own, device = curves.columns_of(rows, part.axis, *quantities), device_name(rows)
+    found: list[curves.Chart] = []
+    for quantity in quantities:
         lit = chosen(rows, quantity, source.looks)
-        names.append(lit.names)
         chart = curves.Chart(part, quantity, *quantity.unit(rows), source.looks, lit, quantity.theory is not None)
+        found.append(chart)
         said = finding(source.records_of(rows), quantity, None if single else part.axis)
-        panel = (curves.ranking if single else curves.over_axis)(chart, rows, "")
+        panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, own, "")
         name = quantity.name.lower() if single else f"{quantity.name.lower()} over {symbol}"
-        yield View(name, title(said, rows["pass"].iloc[0], device_name(rows)), panel)
-    if len(names) == 2:
+        yield View(name, title(said, rows["pass"].iloc[0], device), panel)
+    if len(found) == 2:
         name = "runtime over memory" if single else f"runtime over memory, along {symbol}"
-        panel = memory_time.panel(source, part, rows, names[0])
-        yield View(name, f"Runtime over peak memory, {device_name(rows)}", panel)
+        yield View(name, f"Runtime over peak memory, {device}", memory_time.panel(source, found[::-1], own, ""))
 
 
 def _single(part: Slice) -> bool:

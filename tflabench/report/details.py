@@ -34,11 +34,17 @@ NUMBERS = (
 
 def table(stored: Stored) -> list[dict[str, Any]]:
     """Return the columns of all rows: heading and values; words once each, with the place of each row's among them."""
-    folders = stored.source.rows["folder"].tolist()
-    rows = [_cells(row, folder) for row, folder in zip(stored.source.records, folders, strict=True)]
+    source = stored.source
+    own: dict[str, Any] = {
+        "folder": source.rows["folder"].tolist(),
+        "pass": [PASSES.get(row.pass_, row.pass_) for row in source.records],
+        "gate": [row.gate or "" for row in source.records],
+        "peak_gib": [row.peak_bytes and row.peak_bytes / 2**30 for row in source.records],
+        "remarks": [_remarks(row) for row in source.records],
+    }
     found = []
     for name, heading in COLUMNS.items():
-        values = [row[name] for row in rows]
+        values = own.get(name) or [getattr(row, name) for row in source.records]
         column: dict[str, Any] = {"name": name, "heading": heading}
         if name in NUMBERS:
             column["values"] = [_number(value) for value in values]
@@ -49,12 +55,9 @@ def table(stored: Stored) -> list[dict[str, Any]]:
     return found
 
 
-def _cells(row: Row, folder: str) -> dict[str, Any]:
-    peak = None if row.peak_bytes is None else row.peak_bytes / 2**30
+def _remarks(row: Row) -> str:
     flags = ["noisy"] * bool(row.noisy) + ["throttled"] * bool(row.throttled)
-    words = {"pass": PASSES.get(row.pass_, row.pass_), "gate": row.gate or "", "folder": folder}
-    remarks = ", ".join([*flags, *([" ".join(row.reason.split())[:300]] if row.reason else [])])
-    return {**row.__dict__, **words, "peak_gib": peak, "remarks": remarks}
+    return ", ".join([*flags, *([" ".join(row.reason.split())[:300]] if row.reason else [])])
 
 
 def _number(value: float | None) -> float | None:

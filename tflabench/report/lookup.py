@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Choice, Demand
+from tflabench.conclusions.contests import timed
 from tflabench.problem import InputError, Problem
 from tflabench.rows.schema import Row
 from tflabench.theory import hardware
@@ -54,17 +54,12 @@ class Best:
 
 def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
     """Return by key the fastest mLSTM and the next of another kernel in the same comparison, of rows that are right."""
-    found: dict[str, list[tuple[int, Row]]] = {}
+    found: dict[tuple[Shape, str], list[tuple[int, Row]]] = {}
     for index, row in enumerate(records):
-        if (
-            row.family == "mlstm"
-            and row.status == "ok"
-            and row.gate in GATES
-            and math.isfinite(row.ms_median or math.nan)
-        ):
+        if row.family == "mlstm" and row.gate in GATES and timed(row):
             for gate in (row.gate, GATES[0]):
-                found.setdefault(_shape(row).key(gate), []).append((index, row))
-    return {key: _first_two(own) for key, own in found.items()}
+                found.setdefault((_shape(row), gate), []).append((index, row))
+    return {shape.key(gate): _first_two(own) for (shape, gate), own in found.items()}
 
 
 def _first_two(own: list[tuple[int, Row]]) -> list[Best]:
@@ -94,12 +89,8 @@ def shapes(records: Iterable[Row]) -> list[Shape]:
     They are those of the mLSTM rows of known GPUs, and the powers of two between the shortest and the longest T at the
     same number of tokens.
     """
-    counted = Counter(
-        _shape(row)
-        for row in records
-        if row.family == "mlstm" and row.pass_ in ("fw", "fwbw") and hardware.from_device_name(row.device)
-    )
-    asked = [shape for shape, _ in counted.most_common()]
+    counted = Counter(_shape(row) for row in records if row.family == "mlstm" and row.pass_ in ("fw", "fwbw"))
+    asked = [shape for shape, _ in counted.most_common() if hardware.from_device_name(shape.device)]
     return list(dict.fromkeys([*asked, *_between(asked)]))[:MOST_SHAPES]
 
 

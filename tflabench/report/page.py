@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,19 +29,31 @@ def render(directory: Path) -> str:
         ModuleNotFoundError: the package plotly is missing.
     """
     plotly = _plotly()
-    stored = read(directory)
-    with ThreadPoolExecutor(2) as pool:  # the charts need one core
+    with _no_collection(), ThreadPoolExecutor(2) as pool:  # the charts need one core
+        stored = read(directory)
         grid = pool.submit(lookup.in_another_process, lookup.shapes(stored.source.records))
         script = pool.submit(_packed, plotly)
         payload = _payload(directory, stored)
         payload["lookup"]["modelled"] = grid.result()
         parts = {"css": _text("page.css"), "script": _text("page.js"), "plotly": script.result()}
-    text = json.dumps(payload, separators=(",", ":"), allow_nan=False, default=asdict)
-    parts["payload"] = _packed(text.encode())
+        text = json.dumps(payload, separators=(",", ":"), allow_nan=False, default=asdict)
+        parts["payload"] = _packed(text.encode())
     html = _text("page.html")
     for name, part in parts.items():
         html = html.replace(f"/*{name}*/", part, 1)
     return html
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause the search for cycles of references: a page is a million small values without any."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
 
 
 def _plotly() -> bytes:

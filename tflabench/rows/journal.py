@@ -140,12 +140,17 @@ def _numbered(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _row(line: bytes, path: Path, number: int) -> Row:
     try:
-        fields = json.loads(line)
-        version = fields["schema_version"]
-        if version == SCHEMA_VERSION:
-            return Row.model_validate(fields)
-    except (ValueError, TypeError, LookupError) as error:
-        raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out") from error
+        row = Row.model_validate_json(line)
+        if "schema_version" in row.model_fields_set:
+            return row
+    except ValueError:
+        pass
+    try:
+        version = json.loads(line)["schema_version"]
+    except (ValueError, TypeError, LookupError):
+        version = SCHEMA_VERSION
+    if version == SCHEMA_VERSION:
+        raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out")
     remedy = "use the version of tflabench that wrote it"
     if version in MIGRATED_VERSIONS:
         remedy = f"run `tflabench rows migrate {path.parent}`"

@@ -17,8 +17,11 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as a table: columns as `Row` names them, of one type also where every value is missing."""
     import pandas as pd
 
-    columns = [field.alias or name for name, field in Row.model_fields.items()]
-    table = pd.DataFrame([row.columns() for row in rows], columns=columns)
+    fields = [row.__dict__ for row in rows]
+    table = pd.DataFrame(
+        {field.alias or name: [own[name] for own in fields] for name, field in Row.model_fields.items()},
+        dtype=None if rows else object,  # of no rows too, words are words
+    )
     for name, field in Row.model_fields.items():
         dtype = {int | None: "Int64", float | None: "float64", bool | None: "boolean"}.get(field.annotation)  # type: ignore[call-overload]
         if dtype:
