@@ -212,10 +212,9 @@ def seconds_to_tune(text: str) -> float | None:
 
 def compilers(jobs: int | None) -> int:
     """Return how many kernels are compiled at a time: as asked for, else two fewer than there are cores."""
-    import os
+    from tflabench.bench import machine
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - 2) if jobs is None else jobs
+    return machine.compilers(jobs)
 
 
 @dataclass(frozen=True)
@@ -334,4 +333,4 @@ def host_memory_limit(size: str | None, machine: Machine) -> int | None:
     """Return the bytes of host memory a point may allocate: as asked for, else what leaves a CPU machine alive."""
     if size is not None:
         return parse_bytes("--memory-limit", size)
-    return int(0.8 * machine.memory_bytes) if machine.kind == "cpu" else None
+    return machine.host_memory_limit
