@@ -11,6 +11,8 @@ import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -283,8 +285,7 @@ def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
     half = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_suffix(".lock"), "w") as alone:
-            fcntl.flock(alone, fcntl.LOCK_EX)  # processes on other GPUs store theirs at the same time
+        with _alone_in(path.parent):  # processes on other GPUs store theirs at the same time
             stored = _stored()
             stored.setdefault(device, {})[dtype] = asdict(ceilings)
             half.write_text(json.dumps(stored, indent=1) + "\n")
@@ -292,6 +293,17 @@ def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror}): set XDG_CACHE_HOME to a writable folder") from None
     return path
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the same block for the same folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def measured_ceilings(device: str, dtype: str = "bfloat16") -> Ceilings | None:
