@@ -17,7 +17,7 @@ CALIBRATED_DTYPES = {"cuda": ("bfloat16", "float16", "float32"), "cpu": ("bfloat
 
 
 def ceilings_of(machine: Machine, dtypes: Iterable[str], run: RunJob) -> dict[str, Ceilings]:
-    """Return ceilings by dtype: this GPU's or CPU's calibrated ones, else those of its kind, else measured now, quickly.
+    """Return ceilings by dtype: this device's calibrated ones, else those of its kind, else measured now, quickly.
 
     Those of its kind are calibrated ones of another GPU, else the datasheet's. What is measured is stored.
     """

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -210,10 +211,10 @@ class Session:
         heard: list[Row | Standing | Described] = []
         audience = Audience(heard.append, heard.append, lambda run_id, facts: heard.append(Described(run_id, facts)))
         scheduler = self._scheduler([comparison], audience, stop_at, origin)
-        for _ in scheduler.steps():
-            yield from heard
+        for _ in chain(scheduler.steps(), [None]):
+            for each in heard:  # `yield from` would pass on what is sent into this generator, and a list takes nothing
+                yield each
             heard.clear()
-        yield from heard
 
     def measure(self, point: Point) -> Row:
         """Measure a point alone, whatever happens to it."""
