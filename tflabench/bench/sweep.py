@@ -267,7 +267,7 @@ class Session:
         points = [point for comparison in comparisons for point in comparison.points]
         dtypes = {point.problem.dtype for point in points}
         libraries = {point.implementation.package for point in points if point.implementation.own_process}
-        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid")
+        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid") or settings.machine.uuid
         occasion = Occasion(
             origin.run_id,
             settings.machine,
