@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -208,13 +209,12 @@ class Session:
 
         Something comes at least every second once measuring has begun.
         """
-        heard: list[Row | Standing | Described] = []
+        heard: deque[Row | Standing | Described] = deque()
         audience = Audience(heard.append, heard.append, lambda run_id, facts: heard.append(Described(run_id, facts)))
         scheduler = self._scheduler([comparison], audience, stop_at, origin)
         for _ in chain(scheduler.steps(), [None]):
-            for each in heard:  # `yield from` would pass on what is sent into this generator, and a list takes nothing
-                yield each
-            heard.clear()
+            while heard:
+                yield heard.popleft()
 
     def measure(self, point: Point) -> Row:
         """Measure a point alone, whatever happens to it."""

@@ -124,12 +124,14 @@ class Told:
     Attributes:
         sizes: how many points the comparison of each point has.
         live: whether a live table shows what is going on; rows are then told once they are final, or have failed.
+        places: whether to say on which node and GPU, where there are several.
         closing: final rows of comparisons of which not all are.
     """
 
     note: Console
     sizes: dict[str, int]
     live: bool = False
+    places: bool = False
     closing: dict[str, list[Row]] = field(default_factory=dict)
 
     def row(self, row: Row) -> None:
@@ -138,22 +140,26 @@ class Told:
 
         if not row.closed:
             if row.ms_median is None or not self.live:
-                self._print(summary.line(row), "yellow" if row.ms_median is None else "")
+                self._print(row, summary.line(row), "yellow" if row.ms_median is None else "")
             return
         rows = self.closing.setdefault(row.comparison_id or "", [])
         rows.append(row)
         if len(rows) == self.sizes[row.point]:
             del self.closing[row.comparison_id or ""]
             if said := summary.closing(rows):
-                self._print(said, "bold")
+                self._print(row, said, "bold")
                 return
             for final in rows:
                 if self.live and final.ms_median is not None:
-                    self._print(summary.line(final), "")
+                    self._print(final, summary.line(final), "")
 
-    def _print(self, line: str, style: str) -> None:
+    def _print(self, row: Row, line: str, style: str) -> None:
         from rich.text import Text
 
+        from tflabench.rows.labels import place
+
+        if self.places:
+            line = f"{line}  ({place(row)})"
         self.note.print(Text(line, style))  # a style of the whole output would colour the live table too
 
 

@@ -333,7 +333,7 @@ class _Sweep:
         total = sum(expected[point.id] for task in tasks for point in task.comparison.points)
         seconds = total / self.devices.count
         bar = SeveralTable(note, seconds, self.terms.protocol) if live else ProgressBar(note, seconds)
-        return _Listening(bar, Told(note, sizes, live), self, expected)
+        return _Listening(bar, Told(note, sizes, live, places=True), self, expected)
 
     def keep(self, row: Row) -> None:
         """Write a row down."""
