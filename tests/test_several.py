@@ -253,8 +253,9 @@ def test_options_that_mean_nothing_together(options, says):
         "kinds": (),
         "device": "auto",
     }
+    given: Any = usual | options
     with pytest.raises(InputError) as error:
-        where(**(usual | options))
+        where(**given)
     assert str(error.value).startswith(says)
     assert where(**usual) is None
     assert where(**(usual | {"gpus": "3"})) == Where(gpus=3)
@@ -268,7 +269,7 @@ def test_without_ray_one_line_says_how_to_get_it(monkeypatch, capsys):
         app(["sweep", "--executor", "ray", "--device", "cpu"])
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "")
-    assert err == "tflabench: --executor ray needs Ray, which is not installed: pip install 'tflabench[ray]'\n"
+    assert err == "tflabench: --executor ray needs Ray, which is not installed: pip install '.[ray]' in a checkout\n"
 
 
 # --- The GPUs of this host
@@ -317,9 +318,10 @@ def stations() -> dict[str, int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if b"tflabench.bench.several.station" in (folder / "cmdline").read_bytes():
-                variables = dict(entry.partition(b"=")[::2] for entry in (folder / "environ").read_bytes().split(b"\0"))
-                if variables.get(b"TMPDIR", b"").decode() == os.getcwd():
-                    found[variables[b"CUDA_VISIBLE_DEVICES"].decode()] = int(folder.name)
+                entries = (folder / "environ").read_text().split("\0")
+                variables = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+                if variables.get("TMPDIR") == os.getcwd():
+                    found[variables["CUDA_VISIBLE_DEVICES"]] = int(folder.name)
         except OSError:
             continue
     return found

@@ -10,15 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tflabench.bench.several.nodes import NodeFacts, difference, facts_here, require_alike, versions_here
 from tflabench.bench.several.task import Began, Ended, Event, Fault, Place, Station, Task, Terms
 from tflabench.implementations import registry
 from tflabench.problem import DeviceKind, InputError
-
-if TYPE_CHECKING:
-    from ray import ObjectRefGenerator
 
 NODE_LABEL = "ray.io/node-id"
 ACCELERATOR = "accelerator_type:"  # before the name of a kind among the resources of a node
@@ -27,6 +24,7 @@ PROBE_S = 120.0  # until a node has said what it has
 LOOK_S = 2.0  # between looks at which nodes are there
 AT_ONCE = 20  # events taken of one task before the others have their turn
 OBJECT_BYTES = 200 << 20  # for what tasks send, of a Ray that is started here
+Generator = Any  # Ray's ObjectRefGenerator, which types do not know
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Node:
 def require_ray() -> None:
     """Raise InputError where Ray is not installed."""
     if find_spec("ray") is None:
-        raise InputError("--executor ray needs Ray, which is not installed: pip install 'tflabench[ray]'")
+        raise InputError("--executor ray needs Ray, which is not installed: pip install '.[ray]' in a checkout")
 
 
 class Cluster:
@@ -173,6 +171,7 @@ def _accelerator(node: Mapping[str, Any]) -> str | None:
 def _ask(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -> dict[str, NodeFacts]:
     """Return the facts of nodes by their id."""
     import ray
+    from ray.exceptions import RayError
 
     probe = ray.remote(num_cpus=0, max_retries=0)(_facts_of_node)
     asked = {id_: probe.options(label_selector={NODE_LABEL: id_}).remote(kind, list(plugins)) for id_ in names}
@@ -180,7 +179,7 @@ def _ask(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -> 
     for id_, answer in asked.items():
         try:
             facts = ray.get(answer, timeout=PROBE_S)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise InputError(f"node {names[id_]} cannot measure: {_last_line(error)}") from None
         if isinstance(facts, str):
             raise InputError(f"node {names[id_]} cannot measure: {facts}")
@@ -276,7 +275,7 @@ class OnRay:
         ids = tuple(node.id for node in nodes)
         options["label_selector"] = {NODE_LABEL: f"in({','.join(ids)})"}
         generator = self._function.options(**options).remote(self._terms, self._named, pickle.dumps(task.comparison))
-        self._submitted[generator] = _Submitted(task, pool, ids)  # type: ignore[index]
+        self._submitted[generator] = _Submitted(task, pool, ids)
 
     def wait(self, timeout_s: float) -> list[tuple[Task, Event]]:
         """Return what has come of tasks, as `ComparisonExecutor` says."""
@@ -348,14 +347,15 @@ class OnRay:
             self._cancel(generator)
         return [(submitted.task, Fault("crashed", "its node left before it began")) for _, submitted in lost]
 
-    def _said(self, generator: ObjectRefGenerator) -> list[Event]:
+    def _said(self, generator: Generator) -> list[Event]:
         """Return what a task that is ready has yielded; its end, or how it ended otherwise, is the last of it."""
         import ray
+        from ray.exceptions import RayError
 
         submitted, events = self._submitted[generator], list[Event]()
         try:
             while not events or (len(events) < AT_ONCE and ray.wait([generator], timeout=0, fetch_local=False)[0]):
-                event: Event = ray.get(next(generator))
+                event: Any = ray.get(next(generator))
                 events.append(event)
                 if isinstance(event, Began):
                     submitted.place = event.place
@@ -363,7 +363,7 @@ class OnRay:
                     break
         except StopIteration:
             events.append(Ended())
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             events.append(Fault(*self._fault(error, submitted), submitted.place))
         if events and isinstance(events[-1], Ended | Fault):
             self._submitted.pop(generator, None)
@@ -383,12 +383,13 @@ class OnRay:
             return "crashed", "its node left"
         return "crashed", f"its Ray worker died ({type(error).__name__})"
 
-    def _cancel(self, generator: ObjectRefGenerator) -> None:
+    def _cancel(self, generator: Generator) -> None:
         import ray
+        from ray.exceptions import RayError
 
         self._submitted.pop(generator, None)
-        with contextlib.suppress(ray.exceptions.RayError, ValueError, TypeError):
-            ray.cancel(generator, force=True)  # type: ignore[arg-type]
+        with contextlib.suppress(RayError, ValueError, TypeError):
+            ray.cancel(generator, force=True)
 
 
 def _last_line(error: Exception) -> str:
