@@ -185,3 +185,26 @@ def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(sta
 
     _, stderr = started.sweep("-a", "gpu=A100", "--impl", "stand_in_0").communicate(timeout=60)
     assert stderr.splitlines()[-1] == "tflabench: gpu is 'A100', which no node has: there is H100, H200"
+
+
+def test_nodes_of_other_versions_are_refused_before_anything_is_measured_unless_they_are_taken(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The driver alone has a distribution that decides a number."""
+    about = tmp_path / "here" / "flash_attn-9.9.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-attn\nVersion: 9.9\n")
+    inherited = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(about.parent), *([inherited] if inherited else [])]))
+    few = ["--device", "cpu", "-a", "seq_len=16", "--impl", "stand_in_0"]
+    refused = started.sweep(*few)
+    _, stderr = refused.communicate(timeout=60)
+    assert refused.returncode == 2
+    assert "tflabench: node a has flash-attn missing, not 9.9; node" in stderr
+    assert "--allow-mixed-versions" in stderr
+    assert not Path("out").exists()
+
+    stdout, stderr = started.sweep(*few, "--allow-mixed-versions", "--json").communicate(timeout=60)
+    (told,) = json.loads(stdout)["rows"]
+    assert told["mixed_versions"] == "flash-attn missing, not 9.9"
+    assert "Rows of node a are marked: it has flash-attn missing, not 9.9." in stderr

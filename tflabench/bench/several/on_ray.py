@@ -252,7 +252,7 @@ class OnRay:
         self._nodes, self._terms = {node.id: node for node in nodes}, terms
         self._named = {node.id: (node.name, node.mixed_versions) for node in nodes}
         self._function = ray.remote(max_calls=1, max_retries=0, num_returns="streaming")(_measured)
-        self._submitted: dict[ObjectRefGenerator, _Submitted] = {}
+        self._submitted: dict[Generator, _Submitted] = {}
         self._alive, self._looked_at = set(self._nodes), time.monotonic()
 
     def possible(self, task: Task) -> bool:
