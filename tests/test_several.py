@@ -258,7 +258,8 @@ def test_options_that_mean_nothing_together(options, says):
         where(**given)
     assert str(error.value).startswith(says)
     assert where(**usual) is None
-    assert where(**(usual | {"gpus": "3"})) == Where(gpus=3)
+    three: Any = usual | {"gpus": "3"}
+    assert where(**three) == Where(gpus=3)
 
 
 def test_without_ray_one_line_says_how_to_get_it(monkeypatch, capsys):
