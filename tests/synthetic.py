@@ -47,7 +47,7 @@ def row(implementation: str = "tfla_sig_xl", ms: float | None = 1.0, **changes) 
         "run_id": "run", "implementation": implementation, "title": implementation.replace("_", " "),
         "point": f"{implementation}/{pass_}/{'/'.join(f'{k}{v}' for k, v in size.items())}", "family": "mlstm",
         "gate": "sig", "formulation": "chunkwise", "package": "torch", "pass": pass_, **size, "dtype": "bfloat16",
-        "inputs": "normal", "seed": 0, "device": "NVIDIA H200", "protocol": "standard",
+        "inputs": "normal", "seed": 0, "device": "NVIDIA H200", "protocol": "standard", "node": "here",
         "comparison_id": "/".join(map(str, of.values())), "closed": True, "started_at": "2026-11-21T12:00:00+00:00",
     }  # fmt: skip
     return Row.model_validate(fields | measured | changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 from pathlib import Path
@@ -227,3 +228,26 @@ def test_where_there_is_no_room_names_are_cut_and_then_columns_dropped():
     assert shown(12)[1] == "fw   a_long…"
     assert shown(3)[1] == "fw"
     assert cut("abc", 2).plain == "a…"
+
+
+def test_kinds_of_gpu_have_lines_of_their_own_and_are_not_divided():
+    """A sweep over two kinds: the slower one's rows are no rivals of the faster one's."""
+    h100, h200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+    rows = [
+        row(name, ms=ms * speed, device=device, comparison_id=device)
+        for device, speed in ((h100, 1.0), (h200, 0.5))
+        for name, ms in (("hopper_sig", 1.0), ("nxai_sig_xl", 3.0))
+    ]
+    for lines in (told(rows), [line for line in full_lines_of(rows) if "fw " in line]):
+        kinds = {("h200" if re.search("h200", line, re.I) else "h100"): line for line in lines if "hopper_sig" in line}
+        assert kinds.keys() == {"h100", "h200"}, lines
+        assert all(re.search(r"3\.00x?", line) for line in kinds.values()), kinds
+    said = full_lines_of(rows)
+    assert sum("3.00 ± " in line for line in said) == 2
+    assert sum(f", {h200}: hopper_sig" in line for line in said) == 1
+
+
+def full_lines_of(rows: list[Row]) -> list[str]:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(full_ending(swept(rows)))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -453,7 +453,7 @@ def test_json_has_every_outcome(tmp_path):
     [
         (None, "holds no results"),
         ("", "holds no rows yet"),
-        ('{"schema_version": 99}\n', "row schema 99 and this version reads 3: "),
+        ('{"schema_version": 99}\n', "row schema 99 and this version reads 4: "),
     ],
 )
 @pytest.mark.parametrize("command", ["claims", "headline"])

@@ -16,7 +16,8 @@ ROW = {
     "run_id": "run", "point": "sdpa/fw", "implementation": "sdpa", "title": "SDPA", "family": "attention",
     "formulation": "attention", "package": "torch", "pass": "fw", "batch": 1, "heads": 4, "d_qk": 64, "d_hv": 64,
     "dtype": "float32", "inputs": "normal", "seed": 0, "device": "a CPU", "status": "ok", "ms_median": 1.0,
-    "ms_p20": 0.9, "ms_p80": 1.1, "peak_bytes": 2**20, "protocol": "short", "started_at": "2026-11-21T12:00:00+00:00",
+    "ms_p20": 0.9, "ms_p80": 1.1, "peak_bytes": 2**20, "protocol": "short", "node": "here",
+    "started_at": "2026-11-21T12:00:00+00:00",
 }  # fmt: skip
 
 

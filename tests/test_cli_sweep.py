@@ -459,7 +459,7 @@ def test_a_folder_of_another_schema_version_and_a_torn_line():
     assert "tflabench: warning: out/journal.jsonl: the last line was cut off" in done.stderr
     assert "0 of 2 points to measure" in done.stderr
     assert path.read_text() == text
-    path.write_text(text.replace('"schema_version":3', '"schema_version":7'))
+    path.write_text(text.replace('"schema_version":4', '"schema_version":7'))
     assert "row schema 7" in sweep("--impl", "fine", *TINY, code=2).stderr
 
 

@@ -216,6 +216,20 @@ def test_folders_above_several_meet_by_name_and_then_by_point(tmp_path):
     ]
 
 
+def test_kinds_of_gpu_meet_their_own_kind_and_another_only_where_that_is_all_there_is(tmp_path):
+    h100, h200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+    for name, device, ms in (("h100", h100, 2.0), ("h200", h200, 1.0)):
+        later = "2026-11-22T12:00:00+00:00" if device == h100 else "2026-11-21T12:00:00+00:00"
+        write(tmp_path / "both" / name, [row(ms=ms, device=device, started_at=later)])
+    write(tmp_path / "later", [row(ms=1.0, device=h200)])
+    write(tmp_path / "one", [row(ms=2.0, device=h100)])
+    (point,) = judged(tmp_path / "both", tmp_path / "later")["points"]
+    assert (point["verdict"], point["ratio"]) == ("same", 1.0), "of the H200 alone, though the H100 came last"
+    (asked,) = judged(tmp_path / "one", tmp_path / "later")["points"]
+    assert asked["ratio"] == 0.5
+    assert "Different machines" in compare(tmp_path / "one", tmp_path / "later").output
+
+
 def test_two_implementations_below_a_folder_meet_within_each_results_folder(tmp_path):
     write(tmp_path / "one", [row(), row("nxai_sig_xl", ms=2.0)])
     write(tmp_path / "other", [row(seq_len=512), row("nxai_sig_xl", seq_len=512, ms=None)])
@@ -387,7 +401,7 @@ def test_one_point_and_points_that_failed_are_drawn_too(tmp_path):
     [
         (["{a}", "{missing}"], "does not exist"),
         (["{a}", "{empty}"], "holds no rows yet"),
-        (["{a}", "{old}"], "row schema 99 and this version reads 3: "),
+        (["{a}", "{old}"], "row schema 99 and this version reads 4: "),
         (["{a}", "{b}", "--impl", "tfla_sg_xl"], "has no rows of 'tfla_sg_xl'; did you mean tfla_sig_xl?"),
         (["{a}", "{far}"], "none in common"),
         (["{a}", "{b}", "--threshold", "5"], "--threshold is '5'"),

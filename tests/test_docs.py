@@ -43,6 +43,7 @@ GUIDES = [
         "use-the-kernels",
         "kernels",
         "how-it-measures",
+        "several-gpus",
         "theory",
         "add-a-kernel",
         "results",

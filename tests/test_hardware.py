@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -163,6 +164,13 @@ def test_measured_ceilings_are_kept_by_device_and_dtype(own_cache):
     assert hardware.measured_ceilings("NVIDIA H200", "float32") == fp32
     assert hardware.measured_ceilings("NVIDIA H100") is None
     assert [path.name for path in own_cache.parent.iterdir()] == ["ceilings.json"]
+
+
+def test_processes_that_store_ceilings_at_the_same_time_lose_none(own_cache):
+    ceilings = Ceilings(1e14, 1e12, "measured", "test")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: hardware.store_ceilings(f"GPU-{number}", "bfloat16", ceilings), range(40)))
+    assert all(hardware.measured_ceilings(f"GPU-{number}") for number in range(40))
 
 
 def test_measured_ceilings_come_before_the_datasheets():

@@ -120,8 +120,8 @@ JOURNALS = {
     "no_version": "{}\n",
     "another_version": '{"schema_version": 99}\n',
     "an_odd_version": '{"schema_version": "three"}\n',
-    "half_a_row": '{"schema_version": 3, "point": "a"}\n',
-    "no_whole_line": '{"schema_version": 3',
+    "half_a_row": '{"schema_version": 4, "point": "a"}\n',
+    "no_whole_line": '{"schema_version": 4',
     "binary": "\0\1\2\n",
     "empty": "",
 }

@@ -36,7 +36,8 @@ def row(name: str, chunk_size: int, ms: float, **changes: object) -> Row:
         **FIG_17, "run_id": "run", "point": f"{name}/{chunk_size}/{changes}", "implementation": name, "title": name,
         "family": "mlstm", "gate": gate, "formulation": formulation, "package": package, "pass": "fw",
         "chunk_size": chunk_size, "dtype": "bfloat16", "inputs": "normal", "seed": 0, "device": "NVIDIA H200",
-        "status": "ok", "ms_median": ms, "protocol": "default", "started_at": "2026-11-21T12:00:00+00:00",
+        "status": "ok", "ms_median": ms, "protocol": "default", "node": "here",
+        "started_at": "2026-11-21T12:00:00+00:00",
     }  # fmt: skip
     return Row.model_validate(fields | changes)
 

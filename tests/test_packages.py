@@ -47,7 +47,7 @@ FORBIDDEN = {
     "tflabench.figures": [*HEAVY, "tflabench.kernels"],
     "tflabench.report": [*HEAVY, "tflabench.kernels", "tflabench.bench"],
     "tflabench.bench.measure": ["tflabench.kernels", "tflabench.implementations"],
-    "tflabench.cli": [*HEAVY, "tflabench.kernels"],
+    "tflabench.cli": [*HEAVY, "ray", "tflabench.kernels"],
 }
 
 
@@ -155,7 +155,8 @@ def run(code: str, **options) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("argv", "banned"),
     [
-        (["--help"], ["torch", "pandas", "numpy", "matplotlib", "pyarrow"]),
+        (["--help"], ["torch", "pandas", "numpy", "matplotlib", "pyarrow", "ray"]),
+        (["sweep", "--help"], ["torch", "pandas", "matplotlib", "ray"]),
         (["gpus"], ["torch", "pandas", "matplotlib"]),
         (["optimal-chunk", "--gpu", "H100", "--d-hv", "512", "--d-qk", "256"], ["torch", "pandas", "matplotlib"]),
     ],

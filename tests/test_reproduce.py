@@ -35,6 +35,7 @@ def row(point: Point, status: str = "ok", ms: float = 2.0) -> Row:
         "status": status,
         "reason": None if status == "ok" else "aborted by signal 6",
         "protocol": "standard",
+        "node": "here",
         "started_at": "2026-11-21T12:00:00+00:00",
     }
     return Row.model_validate(fields | (measured if status == "ok" else {}))

@@ -158,6 +158,7 @@ def test_theory_is_counted_anew_and_times_stay(tmp_path):
 
 NEW = ("comparison_id", "closed", "rounds", "tune_s", "check_s", "measure_s", "tuned", "gpu_kernels", "commit",
        "source_hash", "gpu_uuid", "driver")  # fmt: skip
+NEWER = ("node", "mixed_versions")  # than version 3
 
 
 def of_schema_1(made: Row) -> str:
@@ -168,10 +169,15 @@ def of_schema_1(made: Row) -> str:
 
 def of_schema_2(made: Row) -> dict:
     """The columns of a row as version 2 had them."""
-    columns = made.columns() | {"schema_version": 2}
+    columns = of_schema_3(made) | {"schema_version": 2}
     del columns["percent_of_bound"]
     columns["percent_of_roofline"] = columns.pop("percent_of_own_roofline")
     return columns
+
+
+def of_schema_3(made: Row) -> dict:
+    """The columns of a row as version 3 had them."""
+    return {name: value for name, value in made.columns().items() if name not in NEWER} | {"schema_version": 3}
 
 
 def old_folder(folder: Path, rows: list[Row], **runs) -> Path:
@@ -196,14 +202,21 @@ def test_rows_of_schema_1_become_rows_without_a_comparison(tmp_path):
     ]
     folder = old_folder(tmp_path, rows, again=again)
     assert migrate(folder).split("\n")[0] == f"{folder}: 4 rows migrated"
-    unknown = {"percent_of_bound": None, "comparison_id": None, "closed": False, "commit": None, "driver": None}
+    unknown = {
+        "node": "unknown",
+        "percent_of_bound": None,
+        "comparison_id": None,
+        "closed": False,
+        "commit": None,
+        "driver": None,
+    }
     assert list(read_results(folder).rows) == [
         rows[2].model_copy(update={**unknown, **again, "rounds": 1}),
         rows[1].model_copy(update={**unknown, "driver": RUN["driver"], "rounds": 0}),
         rows[3].model_copy(update={**unknown, "rounds": 1}),
     ]
     lines = (folder / "journal.jsonl").read_text().splitlines()
-    assert [json.loads(line)["schema_version"] for line in lines] == [3] * 3, "the last row of each point"
+    assert [json.loads(line)["schema_version"] for line in lines] == [4] * 3, "the last row of each point"
     assert (folder / "rows.csv").read_text().count("\n") == 4
     assert (folder / "rows.parquet").exists()
     assert not comparable(*read_results(folder).rows[::2])
@@ -222,10 +235,23 @@ def test_rows_of_schema_2_keep_all_but_the_name_of_a_percentage_and_get_the_one_
     folder = write(tmp_path, rows, run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
     (folder / "journal.jsonl").write_text("".join(json.dumps(of_schema_2(each)) + "\n" for each in rows))
     assert migrate(folder).split("\n")[0] == f"{folder}: 5 rows migrated"
-    without = [each.model_copy(update={"percent_of_bound": None}) for each in rows[2:]]
-    assert list(read_results(folder).rows) == [*rows[:2], *without]
+    percents = [*(each.percent_of_bound for each in rows[:2]), None, None, None]
+    wanted = [
+        each.model_copy(update={"node": "unknown", "percent_of_bound": percent})
+        for each, percent in zip(rows, percents, strict=True)
+    ]
+    assert list(read_results(folder).rows) == wanted
     assert "percent_of_roofline" not in (folder / "rows.csv").read_text()
     assert "0 of 5 rows changed, 2 left as they are" in recount(folder)
+
+
+def test_rows_of_schema_3_keep_everything_and_get_a_node_that_is_not_known(tmp_path):
+    rows = [row(ms=2.0, gpu_uuid="GPU-1", commit="abc"), row(ms=None, seq_len=512)]
+    folder = write(tmp_path, rows)
+    (folder / "journal.jsonl").write_text("".join(json.dumps(of_schema_3(each)) + "\n" for each in rows))
+    assert migrate(folder).split("\n")[0] == f"{folder}: 2 rows migrated"
+    assert list(read_results(folder).rows) == [each.model_copy(update={"node": "unknown"}) for each in rows]
+    assert "node" in (folder / "rows.csv").read_text().split("\n")[0].split(",")
 
 
 def test_migrated_once_is_migrated(tmp_path):
@@ -258,13 +284,13 @@ def test_without_a_description_of_the_run_there_is_neither_commit_nor_driver(tmp
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("nonsense", "line 2 is no row of schema 1 to 3"),
-        ("[]", "line 2 is no row of schema 1 to 3"),
-        ('{"schema_version": 1}', "line 2 is no row of schema 1 to 3"),
-        ('{"schema_version": 1, "point": "a", "run_id": "run", "ms_median": 1.0}', "line 2 is no row of schema 1 to 3"),
+        ("nonsense", "line 2 is no row of schema 1 to 4"),
+        ("[]", "line 2 is no row of schema 1 to 4"),
+        ('{"schema_version": 1}', "line 2 is no row of schema 1 to 4"),
+        ('{"schema_version": 1, "point": "a", "run_id": "run", "ms_median": 1.0}', "line 2 is no row of schema 1 to 4"),
         (
             of_schema_1(row()).replace('"schema_version": 1', '"schema_version": 99'),
-            "line 2 is no row of schema 1 to 3",
+            "line 2 is no row of schema 1 to 4",
         ),
     ],
 )
@@ -323,7 +349,7 @@ def test_other_commands_name_it_when_they_meet_schema_1(tmp_path, command):
     done = CliRunner().invoke(app, command.format(old=old, new=new).split())
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     (line,) = (each for each in done.stderr.splitlines() if each.startswith("tflabench: "))
-    assert f"was written with row schema 1 and this version reads 3: run `tflabench rows migrate {old}`" in line
+    assert f"was written with row schema 1 and this version reads 4: run `tflabench rows migrate {old}`" in line
     assert ((old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()) == before
     migrate(old)
     again = CliRunner().invoke(app, command.format(old=old, new=new).split())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tflabench.bench import scheduler as scheduling
-from tflabench.bench.ceilings import measured_instead
+from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
 from tflabench.bench.machine import Machine
 from tflabench.bench.precompile.pool import Compiled, Finished, Listed
@@ -167,7 +167,7 @@ def run(comparisons: list[Comparison], workers: Workers, tmp_path, pool: Any = N
     """Every row that is told, in order."""
     protocol = changes.pop("protocol", STANDARD)
     rows: list[Row] = []
-    occasion = Occasion("run", MACHINE, protocol, CEILINGS, "GPU-1")
+    occasion = Occasion("run", MACHINE, protocol, CEILINGS, "here", "GPU-1")
 
     def on_point(begun: ComparisonRun, of: PointRun) -> None:
         rows.append(occasion.row(begun, of))
@@ -195,7 +195,8 @@ def test_implementations_take_turns_in_rounds(tmp_path):
     assert {row.comparison_id for row in rows} == {rows[0].comparison_id}
     assert final[0].samples == 30
     assert (final[0].warmup, final[0].details["ms_by_round"]) == (15, [1.0, 1.0, 1.0])
-    assert (final[0].gpu_uuid, final[0].sm_clock_mhz, final[0].throttled) == ("GPU-1", 1500, False)
+    assert (final[0].node, final[0].gpu_uuid, final[0].sm_clock_mhz) == ("here", "GPU-1", 1500)
+    assert final[0].throttled is False
     assert final[0].measure_s == pytest.approx(0.3)
     assert final[0].source_hash == rows[0].source_hash != None  # noqa: E711
 
@@ -251,10 +252,31 @@ def test_measured_ceilings_take_the_place_of_a_datasheets(monkeypatch, tmp_path)
     assert len(jobs) == 1
 
 
+def test_each_gpu_of_a_kind_is_calibrated_once_and_stored_by_its_uuid(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rates = {"GPU-1": 7.8e14, "GPU-2": 7.5e14}
+    jobs: list[str] = []
+
+    def ceilings(uuid: str) -> Ceilings:
+        def answer(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+            jobs.append(uuid)
+            return {"status": "ok", "ceilings": dict.fromkeys(job["dtypes"], (rates[uuid], 4.2e12))}
+
+        gpu = Machine("cuda", "NVIDIA H200", 2**37, uuid=uuid)
+        return measured_instead(gpu, ceilings_of(gpu, ["bfloat16"], answer), answer)["bfloat16"]
+
+    assert [ceilings(uuid).flops_per_s for uuid in (*rates, *rates)] == [7.8e14, 7.5e14] * 2
+    assert jobs == ["GPU-1", "GPU-2"]
+    assert [measured_ceilings(uuid).flops_per_s for uuid in rates] == [7.8e14, 7.5e14]  # type: ignore[union-attr]
+    assert measured_ceilings("NVIDIA H200").flops_per_s == 7.8e14, "of the kind: the first"  # type: ignore[union-attr]
+
+
 def test_without_measured_ceilings_a_sweep_goes_on(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     known = {"bfloat16": Ceilings(989e12, 4.8e12, "datasheet", "NVIDIA")}
-    with pytest.warns(UserWarning, match="percentages are of the datasheet's ceilings: some GPU cannot be calibrated"):
+    with pytest.warns(
+        UserWarning, match="percentages are not of ceilings measured on this device: some GPU cannot be calibrated"
+    ):
         assert measured_instead(MACHINE, known, lambda job, timeout_s: {"status": "oom", "reason": "full"}) == known
 
 

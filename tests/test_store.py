@@ -40,6 +40,7 @@ def row(point: str, **changes) -> Row:
         "device": DEVICE,
         "status": "ok",
         "protocol": "short",
+        "node": "here",
         "started_at": "2026-01-01T00:00:00+00:00",
         "details": {"kernel": "x"},
     }
@@ -82,7 +83,7 @@ def test_exports_hold_what_the_journal_holds(folder):
 def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
     journal = folder / "journal.jsonl"
     whole = journal.read_bytes()
-    journal.write_bytes(whole + b'{"schema_version":3,"run_id":"r')
+    journal.write_bytes(whole + b'{"schema_version":4,"run_id":"r')
     with pytest.warns(UserWarning, match="last line was cut off"):
         assert len(read_rows(folder)) == 2
     with pytest.warns(UserWarning, match="last line was cut off"):
@@ -97,13 +98,14 @@ def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
     [
         (1, "run `tflabench rows migrate {folder}`, or give another --out"),
         (2, "run `tflabench rows migrate {folder}`, or give another --out"),
-        (4, "use the version of tflabench that wrote it"),
+        (3, "run `tflabench rows migrate {folder}`, or give another --out"),
+        (5, "use the version of tflabench that wrote it"),
     ],
 )
 def test_rows_of_another_schema_version_are_refused(folder, version, remedy):
     journal = folder / "journal.jsonl"
-    journal.write_text(journal.read_text().replace('"schema_version":3', f'"schema_version":{version}'))
-    said = f"row schema {version} and this version reads 3: {remedy.format(folder=folder)}"
+    journal.write_text(journal.read_text().replace('"schema_version":4', f'"schema_version":{version}'))
+    said = f"row schema {version} and this version reads 4: {remedy.format(folder=folder)}"
     for read in (read_rows, lambda folder: Store(folder, DEVICE)):
         with pytest.raises(InputError, match=re.escape(said)):
             read(folder)
@@ -114,7 +116,7 @@ def test_a_broken_line_in_the_middle_is_not_skipped(folder):
     journal.write_text("nonsense\n" + journal.read_text())
     with pytest.raises(InputError, match="line 1 is no row"):
         read_rows(folder)
-    journal.write_text('{"schema_version": 3}\n')
+    journal.write_text('{"schema_version": 4}\n')
     with pytest.raises(InputError, match="line 1 is no row"):
         read_rows(folder)
 

@@ -1,4 +1,4 @@
-"""Measured ceilings of a machine: asked of the worker, stored for the GPU or CPU that they belong to."""
+"""Measured ceilings of a machine: asked of the worker, stored by the UUID of the GPU, and by the name of its kind."""
 
 from __future__ import annotations
 
@@ -17,33 +17,59 @@ CALIBRATED_DTYPES = {"cuda": ("bfloat16", "float16", "float32"), "cpu": ("bfloat
 
 
 def ceilings_of(machine: Machine, dtypes: Iterable[str], run: RunJob) -> dict[str, Ceilings]:
-    """Return ceilings by dtype: calibrated ones, else the datasheet's, else measured now, quickly, and stored."""
+    """Return ceilings by dtype: this device's calibrated ones, else those of its kind, else measured now, quickly.
+
+    Those of its kind are calibrated ones of another GPU, else the datasheet's. What is measured is stored.
+    """
     dtypes = sorted(set(dtypes))
-    missing = [dtype for dtype in dtypes if hardware.ceilings_for(machine.name, dtype) is None]
+    missing = [dtype for dtype in dtypes if _known(machine, dtype) is None]
     if missing:
-        calibrate(machine, missing, run, QUICKLY_S)
-    return {dtype: hardware.ceilings_for(machine.name, dtype) for dtype in dtypes}  # type: ignore[misc]
+        _quickly(machine, missing, run)
+    return {dtype: _known(machine, dtype) for dtype in dtypes}  # type: ignore[misc]
+
+
+def _known(machine: Machine, dtype: str) -> Ceilings | None:
+    own = hardware.measured_ceilings(machine.uuid, dtype) if machine.uuid else None
+    return own or hardware.ceilings_for(machine.name, dtype)
 
 
 def measured_instead(machine: Machine, known: Mapping[str, Ceilings], run: RunJob) -> dict[str, Ceilings]:
-    """Return ceilings by dtype with those measured, quickly, that are a datasheet's, and store them.
+    """Return ceilings by dtype with those measured, quickly, that were not measured on this very GPU, and store them.
 
     Where they cannot be measured or stored, warn and return `known`.
     """
-    missing = sorted(dtype for dtype, found in known.items() if found.provenance != "measured")
+    own = {dtype for dtype in known if machine.uuid is None or hardware.measured_ceilings(machine.uuid, dtype)}
+    missing = sorted(dtype for dtype, found in known.items() if found.provenance != "measured" or dtype not in own)
     try:
-        return {**known, **(calibrate(machine, missing, run, QUICKLY_S) if missing else {})}
+        return {**known, **(_quickly(machine, missing, run) if missing else {})}
     except InputError as error:
-        warnings.warn(f"percentages are of the datasheet's ceilings: {error}", stacklevel=2)
+        warnings.warn(f"percentages are not of ceilings measured on this device: {error}", stacklevel=2)
         return dict(known)
 
 
 def calibrate(machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: float) -> dict[str, Ceilings]:
-    """Measure the ceilings of a machine by dtype and store them for it.
+    """Measure the ceilings of a machine by dtype, and store them for it and for its kind.
 
     Raises:
         InputError: the measurement failed, with its reason.
     """
+    measured = _measure(machine, dtypes, run, seconds)
+    for dtype, ceilings in measured.items():
+        hardware.store_ceilings(machine.name, dtype, ceilings)
+    return measured
+
+
+def _quickly(machine: Machine, dtypes: Sequence[str], run: RunJob) -> dict[str, Ceilings]:
+    """Measure and store ceilings in passing: they are those of its kind only where that has none."""
+    unknown = [d for d in dtypes if machine.uuid is None or not hardware.measured_ceilings(machine.name, d)]
+    measured = _measure(machine, dtypes, run, QUICKLY_S)
+    for dtype in unknown:
+        hardware.store_ceilings(machine.name, dtype, measured[dtype])
+    return measured
+
+
+def _measure(machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: float) -> dict[str, Ceilings]:
+    """Measure ceilings by dtype, and store them by the UUID of the GPU."""
     result = run({"kind": "calibrate", "dtypes": list(dtypes), "seconds": seconds}, 60 + 10 * seconds)
     if result["status"] != "ok":
         raise InputError(f"{machine.name} cannot be calibrated: {result['reason']}")
@@ -52,6 +78,7 @@ def calibrate(machine: Machine, dtypes: Sequence[str], run: RunJob, seconds: flo
         dtype: Ceilings(flops_per_s, bytes_per_s, "measured", source)
         for dtype, (flops_per_s, bytes_per_s) in result["ceilings"].items()
     }
-    for dtype, ceilings in measured.items():
-        hardware.store_ceilings(machine.name, dtype, ceilings)
+    if machine.uuid:
+        for dtype, ceilings in measured.items():
+            hardware.store_ceilings(machine.uuid, dtype, ceilings)
     return measured

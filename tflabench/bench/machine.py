@@ -31,17 +31,24 @@ class Machine:
         name: as the driver or the system reports it; for CPUs with the number of cores, which the results depend on.
         memory_bytes: of the GPU; for CPUs what is available now.
         driver: version of the GPU driver.
+        uuid: of the GPU; None for a CPU.
     """
 
     kind: DeviceKind
     name: str
     memory_bytes: int
     driver: str | None = None
+    uuid: str | None = None
 
     @property
     def slug(self) -> str:
         """The kind as a folder name: "h200" of "NVIDIA H200"."""
         return slug(self.name)
+
+    @property
+    def host_memory_limit(self) -> int | None:
+        """Bytes of host memory that one point may allocate: what leaves a CPU machine alive; None for GPUs."""
+        return int(0.8 * self.memory_bytes) if self.kind == "cpu" else None
 
 
 def detect(device: str) -> Machine:
@@ -103,6 +110,7 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "device": machine.name,
         "driver": machine.driver,
+        "node": node_name(),
         "device_facts": facts,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -120,26 +128,62 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def gpus() -> list[Machine]:
+    """Return the NVIDIA GPUs of this machine, in the order of CUDA_VISIBLE_DEVICES where that is set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):
+        return []
+    return [gpu for one in visible.split(",") for gpu in _query(one.strip())] if visible else _query()
+
+
+def gpus_of_node() -> list[Machine]:
+    """Return all NVIDIA GPUs of this machine, also those that this process may not use."""
+    return _query()
+
+
+def compilers(jobs: int | None, gpus: int = 1) -> int:
+    """Return how many kernels are compiled at a time for one of several GPUs that share the cores of this machine.
+
+    That is `jobs` where given, else two fewer than there are cores, over the number of GPUs, and at least one.
+    """
+    return max(1, (_cores() - 2) // gpus) if jobs is None else jobs
+
+
+def node_name() -> str:
+    """Return the name of this machine in its network."""
+    return platform.node() or "localhost"
+
+
 def _first_gpu() -> Machine | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not shutil.which("nvidia-smi") or visible in ("", "-1"):
+    if visible in ("", "-1"):
         return None
-    first = (visible or "0").split(",")[0]
-    query = ["nvidia-smi", "-i", first, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    return next(iter(_query((visible or "0").split(",")[0].strip())), None)
+
+
+def _query(which: str | None = None) -> list[Machine]:
+    """Return GPUs as nvidia-smi reports them: one by its index or UUID, or all."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    fields = "--query-gpu=name,memory.total,driver_version,uuid"
+    query = ["nvidia-smi", *(["-i", which] if which else []), fields, "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=60)
-    fields = [field.strip() for field in done.stdout.strip().split(",")]
-    if done.returncode or len(fields) != 3:
-        return None
-    name, mebibytes, driver = fields
-    return Machine("cuda", name, int(mebibytes) << 20, driver)
+    lines = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode or any(len(line) != 4 for line in lines):
+        return []
+    return [Machine("cuda", name, int(mebibytes) << 20, driver, uuid) for name, mebibytes, driver, uuid in lines]
 
 
 def _cpu() -> Machine:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     name = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists() and (model := re.search(r"model name\s*: (.*)", info.read_text())):
         name = " ".join(re.sub(r"\((R|TM)\)", "", model[1]).split())
     return Machine("cpu", f"{name}, {cores} core{'s' if cores > 1 else ''}", _available_bytes())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _available_bytes() -> int:

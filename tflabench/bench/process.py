@@ -130,11 +130,16 @@ class WorkerProcess:
         self.log.close()
 
     def _obituary(self) -> str:
-        code = self.ended()
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        self.log.seek(0)
-        lines = [line.strip() for line in self.log.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"the worker died ({how}) while {self.stage}" + (f": {lines[-1][:300]}" if lines else "")
+        how, last = last_words(self.ended(), self.log)
+        return f"the worker died ({how}) while {self.stage}" + (f": {last}" if last else "")
+
+
+def last_words(code: int, log: IO[bytes]) -> tuple[str, str]:
+    """Return how a process ended, by its exit code, and the last line that it wrote to its log."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return how, lines[-1][:300] if lines else ""
 
 
 def worker_command(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> list[str]:

@@ -20,15 +20,18 @@ class Occasion:
 
     Attributes:
         run_id: of the sweep.
+        ceilings: by dtype; a dtype without them has no theory.
         gpu_uuid: of the GPU; None on a CPU.
-        ceilings: by dtype.
+        mixed_versions: in what this node's versions differ from those of the process that drives the sweep.
     """
 
     run_id: str
     machine: Machine
     protocol: Protocol
     ceilings: Mapping[str, Ceilings]
+    node: str
     gpu_uuid: str | None = None
+    mixed_versions: str | None = None
 
     def row(self, begun: ComparisonRun, run: PointRun) -> Row:
         """Return the row of a point as it stands, provisional while its comparison is open."""
@@ -36,7 +39,8 @@ class Occasion:
         columns = run.row_columns()
         details = columns.pop("details", {})
         used = run.point.problem.with_(chunk_size=details.pop("chunk_size", run.point.problem.chunk_size))
-        theory = modelled(impl, used, self.ceilings[used.dtype], columns.get("ms_median"))
+        ceilings = self.ceilings.get(used.dtype)
+        theory = modelled(impl, used, ceilings, columns.get("ms_median")) if ceilings else {}
         return Row(
             run_id=self.run_id,
             point=run.point.id,
@@ -54,6 +58,8 @@ class Occasion:
             protocol=self.protocol.name,
             commit=commit(),
             source_hash=source_hash(),
+            node=self.node,
+            mixed_versions=self.mixed_versions,
             gpu_uuid=self.gpu_uuid,
             driver=self.machine.driver,
             started_at=run.started_at,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -104,6 +104,11 @@ class Scheduler:
 
     def run(self) -> None:
         """Measure until all comparisons are closed, or the time is up."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[None]:
+        """Do the same, and yield after everything that happens, at least every `WAIT_S` seconds."""
         while self._waiting or self._active:
             self._advance()
             self._show()
@@ -112,6 +117,7 @@ class Scheduler:
             for slot, result in self._workers.wait(WAIT_S if self._working or self._compiling() else 0.0):
                 self._received(slot, result)
             self._hear_pool()
+            yield
 
     def _show(self) -> None:
         """Tell who watches where the sweep stands, unless they were told just now."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,7 +16,7 @@ from uuid import uuid4
 from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.comparison_run import LATE, ComparisonRun, PointRun
 from tflabench.bench.executor import require_torch
-from tflabench.bench.machine import Machine, environment
+from tflabench.bench.machine import Machine, environment, node_name
 from tflabench.bench.process import WorkerProcess, worker_command
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.rows_of_run import Occasion
@@ -64,10 +66,35 @@ class Audience:
     Attributes:
         on_row: called with a row whenever it is new or has changed.
         watch: called with where the sweep stands, a few times a second; None where nobody watches.
+        describe: called with a run and what environment.json says of it, whenever that has changed.
     """
 
     on_row: Callable[[Row], None]
     watch: Callable[[Standing], None] | None = None
+    describe: Callable[[str, dict[str, Any]], None] | None = None
+
+
+@dataclass(frozen=True)
+class Described:
+    """A run and what environment.json says of it."""
+
+    run_id: str
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The part of a sweep that rows are from.
+
+    Attributes:
+        run_id: names it; environment.json describes it.
+        node: name of the machine.
+        mixed_versions: as the column of that name.
+    """
+
+    run_id: str = field(default_factory=lambda: uuid4().hex[:12])
+    node: str = field(default_factory=node_name)
+    mixed_versions: str | None = None
 
 
 def pending(comparisons: Sequence[Comparison], store: Store, protocol: Protocol, machine: Machine) -> list[Comparison]:
@@ -173,7 +200,21 @@ class Session:
             store.append(row)
             audience.on_row(row)
 
-        self._measure(comparisons, replace(audience, on_row=keep), stop_at, store)
+        self._measure(comparisons, replace(audience, on_row=keep, describe=store.describe_run), stop_at)
+
+    def stream(
+        self, comparison: Comparison, origin: Origin, stop_at: float = inf
+    ) -> Iterator[Row | Standing | Described]:
+        """Measure a comparison, and yield what an audience would hear.
+
+        Something comes at least every second once measuring has begun.
+        """
+        heard: deque[Row | Standing | Described] = deque()
+        audience = Audience(heard.append, heard.append, lambda run_id, facts: heard.append(Described(run_id, facts)))
+        scheduler = self._scheduler([comparison], audience, stop_at, origin)
+        for _ in chain(scheduler.steps(), [None]):
+            while heard:
+                yield heard.popleft()
 
     def measure(self, point: Point) -> Row:
         """Measure a point alone, whatever happens to it."""
@@ -189,13 +230,13 @@ class Session:
         """Return what environment.json says of this machine."""
         return environment(self.settings.machine, self.facts)
 
-    def _measure(
-        self,
-        comparisons: Sequence[Comparison],
-        audience: Audience,
-        stop_at: float,
-        store: Store | None = None,
-    ) -> None:
+    def _measure(self, comparisons: Sequence[Comparison], audience: Audience, stop_at: float) -> None:
+        self._scheduler(comparisons, audience, stop_at, Origin()).run()
+
+    def _scheduler(
+        self, comparisons: Sequence[Comparison], audience: Audience, stop_at: float, origin: Origin
+    ) -> Scheduler:
+        """Return what measures comparisons, ready to start."""
         settings = self.settings
         rules = Rules(settings.machine.kind, settings.protocol, settings.timeout_s, settings.tune_s, stop_at)
         tuning = TuningStore(default_folder(), versions(settings.machine), settings.tuned)
@@ -217,19 +258,27 @@ class Session:
             describe()
 
         def describe() -> None:
-            if store:
+            if audience.describe:
                 described = {dtype: asdict(found) for dtype, found in occasion.ceilings.items()}
-                store.describe_run(occasion.run_id, self.environment() | {"ceilings": described})
+                audience.describe(occasion.run_id, self.environment() | {"node": origin.node, "ceilings": described})
 
         scheduler = Scheduler(rules, self._workers, self._pool, tuning, on_point, measure_ceilings, audience.watch)
         scheduler.admit(comparisons)  # from here on kernels are compiled, while the worker may still be starting
         points = [point for comparison in comparisons for point in comparison.points]
         dtypes = {point.problem.dtype for point in points}
         libraries = {point.implementation.package for point in points if point.implementation.own_process}
-        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid")
-        occasion = Occasion(uuid4().hex[:12], settings.machine, settings.protocol, ceilings, uuid)
+        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid") or settings.machine.uuid
+        occasion = Occasion(
+            origin.run_id,
+            settings.machine,
+            settings.protocol,
+            ceilings,
+            origin.node,
+            uuid,
+            origin.mixed_versions,
+        )
         describe()
-        scheduler.run()
+        return scheduler
 
     def _ask(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Return the result of a job of the worker, which must have said what its device is before it takes one."""

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--memory-limit", type=int, help="bytes of host memory on top of what it takes to import torch")
     parser.add_argument("--plugin", action="append", default=[])
     options = parser.parse_args()
-    _die_with_parent()
+    die_with_parent()
     _serve(*_take_pipes(), options.device, options.plugin, options.memory_limit)
 
 
@@ -355,8 +355,8 @@ def _take_pipes() -> tuple[TextIO, TextIO]:
     return jobs, answers
 
 
-def _die_with_parent() -> None:
-    """Make the kernel end this worker when the sweep is killed, whatever the worker is doing."""
+def die_with_parent() -> None:
+    """Make the kernel end this process when the one that started it is killed, whatever it is doing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

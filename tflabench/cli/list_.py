@@ -20,6 +20,7 @@ AXES_TOLD = {
     "tokens": "batch x seq_len: sets the batch",
     "embedding": "heads x d_hv: sets the heads",
     "chunk_size": "steps of a chunk, or auto",
+    "gpu": "kinds as Ray names them: with --executor ray",
 }
 
 
@@ -114,7 +115,7 @@ def _presets() -> dict[str, str]:
 
 def _axes() -> dict[str, str]:
     from tflabench.problem import PASSES
-    from tflabench.selection.axes import AXES, WORDS
+    from tflabench.selection.axes import AXES, GPU_AXIS, WORDS
 
     words = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
-    return {axis: words.get(axis) or AXES_TOLD.get(axis, "whole numbers") for axis in AXES}
+    return {axis: words.get(axis) or AXES_TOLD.get(axis, "whole numbers") for axis in (*AXES, GPU_AXIS)}

@@ -29,21 +29,25 @@ from tflabench.cli.common.options import (
     Axes,
     Device,
     DryRun,
+    ExecutorName,
     Full,
+    Gpus,
     Impl,
     Jobs,
     Json,
     MemoryLimit,
+    MixedVersions,
     PaperProtocol,
     Plugin,
     Preset,
+    RayAddress,
     StopAfter,
     Timeout,
     TuneSeconds,
     VerifySeconds,
 )
 from tflabench.cli.common.paths import folder_to_write, out_folder
-from tflabench.problem import InputError
+from tflabench.problem import InputError, parse_bytes
 
 if TYPE_CHECKING:
     from tflabench.bench.estimate import Target
@@ -97,6 +101,10 @@ def sweep(  # noqa: PLR0913  options
     pass_: TakenPass = None,
     plugin: Plugin = None,
     device: Device = "auto",
+    executor: ExecutorName = "local",
+    ray_address: RayAddress = None,
+    gpus: Gpus = None,
+    allow_mixed_versions: MixedVersions = False,
     gpu: TargetGpu = None,
     out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
     resume: Resume = True,
@@ -118,6 +126,7 @@ def sweep(  # noqa: PLR0913  options
     from tflabench.bench import machine as machines
     from tflabench.bench.plan import Request, plan
     from tflabench.bench.sweep import Session, Settings, require_runnable
+    from tflabench.cli.common import several
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results
     from tflabench.selection import axes
@@ -128,13 +137,23 @@ def sweep(  # noqa: PLR0913  options
         raise InputError(f"--json and --format {format_} are both given: give one of them")
     for name in plugin or ():
         registry.plug_in(name)
+    patterns = registry.split(",".join(impl)) if impl else None
+    kinds, options = axes.take_kinds([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
+    request = Request(preset, axes.parse_overrides(options), patterns, paper_protocol, verify_seconds)
+    where = several.where(executor, ray_address, gpus, allow_mixed_versions, kinds, device)
+    tune_s = seconds_to_tune(tune_seconds)
+    tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
+    if where is not None and not dry_run:
+        if gpu is not None:
+            raise InputError(f"--gpu is {gpu!r}, which is for --dry-run: for kinds of GPU give -a gpu=KIND,...")
+        limit = None if memory_limit is None else parse_bytes("--memory-limit", memory_limit)
+        how = several.How(device, timeout, tune_s, jobs, plugin or (), limit, tuned, resume, stop_at)
+        _end(several.measure_over_several(where, request, how, out), ending)
+        return
     machine = machines.detect(device)
     target, slug = _target(machine, gpu, dry_run)
-    patterns = registry.split(",".join(impl)) if impl else None
-    overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    planned = plan(Request(preset, overrides, patterns, paper_protocol, verify_seconds), target.kind)
-    tune_s, limit = seconds_to_tune(tune_seconds), host_memory_limit(memory_limit, machine)
-    tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
+    planned = plan(request, target.kind)
+    limit = host_memory_limit(memory_limit, machine)
     folder = out or Path("results") / slug / planned.preset.name
     if not dry_run:
         require_runnable(planned.points, machine.kind)
@@ -147,7 +166,7 @@ def sweep(  # noqa: PLR0913  options
     settings = Settings(machine, planned.protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)
     with Session(settings) as session:
         measured = measure_comparisons(planned.comparisons, folder, session, planned.preset.title, resume, stop_at)
-    _end(measured, folder, ending)
+    _end(measured, ending)
 
 
 def _target(machine: Machine, gpu: str | None, dry_run: bool) -> tuple[Target, str]:
@@ -177,7 +196,7 @@ def _folder(folder: Path, given: bool, resume: bool) -> Path:
     return folder_for(folder, given) if resume else folder
 
 
-def _end(measured: Measured, folder: Path, ending: _Ending) -> None:
+def _end(measured: Measured, ending: _Ending) -> None:
     """Draw the figures where they are wanted, and print what was measured."""
     from tflabench.conclusions.brief import BriefEnding
     from tflabench.conclusions.listing import listing
@@ -188,15 +207,17 @@ def _end(measured: Measured, folder: Path, ending: _Ending) -> None:
         from tflabench import figures
 
         stderr().print("Drawing the figures ...")
-        files += figures.draw_all(folder)
+        files += [file for folder in measured.folders for file in figures.draw_all(folder)]
     if ending.json:
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
-        print_json({"folder": str(folder), "files": written, "left": measured.left, "rows": rows})
+        folders = [str(folder) for folder in measured.folders]
+        told = {"folder": next(iter(folders), None), "folders": folders, "files": written, "left": measured.left}
+        print_json(told | {"rows": rows})
     elif ending.format != "table":
         print(listing(measured.rows, ending.format), end="")  # type: ignore[arg-type]
     else:
-        redraw = f"tflabench plot {shlex.quote(str(folder))}"
+        redraw = " && ".join(f"tflabench plot {shlex.quote(str(folder))}" for folder in measured.folders)
         again = [
             (True, "--full"),
             (ending.plots, "--no-plots"),

@@ -15,6 +15,7 @@ from tflabench.conclusions.contests import contests, faster, owner, timed
 from tflabench.conclusions.summary import Swept, full_lines, measured_line, notes, percent
 from tflabench.rows.labels import THROTTLED, heads, mark
 from tflabench.rows.schema import Row
+from tflabench.theory.hardware import slug
 
 WIDTH, LINES = 80, 30
 MOST_FAILURES = 4
@@ -181,6 +182,8 @@ def _sizes(shown: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[Column
     for number in _varied([group[0] for group in groups]):
         cells = [Text(_size(row)[number]) for row in shown]
         columns.append(Column(SIZES[number], cells, right=number < 2))
+    if len({group[0].device for group in groups}) > 1:
+        columns.append(Column("device", [Text(slug(row.device)) for row in shown]))
     return columns
 
 

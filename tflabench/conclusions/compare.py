@@ -103,12 +103,13 @@ def ratio(over: float | None, under: float | None) -> float | None:
 def questions(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows that answer the same question, small problems first.
 
-    That is the same batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with 16 of
-    256), unless an implementation ran with heads cut in several ways: then those are questions of their own.
+    That is the same device, batch, length and embedding heads * d_hv (attention with 32 heads of 128 meets mLSTM with
+    16 of 256), unless an implementation ran with heads cut in several ways: then those are questions of their own.
     """
     by_embedding = defaultdict(list)
     for row in rows:
-        by_embedding[row.seq_len, row.batch, row.heads * row.d_hv, row.dtype, row.inputs, row.pass_].append(row)
+        size = (row.seq_len, row.batch, row.heads * row.d_hv)
+        by_embedding[*size, row.dtype, row.inputs, row.pass_, row.device].append(row)
     found: list[list[Row]] = []
     for _, group in sorted(by_embedding.items()):
         cuts = defaultdict(set)
@@ -144,7 +145,8 @@ def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path,
     """Return pairs of rows of two sets of results folders, which lie in and below one folder each.
 
     Folders of the same name below their roots meet. Of the points of all others, each counts once on either side: as it
-    was measured last.
+    was measured last. There, rows of a device that both sides have meet each other alone; devices that only one side
+    has meet those that only the other has.
     """
     left, right = (
         {results.folder.relative_to(root): results.rows for results in side}
@@ -155,7 +157,10 @@ def match_folders(a: Sequence[Results], b: Sequence[Results], roots: tuple[Path,
         sorted((row for name in side if name not in shared for row in side[name]), key=lambda row: row.started_at)
         for side in (left, right)
     ]
-    return joined([*(match_points(left[name], right[name]) for name in left if name in shared), match_points(*rest)])
+    both = {row.device for row in rest[0]} & {row.device for row in rest[1]}
+    kinds = [{device} for device in sorted(both)] + [{row.device for side in rest for row in side} - both]
+    apart = [match_points(*([row for row in side if row.device in kind] for side in rest)) for kind in kinds]
+    return joined([*(match_points(left[name], right[name]) for name in left if name in shared), *apart])
 
 
 def joined(matchings: Iterable[Matching]) -> Matching:

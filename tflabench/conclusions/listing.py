@@ -15,7 +15,7 @@ Format = Literal["markdown", "csv"]
 COLUMNS = (
     "implementation", "pass", "dtype", "batch", "heads", "seq_len", "d_qk", "d_hv", "chunk_size", "status", "ms_median",
     "ms_p20", "ms_p80", "peak_bytes", "percent_of_bound", "percent_of_own_roofline", "rel_error", "noisy", "throttled",
-    "reason",
+    "device", "node", "reason",
 )  # fmt: skip
 
 

@@ -88,6 +88,9 @@ def best_table(rows: Iterable[Row]) -> Table:
     )
     for column in (4, 5, 6, 7):
         table.columns[column].justify = "right"
+    devices = {row.device for row in rows}
+    if len(devices) > 1:
+        table.add_column("device")
     for group in contests(rows):
         best = group[0]
         others = (row for row in group if row.implementation != best.implementation)
@@ -102,6 +105,7 @@ def best_table(rows: Iterable[Row]) -> Table:
             percent(best.percent_of_own_roofline),
             "" if best.peak_bytes is None else f"{best.peak_bytes / 2**20:.0f} MiB",
             Text(f"{rivals[0][1]:.2f}x{mark(best, rivals[0][0])} {label(rivals[0][0])}" if rivals else ""),
+            *([Text(best.device)] if len(devices) > 1 else []),
         )
     if any(row.throttled for row in rows if row.status == "ok"):
         table.caption = f"{THROTTLED} the GPU held its clock back; below, it is left out of who ran faster"
@@ -115,11 +119,12 @@ def percent(value: float | None) -> str:
 
 
 def verdicts(rows: Iterable[Row]) -> list[str]:
-    """Say for the largest problem of every pass how much faster its best implementation ran than each other one.
+    """Say for the largest problem of every pass and device how much faster its best implementation ran than the others.
 
     Rows of a throttled GPU are left out, by name.
     """
-    largest = {group[0].pass_: group for group in contests(rows)}
+    largest = {(group[0].pass_, group[0].device): group for group in contests(rows)}
+    several = len({device for _, device in largest}) > 1
     lines = []
     for group in largest.values():
         best_of: dict[str, Row] = {}
@@ -128,7 +133,7 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
                 best_of.setdefault(row.implementation, row)
         clear = [*best_of.values()]
         ratios = [(other, ratio) for other in clear[1:] if (ratio := faster(clear[0], other))]
-        head = f"{PASS_TITLES[group[0].pass_]}, {size(group[0])}:"
+        head = f"{PASS_TITLES[group[0].pass_]}, {size(group[0])}{f', {group[0].device}' if several else ''}:"
         if ratios:
             lines.append(f"{head} {label(clear[0])} ran")
             lines += [f"  {ratio:.2f} ± {by:.2f} times faster than {label(other)}" for other, (ratio, by) in ratios]

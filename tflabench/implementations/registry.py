@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import importlib
 import warnings
@@ -80,6 +81,10 @@ def plugged() -> tuple[Implementation, ...]:
 def get(name: str) -> Implementation:
     """Return the implementation of exactly this name; KeyError if there is none."""
     return {impl.name: impl for impl in implementations()}[name]
+
+
+# An implementation travels to another process by name: it is the one that is registered there.
+copyreg.pickle(Implementation, lambda impl: (get, (impl.name,)))
 
 
 def matches(impl: Implementation, patterns: str) -> bool:

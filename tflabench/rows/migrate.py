@@ -17,11 +17,11 @@ def migrate(folder: Path, complete: Callable[[Row, Mapping[str, Any]], Row] = la
     """Rewrite the journal of a results folder with rows of the present schema, the last one of each point.
 
     Rows of schema 1 belong to no comparison: their `comparison_id` is None, so that no ratio is taken of them. The
-    `percent_of_roofline` of schemas 1 and 2 is `percent_of_own_roofline`. Nothing is written unless every line is a
-    row.
+    `percent_of_roofline` of schemas 1 and 2 is `percent_of_own_roofline`. The `node` of schemas 1 to 3 is "unknown".
+    Nothing is written unless every line is a row.
 
     Args:
-        complete: fills in what an older row lacks, from it and what environment.json says of its run.
+        complete: fills in what a row of schema 1 or 2 lacks, from it and what environment.json says of its run.
 
     Returns:
         How many rows were of an older schema.
@@ -38,14 +38,17 @@ def migrate(folder: Path, complete: Callable[[Row, Mapping[str, Any]], Row] = la
             fields: dict[str, Any] = json.loads(line)
             run = runs.get(fields["run_id"], {})
             older = fields["schema_version"] in MIGRATED_VERSIONS
+            lacking = older and fields["schema_version"] < 3
             if fields["schema_version"] == 1:
                 fields = _from_schema_1(fields, run)
             if fields["schema_version"] == 2:
                 fields = _from_schema_2(fields)
+            if fields["schema_version"] == 3:
+                fields = _from_schema_3(fields)
             row = Row.model_validate(fields)
         except (ValueError, TypeError, LookupError):
-            raise InputError(f"{journal} line {number} is no row of schema 1 to 3: mend or delete that line") from None
-        last[row.point] = complete(row, run) if older else row
+            raise InputError(f"{journal} line {number} is no row of schema 1 to 4: mend or delete that line") from None
+        last[row.point] = complete(row, run) if lacking else row
         migrated += older
     if migrated:
         write_whole(journal, "".join(row.model_dump_json(by_alias=True) + "\n" for row in last.values()))
@@ -80,3 +83,7 @@ def _from_schema_1(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
 def _from_schema_2(row: dict[str, Any]) -> dict[str, Any]:
     new = {"percent_of_roofline": "percent_of_own_roofline"}
     return {new.get(name, name): value for name, value in row.items()} | {"schema_version": 3}
+
+
+def _from_schema_3(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"node": "unknown", "schema_version": 4}

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 3
-MIGRATED_VERSIONS = (1, 2)  # which `tflabench.rows.migrate` brings to this one
+SCHEMA_VERSION = 4
+MIGRATED_VERSIONS = (1, 2, 3)  # which `tflabench.rows.migrate` brings to this one
 Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
 
 
@@ -44,13 +44,16 @@ class Row(BaseModel):
             square, within the first `verified_steps` of the sequence.
         noisy: whether the median is known less well than ratios are shown (see `bench.timing`).
         commit, source_hash: of the sources that measured it; `source_hash` is of what decides a number.
+        node: name of the machine that measured it; "unknown" in rows migrated from schema 3 and before.
+        mixed_versions: in what the node's sources, Python and packages differ from those of the process that drove the
+            sweep, in words; None where they do not.
         gpu_uuid, driver: of the GPU; None on a CPU.
         details: what else the implementation and the correctness gate had to say.
     """
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid")
 
-    schema_version: Literal[3] = SCHEMA_VERSION
+    schema_version: Literal[4] = SCHEMA_VERSION
     run_id: str
     point: str
     comparison_id: str | None = None
@@ -109,6 +112,8 @@ class Row(BaseModel):
     noisy: bool | None = None
     commit: str | None = None
     source_hash: str | None = None
+    node: str = Field(min_length=1)
+    mixed_versions: str | None = None
     gpu_uuid: str | None = None
     driver: str | None = None
     started_at: str

@@ -7,9 +7,12 @@ GeForce cards and is what these kernels use. Bytes are SI, as in datasheets; cac
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -270,22 +273,37 @@ def custom(peak_tflops: float, bandwidth_tbs: float, name: str = "custom") -> Gp
 
 
 def store_ceilings(device: str, dtype: str, ceilings: Ceilings) -> Path:
-    """Keep measured ceilings of a device (by its driver's name, or the CPU's) for a dtype; returns the file written.
+    """Keep measured ceilings of a device for a dtype; returns the file written.
+
+    Args:
+        device: the driver's name of a kind of GPU, the UUID of one, or the name of a CPU.
 
     Raises:
         InputError: the file cannot be written.
     """
     path = ceilings_file()
-    stored = _stored()
-    stored.setdefault(device, {})[dtype] = asdict(ceilings)
     half = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(json.dumps(stored, indent=1) + "\n")
-        half.replace(path)  # at once, so that no reader finds half a file
+        with _alone_in(path.parent):  # processes on other GPUs store theirs at the same time
+            stored = _stored()
+            stored.setdefault(device, {})[dtype] = asdict(ceilings)
+            half.write_text(json.dumps(stored, indent=1) + "\n")
+            half.replace(path)  # at once, so that no reader finds half a file
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror}): set XDG_CACHE_HOME to a writable folder") from None
     return path
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the same block for the same folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def measured_ceilings(device: str, dtype: str = "bfloat16") -> Ceilings | None:

@@ -1,8 +1,9 @@
-"""The table that stands at the foot of a terminal while a sweep runs."""
+"""The tables that stand at the foot of a terminal while a sweep runs, on one device or on several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from tflabench.bench.protocol import Protocol
+    from tflabench.bench.several.driver import Overview, Running
     from tflabench.bench.standing import Compiling, Standing, Work
     from tflabench.selection.points import Point
 
@@ -90,6 +92,63 @@ class LiveTable(ProgressBar):
         if self._standing is None:
             return Group(cut("The worker starts.", width), self._bar)
         return Group(*standing_lines(self._standing, self._protocol, width), self._bar)
+
+
+class SeveralTable(ProgressBar):
+    """Shows what each of several devices is at, a line each, above a bar; nothing of it is left at the end.
+
+    Args:
+        note: a terminal.
+        seconds: about how long all of it takes.
+        protocol: how many rounds a comparison takes.
+    """
+
+    def __init__(self, note: Console, seconds: float, protocol: Protocol) -> None:
+        super().__init__(note, seconds)
+        self._note, self._protocol = note, protocol
+        self._overview: Overview | None = None
+        self._live = Live(console=note, refresh_per_second=REFRESH_HZ, transient=True, get_renderable=self._table)
+
+    def __enter__(self) -> SeveralTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def see(self, overview: Overview) -> None:
+        """Take where the sweep stands; the thread that draws reads it."""
+        self._overview = overview
+
+    def _table(self) -> RenderableType:
+        width = self._note.width
+        if self._overview is None:
+            return Group(cut("The first tasks start.", width), self._bar)
+        return Group(*overview_lines(self._overview, self._protocol, width), self._bar)
+
+
+def overview_lines(overview: Overview, protocol: Protocol, width: int) -> list[Text]:
+    """Return what the live table of several devices says: counts of points, then a line a device.
+
+    No line is longer than `width` characters.
+    """
+    counts = {
+        "timed": f"{overview.timed} of {overview.points}",
+        "failed": str(overview.failed),
+        "refused": str(overview.refused),
+        "comparisons closed": f"{overview.closed} of {overview.comparisons}",
+    }
+    columns = [Column(title, [Text(value)], right=True) for title, value in counts.items()]
+    lines = [f"{running.place}: {_at(running, overview.comparisons, protocol)}" for running in overview.running]
+    return [*table_lines(columns, width), *(cut(plain(line), width) for line in lines)]
+
+
+def _at(running: Running, comparisons: int, protocol: Protocol) -> str:
+    """Return what a device is at."""
+    working = running.standing.working if running.standing else ()
+    if not working:
+        return f"comparison {running.task.number} of {comparisons} starts"
+    return _work(replace(working[0], comparison=running.task.number), comparisons, protocol)
 
 
 def standing_lines(standing: Standing, protocol: Protocol, width: int) -> list[Text]:

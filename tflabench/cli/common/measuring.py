@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tflabench.cli.common.console import open_table, print_json, size_in_words, stderr, stdout
-from tflabench.problem import InputError, parse_bytes
+from tflabench.problem import DeviceKind, InputError, parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,11 +37,16 @@ PRINTED = {"bytes": "memory"}  # heads of columns that are not named as in JSON
 
 @dataclass
 class Measured:
-    """The results of a sweep: rows of its points, files, and how many points the time was too short for."""
+    """The results of a sweep: rows of its points, files, and how many points the time was too short for.
+
+    Attributes:
+        folders: the results folders that have them.
+    """
 
     rows: list[Row] = field(default_factory=list)
     files: list[Path] = field(default_factory=list[Path])
     left: int = 0
+    folders: list[Path] = field(default_factory=list[Path])
 
 
 def measure_comparisons(
@@ -77,10 +82,10 @@ def measure_comparisons(
     todo = pending(comparisons, store, settings.protocol, machine) if resume else list(comparisons)
     due = [point for comparison in todo for point in comparison.points]
     note.print(f"{title}\n{len(due)} of {len(points)} points to measure, in {len(todo)} comparisons, into {folder}")
-    _say_refusals(due, machine, note)
+    say_refusals(due, machine.kind, note)
     interrupted = False
     sizes = {point.id: len(comparison.points) for comparison in todo for point in comparison.points}
-    told = _Told(note, sizes, live=is_watched(note))
+    told = Told(note, sizes, live=is_watched(note))
     try:
         if todo and time.monotonic() < stop_at:
             expected = {point.id: 0.1 + estimates[point.id].seconds for point in due}
@@ -105,7 +110,7 @@ def measure_comparisons(
     left = len(points) - _closed(store, points)
     if left:
         note.print(f"The time is up: {left} of {len(points)} points are left; the same command measures them.")
-    return Measured(rows, files, left)
+    return Measured(rows, files, left, [folder])
 
 
 def _closed(store: Store, points: Sequence[Point]) -> int:
@@ -113,49 +118,56 @@ def _closed(store: Store, points: Sequence[Point]) -> int:
 
 
 @dataclass
-class _Told:
+class Told:
     """Tells of rows as they come: each once when it is new, and of every comparison when its last row is final.
 
     Attributes:
         sizes: how many points the comparison of each point has.
         live: whether a live table shows what is going on; rows are then told once they are final, or have failed.
+        places: whether to say on which node and GPU, where there are several.
         closing: final rows of comparisons of which not all are.
     """
 
     note: Console
     sizes: dict[str, int]
     live: bool = False
+    places: bool = False
     closing: dict[str, list[Row]] = field(default_factory=dict)
 
     def row(self, row: Row) -> None:
+        """Tell of a row that is new or has changed."""
         from tflabench.conclusions import summary
 
         if not row.closed:
             if row.ms_median is None or not self.live:
-                self._print(summary.line(row), "yellow" if row.ms_median is None else "")
+                self._print(row, summary.line(row), "yellow" if row.ms_median is None else "")
             return
         rows = self.closing.setdefault(row.comparison_id or "", [])
         rows.append(row)
         if len(rows) == self.sizes[row.point]:
             del self.closing[row.comparison_id or ""]
             if said := summary.closing(rows):
-                self._print(said, "bold")
+                self._print(row, said, "bold")
                 return
             for final in rows:
                 if self.live and final.ms_median is not None:
-                    self._print(summary.line(final), "")
+                    self._print(final, summary.line(final), "")
 
-    def _print(self, line: str, style: str) -> None:
+    def _print(self, row: Row, line: str, style: str) -> None:
         from rich.text import Text
 
+        from tflabench.rows.labels import place
+
+        if self.places:
+            line = f"{line}  ({place(row)})"
         self.note.print(Text(line, style))  # a style of the whole output would colour the live table too
 
 
-def _say_refusals(points: Sequence[Point], machine: Machine, note: Console) -> None:
+def say_refusals(points: Sequence[Point], kind: DeviceKind, note: Console) -> None:
     """Say once, before the start, what cannot run here: a line an implementation."""
     reasons: dict[str, str] = {}
     for point in points:
-        if reason := point.implementation.refuses(point.problem, machine.kind):
+        if reason := point.implementation.refuses(point.problem, kind):
             reasons.setdefault(point.implementation.name, reason)
     for name, reason in reasons.items():
         note.print(f"  cannot run here: {name}: {reason}", style="dim")
@@ -212,10 +224,9 @@ def seconds_to_tune(text: str) -> float | None:
 
 def compilers(jobs: int | None) -> int:
     """Return how many kernels are compiled at a time: as asked for, else two fewer than there are cores."""
-    import os
+    from tflabench.bench import machine
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - 2) if jobs is None else jobs
+    return machine.compilers(jobs)
 
 
 @dataclass(frozen=True)
@@ -334,4 +345,4 @@ def host_memory_limit(size: str | None, machine: Machine) -> int | None:
     """Return the bytes of host memory a point may allocate: as asked for, else what leaves a CPU machine alive."""
     if size is not None:
         return parse_bytes("--memory-limit", size)
-    return int(0.8 * machine.memory_bytes) if machine.kind == "cpu" else None
+    return machine.host_memory_limit

@@ -94,6 +94,41 @@ MemoryLimit = Annotated[
         show_default="on CPUs 80% of what is free",
     ),
 ]
+ExecutorName = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        metavar="NAME",
+        rich_help_panel=HOW,
+        help="Measure on this machine (local), or on all GPUs of a Ray cluster (ray).",
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        rich_help_panel=HOW,
+        help="Take the Ray cluster at this address.",
+        show_default="the one that runs here, else one is started",
+    ),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all",
+        rich_help_panel=HOW,
+        help="Measure on so many GPUs of this machine, a comparison at a time on each.",
+        show_default="the first, without a process of its own",
+    ),
+]
+MixedVersions = Annotated[
+    bool,
+    typer.Option(
+        "--allow-mixed-versions",
+        rich_help_panel=HOW,
+        help="Take nodes with other sources or versions too; their rows say so.",
+    ),
+]
 PaperProtocol = Annotated[
     bool,
     typer.Option(rich_help_panel=HOW, help="Take exactly 10 warm-ups and 30 samples, in one round."),
