@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .checks import check_chunk_size, check_is_gate, check_name, check_sequence
 from .operators import HAS_TRITON, constant_to_compilers
+from .plan.tfla import TileConfig
 from .state import State
-from .tfla.config import TileConfig
 from .types import ChunkSize, Gate, Implementation, Layout
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -13,6 +13,7 @@ import pytest
 
 from tflabench.conclusions import fitting
 from tflabench.conclusions.model_error import families, judge
+from tflabench.kernels.plan.tfla import Plan
 from tflabench.rows.load import find_results
 from tflabench.theory import calibrated, fused_kernels, tfla
 from tflabench.theory.calibrated import Judged
@@ -108,6 +109,10 @@ def _nothing_overlaps(launch: Launch, chip: Chip) -> dict[str, float]:
     return TIMES(replace(launch, resident=1, roles=1), chip)
 
 
+def _with_wide_products(plan: Plan, name: str, tiling=tfla.tiling) -> tfla.Tiles:
+    return replace(tiling(plan, name), narrow=1 << 20)
+
+
 TIMES = Launch.times
 
 
@@ -121,7 +126,7 @@ TIMES = Launch.times
         (Launch, "times", _without("causal waste")),
         (Launch, "times", _without("states")),
         (Launch, "times", _nothing_overlaps),
-        (tfla, "NARROW", 1 << 20),  # the product with the state waits once
+        (tfla, "tiling", _with_wide_products),  # the product with the state waits once
         (tfla, "ENDS", 20),
         (calibrated, "STATE_BYTES", {"tfla": 4, "unpipelined": 4}),
         (tfla, "EXP_LANES", 1),

@@ -13,9 +13,9 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tflabench.kernels.gates import GradientSums, RowSums, gate_gradients, log_gates, tile_gates
+from tflabench.kernels.plan.tfla import TileConfig
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise, device, outputs
-from tflabench.kernels.tfla.config import TileConfig
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
 sys.path.insert(0, str(Path(__file__).parent))

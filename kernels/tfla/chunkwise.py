@@ -19,15 +19,16 @@ from tflabench.kernels import gates
 from tflabench.kernels.backends import Kernels
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import GradientSums, LogGates
+from tflabench.kernels.plan.sizes import Sizes
+from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile, planned, refuses_sizes
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
 from . import device
-from .config import TileConfig, fitting, largest_tile, refuses_sizes
+from .call import Call, Inputs, States, float32_precision
 from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
-from .plan import Inputs, Plan, States, float32_precision
 from .states import Side, walk
 from .tiles import aligned, made_like
 
@@ -130,14 +131,13 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     inputs = Inputs(q, k, v, _weights(skip))
-    L = fitting(chunk_size, v.shape[2])
-    config = config or _default_config(q, v, L)
-    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
+    plan = planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
+    call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
     C, n = _matrices(initial)
-    states = walk(plan, config.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
-    h, inverse = hidden(plan, config.h, inputs, States(states.states, states.n_states, initial is not None))
-    m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
-    kept = (states.states, states.n_states) if config.keep_states else ()
+    states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
+    h, inverse = hidden(call, inputs, States(states.states, states.n_states, initial is not None))
+    m_last = None if call.gates.m is None else call.gates.m[:, :, -1].contiguous()
+    kept = (states.states, states.n_states) if plan.config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
     h = made_like(h, v_given)
     assert h is not None
@@ -174,37 +174,36 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     """
     given = (q, k, v, f, i)
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    L = fitting(chunk_size, v.shape[2])
-    config = config or _default_config(q, v, L)
-    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
+    plan = planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
+    call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
     dtype = _stored(q.dtype, state_dtype)
     kept = list(saved)
     inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
 
-    if config.keep_states:
+    if plan.config.keep_states:
         states, n_states = kept[0], kept[1] if gate.normalize else None
     else:
-        states, n_states, *_ = walk(plan, config.forward_states, Side(k, v, C_0, n_0), dtype)
+        states, n_states, *_ = walk(call, plan.forward_states, Side(k, v, C_0, n_0), dtype)
     side = Side(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
-    back = walk(plan, config.backward_states, side, dtype)
+    back = walk(call, plan.backward_states, side, dtype)
     del side
     skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
-    dq, qdq = d_queries(plan, config.dq, inputs, States(states, n_states, initial is not None), skip_dots)
+    dq, qdq = d_queries(call, inputs, States(states, n_states, initial is not None), skip_dots)
     through = back.through
     assert through is not None
     dn_states = dn_0 = None
     if dn is not None:
         assert n_states is not None
-        g, dn_states, dn_0 = _n_gradients(plan, dn)
+        g, dn_states, dn_0 = _n_gradients(call, dn)
         through = through + g.exp() * (n_states * dn_states).sum(-1)
     del states, n_states
-    dk, kdk = d_keys(plan, config.dk, inputs, States(back.states, dn_states, dC is not None or dn is not None))
-    dv = d_values(plan, config.dv, inputs, States(back.states, None, dC is not None))
+    dk, kdk = d_keys(call, inputs, States(back.states, dn_states, dC is not None or dn is not None))
+    dv = d_values(call, inputs, States(back.states, None, dC is not None))
     df = di = None
     if gate_gradients:
-        df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
+        df, di = gates.gate_gradients(f, i, gate, call.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
@@ -224,22 +223,6 @@ def _log_gates(f: Tensor, i: Tensor | None, gate: Gate, v: Tensor, initial: Stat
     return gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
 
 
-def _default_config(q: Tensor, v: Tensor, chunk_size: int) -> TileConfig:
-    return TileConfig.for_shape(q.shape[-1], v.shape[-1], q.dtype, chunk_size, device.architecture(q.device))
-
-
-def _plan(q: Tensor, gate: Gate, log_gates: LogGates, chunk_size: int, scale: float, config: TileConfig) -> Plan:
-    return Plan(
-        gate=gate,
-        gates=log_gates,
-        chunk_size=chunk_size,
-        scale=scale,
-        tma=device.architecture(q.device) >= 90,
-        precision=float32_precision(q.dtype),
-        programs=config.programs * device.multiprocessors(q.device) // 132,
-    )
-
-
 def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize <= state_dtype.itemsize else state_dtype
 
@@ -252,15 +235,16 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     return None if C is None else aligned(C), n
 
 
-def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _n_gradients(call: Call, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what reaches every chunk of the gradient dn of the last n, which is forgotten backward.
 
     Returns:
         Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk).
     """
+    plan = call.plan
     tile = largest_tile(plan.chunk_size, 64)
     per_chunk = plan.chunk_size // tile
-    g = plan.tile_gates(tile).g
+    g = call.tile_gates(tile).g
     g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
     g = unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)
     reach = g.flip(-1).cumsum(-1).flip(-1)  # from before each chunk to the end

@@ -15,7 +15,7 @@ from tflabench.implementations.adapter import Case, Family, Formulation, Impleme
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
 from tflabench.kernels.hopper import shapes
-from tflabench.kernels.tfla import config as tiling
+from tflabench.kernels.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
@@ -367,15 +367,15 @@ def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
     if reason := refuse_kernels("bfloat16, float16 and float32", problem, device):
         return reason
     levels = 1 if one_level else 2
-    return tiling.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
+    return tfla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
 
 
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
-    """Return the shared memory of the largest launch, as kernels/tfla/config.py tiles it for a compute capability."""
+    """Return the shared memory of the largest launch, as the plan tiles it for a compute capability."""
     p = problem
-    size = tiling.fitting(p.chunk_size or DEFAULT_CHUNK_SIZE, p.seq_len)
+    size = tfla_plan.fitting(p.chunk_size or DEFAULT_CHUNK_SIZE, p.seq_len)
     architecture = 10 * capability[0] + capability[1]
-    tiles = tiling.for_element_bytes(p.d_qk, p.d_hv, p.element_bytes, size, architecture)
+    tiles = tfla_plan.for_element_bytes(p.d_qk, p.d_hv, p.element_bytes, size, architecture)
     return tiles.shared_bytes(p.element_bytes, architecture)
 
 

@@ -80,15 +80,7 @@ ENDS = _constant("ENDS", 2, "", "round trips of a program before and after its l
 
 # --- Of the bundled Triton kernels
 TFLA_STATE_BYTES = _constant("TFLA_STATE_BYTES", 2, "byte", "an element of chunk states: as the inputs", _TFLA)
-STATE_STEPS = _constant("STATE_STEPS", 64, "", "steps of a tile of the state walk", _TFLA)
-STATE_ROWS = _constant("STATE_ROWS", 64, "", "rows of the state in one of its programs", _TFLA)
-STATE_COLUMNS = _constant("STATE_COLUMNS", 128, "", "columns of the state in one of its programs", _TFLA)
-STATE_STAGES = _constant("STATE_STAGES", 3, "", "tiles of it that lie in shared memory at once", _TFLA)
-STATE_PROGRAMS = _constant("STATE_PROGRAMS", 264, "", "sequences are cut until the state walk has about these", _TFLA)
-NARROW = _constant("NARROW", 64, "", "rows of the state in one product with it, each waited for", _TFLA)
-BESIDE_TILES = _constant("BESIDE_TILES", 1024, "byte", "shared memory of a program besides its tiles", _TFLA)
 TILE_GATES = _constant("TILE_GATES", 24, "byte", "a step of the gates' sums within tiles", _TFLA)
-SUMMING_WAVES = _constant("SUMMING_WAVES", 8, "", "times STATE_PROGRAMS are kept where programs add up heads", _TFLA)
 
 # --- Of mlstm_kernels
 NXAI_STATE_BYTES = _constant("NXAI_STATE_BYTES", 4, "byte", "an element of chunk states: float32", _NXAI)

@@ -1,0 +1,94 @@
+"""What the kernels launch is the plan, which says it in plain numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tflabench.kernels.plan import tfla as tfla_plan
+from tflabench.kernels.plan.sizes import Device, Sizes
+
+AMPERE, HOPPER, BLACKWELL = Device(80, 108), Device(90, 132), Device(100, 148)
+
+
+def test_a_plan_needs_neither_torch_nor_triton():
+    code = """
+import sys
+from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.plan.tfla import planned
+print(planned(Sizes(1, 8, 1, 4096, 128, 256), 256, 2, Device(90, 132)).h.programs)
+print([name for name in ("torch", "triton", "numpy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["512", "[]"]
+
+
+class Launched:
+    """Takes the place of `enqueue`, and keeps kernels by name with their programs and options."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
+        self.launches: list[tuple[str, int, dict[str, Any]]] = []
+        for module in modules:
+            monkeypatch.setattr(module, "enqueue", self)
+
+    def __call__(self, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+        self.launches.append((kernel.__name__, programs, options))
+
+
+# --- The paper's kernels
+
+
+@pytest.mark.parametrize("device", [AMPERE, HOPPER, BLACKWELL], ids=lambda device: f"sm_{device.architecture}")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("sizes", "chunk_size"),
+    [
+        (Sizes(1, 2, 1, 4096, 128, 256), 256),  # states in segments
+        (Sizes(16, 16, 1, 1000, 64, 128), 64),
+        (Sizes(16, 64, 64, 4096, 64, 64), 128),  # programs add up heads
+        (Sizes(2, 3, 1, 100, 48, 80), 4096),
+    ],
+    ids=str,
+)
+def test_the_papers_kernels_are_launched_as_planned(sizes, chunk_size, dtype, device, monkeypatch):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tflabench.kernels import gates
+    from tflabench.kernels.tfla import chunkwise, outputs, states
+    from tflabench.kernels.types import MLSTM_SIG
+
+    launched = Launched(monkeypatch, gates, outputs, states)
+    monkeypatch.setattr(chunkwise.device, "figures", lambda _: device)
+    B, H, group, T, d_qk, d_hv = sizes
+
+    def empty(*shape: int) -> Any:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    q, k, v = empty(B, H // group, T, d_qk), empty(B, H // group, T, d_qk), empty(B, H, T, d_hv)
+    f, i = empty(B, H, T), empty(B, H, T)
+    options: dict[str, Any] = {"gate": MLSTM_SIG, "scale": 1.0, "chunk_size": chunk_size}
+    h, _, saved = chunkwise.forward(q, k, v, f, i, None, **options)
+    chunkwise.backward(h, None, q, k, v, f, i, None, saved, **options)
+
+    plan = tfla_plan.planned(sizes, chunk_size, q.dtype.itemsize, device)
+    of_kernel = {name: [launch for launch in launched.launches if launch[0] == name] for name in (
+        "chunk_states", "join_segments", "parallel_outputs"
+    )}  # fmt: skip
+    planned = [plan.h, plan.dq, plan.dk, plan.dv]
+    assert [programs for _, programs, _ in of_kernel["parallel_outputs"]] == [each.programs for each in planned]
+    for (_, _, options), each in zip(of_kernel["parallel_outputs"], planned, strict=True):
+        config, tiles = options["config"], each.tiles
+        assert (config.rows, config.cols, config.inner, config.outer) == (
+            tiles.rows, tiles.cols, tiles.inner, tiles.outer,
+        )  # fmt: skip
+        assert (config.members, config.tma) == (each.members, plan.tma)
+        assert (options["num_warps"], options["num_stages"]) == (tiles.warps, tiles.stages)
+    walks = [plan.forward_states, plan.forward_states, plan.backward_states]
+    passes = [walk for walk in walks for _ in range(1 if walk.segments == 1 else 2)]
+    assert [programs for _, programs, _ in of_kernel["chunk_states"]] == [
+        sizes.rows * walk.blocks * walk.segments for walk in passes
+    ]
+    assert len(of_kernel["join_segments"]) == sum(walk.segments > 1 for walk in walks)
