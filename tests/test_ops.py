@@ -238,13 +238,11 @@ def test_unknown_options_are_named(name):
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors on an H100 that has no memory, as far as a choice goes."""
     pytest.importorskip("triton")
-    from tflabench.kernels.hopper import chunkwise as hopper
-    from tflabench.kernels.hopper import cuts
+    from tflabench.kernels.plan.sizes import Device
     from tflabench.kernels.tfla import device
 
-    for module in (hopper, device):
-        monkeypatch.setattr(module, "architecture", lambda _: 90)
-    monkeypatch.setattr(cuts, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(device, "architecture", lambda _: 90)
+    monkeypatch.setattr(device, "figures", lambda _: Device(90, 132))
     monkeypatch.setattr(backends, "_has_tensor_cores", lambda device: True)
     with FakeTensorMode():
         yield

@@ -7,9 +7,17 @@ from functools import cache, cached_property
 from typing import Any, cast
 
 from tflabench.kernels.cover import cdiv
+from tflabench.kernels.plan.hopper_shapes import (
+    HEIGHT,
+    WIDTH,
+    DkdvShape,
+    PackedHeadsShape,
+    StatePassShape,
+    TileGradientsShape,
+    WalkShape,
+)
 
 from . import state, tiles
-from .shapes import PACK, StatePassShape, WalkShape
 from .workarounds import HOISTS
 
 # What Triton's decorators return has no types that a Python checker knows.
@@ -82,15 +90,11 @@ class WalkConfig(KernelConfig):
         for what stays pending, and on Triton 3.7 and later not with a normaliser (ptxas C7512). Row sums of dq and dk
         need the weights that the other walk rounds by, and products of dq would be serialised.
         """
-        deferred = shape.WB == 4 and bfloat16 and branches.get("transposed", True)
+        deferred = shape.blocks_key == 4 and bfloat16 and branches.get("transposed", True)
         return cls(
             d_qk,
             d_hv,
-            blocks_key=shape.WB,
-            blocks_value=shape.ZB,
-            num_stages=shape.STAGES,
-            num_slots=shape.SLOTS,
-            state_registers=shape.MATH_REGISTERS,
+            **vars(shape),
             defer_decay=deferred and not (branches.get("normalise") and HOISTS),
             **branches,
         )
@@ -118,15 +122,7 @@ class WalkConfig(KernelConfig):
     @cached_property
     def pieces(self) -> int:
         """Programs that share a state."""
-        return -(-self.num_rows // (128 * self.blocks_value))
-
-    def programs(self, rows: int, chip: int) -> int:
-        """Return the number of programs that share `rows` of batch, heads and segments, on `chip` multiprocessors.
-
-        The pieces of a state run side by side, for the L2: so they are to start together, not where another ends.
-        """
-        pieces = self.pieces
-        return min(rows * pieces, max(1, chip // pieces) * pieces)
+        return cdiv(self.num_rows, HEIGHT * self.blocks_value)
 
     @property
     def state_partitions(self) -> int:
@@ -203,13 +199,9 @@ class DkdvConfig(KernelConfig):
 
     @classmethod
     @cache
-    def of(cls, d_qk: int, d_hv: int, **branches: bool) -> DkdvConfig:
-        """Return the config of head dimensions, with the branches that are named.
-
-        At d_hv = 256 shared memory holds 27 blocks, with 4 of copies, P and dP, of the 28 that there is room for.
-        """
-        slots = min(5, 2 * (d_hv // 64))
-        return cls(d_qk, d_hv, num_stages=2, num_v_slots=slots, num_copies=2, state_registers=208, **branches)
+    def of(cls, shape: DkdvShape, d_qk: int, d_hv: int, **branches: bool) -> DkdvConfig:
+        """Return the config of a shape, with the branches that are named."""
+        return cls(d_qk, d_hv, **vars(shape), **branches)
 
     @property
     def blocks_hv(self) -> int:
@@ -256,10 +248,9 @@ class TileGradientsConfig(KernelConfig):
 
     @classmethod
     @cache
-    def of(cls, num_heads: int, **branches: bool) -> TileGradientsConfig:
-        """Return the config for work items of `num_heads` heads, with the branches that are named."""
-        shared, stages = (4, 3) if num_heads == 1 else (2, 4)
-        return cls(num_heads, num_shared_stages=shared, num_stages=stages, num_slots=2, **branches)
+    def of(cls, shape: TileGradientsShape, **branches: bool) -> TileGradientsConfig:
+        """Return the config of a shape, with the branches that are named."""
+        return cls(**vars(shape), **branches)
 
 
 @dataclass(frozen=True, repr=False)
@@ -275,14 +266,20 @@ class PackedHeadsConfig(KernelConfig):
         load_initial_state, store_final_state: of each segment.
     """
 
-    num_heads: int = PACK
-    num_stages: int = 2
-    state_registers: int = 176
-    score_registers: int = 80
+    num_heads: int
+    num_stages: int
+    state_registers: int
+    score_registers: int
     one_segment: bool = False
     skip: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
+
+    @classmethod
+    @cache
+    def of(cls, shape: PackedHeadsShape, **branches: bool) -> PackedHeadsConfig:
+        """Return the config of a shape, with the branches that are named."""
+        return cls(**vars(shape), **branches)
 
     @property
     def num_pairs(self) -> int:
@@ -358,12 +355,12 @@ class SegmentStatesConfig(KernelConfig):
     @property
     def pieces_qk(self) -> int:
         """Programs that share the columns of a state."""
-        return cdiv(self.d_qk, 128)
+        return cdiv(self.d_qk, HEIGHT)
 
     @property
     def pieces(self) -> int:
         """Programs that share a state."""
-        return self.pieces_qk * cdiv(self.d_hv, 256)
+        return self.pieces_qk * cdiv(self.d_hv, WIDTH)
 
 
 @dataclass(frozen=True, repr=False)

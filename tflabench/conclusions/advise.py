@@ -16,10 +16,11 @@ from tflabench.conclusions.prediction import Kernel, Source, predict
 from tflabench.implementations import bundled, registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.mlstm import GATES
+from tflabench.kernels.plan.hopper import STATE_BYTES, StatePass
 from tflabench.problem import DeviceKind, InputError, Problem
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
-from tflabench.theory import cost, fused, fused_kernels
+from tflabench.theory import cost, fused
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.roofline import TimeBounds
 
@@ -182,12 +183,14 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
     if kernel.modelled and kernel.algorithm == "fused":
+        found = fused.launched(p, kernel.modelled.gate, size, kernel.modelled.gate_gradients, group)
         cut = fused.segments(p, size)
-        state = p.d_qk * p.d_hv * fused_kernels.STATE_BYTES
-        states = heads * cut * state if cut > 1 else 0
-        sums = steps * sum(found.sum_bytes for found in fused_kernels.kernels(p, kernel.modelled.gate_gradients, group))
-        if tilewise := fused_kernels.tilewise(p, kernel.modelled.gate_gradients, group):
-            sums += steps * tilewise[0].state_bytes(p.element_bytes)  # C of tiles; dC lies where dv goes
+        states = heads * cut * p.d_qk * p.d_hv * STATE_BYTES if cut > 1 else 0
+        sums = steps * sum(each.sum_bytes for each in found)
+        # C of tiles; dC lies where dv goes.
+        sums += steps * sum(
+            each.state_bytes(p.element_bytes) for each in found if isinstance(each, StatePass) and not each.reverse
+        )
         saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
     else:
         elements = cost.state_elements("exp" if is_exp else "sig", p.d_qk, p.d_hv)

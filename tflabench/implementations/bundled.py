@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tflabench.implementations.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
-from tflabench.kernels.hopper import shapes
+from tflabench.kernels.plan import hopper_shapes
 from tflabench.kernels.plan import tfla as tfla_plan
+from tflabench.kernels.plan.sizes import shared_memory
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
@@ -383,13 +384,13 @@ def refuse_hopper(problem: Problem, device: str) -> str | None:
     """Return why the fused kernels cannot run this, or None."""
     if reason := refuse_kernels("bfloat16 and float16", problem, device):
         return reason
-    return shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+    return hopper_shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     """Return the shared memory that the fused kernels always use: all that a program can have on sm_90."""
     del problem, capability
-    return shapes.SHARED_MEMORY
+    return shared_memory(hopper_shapes.ARCHITECTURE)
 
 
 def _reference(form: Formulation, gate: GateName) -> Implementation:

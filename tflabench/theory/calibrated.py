@@ -73,7 +73,7 @@ def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list
         raise InputError(f"dtype is {problem.dtype!r}: the calibrated model knows the kernels of bfloat16 and float16")
     group = kernel.group(problem)
     if kernel.algorithm == "fused":
-        return fused.launches(problem, kernel.gate, problem.chunk_size, kernel.gate_gradients, group)
+        return fused.launches(problem, kernel.gate, problem.chunk_size, kernel.gate_gradients, group, device)
     tiles = None if kernel.algorithm == "tfla" else tfla.UNPIPELINED
     state_bytes = STATE_BYTES[kernel.algorithm]
     return tfla.launches(
