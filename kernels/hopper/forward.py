@@ -26,8 +26,6 @@ from triton.experimental.gluon import language as gl
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.hopper_segments import Segments
-from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla.device import figures
@@ -321,17 +319,10 @@ def _empty_states(q: Tensor, v: Tensor, count: int) -> Tensor:
 def empty_saved(
     q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None
 ) -> tuple[Tensor, ...]:
-    """Return what `forward` saves, uninitialised, all float32.
-
-    log f of a stabilised gate, exponents of backward (x less log2 of the denominator, y, g), and with several segments
-    the state each starts from.
-    """
+    """Return what `forward` saves, uninitialised (`plans.saved`)."""
     del state_dtype, config
-    B, H, T, _ = v.shape
-    cut = Segments.of(T, chunk_size)
-    shapes = [*[(B, H, T)] * gate.stabilized, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles)]
-    states = [(B, H, cut.count, q.shape[-1], v.shape[-1])] if cut.count > 1 else []
-    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *states))
+    shapes = plans.saved(Sizes.of(q, v), chunk_size, stabilised=gate.stabilized)
+    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 def initial_matrices(state: State | None) -> Matrices:

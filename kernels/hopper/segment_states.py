@@ -564,7 +564,7 @@ def launch_segment_states(
         return Matrices(C, C.new_empty((B, H, *segments, d_qk)) if normalise else None)
 
     added = empty(parts.cut.count)
-    starts = empty(cut.count) if parts.per_segment > 1 or of.resumed else added
+    starts = empty(cut.count) if of.apart else added
     if of.resumed:
         for start, given in zip(starts, before, strict=True):
             if start is not None and given is not None:

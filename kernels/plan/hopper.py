@@ -215,6 +215,16 @@ class StatePass:
         """What it makes."""
         return f"{self.state} of {'tiles' if self.of_tiles else 'segments'}"
 
+    @property
+    def apart(self) -> bool:
+        """Tell whether what segments start from lies apart from what their parts add."""
+        return self.parts.per_segment > 1 or self.resumed
+
+    @property
+    def state_count(self) -> int:
+        """States of a row of batch and heads in memory: of parts, and of segments where these lie apart."""
+        return self.parts.cut.count + self.cut.count * self.apart
+
     @cached_property
     def items(self) -> int:
         """Work items, each with a program of its own."""
@@ -328,6 +338,15 @@ class Forward(NamedTuple):
     first: Walk | None
     h: Walk
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of states that are neither inputs nor `saved`."""
+        if self.state_pass is None:
+            return 0
+        sizes, saved = self.state_pass.sizes, 0 if self.h.kept else self.cut.count
+        elements = sizes.d_qk * sizes.d_hv + sizes.d_qk * self.h.normalise
+        return sizes.rows * elements * (self.state_pass.state_count - saved) * STATE_BYTES
+
 
 class Backward(NamedTuple):
     """What backward launches.
@@ -346,6 +365,15 @@ class Backward(NamedTuple):
     def by_tiles(self) -> bool:
         """Tell whether kernels are the states of tiles, C and dC, and all gradients of a tile."""
         return isinstance(self.kernels[-1], TileGradients)
+
+    def workspace_bytes(self, element_bytes: int) -> float:
+        """Return the bytes of states of segments and of tiles, and of row sums."""
+        sizes = self.kernels[0].sizes
+        states = sizes.d_qk * sizes.d_hv * STATE_BYTES * (self.state_pass.state_count if self.state_pass else 0)
+        a_step = sum(kernel.sum_bytes for kernel in self.kernels)
+        if self.by_tiles:
+            a_step += element_bytes * TILE  # of C; dC lies where dv goes
+        return sizes.rows * (states + sizes.steps * a_step)
 
 
 @lru_cache(4096)
@@ -422,6 +450,18 @@ def _state_pass(state: str, sizes: Sizes, cut: Segments, chip: int, *, end: bool
     split = parts_per_segment(cut, shape.programs(sizes) * (cut.count - (not end) - resumed), chip)
     parts = Parts.of(cut, split, reverse=state == "dC", end=end, resumed=resumed)
     return StatePass(state, sizes, cut, parts, resumed, end)
+
+
+def saved(sizes: Sizes, chunk_size: int, *, stabilised: bool) -> list[tuple[int, ...]]:
+    """Return the shapes of what forward leaves to backward, all float32. Sizes may be symbols.
+
+    log f of a stabilised gate, exponents of backward (x less log2 of the denominator, y, g), and with several segments
+    the state each starts from.
+    """
+    B, H, _, T, d_qk, d_hv = sizes
+    cut = Segments.of(T, chunk_size)
+    states = [(B, H, cut.count, d_qk, d_hv)] if cut.count > 1 else []
+    return [*[(B, H, T)] * stabilised, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles), *states]
 
 
 def default_chunk_size(sizes: Sizes, device: Device, *, normalise: bool, backward: bool) -> int:

@@ -11,6 +11,8 @@ from tflabench.kernels.cover import cdiv
 from .sizes import Sizes, shared_memory
 
 ARCHITECTURE = 90
+MAJORS = (9, 9)  # the lowest and the highest major compute capability that they are for
+DTYPES = ("bfloat16", "float16")
 TILE = 64  # steps in shared memory at a time
 WIDTH = 256  # columns of a state that a program holds
 HEIGHT = 128  # rows of a state that its two state partitions share
@@ -19,6 +21,11 @@ MOST_ADDED_UP = 64  # heads whose dq and dk a program adds up
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
 D_QK = (64, 128, 192, 256)
 D_HV = (64, 128, 256, 512)
+
+
+def refuses_dtype(dtype: str) -> str | None:
+    """Return why no walk takes a dtype, or None if one does."""
+    return None if dtype in DTYPES else f"takes bfloat16 and float16, not {dtype}"
 
 
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:

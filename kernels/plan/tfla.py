@@ -16,6 +16,8 @@ from .sizes import USUAL, Device, Sizes, shared_memory
 if TYPE_CHECKING:
     import torch
 
+MAJORS = (8, 12)  # the lowest and the highest major compute capability that they are for
+DTYPES = ("bfloat16", "float16", "float32")
 SMALL_BUFFERS = 2048  # bytes: barriers, and what sums over rows and columns pass between warps
 BESIDE_TILES = 1024  # bytes of shared memory that a second program on a multiprocessor needs besides its tiles
 ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
@@ -297,6 +299,11 @@ def planned(
     return Plan(sizes, size, element_bytes, config, device)
 
 
+def refuses_dtype(dtype: str) -> str | None:
+    """Return why no kernel takes a dtype, or None if they do."""
+    return None if dtype in DTYPES else f"takes bfloat16, float16 and float32, not {dtype}"
+
+
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> str | None:
     """Return why no tiling takes these sizes, or None if one does.
 
@@ -314,6 +321,17 @@ def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> 
     if chunk_size < 16 or chunk_size % 16:
         return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
     return None
+
+
+def default_chunk_size(sizes: Sizes, levels: int) -> int:
+    """Return the chunk size that measured best: states cost bytes, long chunks cost FLOPs. Steps may be a symbol."""
+    if levels == 1:
+        return 64
+    best = 128 if sizes.d_qk * sizes.d_hv <= 128 * 128 else 256
+    size = 16
+    while best > size and sizes.steps > size:  # comparisons: torch.compile then does so once for all long sequences
+        size *= 2
+    return size
 
 
 def fitting(chunk_size: int, T: int) -> int:

@@ -19,8 +19,9 @@ from tflabench.kernels import gates
 from tflabench.kernels.backends import Kernels
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import GradientSums, LogGates
+from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Sizes
-from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile, planned, refuses_sizes
+from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile, planned
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
@@ -31,8 +32,6 @@ from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
 from .states import Side, walk
 from .tiles import aligned, made_like
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def kernels(levels: int) -> Kernels:
@@ -53,15 +52,14 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
     del gate  # all of them
     if q.device.type == "cuda":
         architecture = device.architecture(q.device)
-        if architecture < 80:
+        if architecture < 10 * plans.MAJORS[0]:
             return f"needs compute capability 8.0 or later, not {architecture / 10}"
     elif not knobs.runtime.interpret:
         return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
     elif q.dtype == torch.bfloat16:
         return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
-    if q.dtype not in DTYPES:
-        return f"takes bfloat16, float16 and float32, not {q.dtype}"
-    if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size, levels):
+    dtype = str(q.dtype).removeprefix("torch.")
+    if reason := plans.refuses_dtype(dtype) or plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size, levels):
         return reason
     if config is not None and not isinstance(config, TileConfig):
         return f"takes a TileConfig as config, not a {type(config).__name__}"
@@ -69,15 +67,9 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True, levels: int = 2) -> int:
-    """Return the chunk size that measured best: states cost bytes, long chunks cost FLOPs."""
+    """Return the chunk size that measured best."""
     del gate, backward
-    if levels == 1:
-        return 64
-    best = 128 if q.shape[-1] * v.shape[-1] <= 128 * 128 else 256
-    size = 16
-    while best > size and q.shape[2] > size:  # comparisons: torch.compile then does so once for all long sequences
-        size *= 2
-    return size
+    return plans.default_chunk_size(Sizes.of(q, v), levels)
 
 
 def empty_saved(
