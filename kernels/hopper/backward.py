@@ -147,7 +147,8 @@ def _tile_by_tile(
     """Make gradients from states (64, 64) before and after every tile."""
     q, k, v, e, skip = inputs
     B, H, T = v.shape[:3]
-    of_C, of_dC, of_tiles = plan.kernels
+    assert plan.by_tiles
+    of_C, of_dC, of_tiles = plan.by_tiles
     heads = H // of_tiles.together
     dq, dk, dv = _output(q, heads), _output(k, heads), _output(v, H)
     C = q.new_empty((B, H, plan.cut.tiles * TILE, TILE))
@@ -171,7 +172,7 @@ def _in_walks(
     """Make gradients in walks: dq, then dk and dv, together or apart."""
     q, k, v, _, skip = inputs
     H = v.shape[1]
-    of_dq, *others = plan.kernels
+    of_dq, *others = plan.walks
     qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
     of_q = of_k = skip_dots = None
     if qdq and kdk:

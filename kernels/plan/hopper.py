@@ -348,23 +348,32 @@ class Forward(NamedTuple):
         return sizes.rows * elements * (self.state_pass.state_count - saved) * STATE_BYTES
 
 
+class ByTiles(NamedTuple):
+    """What makes gradients tile by tile: the states before and after each, then all gradients."""
+
+    C: StatePass
+    dC: StatePass
+    gradients: TileGradients
+
+
 class Backward(NamedTuple):
     """What backward launches.
 
     Attributes:
         cut: segments.
         state_pass: dC that these start from; None for one segment.
-        kernels: walks for dq, then for dk and dv together or apart; or what goes `by_tiles`.
+        walks: for dq, then for dk and dv together or apart; none where gradients are made `by_tiles`.
     """
 
     cut: Segments
     state_pass: StatePass | None
-    kernels: tuple[Walk, ...] | tuple[StatePass, StatePass, TileGradients]
+    walks: tuple[Walk, ...]
+    by_tiles: ByTiles | None = None
 
     @property
-    def by_tiles(self) -> bool:
-        """Tell whether kernels are the states of tiles, C and dC, and all gradients of a tile."""
-        return isinstance(self.kernels[-1], TileGradients)
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels that make gradients, in order."""
+        return self.by_tiles or self.walks
 
     def workspace_bytes(self, element_bytes: int) -> float:
         """Return the bytes of states of segments and of tiles, and of row sums."""
@@ -426,7 +435,7 @@ def backward(
         parts = Parts(cut, 1, range(cut.count))
         gradients = TileGradients(sizes, TileGradientsShape.of(heads_added_up(sizes, chip)), gate_gradients, chip)
         C, dC = (StatePass(state, sizes, cut, parts, of_tiles=True) for state in ("C", "dC"))
-        return Backward(cut, state_pass, (C, dC, gradients))
+        return Backward(cut, state_pass, (), ByTiles(C, dC, gradients))
 
     def walk(name: str, columns: int, rows: int, *, sums: bool = False, with_dv: bool = False) -> Walk:
         return Walk(name, sizes, columns, rows, cut, range(cut.count), chip, sums=sums, with_dv=with_dv)

@@ -171,12 +171,13 @@ def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architect
             (64, 32, _block(d_in, 128), 2, limit),
             (64, 32, _block(d_in, 64), 1, limit),
         ]
-    for rows, cols, inner, stages, most in options:
-        rows = min(rows, tile)
-        tiles = Tiles(rows, min(cols, rows), inner, outer, warps=8 if rows == 128 else 4, stages=stages)
-        if tiles.tile_bytes(size) <= most:
-            break
-    return tiles  # the last one fits up to head dimensions of 1024
+    tilings = [
+        (Tiles(min(rows, tile), min(cols, rows, tile), inner, outer, warps=8 if min(rows, tile) == 128 else 4,
+               stages=stages), most)
+        for rows, cols, inner, stages, most in options
+    ]  # fmt: skip
+    # The last one fits up to head dimensions of 1024.
+    return next((tiles for tiles, most in tilings if tiles.tile_bytes(size) <= most), tilings[-1][0])
 
 
 def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: int) -> StateTiles:
@@ -282,11 +283,15 @@ class Plan:
         sizes = self.sizes
         blocks = cdiv(sizes.d_qk if of_qk else sizes.d_hv, tiles.outer)
         programs = sizes.rows * cdiv(sizes.steps, tiles.rows) * blocks
-        members = 1
-        if of_qk and self.tma:  # without TMA addresses take the registers that a sum needs
-            divisors = (n for n in range(1, sizes.group + 1) if sizes.group % n == 0)
-            members = max((n for n in divisors if programs // n >= SUMMING_WAVES * self.programs), default=1)
+        sharing = sizes.group if of_qk and self.tma else 1  # without TMA addresses take the registers that a sum needs
+        members = heads_added_up(sharing, programs, SUMMING_WAVES * self.programs)
         return Outputs(tiles, blocks, members, programs // members)
+
+
+def heads_added_up(sharing: int, programs: int, enough: int) -> int:
+    """Return how many of `sharing` heads a program adds up: the largest divisor that leaves `enough` programs."""
+    divisors = [n for n in range(1, sharing + 1) if sharing % n == 0]
+    return max([n for n in divisors if programs // n >= enough], default=1)
 
 
 @lru_cache(4096)

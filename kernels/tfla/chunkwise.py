@@ -21,7 +21,7 @@ from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import GradientSums, LogGates
 from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Sizes
-from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile, planned
+from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
@@ -123,7 +123,7 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     inputs = Inputs(q, k, v, _weights(skip))
-    plan = planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
+    plan = plans.planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
     call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
     C, n = _matrices(initial)
     states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
@@ -166,7 +166,7 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     """
     given = (q, k, v, f, i)
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    plan = planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
+    plan = plans.planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
     call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
