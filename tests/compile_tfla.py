@@ -24,9 +24,9 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tflabench.kernels.hopper.exponents import exponents
-from tflabench.kernels.state import State
 from tflabench.kernels.plan.sizes import Device
 from tflabench.kernels.plan.tfla import TileConfig
+from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise, device, epilogue, prologue
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tflabench.kernels.plan import hopper as hopper_plan
 from tflabench.kernels.plan import tfla as tfla_plan
+from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
 from tflabench.kernels.plan.sizes import Device, Sizes
 
 AMPERE, HOPPER, BLACKWELL = Device(80, 108), Device(90, 132), Device(100, 148)
@@ -92,3 +94,95 @@ def test_the_papers_kernels_are_launched_as_planned(sizes, chunk_size, dtype, de
         sizes.rows * walk.blocks * walk.segments for walk in passes
     ]
     assert len(of_kernel["join_segments"]) == sum(walk.segments > 1 for walk in walks)
+
+
+# --- The fused kernels
+
+KERNELS = {"h": "walk_forward", "dv": "walk_backward_dv", "dk, dv": "pair", "dq, dk, dv": "gradients"}
+
+
+def name_of(planned: Kernel) -> str:
+    if isinstance(planned, StatePass):
+        return "accumulate"
+    if planned.name in ("dq", "dk"):
+        assert isinstance(planned, Walk)
+        return "walk_backward_dqk" + "_with_sums" * planned.sums
+    if isinstance(planned, Walk) and planned.together > 1:
+        return "walk_heads"
+    return KERNELS[planned.name] + "_normalised" * (isinstance(planned, Walk) and planned.normalise)
+
+
+@pytest.mark.parametrize("device", [HOPPER, Device(90, 114), Device(90, 3)], ids=lambda device: device.multiprocessors)
+@pytest.mark.parametrize("gate", ["sig", "exp"])
+@pytest.mark.parametrize(
+    ("sizes", "chunk_size"),
+    [
+        (Sizes(16, 16, 1, 4096, 128, 256), 4096),  # dk and dv in one walk
+        (Sizes(1, 16, 1, 65536, 128, 256), 8192),  # forward cuts otherwise, and h of the first is beside the state pass
+        (Sizes(1, 2, 1, 8192, 256, 512), 1024),  # half the rows a program, parts of segments, two launches of dq
+        (Sizes(2, 64, 64, 4096, 64, 64), 1024),  # tile by tile, heads that share a program
+        (Sizes(1, 3, 1, 1000, 192, 64), 320),
+    ],
+    ids=str,
+)
+def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, device, monkeypatch):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton.experimental.gluon")
+    from tflabench.kernels import gates
+    from tflabench.kernels.hopper import (
+        backward,
+        backward_dkdv,
+        backward_dqk,
+        backward_dv,
+        crossings,
+        forward,
+        packed_heads,
+        segment_states,
+        tile_gradients,
+    )
+    from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
+
+    kernels = (forward, packed_heads, segment_states, backward_dqk, backward_dkdv, backward_dv, tile_gradients)
+    others = Launched(monkeypatch, gates, crossings)
+    launched = Launched(monkeypatch, *kernels)
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "figures", lambda _: device)
+    B, H, group, T, d_qk, d_hv = sizes
+
+    def empty(*shape: int) -> Any:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    q, k, v = empty(B, H // group, T, d_qk), empty(B, H // group, T, d_qk), empty(B, H, T, d_hv)
+    f, i = empty(B, H, T), empty(B, H, T)
+    options: dict[str, Any] = {
+        "gate": MLSTM_EXP if gate == "exp" else MLSTM_SIG,
+        "scale": 1.0,
+        "chunk_size": chunk_size,
+    }
+    h, _, saved = forward.forward(q, k, v, f, i, None, return_last_state=False, cut_freely=True, **options)
+    backward.backward(h, None, q, k, v, f, i, None, saved, **options)
+    assert others.launches
+
+    of_forward = hopper_plan.forward(sizes, device, chunk_size, normalise=gate == "exp", cut_freely=True)
+    of_backward = hopper_plan.backward(sizes, device, chunk_size, gate_gradients=True)
+    planned: list[Kernel] = [
+        each for each in (of_forward.state_pass, of_forward.first, of_forward.h, of_backward.state_pass) if each
+    ]
+    for kernel in of_backward.kernels:
+        planned += [kernel] * (kernel.launches if isinstance(kernel, Walk) else 1)
+    of_states = [launch for launch in launched.launches if launch[0] == "carry"]
+    found = [launch for launch in launched.launches if launch[0] != "carry"]
+    for (name, programs, options), each in zip(found, planned, strict=True):
+        assert (name, programs) == (name_of(each), each.items if isinstance(each, StatePass) else each.programs)
+        config = options["config"]
+        assert {key: getattr(config, key) for key in vars(each.shape)} == vars(each.shape)
+        if isinstance(each, Walk):
+            assert getattr(config, "pieces", 1) == each.pieces
+        if isinstance(each, TileGradients):
+            assert config.num_heads == each.together
+    passes = [each for each in (of_forward.state_pass, of_backward.state_pass) if each]
+    carried = [(each, 1 + (gate == "exp" and not each.reverse)) for each in passes]  # C and n
+    assert [programs for _, programs, _ in of_states] == [
+        each.carry(elements)[1] for each, count in carried for elements in (d_qk * d_hv, d_qk)[:count]
+    ]
+    assert [tuple(x.shape) for x in saved] == hopper_plan.saved(sizes, chunk_size, stabilised=gate == "exp")
