@@ -402,7 +402,7 @@ def test_the_choice_is_what_runs(monkeypatch):
         (
             {"implementation": "hopper"},
             ValueError,
-            "hopper needs a GPU of compute capability 9.0 (H100, H200), not cpu",
+            "hopper needs a GPU of compute capability 9.0, not cpu",
         ),
     ],
 )
