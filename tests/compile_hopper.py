@@ -176,7 +176,9 @@ def kept_constants(*, heads: int, heads_per_qk: int, **branches: bool) -> dict[s
     """Of a state pass that writes the state before every tile."""
     shape = StatePassShape.of(64, 64, heads=heads, heads_per_qk=heads_per_qk)
     shared = heads_per_qk > 1
-    return {"config": SegmentStatesConfig.of(shape, 64, 64, shared_heads=shared, keep_states=True, **branches)}
+    return {
+        "config": SegmentStatesConfig.of(shape, d_qk=64, d_hv=64, shared_heads=shared, keep_states=True, **branches)
+    }
 
 
 def gradients_constants(num_heads: int, *, row_sums: bool = True, skip: bool = False) -> dict[str, Any]:
@@ -241,7 +243,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     for reverse in (False, True):
         shape = StatePassShape.of(d_qk, d_hv, heads=PACK, heads_per_qk=1)
         config = SegmentStatesConfig.of(
-            shape, d_qk, d_hv, reverse=reverse, normalise=not reverse, store_final_state=True
+            shape, d_qk=d_qk, d_hv=d_hv, reverse=reverse, normalise=not reverse, store_final_state=True
         )
         found["dC" if reverse else "C, n"] = (segment_states.accumulate, {"config": config}, 168)
     if (d_qk, d_hv) == (64, 64):
@@ -253,7 +255,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         shape = StatePassShape.of(d_qk, d_hv, heads=PACK, heads_per_qk=PACK)
         for name, reverse in (("C", False), ("dC", True)):
             config = SegmentStatesConfig.of(
-                shape, d_qk, d_hv, reverse=reverse, shared_heads=True, store_final_state=True
+                shape, d_qk=d_qk, d_hv=d_hv, reverse=reverse, shared_heads=True, store_final_state=True
             )
             found[f"{name} of heads together"] = (segment_states.accumulate, {"config": config}, 168)
         ends: dict[str, Any] = {"reverse": True, "load_initial_state": True, "store_final_state": True}

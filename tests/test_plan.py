@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,3 +188,11 @@ def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, devi
         each.carry(elements)[1] for each, count in carried for elements in (d_qk * d_hv, d_qk)[:count]
     ]
     assert [tuple(x.shape) for x in saved] == hopper_plan.saved(sizes, chunk_size, stabilised=gate == "exp")
+
+
+def test_no_kernel_knows_a_gpu_by_its_name():
+    """What is chosen follows from figures of a device."""
+    names = re.compile(r"\b(V100|A100|L40S?|H100|H200|G?H200|G?B200|RTX ?\d+)\b")
+    files = list((Path(__file__).parents[1] / "kernels").rglob("*.py"))
+    assert len(files) > 30
+    assert [file for file in files if names.search(file.read_text())] == []

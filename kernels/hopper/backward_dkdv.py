@@ -737,7 +737,7 @@ def launch_dkdv(
     q, k, v, exponents, skip = inputs
     _, heads, group, steps, d_qk, d_hv = walk.sizes
     config = DkdvConfig.of(
-        walk.shape, d_qk, d_hv, row_sums=row_sums is not None, skip=skip is not None, shared_heads=group > 1,
+        walk.shape, d_qk=d_qk, d_hv=d_hv, row_sums=row_sums is not None, skip=skip is not None, shared_heads=group > 1,
         load_initial_state=initial is not None, store_final_state=final is not None,
     )  # fmt: skip
     unused = exponents.g  # in place of None, and not read

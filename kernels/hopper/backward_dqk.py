@@ -449,7 +449,7 @@ def _launch(
     query, key, value, primal, out = map(descriptor, roles)
     for launch in range(walk.launches):
         config = WalkConfig.of(
-            walk.shape, sizes.d_qk, sizes.d_hv,
+            walk.shape, d_qk=sizes.d_qk, d_hv=sizes.d_hv,
             bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
             row_sums=sums is not None, first_column=launch * WIDTH, shared_heads=sizes.group > 1,
             store_diagonal=diagonal is not None, load_initial_state=states.initial is not None,

@@ -51,7 +51,7 @@ def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Te
     """
     q, k, _, exponents, skip = inputs
     config = WalkConfig.of(
-        walk.shape, q.shape[-1], dv.shape[-1],
+        walk.shape, d_qk=q.shape[-1], d_hv=dv.shape[-1],
         bfloat16=q.dtype == torch.bfloat16, reverse=True, shared_heads=walk.sizes.group > 1, skip=skip is not None,
         load_initial_state=initial is not None, independent=True,
     )  # fmt: skip

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tflabench.kernels.backends import Kernels
 from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.hopper_shapes import ARCHITECTURE, refuses_dtype, refuses_sizes
-from tflabench.kernels.plan.sizes import Sizes
+from tflabench.kernels.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
+from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
 from tflabench.kernels.tfla import device
 from tflabench.kernels.types import Gate
 
@@ -35,7 +35,7 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
     del gate  # all of them
     if q.device.type != "cuda" or device.architecture(q.device) != ARCHITECTURE:
         return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {_name(q.device)}"
-    if reason := refuses_dtype(str(q.dtype).removeprefix("torch.")):
+    if reason := refuses_dtype(str(q.dtype).removeprefix("torch."), DTYPES):
         return reason
     if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
         return reason

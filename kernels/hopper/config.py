@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from tflabench.kernels.cover import cdiv
-from tflabench.kernels.plan.hopper_shapes import (
-    HEIGHT,
-    WIDTH,
-    DkdvShape,
-    PackedHeadsShape,
-    StatePassShape,
-    TileGradientsShape,
-    WalkShape,
-)
+from tflabench.kernels.plan.hopper_shapes import HEIGHT, WIDTH, WalkShape
 
 from . import state, tiles
 from .workarounds import HOISTS
@@ -27,6 +19,12 @@ _score_operands: Any = cast("Any", tiles).score_operands
 
 class KernelConfig:
     """Make a frozen dataclass a constexpr argument: Triton's cache knows a kernel by its text."""
+
+    @classmethod
+    @cache
+    def of(cls, shape: Any, **others: Any) -> Self:
+        """Return the config with the fields of a planned shape, and these others."""
+        return cls(**vars(shape), **others)
 
     def __repr__(self) -> str:
         """Return fields and properties, so that a kernel is compiled anew where what is derived changes."""
@@ -83,21 +81,16 @@ class WalkConfig(KernelConfig):
 
     @classmethod
     @cache
-    def of(cls, shape: WalkShape, d_qk: int, d_hv: int, *, bfloat16: bool, **branches: Any) -> WalkConfig:
-        """Return the config of a shape, with the branches that are named.
+    def of(cls, shape: WalkShape, *, bfloat16: bool, **others: Any) -> Self:
+        """Return the config with the fields of a planned shape, and these others.
 
         Decay of h and dv is deferred at d_qk = 256, where there is most to multiply: not in float16, which has no range
         for what stays pending, and on Triton 3.7 and later not with a normaliser (ptxas C7512). Row sums of dq and dk
         need the weights that the other walk rounds by, and products of dq would be serialised.
         """
-        deferred = shape.blocks_key == 4 and bfloat16 and branches.get("transposed", True)
-        return cls(
-            d_qk,
-            d_hv,
-            **vars(shape),
-            defer_decay=deferred and not (branches.get("normalise") and HOISTS),
-            **branches,
-        )
+        deferred = shape.blocks_key == 4 and bfloat16 and others.get("transposed", True)
+        deferred = deferred and not (others.get("normalise") and HOISTS)
+        return cls(**vars(shape), defer_decay=deferred, **others)
 
     @property
     def num_rows(self) -> int:
@@ -197,12 +190,6 @@ class DkdvConfig(KernelConfig):
     load_initial_state: bool = False
     store_final_state: bool = False
 
-    @classmethod
-    @cache
-    def of(cls, shape: DkdvShape, d_qk: int, d_hv: int, **branches: bool) -> DkdvConfig:
-        """Return the config of a shape, with the branches that are named."""
-        return cls(d_qk, d_hv, **vars(shape), **branches)
-
     @property
     def blocks_hv(self) -> int:
         """Blocks of 64 columns of V, dH and dC."""
@@ -246,12 +233,6 @@ class TileGradientsConfig(KernelConfig):
     skip: bool = False
     shared_heads: bool = False
 
-    @classmethod
-    @cache
-    def of(cls, shape: TileGradientsShape, **branches: bool) -> TileGradientsConfig:
-        """Return the config of a shape, with the branches that are named."""
-        return cls(**vars(shape), **branches)
-
 
 @dataclass(frozen=True, repr=False)
 class PackedHeadsConfig(KernelConfig):
@@ -274,12 +255,6 @@ class PackedHeadsConfig(KernelConfig):
     skip: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
-
-    @classmethod
-    @cache
-    def of(cls, shape: PackedHeadsShape, **branches: bool) -> PackedHeadsConfig:
-        """Return the config of a shape, with the branches that are named."""
-        return cls(**vars(shape), **branches)
 
     @property
     def num_pairs(self) -> int:
@@ -330,12 +305,6 @@ class SegmentStatesConfig(KernelConfig):
     keep_states: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
-
-    @classmethod
-    @cache
-    def of(cls, shape: StatePassShape, d_qk: int, d_hv: int, **branches: bool) -> SegmentStatesConfig:
-        """Return the config of a shape, with the branches that are named."""
-        return cls(d_qk, d_hv, **vars(shape), **branches)
 
     @property
     def divide_rows(self) -> bool:

@@ -208,7 +208,7 @@ def launch_walk(
     """
     q, k, v, gates, skip = inputs
     config = WalkConfig.of(
-        walk.shape, q.shape[-1], v.shape[-1],
+        walk.shape, d_qk=q.shape[-1], d_hv=v.shape[-1],
         bfloat16=q.dtype == torch.bfloat16, shared_heads=walk.sizes.group > 1, normalise=norm is not None,
         skip=skip is not None, load_initial_state=states.initial is not None,
         store_final_state=states.final is not None, keep_states=states.kept is not None, independent=independent,

@@ -599,7 +599,7 @@ def launch_accumulate(
     _, heads, group, steps, d_qk, d_hv = of.sizes
     cut, _, added = of.parts
     config = SegmentStatesConfig.of(
-        of.shape, d_qk, d_hv, reverse=of.reverse, shared_heads=group > 1, normalise=n is not None,
+        of.shape, d_qk=d_qk, d_hv=d_hv, reverse=of.reverse, shared_heads=group > 1, normalise=n is not None,
         keep_states=kept is not None, load_initial_state=states.initial is not None,
         store_final_state=states.final is not None,
     )  # fmt: skip

@@ -23,11 +23,6 @@ D_QK = (64, 128, 192, 256)
 D_HV = (64, 128, 256, 512)
 
 
-def refuses_dtype(dtype: str) -> str | None:
-    """Return why no walk takes a dtype, or None if one does."""
-    return None if dtype in DTYPES else f"takes bfloat16 and float16, not {dtype}"
-
-
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:
     """Return why no walk takes these sizes, or None if one does; a chunk_size of None is left to the kernels."""
     for name, d, known in (("d_qk", d_qk, D_QK), ("d_hv", d_hv, D_HV)):

@@ -58,6 +58,11 @@ class Device(NamedTuple):
 USUAL = Device(architecture=90, multiprocessors=132)  # what heuristics were measured on, and stands for no GPU
 
 
+def refuses_dtype(dtype: str, known: tuple[str, ...]) -> str | None:
+    """Return why a dtype is none of those that are known, or None if it is one."""
+    return None if dtype in known else f"takes {', '.join(known[:-1])} and {known[-1]}, not {dtype}"
+
+
 def shared_memory(architecture: int) -> int:
     """Return the bytes of shared memory that a program can have."""
     return SHARED_MEMORY.get(architecture, SMALLEST_SHARED_MEMORY)

@@ -304,11 +304,6 @@ def planned(
     return Plan(sizes, size, element_bytes, config, device)
 
 
-def refuses_dtype(dtype: str) -> str | None:
-    """Return why no kernel takes a dtype, or None if they do."""
-    return None if dtype in DTYPES else f"takes bfloat16, float16 and float32, not {dtype}"
-
-
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> str | None:
     """Return why no tiling takes these sizes, or None if one does.
 

@@ -20,7 +20,7 @@ from tflabench.kernels.backends import Kernels
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import GradientSums, LogGates
 from tflabench.kernels.plan import tfla as plans
-from tflabench.kernels.plan.sizes import Sizes
+from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
 from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
@@ -59,7 +59,9 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
     elif q.dtype == torch.bfloat16:
         return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
     dtype = str(q.dtype).removeprefix("torch.")
-    if reason := plans.refuses_dtype(dtype) or plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size, levels):
+    if reason := refuses_dtype(dtype, plans.DTYPES) or plans.refuses_sizes(
+        q.shape[-1], v.shape[-1], chunk_size, levels
+    ):
         return reason
     if config is not None and not isinstance(config, TileConfig):
         return f"takes a TileConfig as config, not a {type(config).__name__}"
@@ -93,21 +95,10 @@ def empty_saved(
 
 
 def forward(  # noqa: PLR0913  as `backends.Kernels` has it
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    initial: State | None,
-    *,
-    gate: Gate,
-    scale: float,
-    chunk_size: int,
-    state_dtype: torch.dtype = torch.float32,
-    config: TileConfig | None = None,
-    skip: Tensor | None = None,
-    return_last_state: bool = True,
-) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
+    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32,
+    config: TileConfig | None = None, skip: Tensor | None = None, return_last_state: bool = True,
+) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
     """Return H, the last state or None, and what `backward` needs and does not get as inputs.
 
     Args:
@@ -137,24 +128,11 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
 
 
 def backward(  # noqa: PLR0913  as `backends.Kernels` has it
-    dh: Tensor,
-    d_last: State | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    initial: State | None,
-    saved: tuple[Tensor, ...],
-    *,
-    gate: Gate,
-    scale: float,
-    chunk_size: int,
-    state_dtype: torch.dtype = torch.float32,
-    config: TileConfig | None = None,
-    skip: Tensor | None = None,
-    gate_gradients: bool = True,
-) -> tuple[Tensor | None, ...]:
+    dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
+    initial: State | None, saved: tuple[Tensor, ...], *,
+    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32,
+    config: TileConfig | None = None, skip: Tensor | None = None, gate_gradients: bool = True,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), and dskip if there is a skip.
 
     Those of an absent gate or initial state are None.

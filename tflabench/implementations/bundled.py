@@ -16,7 +16,7 @@ from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, Gate
 from tflabench.implementations.packages import installed
 from tflabench.kernels.plan import hopper_shapes
 from tflabench.kernels.plan import tfla as tfla_plan
-from tflabench.kernels.plan.sizes import USUAL, shared_memory
+from tflabench.kernels.plan.sizes import USUAL, refuses_dtype, shared_memory
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
@@ -364,7 +364,7 @@ def refuse_kernels(problem: Problem, device: str) -> str | None:
 
 def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
     """Return why the Triton kernels cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or tfla_plan.refuses_dtype(problem.dtype):
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tfla_plan.DTYPES):
         return reason
     levels = 1 if one_level else 2
     return tfla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
@@ -380,7 +380,7 @@ def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
 
 def refuse_hopper(problem: Problem, device: str) -> str | None:
     """Return why the fused kernels cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or hopper_shapes.refuses_dtype(problem.dtype):
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, hopper_shapes.DTYPES):
         return reason
     return hopper_shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 

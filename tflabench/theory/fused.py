@@ -71,12 +71,7 @@ Planned = tuple[plans.Forward, plans.Backward | None]
 
 
 def planned(
-    problem: Problem,
-    gate: Gate,
-    chunk_size: int,
-    gate_gradients: bool = True,
-    group: int = 1,
-    device: Device = USUAL,
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
 ) -> Planned:
     """Return what forward and backward of a call launch; of the last state nobody asks.
 
@@ -93,12 +88,7 @@ def planned(
 
 
 def launched(
-    problem: Problem,
-    gate: Gate,
-    chunk_size: int,
-    gate_gradients: bool = True,
-    group: int = 1,
-    device: Device = USUAL,
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
 ) -> tuple[Kernel, ...]:
     """Return the kernels of `planned`: h, of all segments but a concurrent first one, and those of backward."""
     return _kernels(planned(problem, gate, chunk_size, gate_gradients, group, device))
@@ -160,12 +150,7 @@ def cost(
 
 
 def launches(
-    problem: Problem,
-    gate: Gate,
-    chunk_size: int,
-    gate_gradients: bool = True,
-    group: int = 1,
-    device: Device = USUAL,
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
 ) -> list[Launch]:
     """Return the kernels of one call, as the calibrated model takes them; a walk of several launches several times."""
     _check(problem)
