@@ -7,7 +7,7 @@ forward, Q, dH backward) computes the state that each starts from, in parts of a
 programs. L = T is best where batch * heads fill the chip, and elsewhere the L of as many segments as fill it
 (`best_chunk_size`); h alone, without a normaliser, needs half as many, for two programs can share a state. What does
 not fill a segment is the first one. Where that is half as long or less, and there is room on the chip, h of it is made
-during the state pass, which then has one segment less to go over (`Cut.concurrent`).
+during the state pass, which then has one segment less to go over (`Forward.first`).
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
 state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
@@ -15,10 +15,10 @@ dk and dv are one where a program can hold the whole of dC. h of heads that shar
 computed for four heads in a program, which reads q and k once for them.
 
 Backward of states of 64 x 64 is no walk, but for single heads without row sums: two state passes (`StatePass`) write C
-before and dC after every tile in 16 bits, then one kernel (`Gradients`) makes dq, dk, dv and row sums of a tile from
-the two, for up to 64 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of it
-waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once then.
-PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
+before and dC after every tile in 16 bits, then one kernel (`TileGradients`) makes dq, dk, dv and row sums of a tile
+from the two, for up to 64 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of
+it waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once
+then. PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slower of memory and matrix products, these over whole waves of
 programs. In us, mLSTMsig, with what an H200 took (walks; all: two others) and what the calibrated model makes of it,
