@@ -73,7 +73,7 @@ class Walk:
 
     @cached_property
     def shape(self) -> WalkShape | DkdvShape | PackedHeadsShape:
-        """How a program is divided."""
+        """The division of a program."""
         if self.with_dv:
             return DkdvShape.of(self.columns)
         if self.together > 1:
@@ -128,7 +128,7 @@ class Walk:
 
     @property
     def block_rows(self) -> int:
-        """Rows of a state in one program, as far as there are so many."""
+        """Rows of a state in one program, at most."""
         if self.together > 1:
             return self.rows
         return HEIGHT * (self.shape.blocks_value if isinstance(self.shape, WalkShape) else 1)
@@ -201,7 +201,7 @@ class StatePass:
 
     @cached_property
     def shape(self) -> StatePassShape:
-        """How a program is divided."""
+        """The division of a program."""
         sizes = self.sizes
         return StatePassShape.of(sizes.d_qk, sizes.d_hv, heads=sizes.heads, heads_per_qk=sizes.group)
 
@@ -212,7 +212,7 @@ class StatePass:
 
     @property
     def name(self) -> str:
-        """What it makes."""
+        """The states that it makes."""
         return f"{self.state} of {'tiles' if self.of_tiles else 'segments'}"
 
     @property
@@ -324,7 +324,7 @@ Kernel = Walk | StatePass | TileGradients
 
 
 class Forward(NamedTuple):
-    """What forward launches.
+    """Name the launches of forward.
 
     Attributes:
         cut: segments of h.
@@ -349,7 +349,7 @@ class Forward(NamedTuple):
 
 
 class ByTiles(NamedTuple):
-    """What makes gradients tile by tile: the states before and after each, then all gradients."""
+    """Name the launches that make gradients tile by tile: the states before and after each, then all gradients."""
 
     C: StatePass
     dC: StatePass
@@ -357,7 +357,7 @@ class ByTiles(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What backward launches.
+    """Name the launches of backward.
 
     Attributes:
         cut: segments.

@@ -48,7 +48,7 @@ class States(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """What launchers of kernels are told of a call besides its tensors.
+    """Tell launchers of kernels of a call, but for its tensors.
 
     Attributes:
         plan: what is launched.

@@ -112,7 +112,7 @@ class _Call:
 
     @cached_property
     def plan(self) -> Plan:
-        """What the bundled kernels launch."""
+        """The plan of the bundled kernels."""
         p = self.problem
         return planned(sizes(p, self.group), self.chunk_size, p.element_bytes, self.device)
 
