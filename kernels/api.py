@@ -36,9 +36,9 @@ from .checks import (
     heads_of,
 )
 from .epilogue import skip_and_gate
+from .plan.tfla import TileConfig
 from .prologue import add_bias
 from .state import State, zero_state
-from .tfla.config import TileConfig
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, ChunkSize, Gate, Implementation, Layout
 
 

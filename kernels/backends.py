@@ -15,11 +15,11 @@ from torch import Tensor
 
 from .checks import check_chunk_size, check_is_gate, check_name, check_sequence
 from .operators import HAS_TRITON, constant_to_compilers
+from .plan.tfla import DTYPES, TileConfig
 from .state import State
-from .tfla.config import TileConfig
 from .types import ChunkSize, Gate, Implementation, Layout
 
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KERNEL_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPES)
 REFERENCE_CHUNK_SIZE = 64
 RARE_STATES = 512  # "auto" takes the fused kernels from this chunk size on: their states are float32, and larger
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from .backends import Kernels, kernels_of, resolve
 from .epilogue import skip_and_gate, skip_gradients
 from .operators import FIRST_ORDER, Gradients, constant_to_compilers, define
+from .plan.tfla import TileConfig
 from .reference import shared, sum_shared
 from .state import State
-from .tfla.config import TileConfig
 from .types import ForgetGate, Gate, InputGate
 
 GateFields = tuple[ForgetGate, InputGate, bool]  # forget, input, normalize

@@ -36,7 +36,7 @@ from tflabench.kernels.launching import enqueue
 from .types import Gate
 
 BLOCK = 1024  # steps of one program
-BLOCK_BEFORE = 512  # of one that makes log gates; with 2 warps for a scan over pairs, what measured best on the H200
+BLOCK_BEFORE = 512  # of one that makes log gates; with 2 warps for a scan over pairs, what measured best on sm_90
 CUT = tl.constexpr(-104.0)  # exp of anything less is 0 in float32: a forget gate below it separates two documents
 # A gradient through less than exp(-16) is lost in the rounding of its summands: it is 0.
 FORGOTTEN = tl.constexpr(-16.0)

@@ -29,7 +29,6 @@ from tflabench.kernels.hopper import (
     segment_states,
     tile_gradients,
 )  # fmt: skip
-from tflabench.kernels.hopper.backward_dkdv import takes_dkdv
 from tflabench.kernels.hopper.config import (
     DkdvConfig,
     PackedHeadsConfig,
@@ -46,11 +45,18 @@ from tflabench.kernels.hopper.launch import (
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts
-from tflabench.kernels.hopper.shapes import StatePassShape, WalkShape
 from tflabench.kernels.hopper.state import States
-from tflabench.kernels.hopper.tile_gradients import MOST_ADDED_UP
 from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
+from tflabench.kernels.plan.hopper_shapes import (
+    MOST_ADDED_UP,
+    DkdvShape,
+    PackedHeadsShape,
+    StatePassShape,
+    TileGradientsShape,
+    WalkShape,
+    takes_dkdv,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assembled import assembled
@@ -158,24 +164,26 @@ def dqk_constants(
 
 def dkdv_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
     """Of the walk for dk and dv, as `DkdvConfig.of` takes them."""
-    return {"d_qk": d_qk, "d_hv": d_hv, **branches}
+    return {"shape": DkdvShape.of(d_hv), "d_qk": d_qk, "d_hv": d_hv, **branches}
 
 
 def packed_constants(**branches: bool) -> dict[str, Any]:
     """Of h of several heads a program."""
-    return {"config": PackedHeadsConfig(**branches)}
+    return {"config": PackedHeadsConfig.of(PackedHeadsShape(), **branches)}
 
 
 def kept_constants(*, heads: int, heads_per_qk: int, **branches: bool) -> dict[str, Any]:
     """Of a state pass that writes the state before every tile."""
     shape = StatePassShape.of(64, 64, heads=heads, heads_per_qk=heads_per_qk)
     shared = heads_per_qk > 1
-    return {"config": SegmentStatesConfig.of(shape, 64, 64, shared_heads=shared, keep_states=True, **branches)}
+    return {
+        "config": SegmentStatesConfig.of(shape, d_qk=64, d_hv=64, shared_heads=shared, keep_states=True, **branches)
+    }
 
 
 def gradients_constants(num_heads: int, *, row_sums: bool = True, skip: bool = False) -> dict[str, Any]:
     """Of dq, dk and dv tile by tile, as `TileGradientsConfig.of` takes them."""
-    return {"num_heads": num_heads, "row_sums": row_sums, "skip": skip, "shared_heads": True}
+    return {"shape": TileGradientsShape.of(num_heads), "row_sums": row_sums, "skip": skip, "shared_heads": True}
 
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
@@ -235,7 +243,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     for reverse in (False, True):
         shape = StatePassShape.of(d_qk, d_hv, heads=PACK, heads_per_qk=1)
         config = SegmentStatesConfig.of(
-            shape, d_qk, d_hv, reverse=reverse, normalise=not reverse, store_final_state=True
+            shape, d_qk=d_qk, d_hv=d_hv, reverse=reverse, normalise=not reverse, store_final_state=True
         )
         found["dC" if reverse else "C, n"] = (segment_states.accumulate, {"config": config}, 168)
     if (d_qk, d_hv) == (64, 64):
@@ -247,7 +255,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         shape = StatePassShape.of(d_qk, d_hv, heads=PACK, heads_per_qk=PACK)
         for name, reverse in (("C", False), ("dC", True)):
             config = SegmentStatesConfig.of(
-                shape, d_qk, d_hv, reverse=reverse, shared_heads=True, store_final_state=True
+                shape, d_qk=d_qk, d_hv=d_hv, reverse=reverse, shared_heads=True, store_final_state=True
             )
             found[f"{name} of heads together"] = (segment_states.accumulate, {"config": config}, 168)
         ends: dict[str, Any] = {"reverse": True, "load_initial_state": True, "store_final_state": True}

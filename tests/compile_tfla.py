@@ -24,8 +24,10 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tflabench.kernels.hopper.exponents import exponents
+from tflabench.kernels.plan.sizes import Device
+from tflabench.kernels.plan.tfla import TileConfig
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla import chunkwise, config, device, epilogue, prologue
+from tflabench.kernels.tfla import chunkwise, device, epilogue, prologue
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -51,14 +53,14 @@ Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: int) -> list[Launch]:
     """Every launch of forward and backward, with an initial state and a gradient of the last."""
     caught: list[Launch] = []
-    run, architecture = JITFunction.run, device.architecture
+    run, figures = JITFunction.run, device.figures
 
     def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         caught.append((kernel, args, named))
 
     JITFunction.run = catch  # type: ignore[method-assign]
     triton.runtime.driver.set_active(SimpleNamespace(get_current_device=lambda: 0))  # type: ignore[arg-type]
-    device.architecture = lambda _: sm
+    device.figures = lambda _: Device(sm, 132)
     try:
         B, H, T = 2, 64 if gate == SHARED else 16, 4096
 
@@ -82,7 +84,7 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
             epilogue.backward(h, None, v, skip, None)
             prologue.backward(prologue.forward(inputs[4], of_heads), inputs[4], of_heads)
     finally:
-        JITFunction.run, device.architecture = run, architecture  # type: ignore[method-assign]
+        JITFunction.run, device.figures = run, figures  # type: ignore[method-assign]
     return caught
 
 
@@ -140,7 +142,7 @@ def compiled_case(sm: int, *case: Any) -> list[dict[str, Any]]:
     """Every distinct kernel of a case, with the shared memory that the tiling says a program of the case needs."""
     rows: dict[str, dict[str, Any]] = {}
     d_qk, d_hv, L, _, dtype = case
-    needed = config.TileConfig.for_shape(d_qk, d_hv, dtype, L, sm).shared_bytes(dtype.itemsize, sm)
+    needed = TileConfig.for_shape(d_qk, d_hv, dtype, L, sm).shared_bytes(dtype.itemsize, sm)
     for launch in launches(*case, sm=sm):
         code, options = source(launch)
         key = hashlib.sha256(f"{code.hash()}{sorted(options.items())}".encode()).hexdigest()

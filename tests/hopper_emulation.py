@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,16 @@ pytest.importorskip("triton.experimental.gluon")
 
 from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import forward as hopper_forward
-from tflabench.kernels.hopper import tile_gradients as hopper_tile_gradients
 from tflabench.kernels.hopper.backward_dqk import RowSumTensors
 from tflabench.kernels.hopper.exponents import TILE
 from tflabench.kernels.hopper.launch import Inputs
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
-from tflabench.kernels.hopper.segment_states import (
-    ConcurrentFirstSegment,
-    SegmentStates,
-    StateInputs,
-    first_segment_programs,
-)
-from tflabench.kernels.hopper.shapes import Segments
+from tflabench.kernels.hopper.segment_states import SegmentStates, StateInputs
 from tflabench.kernels.hopper.state import Matrices, States
 from tflabench.kernels.hopper.tile_gradients import Gradients
+from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.hopper_segments import Segments
+from tflabench.kernels.plan.sizes import Device
 
 ROOT = Path(__file__).parents[1]
 
@@ -140,57 +136,56 @@ def emulate_walk(
 
 
 def emulate_walk_forward(
-    inputs: Inputs, h: Tensor, cut: Segments, *,
-    states: States | None = None, norm: NormaliserTensors | None = None, kept_cut: Segments | None = None,
-    segments: range | None = None, independent: bool = False,
+    inputs: Inputs, h: Tensor, walk: plans.Walk, *,
+    states: States, norm: NormaliserTensors | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
     q, k, v, exponents, skip = inputs
-    states = states or States()
     emulate_walk(
-        q, k, v, h, exponents, cut, reverse=False, transposed=True, first=states.initial, last=states.final,
-        norm=norm, skip=skip, independent=independent, walked=segments,
-        kept=None if kept_cut is None else (states.kept, kept_cut),
+        q, k, v, h, exponents, walk.cut, reverse=False, transposed=True, first=states.initial, last=states.final,
+        norm=norm, skip=skip, independent=independent, walked=walk.segments,
+        kept=None if walk.kept is None else (states.kept, walk.kept),
     )  # fmt: skip
 
 
 def emulate_dq(
-    inputs: Inputs, dh: Tensor, dq: Tensor, cut: Segments, *,
+    inputs: Inputs, dh: Tensor, dq: Tensor, walk: plans.Walk, *,
     initial: Tensor | None, sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
     q, k, v, exponents, _ = inputs
     through, *within = sums or (None,)
     emulate_walk(
-        dh, v, k, dq, exponents, cut, reverse=False, transposed=False, first=initial, x=q if sums else None,
+        dh, v, k, dq, exponents, walk.cut, reverse=False, transposed=False, first=initial, x=q if sums else None,
         sums=through, within=tuple(within), diagonal=diagonal,
     )  # fmt: skip
 
 
 def emulate_dk(
-    inputs: Inputs, dh: Tensor, dk: Tensor, cut: Segments, *, states: States, sums: RowSumTensors | None = None
+    inputs: Inputs, dh: Tensor, dk: Tensor, walk: plans.Walk, *, states: States, sums: RowSumTensors | None = None
 ) -> None:
     q, k, v, exponents, _ = inputs
     emulate_walk(
-        v, dh, q, dk, exponents, cut, reverse=True, transposed=False, first=states.initial, last=states.final,
+        v, dh, q, dk, exponents, walk.cut, reverse=True, transposed=False, first=states.initial, last=states.final,
         x=k if sums else None, sums=sums and sums.through, independent=True,
     )  # fmt: skip
 
 
-def emulate_dv(inputs: Inputs, dh: Tensor, dv: Tensor, cut: Segments, *, initial: Tensor | None) -> None:
+def emulate_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: plans.Walk, *, initial: Tensor | None) -> None:
     q, k, _, exponents, skip = inputs
     emulate_walk(
-        k, q, dh, dv, exponents, cut, reverse=True, transposed=True, first=initial, skip=skip, independent=True
+        k, q, dh, dv, exponents, walk.cut, reverse=True, transposed=True, first=initial, skip=skip, independent=True
     )  # fmt: skip
 
 
-def emulate_packed_heads(inputs: Inputs, h: Tensor, cut: Segments, states: States) -> None:
-    emulate_walk_forward(inputs, h, cut, states=states)
+def emulate_packed_heads(inputs: Inputs, h: Tensor, walk: plans.Walk, states: States) -> None:
+    emulate_walk_forward(inputs, h, walk, states=states)
 
 
 def emulate_dkdv(
-    inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, cut: Segments, *,
+    inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, walk: plans.Walk, *,
     initial: Tensor | None = None, final: Tensor | None = None, row_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
     q, k, v, exponents, skip = inputs
+    cut = walk.cut
     start((q, k, v, dh, *exponents, initial, skip), (dk, dv, final, row_sums), independent=True)
     H, T = dv.shape[1:3]
     Q, K, V, dH = (tiles_of(reference.shared(y, H)) for y in (q, k, v, dh))
@@ -223,10 +218,12 @@ def emulate_dkdv(
 
 
 def emulate_segment_states(
-    inputs: StateInputs, cut: Segments, *, before: Matrices, normalise: bool = False, end: bool = True,
-    first_segment: ConcurrentFirstSegment | None = None,
+    inputs: StateInputs, of: plans.StatePass, *, before: Matrices, normalise: bool = False,
+    first_segment: Callable[[Matrices], None] | None = None,
 ) -> SegmentStates:  # fmt: skip
-    z, w, exponents, reverse = inputs
+    z, w, exponents = inputs
+    cut, reverse, end = of.cut, of.reverse, of.end
+    assert of.resumed == (first_segment is not None)
     B, H = w.shape[:2]
     states = Matrices(
         torch.full((B, H, cut.count, z.shape[-1], w.shape[-1]), torch.nan),
@@ -239,7 +236,7 @@ def emulate_segment_states(
     unfinished.clear()  # the state pass waits at once
     if first_segment:
         unfinished.append(torch.empty(0))
-        first_segment.launch(states)
+        first_segment(states)
         after_first_segment = [None if state is None else state[:, :, 1].clone() for state in states]
     unfinished.clear()
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
@@ -265,9 +262,11 @@ def emulate_segment_states(
 
 
 def emulate_kept_states(
-    inputs: StateInputs, kept: Tensor, cut: Segments, *, initial: Tensor | None = None, final: Tensor | None = None
-) -> None:
-    z, w, exponents, reverse = inputs
+    inputs: StateInputs, kept: Tensor, of: plans.StatePass, *,
+    initial: Tensor | None = None, final: Tensor | None = None,
+) -> None:  # fmt: skip
+    z, w, exponents = inputs
+    cut, reverse = of.cut, of.reverse
     start((z, w, *exponents, initial), (kept, final), independent=False)
     B, H = w.shape[:2]
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
@@ -288,12 +287,13 @@ def emulate_kept_states(
 
 
 def emulate_gradients(
-    inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, *,
+    inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, of: plans.TileGradients, *,
     skip_dots: Tensor | None = None, row_sums: Tensor | None = None, through: Tensor | None = None,
 ) -> None:  # fmt: skip
     q, k, v, exponents, skip = inputs
     C, dC = states
     dq, dk, dv = outputs
+    assert dq.shape[1] == v.shape[1] // of.together
     start((q, k, v, dh, C, dC, *exponents, skip), (dq, dk, dv, skip_dots, row_sums, through), independent=False)
     H, T = v.shape[1:3]
     Q, K, V, dH = (tiles_of(reference.shared(x, H)) for x in (q, k, v, dh))
@@ -332,11 +332,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_backward, "launch_dkdv", emulate_dkdv)
     monkeypatch.setattr(hopper_backward, "launch_kept_states", emulate_kept_states)
     monkeypatch.setattr(hopper_backward, "launch_gradients", emulate_gradients)
-    # A sum of dq and dk over fewer heads than share.
-    monkeypatch.setattr(hopper_tile_gradients, "multiprocessors", lambda _: 3)
-    monkeypatch.setattr(hopper_forward, "multiprocessors", lambda _: 132)
-    of_64 = partial(first_segment_programs, 64)  # the heads here are smaller than any that a kernel takes
-    monkeypatch.setattr(hopper_forward, "first_segment_programs", lambda _d_qk, *sizes, **norm: of_64(*sizes, **norm))
+    monkeypatch.setattr(hopper_backward, "figures", lambda _: Device(90, 3))  # dq and dk are sums over fewer heads
+    monkeypatch.setattr(hopper_forward, "figures", lambda _: Device(90, 132))
     monkeypatch.setattr(hopper_forward, "launch_walk", emulate_walk_forward)
     monkeypatch.setattr(hopper_forward, "launch_packed_heads", emulate_packed_heads)
     for name, emulate in (("launch_dq", emulate_dq), ("launch_dk", emulate_dk), ("launch_dv", emulate_dv)):

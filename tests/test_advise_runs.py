@@ -16,7 +16,7 @@ from tflabench.conclusions.held_out import ModelError
 from tflabench.conclusions.model_error import judge
 from tflabench.conclusions.prediction import AGAIN, Kernel, predict, why_outside
 from tflabench.implementations import packages, registry
-from tflabench.kernels.tfla import config
+from tflabench.kernels.plan.sizes import shared_memory
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import find_results
 from tflabench.theory import hardware
@@ -115,7 +115,7 @@ def test_the_kernels_reckon_with_no_more_shared_memory_than_a_gpu_has():
     for capability, there in hardware.SHARED_MEMORY_BYTES.items():
         architecture = 10 * capability[0] + capability[1]
         if architecture >= 80:
-            assert config.SHARED_MEMORY.get(architecture, config.SMALLEST_SHARED_MEMORY) == there
+            assert shared_memory(architecture) == there
     for gpu in hardware.KNOWN:
         assert (gpu.shared_memory_bytes is None) == (gpu.capability is None) == (gpu.vendor != "NVIDIA")
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tflabench.implementations import registry
-from tflabench.kernels.tfla import config
 from tflabench.problem import InputError, Problem
 from tflabench.theory import calibrated, tfla
 from tflabench.theory.calibrated import Judged, Modelled, median_and_worst, predict, published, steps
-from tflabench.theory.hardware import SHARED_MEMORY_BYTES, Ceilings, custom, find, from_device_name
+from tflabench.theory.hardware import Ceilings, custom, find, from_device_name
 from tflabench.theory.launches import RESOURCES, TERMS, Chip, Launch, total
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
@@ -100,23 +99,6 @@ def test_causal_waste_and_recomputation_are_what_the_tiles_say():
     (wide,) = (launch for launch in tfla.launches(WIDE, "sig", 256, 2) if launch.name == "H")
     scores = 2 * 256 * 160 * WIDE.tokens * WIDE.heads  # 512 columns in two blocks of 256; 160 steps met on average
     assert wide.flops["recomputation"] == scores
-
-
-@pytest.mark.parametrize("capability", sorted(SHARED_MEMORY_BYTES)[1:])
-@pytest.mark.parametrize("sizes", [(64, 64), (128, 256), (256, 512), (384, 320), (1024, 1024)])
-@pytest.mark.parametrize("chunk_size", [64, 128, 256, 512, 1024])
-def test_the_tiles_are_those_that_the_kernels_pick(capability, sizes, chunk_size):
-    d_qk, d_hv = sizes
-    picked = config.for_element_bytes(d_qk, d_hv, 2, chunk_size, 10 * capability[0] + capability[1])
-    for name, d_in, d_out in (("h", d_qk, d_hv), ("dq", d_hv, d_qk)):
-        own, model = getattr(picked, name), tfla.Tiles.of(d_in, d_out, chunk_size, 2, capability)
-        assert (model.rows, model.cols, model.outer) == (own.rows, own.cols, own.outer), (
-            f"{name}: kernels/tfla/config.py picks other tiles than tflabench.theory.tfla models: {own}"
-        )
-        assert model.inner == own.inner
-    walked = picked.forward_states
-    rows, u, v, stages = tfla.state_tile(capability)
-    assert (walked.rows, walked.u, walked.v, walked.stages) == (rows, min(u, d_qk), min(v, d_hv), stages)
 
 
 @pytest.mark.parametrize("algorithm", calibrated.ALGORITHMS)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tflabench.theory import calibrated, constants, fused, fused_kernels, launches, tfla
+from tflabench.theory import calibrated, constants, fused, launches, tfla
 from tflabench.theory.constants import CONSTANTS, RATES
 
-MODEL = (launches, tfla, fused, fused_kernels, calibrated)
+MODEL = (launches, tfla, fused, calibrated)
 # Numbers that formulas are made of: halves and doubles, powers, the two FLOPs of a multiply-add, counts of tensors.
 # Pointwise operations (`vector_ops`) and tilings (`Tiles.of`) are counted where they stand and held to the kernels.
 ORIGINS = ("datasheet", "calibrate: ", "fitted on ", "counted in ")
@@ -60,20 +60,3 @@ def test_the_model_reads_what_the_list_says():
     assert set(launches.Chip.__dataclass_fields__) == {*listed, "round_trip_s"}
     chip = launches.Chip.__dataclass_fields__["round_trip_s"]
     assert math.isclose(chip.default, constants.ROUND_TRIP_S)
-
-
-def test_what_is_counted_in_the_kernels_is_what_the_kernels_have():
-    torch = pytest.importorskip("torch")
-    config = pytest.importorskip("tflabench.kernels.tfla.config")
-    outputs = pytest.importorskip("tflabench.kernels.tfla.outputs")
-    tile_gradients = pytest.importorskip("tflabench.kernels.hopper.tile_gradients")
-    shapes = pytest.importorskip("tflabench.kernels.hopper.shapes")
-    picked = config.TileConfig.for_shape(128, 256, torch.bfloat16, 256, 90)
-    states = picked.forward_states
-    assert (states.rows, states.u, states.v, states.stages) == (
-        constants.STATE_STEPS, constants.STATE_ROWS, constants.STATE_COLUMNS, constants.STATE_STAGES,
-    )  # fmt: skip
-    assert (picked.programs, picked.h.narrow) == (constants.STATE_PROGRAMS, constants.NARROW)
-    assert constants.SUMMING_WAVES == outputs.SUMMING_WAVES
-    assert (constants.TILE, constants.PACK) == (shapes.TILE, shapes.PACK)
-    assert constants.MOST_ADDED_UP == tile_gradients.MOST_ADDED_UP

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
+from tflabench.kernels.plan.hopper import Kernel, TileGradients, Walk
+from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.problem import InputError, Problem
-from tflabench.theory import fused, fused_kernels
+from tflabench.theory import fused
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.hardware import Ceilings, custom, find
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
+
+
+def kernels(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Kernel, ...]:
+    """Of one segment."""
+    return fused.launched(problem, "sig", problem.seq_len, gate_gradients, group)
+
+
+def walks(problem: Problem, gate_gradients: bool = True, group: int = 1) -> tuple[Walk, ...]:
+    return tuple(kernel for kernel in kernels(problem, gate_gradients, group) if isinstance(kernel, Walk))
+
+
 H200 = replace(find("H200"), ceilings=Ceilings(782e12, 4.26e12, "measured", "calibrate"))
 
 
@@ -27,15 +39,15 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     from tflabench.implementations.mlstm import GATES
     from tflabench.kernels import reference
 
-    p = Problem(batch=1, heads=2, seq_len=3 * fused_kernels.TILE, d_qk=8, d_hv=24, pass_="fwbw")
+    p = Problem(batch=1, heads=2, seq_len=3 * TILE, d_qk=8, d_hv=24, pass_="fwbw")
     tokens = (p.batch, p.heads, p.seq_len)
     shapes = {"q": (*tokens, p.d_qk), "k": (*tokens, p.d_qk), "v": (*tokens, p.d_hv), "f": tokens, "i": tokens}
     inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
     with FlopCounterMode(display=False) as counter:
-        reference.chunkwise(**inputs, gate=GATES[gate], chunk_size=fused_kernels.TILE)[0].sum().backward()
+        reference.chunkwise(**inputs, gate=GATES[gate], chunk_size=TILE)[0].sum().backward()
     steps = p.batch * p.heads * p.seq_len
     once = 0.0
-    for walk in fused_kernels.walks(p):
+    for walk in walks(p):
         flops = walk.flops(causal_factor=1)
         once += flops["outputs"] + flops["through state"]
         once += 0 if walk.scores_again else flops["scores"]
@@ -54,13 +66,13 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
             compute()
         return counter.get_total_flops()
 
-    def modelled(walk: fused_kernels.Walk) -> float:
+    def modelled(walk: Walk) -> float:
         """Of a tile of a program's heads, without the decay of the state, which is no product."""
-        step = sum(walk.flops(causal_factor=1).values()) - 2 * walk.rows * walk.columns / fused_kernels.TILE
-        return step * fused_kernels.TILE * walk.together
+        step = sum(walk.flops(causal_factor=1).values()) - 2 * walk.rows * walk.columns / TILE
+        return step * TILE * walk.together
 
     p = Problem(batch=1, heads=4, seq_len=64, d_qk=64, d_hv=64, pass_="fwbw")
-    (h,) = fused_kernels.walks(p, group=4)
+    (h,) = walks(p, group=4)
     shared, own, states = torch.ones(64, 64), torch.ones(4, 64, 64), torch.ones(4, 64, 64)
 
     def of_four_heads():  # Q, K shared; V, out of every head
@@ -69,7 +81,7 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
 
     assert modelled(h) == flops(of_four_heads)
 
-    C, dC, gradients = fused_kernels.kernels(p)[1:]
+    C, dC, gradients = kernels(p)[1:]
     of_one_head = torch.ones(64, 64)
 
     def dq_dk_and_dv():
@@ -77,12 +89,12 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
         S, D = K @ Q.T, V @ dH.T
         return S @ dH + K @ dC, D @ Q + V @ dC.T, D.T @ K + dH @ C.T
 
-    assert sum(gradients.flops(causal_factor=1).values()) * fused_kernels.TILE == flops(dq_dk_and_dv)
+    assert sum(gradients.flops(causal_factor=1).values()) * TILE == flops(dq_dk_and_dv)
     for states_of_tiles in (C, dC):
-        product = sum(states_of_tiles.flops(causal_factor=1).values()) - 2 * 64 * 64 / fused_kernels.TILE
-        assert product * fused_kernels.TILE == flops(lambda: of_one_head.T @ of_one_head)
+        product = sum(states_of_tiles.flops(causal_factor=1).values()) - 2 * 64 * 64 / TILE
+        assert product * TILE == flops(lambda: of_one_head.T @ of_one_head)
 
-    *_, pair = fused_kernels.walks(p.with_(d_qk=128, d_hv=256), gate_gradients=False)
+    *_, pair = walks(p.with_(d_qk=128, d_hv=256), gate_gradients=False)
     qk, hv, dC = torch.ones(64, 128), torch.ones(64, 256), torch.ones(128, 256)
 
     def dk_and_dv():
@@ -96,15 +108,15 @@ def test_bytes_a_step_are_those_of_the_kernels():
     """docs/kernels.md, 128/256 at 16 bits: h 1536, dq 1792 with what row sums read, dk and dv 2304: K, which these
     read, is read for dv anyway.
     """
-    walks = fused_kernels.walks(FIG_4.with_(pass_="fwbw"))
-    assert {walk.name: walk.tensor_bytes(2) for walk in walks} == {"h": 1536, "dq": 1792, "dk, dv": 2304}
+    of_fig_4 = walks(FIG_4.with_(pass_="fwbw"))
+    assert {walk.name: walk.tensor_bytes(2) for walk in of_fig_4} == {"h": 1536, "dq": 1792, "dk, dv": 2304}
     # Two float32 exponents each; sums of q through the state, of q and k within a tile, and of k through the state.
-    assert [walk.step_bytes(2) - walk.tensor_bytes(2) for walk in walks] == [8, 8 + 3 * 4, 8 + 4]
+    assert [walk.step_bytes(2) - walk.tensor_bytes(2) for walk in of_fig_4] == [8, 8 + 3 * 4, 8 + 4]
     # At 128/512 a program holds half of dC: two walks.
-    walks = fused_kernels.walks(FIG_4.with_(d_hv=512, pass_="fwbw"))
-    assert {walk.name: walk.tensor_bytes(2) for walk in walks[2:]} == {"dk": 2 * (2 * 512 + 7 * 128), "dv": 2560}
+    wider = walks(FIG_4.with_(d_hv=512, pass_="fwbw"))
+    assert {walk.name: walk.tensor_bytes(2) for walk in wider[2:]} == {"dk": 2 * (2 * 512 + 7 * 128), "dv": 2560}
     # At 256/512 dq is launched twice, and the second launch adds to the output of the first: k, q, dq again, read too.
-    (dq,) = (walk for walk in fused_kernels.walks(WIDE.with_(pass_="fwbw")) if walk.name == "dq")
+    (dq,) = (walk for walk in walks(WIDE.with_(pass_="fwbw")) if walk.name == "dq")
     assert dq.tensor_bytes(2) == 2 * (2 * 512 + 3 * 256 + 4 * 256)
     assert dq.sum_bytes == 3 * 4 * 4, "a part for every 128 of d_qk and 256 of d_hv"
 
@@ -112,14 +124,14 @@ def test_bytes_a_step_are_those_of_the_kernels():
 def test_bytes_a_step_tile_by_tile():
     """decisions/2026-11-23-small-states.md: 128 for x, dh, dv, and for each state; q and k of 64 heads are nothing."""
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
-    _, C, dC, gradients = fused_kernels.kernels(p, group=64)
+    _, C, dC, gradients = kernels(p, group=64)
     q_or_k = 128 / 64
     assert [kernel.step_bytes(2) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
     assert gradients.step_bytes(2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 64 + 8 + gradients.sum_bytes
     assert gradients.sum_bytes == 4 * 4 + 4 / 64, "of q and k, within the tile and through a state; what passes it"
-    assert fused_kernels.kernels(p.with_(batch=1, seq_len=1024), group=64)[-1].together == 1, (
-        "few programs add nothing up"
-    )
+    *_, few = kernels(p.with_(batch=1, seq_len=1024), group=64)
+    assert isinstance(few, TileGradients)
+    assert few.together == 1, "few programs add nothing up"
 
 
 # Head dimensions, heads that share q and k, whether gates have gradients, L.
@@ -283,7 +295,6 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
 
     monkeypatch.setattr(segment_states, "accumulate", Recorded(segment_states.accumulate, accumulate))
     monkeypatch.setattr(segment_states, "carry", Recorded(segment_states.carry, carry))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     gate = empty(16, 2048)
     made = Exponents(empty(16, 2048), empty(16, 2048), empty(16, 32))
     monkeypatch.setattr(forward, "exponents", lambda *_: (None, None, made))
@@ -305,12 +316,12 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     if pass_ == "fwbw" and gate_gradients:
         parts = -(-d_qk // 128) * -(-d_hv // 256)
         sums = (
-            4 * 4 + 4 / 64 if fused_kernels.tilewise(p, **wanted) else 2 * 4 * 4 * parts
+            4 * 4 + 4 / 64 if "C of tiles" in {kernel.name for kernel in kernels(p, **wanted)} else 2 * 4 * 4 * parts
         )  # read twice, or once by tiles
         gates += sums + 4 * 2  # pre-activations and their gradients
     assert fused.cost(p, "sig", chunk_size, **wanted).bytes == sum(moved) + steps * gates
     launched = fused.launches(p, "sig", chunk_size, **wanted)
-    named = {kernel.name for kernel in fused_kernels.kernels(p, **wanted)}
+    named = {kernel.name for kernel in kernels(p, **wanted)}
     assert [found.programs for found in launched if found.name in named] == programs
     assert [found.programs for found in launched if "of segments" in found.name] == of_states
     beside = (d_qk, d_hv, group, gate_gradients, chunk_size, batch) in BESIDE
@@ -359,7 +370,7 @@ def test_states_of_64_by_64_are_walked_backward_only_without_row_sums_and_by_sin
     by_tiles = ["h", "C of tiles", "dC of tiles", "dq, dk, dv"]
 
     def names(problem=p, **wanted):
-        return [kernel.name for kernel in fused_kernels.kernels(problem, **wanted)]
+        return [kernel.name for kernel in kernels(problem, **wanted)]
 
     assert names() == names(group=4) == names(gate_gradients=False, group=64) == by_tiles
     assert names(gate_gradients=False) == names(gate_gradients=False, group=2) == ["h", "dq", "dk, dv"]
@@ -387,7 +398,7 @@ def test_segments_are_whole_tiles(steps, chunk_size, count):
 
 
 def test_the_state_on_chip_fits_the_registers_of_a_program():
-    (narrow,), (wide, *_) = fused_kernels.walks(FIG_4), fused_kernels.walks(WIDE)
+    (narrow,), (wide, *_) = walks(FIG_4), walks(WIDE)
     assert (narrow.pieces, narrow.on_chip_bytes) == (1, 128 * 256 * 4)
     assert (wide.pieces, wide.on_chip_bytes) == (4, 128 * 256 * 4)
 
@@ -417,8 +428,11 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
     for shape in (FIG_4.with_(**one), WIDE.with_(**one)):
         best = fused.best_chunk_size(shape, "sig", H200)
         assert best == {"fw": 14592, "fwbw": 8192}[pass_]
-        cut = fused.cut(shape, "sig", best)
-        assert (cut.first_tiles, cut.together, cut.concurrent) == {"fw": (112, 4, 32), "fwbw": (128, 8, 0)}[pass_]
+        forward, _ = fused.planned(shape, "sig", best)
+        first = forward.first.items if forward.first else 0
+        assert (forward.cut.first_tiles, len(forward.h.segments), first) == {"fw": (112, 4, 32), "fwbw": (128, 8, 0)}[
+            pass_
+        ]
     two = {"batch": 2, "seq_len": 32768, "pass_": pass_}
     for shape in (FIG_4.with_(**two), WIDE.with_(**two)):
         assert fused.best_chunk_size(shape, "sig", H200) == {"fw": 13184, "fwbw": 8192}[pass_]
@@ -427,9 +441,13 @@ def test_the_best_l_fills_the_chip_and_no_more(pass_):
 def test_a_short_first_segment_spares_the_state_pass_two_of_them():
     """112 of 1,024 tiles, then 4 times 228, of which the last need not be gone over either."""
     long, state = FIG_4.with_(batch=1, seq_len=65536), 16 * 128 * 256 * 4
-    cut = fused.cut(long, "sig", 14592)
-    assert (cut.count, cut.passed(backward=False), cut.passed(backward=True)) == (5, (3, 684), (4, 912))
-    assert fused.parts_of_a_segment(long, cut, backward=False) == 2  # 96 programs beside 32
+    forward, backward = fused.planned(long.with_(pass_="fwbw"), "sig", 14592)
+    assert forward.state_pass
+    assert backward
+    assert backward.state_pass
+    parts = forward.state_pass.parts
+    assert (forward.cut.count, len(parts.added), parts.tiles) == (5, 3 * 2, 684)  # 96 programs beside 32
+    assert backward.state_pass.parts.tiles == 912
     bytes_of = [fused.cost(long, "sig", L).bytes for L in (14592, 65536)]
     again = 684 * 64 * 16 * (128 + 256) * 2
     # Added up by parts and read, what h of the first leaves and its read, joined, read by h of the others.
@@ -445,26 +463,3 @@ def test_a_short_first_segment_spares_the_state_pass_two_of_them():
         sum(sum(launch.flops.values()) for launch in fused.launches(long, "sig", L)) for L in (14592, 65536)
     )
     assert flops - whole == pytest.approx(684 * 64 * 16 * 2 * 128 * 256)
-
-
-@pytest.mark.parametrize("chunk_size", [1024, 4096, 7808, 13184, 14592, 16384])
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize(
-    "shape", [(1, 16, 128, 256), (2, 16, 128, 256), (1, 8, 256, 512), (1, 3, 64, 512), (9, 9, 64, 64)]
-)
-def test_the_model_cuts_as_the_kernels_do(shape, norm, chunk_size):
-    pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.hopper.segment_states import first_segment_programs, parts_per_segment
-    from tflabench.kernels.hopper.shapes import Segments
-
-    batch, heads, d_qk, d_hv = shape
-    for T in (4096, 32768, 65536, 60001):
-        problem = Problem(batch=batch, heads=heads, seq_len=T, d_qk=d_qk, d_hv=d_hv)
-        found, launched = fused.cut(problem, "exp" if norm else "sig", chunk_size), Segments.of(T, chunk_size)
-        assert (found.tiles, found.segment_tiles, found.count, found.first_tiles) == (*launched, launched.first_tiles)
-        concurrent = first_segment_programs(d_qk, d_hv, batch * heads, launched, 132, normalise=norm)
-        assert found.concurrent == concurrent
-        if d_hv > 64 and found.count > 1:
-            programs = batch * heads * -(-d_qk // 128) * -(-d_hv // 256) * (found.count - 1 - (concurrent > 0))
-            parts = fused.parts_of_a_segment(problem, found, backward=False)
-            assert parts == parts_per_segment(launched, programs, 132 - concurrent)

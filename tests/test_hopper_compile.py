@@ -30,9 +30,10 @@ from tflabench.kernels.hopper import backward as hopper_backward
 from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
 from tflabench.kernels.hopper import forward as hopper_forward
 from tflabench.kernels.hopper.config import CarryConfig
-from tflabench.kernels.hopper.cuts import Shape, chosen_for_forward
 from tflabench.kernels.hopper.launch import PACK
 from tflabench.kernels.hopper.segment_states import CarriedStates, carry
+from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.sizes import Device, Sizes
 
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
@@ -112,7 +113,9 @@ def test_walks_compute_the_recurrence_and_its_gradients(
     if sharing > 1 and not gate.normalize:
         options["skip"] = torch.randn(x["v"].shape[1])
     saved: tuple[Tensor, ...]
-    monkeypatch.setattr(hopper_forward, "chosen_for_forward", lambda _: SimpleNamespace(chunk_size=lambda _T: own))
+    chosen = SimpleNamespace(chunk_size=lambda _T: own)
+    monkeypatch.setattr(plans.hopper_segments, "chosen_for_forward", lambda _: chosen)
+    monkeypatch.setattr(plans, "forward", plans.forward.__wrapped__)  # not remembered
     h, last, saved = hopper_forward.forward(**x, **options, cut_freely=own is not None)
     assert last is not None
     shapes = hopper_forward.empty_saved(x["q"], x["v"], gate=gate, chunk_size=chunk_size)
@@ -322,5 +325,11 @@ def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
 
     assert segments(MLSTM_SIG, backward=True) == segments(MLSTM_EXP, backward=True) == training
     assert (segments(MLSTM_SIG, backward=False), segments(MLSTM_EXP, backward=False)) == forward
-    of_forward = (chosen_for_forward(Shape.of(q, v, gate)).chunk_size(T) for gate in (MLSTM_SIG, MLSTM_EXP))
-    assert tuple(-(-T // L) for L in of_forward) == in_training
+    of_forward = [
+        plans.forward(
+            Sizes.of(q, v), Device(90, 132), hopper_chunkwise.default_chunk_size(q, v, gate=gate, backward=True),
+            normalise=gate.normalize, cut_freely=True,
+        ).cut.count
+        for gate in (MLSTM_SIG, MLSTM_EXP)
+    ]  # fmt: skip
+    assert tuple(of_forward) == in_training

@@ -22,12 +22,8 @@ pytest.importorskip("triton.experimental.gluon")
 
 from tflabench.kernels.hopper import (
     backward,
-    backward_dkdv,
-    backward_dqk,
-    backward_dv,
     config,
     forward,
-    packed_heads,
     segment_states,
     tile_gradients,
     tiles,
@@ -35,7 +31,8 @@ from tflabench.kernels.hopper import (
 from tflabench.kernels.hopper.chunkwise import kernels
 from tflabench.kernels.hopper.config import CarryConfig
 from tflabench.kernels.hopper.segment_states import carry
-from tflabench.kernels.hopper.shapes import Segments, WalkShape
+from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.sizes import Device, Sizes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
@@ -47,8 +44,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are com
 SMALL = Case(gate="sig", T=330, batch=1, heads=2, d_qk=128, d_hv=128, L=512)
 IN_SEGMENTS = Case(gate="sig", T=700, batch=1, heads=4, d_qk=64, d_hv=64, L=384)
 TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, d_hv=64, L=256)
-# Modules that ask how many multiprocessors there are.
-LAUNCHERS = (forward, packed_heads, segment_states, backward_dv, backward_dqk, backward_dkdv, tile_gradients)
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
@@ -68,8 +63,15 @@ class Carry:
 
 
 def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in LAUNCHERS:
-        monkeypatch.setattr(module, "multiprocessors", lambda _device: multiprocessors)
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "figures", lambda _device: Device(90, multiprocessors))
+
+
+def planned_anew(monkeypatch: pytest.MonkeyPatch, name: str, replaced: Any) -> None:
+    """Replace what plans call; none of them is remembered."""
+    monkeypatch.setattr(f"{plans.__name__}.{name}", replaced)
+    for remembered in ("forward", "backward"):
+        monkeypatch.setattr(plans, remembered, getattr(plans, remembered).__wrapped__)
 
 
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
@@ -163,7 +165,7 @@ def test_dq_and_dk_of_heads_are_added_up_in_a_program(
     heads: int, T: int, L: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ):
     run_on(Machine(seed=heads), monkeypatch)
-    monkeypatch.setattr(backward, "heads_added_up", lambda q, v: heads)
+    planned_anew(monkeypatch, "heads_added_up", lambda *_: heads)
     sizes: dict[str, Any] = {"T": T, "batch": 1, "heads": 16, "sharing": 8, "d_qk": 64, "d_hv": 64, "L": L}
     assert failures(Case(gate="decay_and_step", layout=layout, states=True, **sizes)) == []
 
@@ -188,9 +190,11 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
     """Then h has half as many rows a program and a state pass cuts segments in parts."""
     chip = 40
     case = Case(gate=gate, T=1100, batch=1, heads=1, d_qk=64, d_hv=256, L=640, states=True)
-    cut = Segments.of(case.T, case.L)
-    assert WalkShape.filling(case.d_qk, case.d_hv, cut.count, chip, sums=False, norm=False).pieces(case.d_hv) == 2
-    assert segment_states.parts_per_segment(cut, cut.count, chip) == 2
+    sizes = Sizes(case.batch, case.heads, 1, case.T, case.d_qk, case.d_hv)
+    plan = plans.forward(sizes, Device(90, chip), case.L, normalise=gate == "exp", end=True)
+    assert gate == "exp" or plan.h.pieces == 2
+    assert plan.state_pass
+    assert plan.state_pass.parts.per_segment == 2
     run_on(Machine(seed=5), monkeypatch)
     run_on_chip(chip, monkeypatch)
     assert failures(case) == []
@@ -209,11 +213,12 @@ def test_a_chip_of_which_half_would_be_idle(gate: str, monkeypatch: pytest.Monke
 def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, last: bool, monkeypatch: Any):
     """Where nobody asks for the last state a pass goes over one segment less."""
     run_on(Machine(seed=6), monkeypatch)
-    concurrent: list[int] = []
+    concurrent: list[bool] = []
 
-    def launch_segment_states(*given: Any, **options: Any) -> Any:
-        concurrent.append(options["first_segment"].programs)
-        return segment_states.launch_segment_states(*given, **options)
+    def launch_segment_states(inputs: Any, of: plans.StatePass, **options: Any) -> Any:
+        concurrent.append(of.resumed and options["first_segment"] is not None)
+        assert of.end or of.parts.per_segment == parts
+        return segment_states.launch_segment_states(inputs, of, **options)
 
     def forward_of_both(*given: Any, return_last_state: bool = True, **options: Any) -> Any:
         h, state, saved = forward.forward(*given, return_last_state=last, **options)
@@ -223,9 +228,6 @@ def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, las
     run_on_chip(chip, monkeypatch)
     monkeypatch.setattr(forward, "launch_segment_states", launch_segment_states)
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=forward_of_both, backward=backward.backward))
-    cut = Segments.of(case.T, case.L)
-    programs = case.batch * case.heads * (cut.count - 1 - (not last))
-    assert segment_states.parts_per_segment(cut, programs, chip - 2) == parts
     assert failures(case) == []
     assert concurrent
     assert all(concurrent)
@@ -246,7 +248,8 @@ def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, mo
     run_on(Machine(seed=7), monkeypatch)
     run_on_chip(chip, monkeypatch)
     of_own = partial(forward.forward, cut_freely=True)
-    monkeypatch.setattr(forward, "chosen_for_forward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
+    chosen = SimpleNamespace(chunk_size=lambda _T: own)
+    planned_anew(monkeypatch, "hopper_segments.chosen_for_forward", lambda _shape: chosen)
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))
     assert failures(case) == []
 

@@ -238,13 +238,11 @@ def test_unknown_options_are_named(name):
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors on an H100 that has no memory, as far as a choice goes."""
     pytest.importorskip("triton")
-    from tflabench.kernels.hopper import chunkwise as hopper
-    from tflabench.kernels.hopper import cuts
+    from tflabench.kernels.plan.sizes import Device
     from tflabench.kernels.tfla import device
 
-    for module in (hopper, device):
-        monkeypatch.setattr(module, "architecture", lambda _: 90)
-    monkeypatch.setattr(cuts, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(device, "architecture", lambda _: 90)
+    monkeypatch.setattr(device, "figures", lambda _: Device(90, 132))
     monkeypatch.setattr(backends, "_has_tensor_cores", lambda device: True)
     with FakeTensorMode():
         yield
@@ -404,7 +402,7 @@ def test_the_choice_is_what_runs(monkeypatch):
         (
             {"implementation": "hopper"},
             ValueError,
-            "hopper needs a GPU of compute capability 9.0 (H100, H200), not cpu",
+            "hopper needs a GPU of compute capability 9.0, not cpu",
         ),
     ],
 )

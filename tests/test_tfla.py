@@ -13,9 +13,11 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tflabench.kernels.gates import GradientSums, RowSums, gate_gradients, log_gates, tile_gates
+from tflabench.kernels.plan import tfla as plans
+from tflabench.kernels.plan.sizes import Device
+from tflabench.kernels.plan.tfla import TileConfig
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla import chunkwise, device, outputs
-from tflabench.kernels.tfla.config import TileConfig
+from tflabench.kernels.tfla import chunkwise, device
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -76,17 +78,18 @@ def test_a_sequence_in_segments_is_the_sequence(gate: str) -> None:
 def test_heads_added_up_in_a_program_are_the_sum(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """dQ and dK of four heads that share q and k, with all programs wanted, half and a quarter of them."""
     seen = []
-    monkeypatch.setattr(outputs, "_members", lambda sharing, *_: seen.append(sharing) or min(members, sharing))
+    monkeypatch.setattr(plans, "heads_added_up", lambda sharing, *_: seen.append(sharing) or min(members, sharing))
+    monkeypatch.setattr(plans, "planned", plans.planned.__wrapped__)  # not remembered
     assert failures(small(gate="mamba2_softplus", T=40, heads=4, sharing=4, states=True)) == []
-    assert sorted(seen) == [1, 1, 4, 4]
+    assert sorted(seen) == [1] * 4 + [4] * 4  # forward and backward plan four launches each
 
 
 def test_programs_add_up_as_many_heads_as_leave_enough_programs() -> None:
-    assert outputs._members(1, 100, 10) == 1
-    assert outputs._members(64, 64 * 1024, 2112) == 16
-    assert outputs._members(6, 60, 10) == 6
-    assert outputs._members(6, 60, 25) == 2
-    assert outputs._members(4, 4, 2112) == 1
+    assert plans.heads_added_up(1, 100, 10) == 1
+    assert plans.heads_added_up(64, 64 * 1024, 2112) == 16
+    assert plans.heads_added_up(6, 60, 10) == 6
+    assert plans.heads_added_up(6, 60, 25) == 2
+    assert plans.heads_added_up(4, 4, 2112) == 1
 
 
 @pytest.mark.parametrize("gate", ["exp", "sig"])
@@ -94,7 +97,7 @@ def test_descriptors_made_in_the_kernel_read_the_same(gate: str, monkeypatch: py
     """What runs before compute capability 9.0, on strided inputs."""
     if DEVICE != "cpu":
         pytest.skip("the GPU decides how tiles travel")
-    monkeypatch.setattr(device, "architecture", lambda _: 80)
+    monkeypatch.setattr(device, "figures", lambda _: Device(80, 108))
     assert failures(small(gate=gate, layout="bthd", states=True, d_hv=48)) == []
 
 

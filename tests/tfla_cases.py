@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import reference
+from tflabench.kernels.plan.tfla import TileConfig
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise
-from tflabench.kernels.tfla.config import TileConfig
 from tflabench.kernels.types import MAMBA2, MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate
 
 GATES = {

@@ -46,6 +46,7 @@ from .kernels.api import (
     simple_gla,
 )
 from .kernels.backends import Choice, choose
+from .kernels.plan.tfla import TileConfig
 from .kernels.state import State, zero_state
 from .kernels.step import (
     StepOptions,
@@ -58,7 +59,6 @@ from .kernels.step import (
     simple_gla_step,
     step,
 )
-from .kernels.tfla.config import TileConfig
 from .kernels.types import (
     MAMBA2,
     MLSTM_EXP,

@@ -15,22 +15,25 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import gates
-from tflabench.kernels.gates import Exponents, GradientSums, LogGates, RowSums
+from tflabench.kernels.gates import GradientSums, LogGates, RowSums
+from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.hopper_shapes import TILE
+from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.state import State
+from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
-from .backward_dkdv import launch_dkdv, takes_dkdv
+from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
 from .backward_dv import launch_dv
 from .crossings import through_tiles
 from .forward import initial_matrices, restored, weights
 from .launch import Inputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
-from .shapes import TILE, Segments
 from .state import Matrices, States
-from .tile_gradients import Gradients, heads_added_up, launch_gradients, takes_tile_gradients
+from .tile_gradients import Gradients, launch_gradients
 
 
 class WalkStates(NamedTuple):
@@ -80,16 +83,20 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     """
     del state_dtype, config
     given = (q, k, v, f, i)
-    cut = Segments.of(q.shape[2], chunk_size)
+    sizes, device = Sizes.of(q, v), figures(q.device)
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     # Skip before the walks: those for dk and dv wait for nothing that is launched after dq.
     inputs = Inputs(q, k, v, e, weights(skip))
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
-    states, dC_0 = _walk_states(inputs, dh, cut, C_starts, C_0, dC)
-    gradients = _tile_by_tile if dn is None and takes_tile_gradients(q, v, row_sums=gate_gradients) else _in_walks
-    dq, dk, dv, qdq, kdk, through, dskip = gradients(inputs, dh, cut, states, gate_gradients=gate_gradients)
+    plan = plans.backward(
+        sizes, device, chunk_size,
+        gate_gradients=gate_gradients, end=C_0 is not None, of_last_n=dn is not None,
+    )  # fmt: skip
+    states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC)
+    gradients = _tile_by_tile if plan.by_tiles else _in_walks
+    dq, dk, dv, qdq, kdk, through, dskip = gradients(inputs, dh, plan, states, gate_gradients=gate_gradients)
     dn_0 = dots = None
     if dn is not None:
         m_0 = None if initial is None else initial.m
@@ -100,7 +107,8 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     df = di = None
     if qdq and kdk:
         if through is None:
-            x_last = None if dC is None else (_last_state(k, v, e, C_0) * dC).sum((-2, -1))
+            of_last = plans.last_state(sizes, device)
+            x_last = None if dC is None else (_last_state(inputs, of_last, C_0) * dC).sum((-2, -1))
             if dots is not None:
                 kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
                 x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
@@ -118,7 +126,7 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
 
 
 def _walk_states(
-    inputs: Inputs, dh: Tensor, cut: Segments, C_starts: Tensor | None, C_0: Tensor | None, dC: Tensor | None
+    inputs: Inputs, dh: Tensor, plan: plans.Backward, C_starts: Tensor | None, C_0: Tensor | None, dC: Tensor | None
 ) -> tuple[WalkStates, Tensor | None]:
     """Return what segments start from, and dC before the first step, which a walk may have yet to write.
 
@@ -126,64 +134,68 @@ def _walk_states(
         C_starts: C before each of several segments.
         C_0, dC: (B, H, d_qk, d_hv): C before the first step, dC after the last one; None for zero.
     """
-    if cut.count == 1:
+    if plan.state_pass is None:
         dC_0 = None if C_0 is None else torch.empty_like(C_0)
         return WalkStates(C_0, dC, dC_0), dC_0
-    of_dC = StateInputs(inputs.q, dh, inputs.exponents, reverse=True)
-    made = launch_segment_states(of_dC, cut, before=Matrices(dC), end=C_0 is not None)
+    made = launch_segment_states(StateInputs(inputs.q, dh, inputs.exponents), plan.state_pass, before=Matrices(dC))
     return WalkStates(C_starts, made.starts.C, None), made.end.C
 
 
 def _tile_by_tile(
-    inputs: Inputs, dh: Tensor, cut: Segments, states: WalkStates, *, gate_gradients: bool
+    inputs: Inputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
 ) -> KernelResults:
     """Make gradients from states (64, 64) before and after every tile."""
     q, k, v, e, skip = inputs
     B, H, T = v.shape[:3]
-    together = heads_added_up(q, v)
-    dq, dk, dv = _output(q, H // together), _output(k, H // together), _output(v, H)
-    C = q.new_empty((B, H, cut.tiles * TILE, TILE))
+    assert plan.by_tiles
+    of_C, of_dC, of_tiles = plan.by_tiles
+    heads = H // of_tiles.together
+    dq, dk, dv = _output(q, heads), _output(k, heads), _output(v, H)
+    C = q.new_empty((B, H, plan.cut.tiles * TILE, TILE))
     dC = dv if T % TILE == 0 else torch.empty_like(C)  # of a tile dC is read before dv is written
-    launch_kept_states(StateInputs(k, v, e), C, cut, initial=states.C)
-    launch_kept_states(StateInputs(q, dh, e, reverse=True), dC, cut, initial=states.dC, final=states.dC_0)
+    launch_kept_states(StateInputs(k, v, e), C, of_C, initial=states.C)
+    launch_kept_states(StateInputs(q, dh, e), dC, of_dC, initial=states.dC, final=states.dC_0)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
     through = torch.empty_like(e.g) if gate_gradients else None
     skip_dots = None if skip is None else torch.empty_like(e.g)
     launch_gradients(
-        Inputs(q, k, v, e, skip), dh, (C, dC), Gradients(dq, dk, dv),
+        Inputs(q, k, v, e, skip), dh, (C, dC), Gradients(dq, dk, dv), of_tiles,
         skip_dots=skip_dots, row_sums=sums, through=through,
     )  # fmt: skip
     qdq, kdk = (None, None) if sums is None else (RowSums(x, x[1:]) for x in sums)
     return KernelResults(dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0))
 
 
-def _in_walks(inputs: Inputs, dh: Tensor, cut: Segments, states: WalkStates, *, gate_gradients: bool) -> KernelResults:
+def _in_walks(
+    inputs: Inputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
+) -> KernelResults:
     """Make gradients in walks: dq, then dk and dv, together or apart."""
     q, k, v, _, skip = inputs
     H = v.shape[1]
+    of_dq, *others = plan.walks
     qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
     of_q = of_k = skip_dots = None
     if qdq and kdk:
         of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
     if skip is not None:
-        skip_dots = q.new_empty((-(-v.shape[-1] // 256), *v.shape[:3]), dtype=torch.float32)
+        skip_dots = q.new_empty((of_dq.launches, *v.shape[:3]), dtype=torch.float32)
     dq = _output(q, H)
-    launch_dq(inputs, dh, dq, cut, initial=states.C, sums=of_q, diagonal=skip_dots)
+    launch_dq(inputs, dh, dq, of_dq, initial=states.C, sums=of_q, diagonal=skip_dots)
     dk, dv = _output(k, H), _output(v, H)
-    if takes_dkdv(q.shape[-1], v.shape[-1], row_sums=gate_gradients):
+    if len(others) == 1:
         row_sums = kdk.every if kdk else None
-        launch_dkdv(inputs, dh, dk, dv, cut, initial=states.dC, final=states.dC_0, row_sums=row_sums)
+        launch_dkdv(inputs, dh, dk, dv, *others, initial=states.dC, final=states.dC_0, row_sums=row_sums)
     else:
-        launch_dk(inputs, dh, dk, cut, states=States(states.dC, states.dC_0), sums=of_k)
-        launch_dv(inputs, dh, dv, cut, initial=states.dC)
+        of_dk, of_dv = others
+        launch_dk(inputs, dh, dk, of_dk, states=States(states.dC, states.dC_0), sums=of_k)
+        launch_dv(inputs, dh, dv, of_dv, initial=states.dC)
     dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))
     return KernelResults(dq, dk, dv, qdq, kdk, None, dskip)
 
 
-def _last_state(k: Tensor, v: Tensor, e: Exponents, C_0: Tensor | None) -> Tensor:
+def _last_state(inputs: Inputs, of: plans.StatePass, C_0: Tensor | None) -> Tensor:
     """Return C after the last step, once more: it is large and rarely needed, so forward does not save it."""
-    T = v.shape[2]
-    C_last = launch_segment_states(StateInputs(k, v, e), Segments.of(T, T + TILE), before=Matrices(C_0)).end.C
+    C_last = launch_segment_states(StateInputs(*inputs[1:4]), of, before=Matrices(C_0)).end.C
     assert C_last is not None
     return C_last
 

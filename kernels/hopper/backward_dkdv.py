@@ -38,7 +38,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.device import multiprocessors
+from tflabench.kernels.plan.hopper import Walk
 
 from .config import DkdvConfig
 from .conversions import nearest, remainder, widened
@@ -46,7 +46,6 @@ from .launch import Inputs, descriptor, exponents_descriptor, pointers
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel, end_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import encode_counts, read_count
-from .shapes import Segments
 from .state import finish_state_update, start_state_update, state_pointers
 from .tiles import (
     ACC,
@@ -721,16 +720,8 @@ def pair(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-def takes_dkdv(d_qk: int, d_hv: int, *, row_sums: bool) -> bool:
-    """Return whether a program can hold the whole of dC, and one walk for dk and dv is the faster way.
-
-    With row sums two walks are 2% faster for 64 by 64, of which half of the rows here are padding.
-    """
-    return d_qk <= 128 and d_hv <= 256 and not (row_sums and d_qk == d_hv == 64)
-
-
 def launch_dkdv(
-    inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, cut: Segments, *,
+    inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, walk: Walk, *,
     initial: Tensor | None = None, final: Tensor | None = None, row_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write dk (B, H, T, d_qk <= 128) and dv (B, H, T, d_hv <= 256), 16 bits, as TMA takes them.
@@ -738,24 +729,23 @@ def launch_dkdv(
     Args:
         inputs: of the walk for h; dv_t has skip dh_t added, if there is a skip.
         dh: (B, H, T, d_hv), of v's dtype, as TMA takes it.
-        cut: where segments begin; with more than one, `initial` holds the dC each of them starts from.
+        walk: over these segments; with more than one, `initial` holds the dC each of them starts from.
         initial, final: (B, H, segments, d_qk, d_hv) float32: read at the end of each segment, and written at its start,
             if given.
         row_sums: (parts, B, H, T) float32: those of k * dk as far as dk comes through dC go to the first part.
     """
     q, k, v, exponents, skip = inputs
-    B, H, T, d_qk = dk.shape
+    _, heads, group, steps, d_qk, d_hv = walk.sizes
     config = DkdvConfig.of(
-        d_qk, v.shape[-1], row_sums=row_sums is not None, skip=skip is not None, shared_heads=q.shape[1] < H,
+        walk.shape, d_qk=d_qk, d_hv=d_hv, row_sums=row_sums is not None, skip=skip is not None, shared_heads=group > 1,
         load_initial_state=initial is not None, store_final_state=final is not None,
     )  # fmt: skip
     unused = exponents.g  # in place of None, and not read
     tensors = pointers(Tensors(exponents.g, initial, final, skip, row_sums), unused)
-    counts = encode_counts(Counts(H, H // q.shape[1], T, *cut))
-    items = B * H * cut.count
+    counts = encode_counts(Counts(heads, group, steps, *walk.cut))
     enqueue(
-        pair, min(items, multiprocessors(q.device)),
+        pair, walk.programs,
         *map(descriptor, (q, k, v, dh, dk, dv)), *map(exponents_descriptor, exponents[:2]),
-        tensors, items, counts, config=config, num_warps=8, maxnreg=128, launch_pdl=True,
+        tensors, walk.items, counts, config=config, num_warps=8, maxnreg=128, launch_pdl=True,
         **ASSEMBLY,
     )  # fmt: skip

@@ -36,7 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import Exponents, RowSums
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.device import multiprocessors
+from tflabench.kernels.plan.hopper import Walk
+from tflabench.kernels.plan.hopper_shapes import HEIGHT, WIDTH
 
 from .config import WalkConfig
 from .conversions import lower, rounded, upper, widened
@@ -44,7 +45,6 @@ from .launch import Inputs, descriptor, pointers
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import Counts, Schedule, get_tile, get_work_item, read_count
-from .shapes import Segments, WalkShape
 from .state import States, finish_state_update, start_state_update
 from .state_walk import (
     allocate_program,
@@ -401,62 +401,57 @@ class Roles(NamedTuple):
 
 def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
     """Return room for q.dq and k.dk: first parts of what comes through the state, then as many of what does not."""
-    parts = cdiv(q.shape[-1], 128) * cdiv(v.shape[-1], 256)
+    parts = cdiv(q.shape[-1], HEIGHT) * cdiv(v.shape[-1], WIDTH)
     qdq, kdk = (q.new_empty((2 * parts, *v.shape[:3]), dtype=torch.float32) for _ in range(2))
     return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
 
 def launch_dq(
-    inputs: Inputs, dh: Tensor, dq: Tensor, cut: Segments, *, initial: Tensor | None,
+    inputs: Inputs, dh: Tensor, dq: Tensor, walk: Walk, *, initial: Tensor | None,
     sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write dq (B, H, T, d_qk), and the row sums of q * dq that are asked for.
 
     Args:
-        cut: where segments begin; with more than one, `initial` has what each of them starts from.
+        walk: over these segments; with more than one, `initial` has what each of them starts from.
         initial: C (B, H, segments, d_qk, d_hv) float32, or None for zero.
         diagonal: (launches, B, H, T) float32, where dh_t . v_t of every launch's columns goes.
     """
     q, k, v, exponents, _ = inputs
     states = States(initial=initial)
-    _launch(Roles(dh, v, k, q, dq), exponents, cut, states=states, sums=sums, diagonal=diagonal, reverse=False)
+    _launch(Roles(dh, v, k, q, dq), exponents, walk, states=states, sums=sums, diagonal=diagonal, reverse=False)
 
 
 def launch_dk(
-    inputs: Inputs, dh: Tensor, dk: Tensor, cut: Segments, *, states: States, sums: RowSumTensors | None = None
+    inputs: Inputs, dh: Tensor, dk: Tensor, walk: Walk, *, states: States, sums: RowSumTensors | None = None
 ) -> None:
     """Write dk (B, H, T, d_qk), and the row sums of k * dk that are asked for.
 
     It does not wait for the kernel launched just before, which must make nothing that this one reads.
 
     Args:
-        cut: where segments begin; with more than one, `states.initial` has what each of them starts from.
+        walk: over these segments; with more than one, `states.initial` has what each of them starts from.
         states: dC (B, H, segments, d_qk, d_hv) float32: initial is read before each segment, final is written after.
     """
     q, k, v, exponents, _ = inputs
-    _launch(Roles(v, dh, q, k, dk), exponents, cut, states=states, sums=sums, diagonal=None, reverse=True)
+    _launch(Roles(v, dh, q, k, dk), exponents, walk, states=states, sums=sums, diagonal=None, reverse=True)
 
 
 def _launch(
-    roles: Roles, exponents: Exponents, cut: Segments, *,
+    roles: Roles, exponents: Exponents, walk: Walk, *,
     states: States, sums: RowSumTensors | None, diagonal: Tensor | None, reverse: bool,
 ) -> None:  # fmt: skip
     """Launch a walk, of more than 256 columns several that add up."""
-    B, H, T, d_qk = roles.out.shape
-    d_hv = roles.query.shape[-1]
-    chip = multiprocessors(roles.out.device)
-    rows = B * H * cut.count
-    launches = cdiv(d_hv, 256)
-    shape = WalkShape.filling(d_hv // launches, d_qk, rows, chip, sums=sums is not None, norm=False)
-    sharing = H // roles.value.shape[1]
-    counts = Counts.of(cut, H, sharing)
+    sizes = walk.sizes
+    counts = Counts.of(walk)
     unused = exponents.g
     places = pointers(states, unused)
     query, key, value, primal, out = map(descriptor, roles)
-    for launch in range(launches):
+    for launch in range(walk.launches):
         config = WalkConfig.of(
-            shape, d_qk, d_hv, bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
-            row_sums=sums is not None, first_column=launch * (d_hv // launches), shared_heads=sharing > 1,
+            walk.shape, d_qk=sizes.d_qk, d_hv=sizes.d_hv,
+            bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
+            row_sums=sums is not None, first_column=launch * WIDTH, shared_heads=sizes.group > 1,
             store_diagonal=diagonal is not None, load_initial_state=states.initial is not None,
             store_final_state=states.final is not None, independent=reverse and launch == 0,
         )  # fmt: skip
@@ -464,11 +459,11 @@ def _launch(
         if sums is None:
             kernel, more = walk_backward_dqk, (value, out, exponents, places, diagonals)
         else:
-            parts = RowSumTensors(*(x if x is None or not launch else x[launch * config.pieces :] for x in sums))
+            parts = RowSumTensors(*(x if x is None or not launch else x[launch * walk.pieces :] for x in sums))
             tensors = Tensors(exponents, places, pointers(parts, unused), diagonals)
             kernel, more = walk_backward_dqk_with_sums, (value, primal, out, tensors)
         enqueue(
-            kernel, config.programs(rows, chip), query, key, *more, rows * config.pieces, T, cut.tiles, counts,
-            config=config, num_warps=8 if config.row_sums else 4, maxnreg=128, launch_pdl=config.pieces == 1,
+            kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles, counts,
+            config=config, num_warps=8 if config.row_sums else 4, maxnreg=128, launch_pdl=walk.pieces == 1,
             **ASSEMBLY,
         )  # fmt: skip

@@ -15,12 +15,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.device import multiprocessors
+from tflabench.kernels.plan.hopper import Walk
 
 from .config import WalkConfig
 from .launch import Inputs, descriptor, pointers
 from .schedule import Counts, Schedule
-from .shapes import Segments, WalkShape
 from .state import States
 from .state_walk import run_walk
 from .workarounds import ASSEMBLY
@@ -43,27 +42,23 @@ def walk_backward_dv(
     run_walk(schedule, (k_desc, q_desc, dh_desc), dv_desc, gates, states, skip_ptr, config)
 
 
-def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, cut: Segments, *, initial: Tensor | None) -> None:
+def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Tensor | None) -> None:
     """Write dv (B, H, T, d_hv), without waiting for the kernel launched just before: that makes nothing of the inputs.
 
     Args:
-        cut: where segments begin; with more than one, `initial` has what each of them starts from.
+        walk: over these segments; with more than one, `initial` has what each of them starts from.
         initial: dC (B, H, segments, d_qk, d_hv) float32, or None for zero.
     """
     q, k, _, exponents, skip = inputs
-    B, H, T, d_hv = dv.shape
-    d_qk = q.shape[-1]
-    chip = multiprocessors(q.device)
-    rows = B * H * cut.count
     config = WalkConfig.of(
-        WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=False), d_qk, d_hv,
-        bfloat16=q.dtype == torch.bfloat16, reverse=True, shared_heads=q.shape[1] < H, skip=skip is not None,
+        walk.shape, d_qk=q.shape[-1], d_hv=dv.shape[-1],
+        bfloat16=q.dtype == torch.bfloat16, reverse=True, shared_heads=walk.sizes.group > 1, skip=skip is not None,
         load_initial_state=initial is not None, independent=True,
     )  # fmt: skip
     unused = exponents.g
     enqueue(
-        walk_backward_dv, config.programs(rows, chip), *map(descriptor, (k, q, dh, dv)), exponents,
+        walk_backward_dv, walk.programs, *map(descriptor, (k, q, dh, dv)), exponents,
         pointers(States(initial=initial), unused), unused if skip is None else skip,
-        rows * config.pieces, T, cut.tiles, Counts.of(cut, H, H // q.shape[1]), config=config,
-        num_warps=4, maxnreg=128, launch_pdl=config.pieces == 1, **ASSEMBLY,
+        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk), config=config,
+        num_warps=4, maxnreg=128, launch_pdl=walk.pieces == 1, **ASSEMBLY,
     )  # fmt: skip

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.backends import Kernels
-from tflabench.kernels.tfla.device import architecture
+from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
+from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
+from tflabench.kernels.tfla import device
 from tflabench.kernels.types import Gate
-
-from .shapes import refuses_sizes
 
 
 def kernels() -> Kernels:
@@ -32,10 +33,10 @@ def kernels() -> Kernels:
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
-    if q.device.type != "cuda" or architecture(q.device) != 90:
-        return f"needs a GPU of compute capability 9.0 (H100, H200), not {_name(q.device)}"
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"takes bfloat16 and float16, not {q.dtype}"
+    if q.device.type != "cuda" or device.architecture(q.device) != ARCHITECTURE:
+        return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {_name(q.device)}"
+    if reason := refuses_dtype(str(q.dtype).removeprefix("torch."), DTYPES):
+        return reason
     if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
         return reason
     if config is not None:
@@ -44,18 +45,18 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True) -> int:
-    """Return the L that fills the chip (see `cuts.py`).
+    """Return the L that fills the chip (see `plan/hopper_segments.py`).
 
     Args:
         backward: whether there will be one; h alone may have more programs.
     """
     if refuses(q, v, gate=gate, chunk_size=64):
         return 64
-    from .cuts import Shape, chosen
+    return plans.default_chunk_size(
+        Sizes.of(q, v), device.figures(q.device), normalise=gate.normalize, backward=backward
+    )
 
-    return chosen(Shape.of(q, v, gate), backward=backward).chunk_size(v.shape[2])
 
-
-def _name(device: torch.device) -> str:
+def _name(place: torch.device) -> str:
     """Return the name of a device for a message."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else str(place)

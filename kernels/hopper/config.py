@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from tflabench.kernels.cover import cdiv
+from tflabench.kernels.plan.hopper_shapes import HEIGHT, WIDTH, WalkShape
 
 from . import state, tiles
-from .shapes import PACK, StatePassShape, WalkShape
 from .workarounds import HOISTS
 
 # What Triton's decorators return has no types that a Python checker knows.
@@ -19,6 +19,12 @@ _score_operands: Any = cast("Any", tiles).score_operands
 
 class KernelConfig:
     """Make a frozen dataclass a constexpr argument: Triton's cache knows a kernel by its text."""
+
+    @classmethod
+    @cache
+    def of(cls, shape: Any, **others: Any) -> Self:
+        """Return the config with the fields of a planned shape, and these others."""
+        return cls(**vars(shape), **others)
 
     def __repr__(self) -> str:
         """Return fields and properties, so that a kernel is compiled anew where what is derived changes."""
@@ -75,25 +81,16 @@ class WalkConfig(KernelConfig):
 
     @classmethod
     @cache
-    def of(cls, shape: WalkShape, d_qk: int, d_hv: int, *, bfloat16: bool, **branches: Any) -> WalkConfig:
-        """Return the config of a shape, with the branches that are named.
+    def of(cls, shape: WalkShape, *, bfloat16: bool, **others: Any) -> Self:
+        """Return the config with the fields of a planned shape, and these others.
 
         Decay of h and dv is deferred at d_qk = 256, where there is most to multiply: not in float16, which has no range
         for what stays pending, and on Triton 3.7 and later not with a normaliser (ptxas C7512). Row sums of dq and dk
         need the weights that the other walk rounds by, and products of dq would be serialised.
         """
-        deferred = shape.WB == 4 and bfloat16 and branches.get("transposed", True)
-        return cls(
-            d_qk,
-            d_hv,
-            blocks_key=shape.WB,
-            blocks_value=shape.ZB,
-            num_stages=shape.STAGES,
-            num_slots=shape.SLOTS,
-            state_registers=shape.MATH_REGISTERS,
-            defer_decay=deferred and not (branches.get("normalise") and HOISTS),
-            **branches,
-        )
+        deferred = shape.blocks_key == 4 and bfloat16 and others.get("transposed", True)
+        deferred = deferred and not (others.get("normalise") and HOISTS)
+        return cls(**vars(shape), defer_decay=deferred, **others)
 
     @property
     def num_rows(self) -> int:
@@ -118,15 +115,7 @@ class WalkConfig(KernelConfig):
     @cached_property
     def pieces(self) -> int:
         """Programs that share a state."""
-        return -(-self.num_rows // (128 * self.blocks_value))
-
-    def programs(self, rows: int, chip: int) -> int:
-        """Return the number of programs that share `rows` of batch, heads and segments, on `chip` multiprocessors.
-
-        The pieces of a state run side by side, for the L2: so they are to start together, not where another ends.
-        """
-        pieces = self.pieces
-        return min(rows * pieces, max(1, chip // pieces) * pieces)
+        return cdiv(self.num_rows, HEIGHT * self.blocks_value)
 
     @property
     def state_partitions(self) -> int:
@@ -201,16 +190,6 @@ class DkdvConfig(KernelConfig):
     load_initial_state: bool = False
     store_final_state: bool = False
 
-    @classmethod
-    @cache
-    def of(cls, d_qk: int, d_hv: int, **branches: bool) -> DkdvConfig:
-        """Return the config of head dimensions, with the branches that are named.
-
-        At d_hv = 256 shared memory holds 27 blocks, with 4 of copies, P and dP, of the 28 that there is room for.
-        """
-        slots = min(5, 2 * (d_hv // 64))
-        return cls(d_qk, d_hv, num_stages=2, num_v_slots=slots, num_copies=2, state_registers=208, **branches)
-
     @property
     def blocks_hv(self) -> int:
         """Blocks of 64 columns of V, dH and dC."""
@@ -254,13 +233,6 @@ class TileGradientsConfig(KernelConfig):
     skip: bool = False
     shared_heads: bool = False
 
-    @classmethod
-    @cache
-    def of(cls, num_heads: int, **branches: bool) -> TileGradientsConfig:
-        """Return the config for work items of `num_heads` heads, with the branches that are named."""
-        shared, stages = (4, 3) if num_heads == 1 else (2, 4)
-        return cls(num_heads, num_shared_stages=shared, num_stages=stages, num_slots=2, **branches)
-
 
 @dataclass(frozen=True, repr=False)
 class PackedHeadsConfig(KernelConfig):
@@ -275,10 +247,10 @@ class PackedHeadsConfig(KernelConfig):
         load_initial_state, store_final_state: of each segment.
     """
 
-    num_heads: int = PACK
-    num_stages: int = 2
-    state_registers: int = 176
-    score_registers: int = 80
+    num_heads: int
+    num_stages: int
+    state_registers: int
+    score_registers: int
     one_segment: bool = False
     skip: bool = False
     load_initial_state: bool = False
@@ -334,12 +306,6 @@ class SegmentStatesConfig(KernelConfig):
     load_initial_state: bool = False
     store_final_state: bool = False
 
-    @classmethod
-    @cache
-    def of(cls, shape: StatePassShape, d_qk: int, d_hv: int, **branches: bool) -> SegmentStatesConfig:
-        """Return the config of a shape, with the branches that are named."""
-        return cls(d_qk, d_hv, **vars(shape), **branches)
-
     @property
     def divide_rows(self) -> bool:
         """Give each state partition 64 rows of the state, all columns of them; else half of the columns, or heads."""
@@ -358,12 +324,12 @@ class SegmentStatesConfig(KernelConfig):
     @property
     def pieces_qk(self) -> int:
         """Programs that share the columns of a state."""
-        return cdiv(self.d_qk, 128)
+        return cdiv(self.d_qk, HEIGHT)
 
     @property
     def pieces(self) -> int:
         """Programs that share a state."""
-        return self.pieces_qk * cdiv(self.d_hv, 256)
+        return self.pieces_qk * cdiv(self.d_hv, WIDTH)
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,9 +19,8 @@ from torch import Tensor
 from tflabench.kernels import gates
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import Exponents
+from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.kernels.types import Gate
-
-from .shapes import TILE
 
 
 def exponents(

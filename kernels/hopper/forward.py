@@ -25,28 +25,21 @@ from triton.experimental.gluon import language as gl
 
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
+from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla.device import multiprocessors
+from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned
 from tflabench.kernels.types import Gate
 
 from .config import WalkConfig
-from .cuts import Shape, chosen_for_forward
 from .exponents import exponents
 from .launch import Inputs, descriptor, pointers
 from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
 from .packed_heads import launch_packed_heads
 from .pipeline import Cursor, begin_kernel, end_kernel
 from .schedule import Counts, Schedule, get_work_item, stores_state_after
-from .segment_states import (
-    ConcurrentFirstSegment,
-    SegmentStates,
-    StateInputs,
-    first_segment_programs,
-    launch_segment_states,
-    skip_first_segment,
-)
-from .shapes import TILE, Segments, WalkShape, heads_together
+from .segment_states import SegmentStates, StateInputs, launch_segment_states, skip_first_segment
 from .state import Matrices, States, split_decay
 from .state_walk import (
     allocate_output,
@@ -202,47 +195,36 @@ def walk_forward_normalised(
 
 
 def launch_walk(
-    inputs: Inputs, h: Tensor, cut: Segments, *,
-    states: States | None = None, norm: NormaliserTensors | None = None, kept_cut: Segments | None = None,
-    segments: range | None = None, independent: bool = False,
+    inputs: Inputs, h: Tensor, walk: plans.Walk, *,
+    states: States, norm: NormaliserTensors | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
     """Write h (B, H, T, d_hv), and the states that are asked for.
 
     Args:
-        cut: where segments begin; with more than one, `states` has what each of them starts from.
+        walk: over these segments; with more than one, `states` has what each of them starts from.
         states: what is None is neither read nor written.
         norm: divide h by the denominators.
-        kept_cut: the cut for whose segments states are kept, where `states.kept` is given.
-        segments: write the part of h of these only.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
     """
     q, k, v, gates, skip = inputs
-    B, H, T, d_hv = v.shape
-    d_qk = q.shape[-1]
-    states = states or States()
-    segments = range(cut.count) if segments is None else segments
-    chip = multiprocessors(q.device)
-    rows = B * H * len(segments)
     config = WalkConfig.of(
-        WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=norm is not None), d_qk, d_hv,
-        bfloat16=q.dtype == torch.bfloat16, shared_heads=q.shape[1] < H, normalise=norm is not None,
+        walk.shape, d_qk=q.shape[-1], d_hv=v.shape[-1],
+        bfloat16=q.dtype == torch.bfloat16, shared_heads=walk.sizes.group > 1, normalise=norm is not None,
         skip=skip is not None, load_initial_state=states.initial is not None,
         store_final_state=states.final is not None, keep_states=states.kept is not None, independent=independent,
     )  # fmt: skip
-    items = rows * config.pieces
-    kept = () if kept_cut is None else (kept_cut.segment_tiles, kept_cut.count)
-    counts = Counts(H, H // q.shape[1], cut.segment_tiles, cut.count, segments.stop, len(segments), *kept).as_argument()
     # Pieces of a state are to start together, not as the kernel before leaves multiprocessors. A first segment takes
     # those that the state pass leaves.
-    overlap = config.pieces == 1 or segments.stop < cut.count
+    overlap = walk.pieces == 1 or walk.segments.stop < walk.cut.count
     unused = gates.g
     if norm is None:
         kernel, more = walk_forward, unused if skip is None else skip
     else:
         kernel, more = walk_forward_normalised, pointers(norm, unused)
     enqueue(
-        kernel, config.programs(rows, chip), *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
-        items, T, cut.tiles, counts, config=config, num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
+        kernel, walk.programs, *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
+        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk), config=config,
+        num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
 
 
@@ -265,13 +247,11 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
     """
     del state_dtype, config
     B, H, T, _ = v.shape
-    together = not gate.normalize and heads_together(q, v) > 1
-    cut = backward_cut = Segments.of(T, chunk_size)
-    kept = kept_cut = None
-    if cut_freely and cut.count > 1 and not together:
-        cut = Segments.of(T, chosen_for_forward(Shape.of(q, v, gate)).chunk_size(T))
-        if cut != backward_cut:
-            kept_cut, kept = backward_cut, _empty_states(q, v, backward_cut.count)
+    plan = plans.forward(
+        Sizes.of(q, v), figures(q.device), chunk_size,
+        normalise=gate.normalize, end=return_last_state, cut_freely=cut_freely,
+    )  # fmt: skip
+    kept = None if plan.h.kept is None else _empty_states(q, v, plan.h.kept.count)
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
     q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
@@ -283,27 +263,24 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), None, None)
     inputs = Inputs(q, k, v_aligned, e, skip)
 
-    def walk(initial: Matrices, final: Matrices, **options: Any) -> None:
+    def launch(walk: plans.Walk, initial: Matrices, final: Matrices, **options: Any) -> None:
         """Write h, out of the states before segments, and the states after them."""
         states = States(initial.C, final.C, kept)
-        if together:
-            launch_packed_heads(inputs, out, cut, states)
+        if walk.together > 1:
+            launch_packed_heads(inputs, out, walk, states)
             return
         n = None if norm is None else norm._replace(initial=initial.n, final=final.n)
-        launch_walk(inputs, out, cut, states=states, norm=n, kept_cut=kept_cut, **options)
+        launch_walk(inputs, out, walk, states=states, norm=n, **options)
 
     before, end, saved = initial_matrices(initial), Matrices(), () if kept is None else (kept,)
-    if cut.count > 1:
-        states = _walk_segments(
-            walk, inputs, cut, before,
-            normalise=norm is not None, end=return_last_state, may_overlap=not together,
-        )  # fmt: skip
+    if plan.state_pass:
+        states = _walk_segments(launch, inputs, plan, before)
         end, saved = states.end, saved or (states.starts.C,)
     else:
         if return_last_state:
             C = _empty_states(q, v, 1)[:, :, 0]
             end = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
-        walk(before, end)
+        launch(plan.h, before, end)
     if out is not h:
         h.copy_(out)
     state = State(*end, None if m is None else m[:, :, -1].contiguous()) if return_last_state else None
@@ -311,35 +288,25 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
     return h, state, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g, *saved)
 
 
-def _walk_segments(
-    walk: Any, inputs: Inputs, cut: Segments, before: Matrices, *, normalise: bool, end: bool, may_overlap: bool
-) -> SegmentStates:
+def _walk_segments(launch: Any, inputs: Inputs, plan: plans.Forward, before: Matrices) -> SegmentStates:
     """Make the states that segments start from, and walk over the segments.
 
     Args:
-        walk: takes the `Matrices` before and after segments, and options of `launch_walk`.
+        launch: takes a walk, the `Matrices` before and after its segments, and options of `launch_walk`.
         before: the states before the first step.
-        normalise: with n.
-        end: with the states after the last step.
-        may_overlap: walk over a short first segment while the state pass runs, where there is room.
     """
-    q, k, v, e, _ = inputs
-    B, H, _, d_hv = v.shape
-    programs = 0
-    if may_overlap:
-        chip = multiprocessors(q.device)
-        programs = first_segment_programs(q.shape[-1], d_hv, B * H, cut, chip, normalise=normalise)
+    _, k, v, e, _ = inputs
 
     def walk_first(starts: Matrices) -> None:
         """Write h of the first segment, and the states that the second one starts from."""
         second = Matrices(*(None if x is None else skip_first_segment(x) for x in starts))
-        walk(Matrices() if before.C is None else starts, second, segments=range(1), independent=True)
+        launch(plan.first, Matrices() if before.C is None else starts, second, independent=True)
 
     states = launch_segment_states(
-        StateInputs(k, v, e), cut, before=before, normalise=normalise, end=end,
-        first_segment=ConcurrentFirstSegment(programs, walk_first) if programs else None,
+        StateInputs(k, v, e), plan.state_pass, before=before, normalise=plan.h.normalise,
+        first_segment=walk_first if plan.first else None,
     )  # fmt: skip
-    walk(states.starts, Matrices(), segments=range(1 if programs else 0, cut.count))
+    launch(plan.h, states.starts, Matrices())
     return states
 
 
@@ -352,17 +319,10 @@ def _empty_states(q: Tensor, v: Tensor, count: int) -> Tensor:
 def empty_saved(
     q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None
 ) -> tuple[Tensor, ...]:
-    """Return what `forward` saves, uninitialised, all float32.
-
-    log f of a stabilised gate, exponents of backward (x less log2 of the denominator, y, g), and with several segments
-    the state each starts from.
-    """
+    """Return what `forward` saves, uninitialised (`plans.saved`)."""
     del state_dtype, config
-    B, H, T, _ = v.shape
-    cut = Segments.of(T, chunk_size)
-    shapes = [*[(B, H, T)] * gate.stabilized, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles)]
-    states = [(B, H, cut.count, q.shape[-1], v.shape[-1])] if cut.count > 1 else []
-    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in (*shapes, *states))
+    shapes = plans.saved(Sizes.of(q, v), chunk_size, stabilised=gate.stabilized)
+    return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 def initial_matrices(state: State | None) -> Matrices:

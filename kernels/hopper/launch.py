@@ -9,9 +9,8 @@ from triton.experimental.gluon import language as gl  # pyright: ignore[reportMi
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # pyright: ignore[reportMissingTypeStubs]
 
 from tflabench.kernels.gates import Exponents
+from tflabench.kernels.plan.hopper_shapes import PACK, TILE
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
-
-from .shapes import PACK, TILE
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 EXPONENTS_BLOCK = [1, TILE]

@@ -18,21 +18,19 @@ The state partitions would wait for `score`, so it has eight warps, each with ha
 starts the copies: a warp for these alone would make twenty warps of sixteen, and leave 96 registers a thread at launch.
 """
 
-from functools import cache
-
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.device import multiprocessors
+from tflabench.kernels.plan.hopper import Walk
+from tflabench.kernels.plan.hopper_shapes import PACK
 
 from .config import PackedHeadsConfig
 from .launch import Inputs, descriptor, pointers
 from .pipeline import Cursor, Ring, aggregate, allocate_ring, begin_kernel
 from .schedule import Counts, Schedule, get_state_index, get_work_item
-from .shapes import PACK, Segments
 from .state import States, start_state_update, state_pointers
 from .tiles import ACC, ACC_ROW, BLOCK_BYTES, VECTOR, operands
 from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_load, tma_store, wait_for_products
@@ -400,32 +398,30 @@ def walk_heads(
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-_config = cache(PackedHeadsConfig)  # a launch costs the host less where it was made before
-
-
-def launch_packed_heads(inputs: Inputs, h: Tensor, cut: Segments, states: States) -> None:
+def launch_packed_heads(inputs: Inputs, h: Tensor, walk: Walk, states: States) -> None:
     """Write h (B, H, T, 64) without a normaliser, PACK heads a program, and the states that are asked for.
 
     Args:
         inputs: without a normaliser; d_qk and d_hv are 64, PACK or more heads of v share one of q and k.
-        cut: where segments begin; with more than one, `states` has what each of them starts from.
+        walk: over these segments; with more than one, `states` has what each of them starts from.
         states: what is None is neither read nor written; none are kept.
     """
     q, k, v, gates, skip = inputs
-    B, H, T, _ = v.shape
-    config = _config(
+    cut, sizes = walk.cut, walk.sizes
+    config = PackedHeadsConfig.of(
+        walk.shape,
         one_segment=cut.count == 1,
         load_initial_state=states.initial is not None,
         store_final_state=states.final is not None,
         skip=skip is not None,
     )
-    packs = H // PACK
-    items = B * packs * cut.count
-    counts = Counts(packs, packs // q.shape[1], cut.segment_tiles, cut.count, cut.count, cut.count).as_argument()
+    packs = sizes.heads // PACK
+    counts = Counts(packs, sizes.group // PACK, cut.segment_tiles, cut.count, cut.count, cut.count).as_argument()
     unused = gates.g
     enqueue(
-        walk_heads, min(items, multiprocessors(q.device)),
+        walk_heads, walk.programs,
         descriptor(q), descriptor(k), descriptor(v, PACK), descriptor(h),
         gates, pointers(states, unused), unused if skip is None else skip,
-        items, T, cut.tiles, counts, config=config, num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
+        walk.items, sizes.steps, cut.tiles, counts, config=config,
+        num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tflabench.kernels.plan.hopper import Walk
+
 from .pipeline import aggregate
-from .shapes import Segments
 from .workarounds import opaque_zero
 
 
@@ -50,10 +51,12 @@ class Counts(NamedTuple):
     num_kept_segments: int = 1
 
     @classmethod
-    def of(cls, cut: Segments, num_heads: int, heads_per_qk: int) -> "Counts":
-        """Return what a kernel that walks over all segments of a cut takes, see `as_argument`."""
-        counts = cls(num_heads, heads_per_qk, cut.segment_tiles, cut.count, cut.count, cut.count)
-        return counts.as_argument()
+    def of(cls, walk: Walk) -> "Counts":
+        """Return what the kernel of a walk takes, see `as_argument`."""
+        _, heads, group, _, _, _ = walk.sizes
+        _, segment_tiles, count = walk.cut
+        kept = () if walk.kept is None else walk.kept[1:]
+        return cls(heads, group, segment_tiles, count, walk.segments.stop, len(walk.segments), *kept).as_argument()
 
     def as_argument(self) -> "Counts":
         """Return what a kernel takes, see `encode_counts`."""

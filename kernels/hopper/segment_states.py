@@ -35,17 +35,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
-from tflabench.kernels.cover import cdiv, next_power_of_2
+from tflabench.kernels.cover import next_power_of_2
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.device import multiprocessors
+from tflabench.kernels.plan.hopper import StatePass
 
 from .config import CarryConfig, SegmentStatesConfig
 from .conversions import nearest, widened
 from .launch import descriptor, pointers
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel
 from .schedule import Counts, Schedule, get_state_index, get_work_item, read_count
-from .shapes import Segments, StatePassShape, WalkShape
 from .state import Matrices, States, state_pointers
 from .tiles import ACC, ACC_OPERAND, BLOCK_BYTES, block, load_blocks
 from .workarounds import (
@@ -519,13 +518,11 @@ class StateInputs(NamedTuple):
         qk: (B, H or fewer, T, d_qk), k or backward q, each head for consecutive ones of hv.
         hv: (B, H, T, d_hv), v or backward dh. Both bfloat16 or float16, as TMA takes them (`tfla.tiles.aligned`).
         exponents: of the gates.
-        reverse: backward in time, for dC.
     """
 
     qk: Tensor
     hv: Tensor
     exponents: Exponents
-    reverse: bool = False
 
 
 class SegmentStates(NamedTuple):
@@ -540,132 +537,50 @@ class SegmentStates(NamedTuple):
     end: Matrices
 
 
-class ConcurrentFirstSegment(NamedTuple):
-    """The walk for h over a first segment, which runs while a state pass goes over the other segments.
-
-    Attributes:
-        programs: how many it has.
-        launch: launches it. It is given the `starts` of `SegmentStates`, in which the first segment's are there unless
-            they are zero, and writes those of the second segment (`skip_first_segment`).
-    """
-
-    programs: int
-    launch: Callable[[Matrices], None]
-
-
-class Parts(NamedTuple):
-    """The parts into which a state pass cuts segments, for more programs.
-
-    Attributes:
-        cut: parts as the segments of a sequence.
-        per_segment: parts of every segment but the first, which has what remains.
-        added: the parts whose states are added up.
-    """
-
-    cut: Segments
-    per_segment: int
-    added: range
-
-    @classmethod
-    def of(cls, cut: Segments, per_segment: int, *, reverse: bool, end: bool, resumed: bool) -> "Parts":
-        """Return the parts of segments.
-
-        Args:
-            end: the state after the last segment of the walk is asked for.
-            resumed: the state after the first segment is made elsewhere.
-        """
-        parts = Segments.of_tiles(cut.tiles, cut.segment_tiles // per_segment)
-        of_first = parts.count - per_segment * (cut.count - 1)
-        begin = of_first if resumed or (reverse and not end) else 0
-        return cls(parts, per_segment, range(begin, parts.count - (0 if end or reverse else per_segment)))
-
-
 def skip_first_segment(states: Tensor) -> Tensor:
     """Return states (B, H, segments, ...) as a vector that begins with the second segment of the first head."""
     return states.view(-1)[states.shape[3:].numel() :]
 
 
-def first_segment_programs(d_qk: int, d_hv: int, rows: int, cut: Segments, chip: int, *, normalise: bool) -> int:
-    """Return how many programs make h of the first segment while a state pass goes over those between it and the last.
-
-    0 where it is too long for that, or where there is no room.
-
-    Args:
-        rows: batch * heads, each in a program of its own (`heads_together`).
-        chip: multiprocessors.
-    """
-    if cut.count < 3 or 2 * cut.first_tiles > cut.segment_tiles:
-        return 0
-    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=normalise).pieces(d_hv)
-    between = rows * cdiv(d_qk, 128) * cdiv(d_hv, 256) * (cut.count - 2)
-    return programs if programs + between <= chip else 0
-
-
-def parts_per_segment(cut: Segments, programs: int, chip: int) -> int:
-    """Return into how many parts a state pass cuts a segment.
-
-    Twice as many where less than half of the chip would be taken, as long as joining them takes less time than walking
-    over them.
-
-    Args:
-        programs: of uncut segments.
-        chip: multiprocessors.
-    """
-    parts = 1
-    while (
-        2 * parts * programs <= chip
-        and cut.segment_tiles % (2 * parts) == 0
-        and (2 * parts * cut.count) ** 2 <= cut.tiles
-    ):
-        parts *= 2
-    return parts
-
-
 def launch_segment_states(
-    inputs: StateInputs, cut: Segments, *, before: Matrices, normalise: bool = False, end: bool = True,
-    first_segment: ConcurrentFirstSegment | None = None,
+    inputs: StateInputs, of: StatePass, *, before: Matrices, normalise: bool = False,
+    first_segment: Callable[[Matrices], None] | None = None,
 ) -> SegmentStates:  # fmt: skip
-    """Make the states that segments start from.
+    """Make the states that segments start from, and the one after the last of them if that is asked for.
 
     Args:
         before: the states (B, H, d_qk, d_hv) and (B, H, d_qk) before the first segment of the walk; None is zero.
         normalise: with n.
-        end: also the states after the last segment of the walk; without it that segment is not even read.
-        first_segment: forward, what makes the state after the first segment in place of this pass.
+        first_segment: launches the walk for h over a first segment, which runs while the pass goes over the others. It
+            is given the `starts` of `SegmentStates`, in which the first segment's are there unless they are zero, and
+            writes those of the second segment (`skip_first_segment`).
     """
-    qk, hv, exponents, reverse = inputs
-    B, H, _, d_hv = hv.shape
-    d_qk = qk.shape[-1]
-    shape = StatePassShape.of(d_qk, d_hv, heads=H, heads_per_qk=H // qk.shape[1])
-    resumed = first_segment is not None
-    others = cut.count - (not end) - resumed
-    chip = multiprocessors(qk.device) - (first_segment.programs if first_segment else 0)
-    split = parts_per_segment(cut, shape.programs(B * H, d_qk, d_hv) * others, chip)
-    parts = Parts.of(cut, split, reverse=reverse, end=end, resumed=resumed)
+    B, H, _, _, d_qk, d_hv = of.sizes
+    cut, parts = of.cut, of.parts
 
     def empty(*segments: int) -> Matrices:
         """Return room for C and n of that many segments a head, or of none."""
-        C = torch.empty((B, H, *segments, d_qk, d_hv), dtype=torch.float32, device=qk.device)
+        C = torch.empty((B, H, *segments, d_qk, d_hv), dtype=torch.float32, device=inputs.qk.device)
         return Matrices(C, C.new_empty((B, H, *segments, d_qk)) if normalise else None)
 
     added = empty(parts.cut.count)
-    starts = empty(cut.count) if split > 1 or resumed else added
-    if resumed:
+    starts = empty(cut.count) if of.apart else added
+    if of.resumed:
         for start, given in zip(starts, before, strict=True):
             if start is not None and given is not None:
                 start[:, :, 0] = given
-    launch_accumulate(inputs, parts.cut, States(final=added.C), n=added.n, segments=parts.added)
+    launch_accumulate(inputs, of, States(final=added.C), n=added.n)
     if first_segment:
-        first_segment.launch(starts)
-    after = empty() if end else Matrices()
+        first_segment(starts)
+    after = empty() if of.end else Matrices()
     for states in map(CarriedStates, added, starts, before, after):
         if states.added is not None:
-            launch_carry(states, exponents.g, parts, cut, reverse=reverse, resumed=resumed)
+            launch_carry(states, inputs.exponents.g, of)
     return SegmentStates(starts, after)
 
 
 def launch_kept_states(
-    inputs: StateInputs, kept: Tensor, cut: Segments, *, initial: Tensor | None = None, final: Tensor | None = None
+    inputs: StateInputs, kept: Tensor, of: StatePass, *, initial: Tensor | None = None, final: Tensor | None = None
 ) -> None:
     """Write kept (B, H, tiles * 64, 64), of the dtype of qk: the state before every tile, in the direction of the walk.
 
@@ -673,34 +588,29 @@ def launch_kept_states(
         inputs: d_qk and d_hv are 64.
         initial, final: (B, H, segments, 64, 64) float32: read before and written after each segment, if given.
     """
-    launch_accumulate(inputs, cut, States(initial, final), kept=kept)
+    launch_accumulate(inputs, of, States(initial, final), kept=kept)
 
 
 def launch_accumulate(
-    inputs: StateInputs, cut: Segments, states: States, *,
-    n: Tensor | None = None, kept: Tensor | None = None, segments: range | None = None,
-) -> None:  # fmt: skip
-    """Launch `accumulate` for all segments, or for these; what is None is neither read nor written."""
-    qk, hv, gates, reverse = inputs
-    B, H, T, d_hv = hv.shape
-    d_qk = qk.shape[-1]
-    heads_per_qk = H // qk.shape[1]
-    segments = range(cut.count) if segments is None else segments
-    shape = StatePassShape.of(d_qk, d_hv, heads=H, heads_per_qk=heads_per_qk)
+    inputs: StateInputs, of: StatePass, states: States, *, n: Tensor | None = None, kept: Tensor | None = None
+) -> None:
+    """Launch `accumulate` for the parts of a pass; what is None is neither read nor written."""
+    qk, hv, gates = inputs
+    _, heads, group, steps, d_qk, d_hv = of.sizes
+    cut, _, added = of.parts
     config = SegmentStatesConfig.of(
-        shape, d_qk, d_hv, reverse=reverse, shared_heads=heads_per_qk > 1, normalise=n is not None,
+        of.shape, d_qk=d_qk, d_hv=d_hv, reverse=of.reverse, shared_heads=group > 1, normalise=n is not None,
         keep_states=kept is not None, load_initial_state=states.initial is not None,
         store_final_state=states.final is not None,
     )  # fmt: skip
-    items = shape.programs(B * H, d_qk, d_hv) * len(segments)
-    packs = H // shape.num_heads
-    counts = Counts(packs, heads_per_qk, cut.segment_tiles, cut.count, segments.stop, len(segments)).as_argument()
+    packs = heads // of.shape.num_heads
+    counts = Counts(packs, group, cut.segment_tiles, cut.count, added.stop, len(added)).as_argument()
     unused = gates.g
     enqueue(
-        accumulate, items,
+        accumulate, of.items,
         descriptor(qk), descriptor(hv), descriptor(qk if kept is None else kept),
         gates, pointers(states, unused), unused if n is None else n,
-        items, T, cut.tiles, counts, config=config,
+        of.items, steps, cut.tiles, counts, config=config,
         num_warps=4, maxnreg=168, launch_pdl=config.pieces == 1, **ASSEMBLY,
     )  # fmt: skip
 
@@ -708,19 +618,17 @@ def launch_accumulate(
 _carry_config = cache(CarryConfig)  # a launch costs the host less where it was made before
 
 
-def launch_carry(
-    states: CarriedStates, g: Tensor, parts: Parts, cut: Segments, *, reverse: bool, resumed: bool
-) -> None:
+def launch_carry(states: CarriedStates, g: Tensor, of: StatePass) -> None:
     """Launch `carry` for C or for n."""
-    B, H = g.shape[:2]
     elements = states.added.shape[3:].numel()
-    block = min(1024, next_power_of_2(elements))
+    parts = of.parts
+    block, programs = of.carry(elements)
     config = _carry_config(
-        tiles=next_power_of_2(parts.cut.segment_tiles), block=block, reverse=reverse, resumed=resumed,
+        tiles=next_power_of_2(parts.cut.segment_tiles), block=block, reverse=of.reverse, resumed=of.resumed,
         load_initial_state=states.before is not None, store_final_state=states.after is not None,
     )  # fmt: skip
     enqueue(
-        carry, B * H * cdiv(elements, block),
-        pointers(states, states.starts), g, elements, *parts.cut, cut.count, parts.per_segment,
+        carry, programs,
+        pointers(states, states.starts), g, elements, *parts.cut, of.cut.count, parts.per_segment,
         parts.added.start, len(parts.added), config=config, launch_pdl=True,
     )  # fmt: skip

@@ -28,7 +28,6 @@ Partitions of a program, a head at a time, and what connects them:
     accumulate    4 warps   dK and dQ over all heads of an item, and <C, dC>    -> over Q and K, by TMA
 """
 
-from math import gcd
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -36,9 +35,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
-from tflabench.kernels.cover import cdiv
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.device import multiprocessors
+from tflabench.kernels.plan.hopper import TileGradients
 
 from .config import TileGradientsConfig
 from .conversions import nearest, widened
@@ -46,12 +44,10 @@ from .launch import Inputs, descriptor, exponents_descriptor, pointers
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import decode_count, encode_counts, read_count
-from .shapes import TILE, heads_together
 from .tiles import ACC, ACC_COLUMN, ACC_ROW, BLOCK_BYTES, STEP, VECTOR, block
 from .workarounds import ASSEMBLY, barrier, tma_load, tma_store, wait_for_products
 
 VALUES_OF_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # 64 values, all of them in every warp
-MOST_ADDED_UP = 64  # heads of a work item
 
 # --- What partitions share --------------------------------------------------------------------------------------------
 
@@ -581,26 +577,6 @@ def gradients(  # noqa: PLR0913  descriptors stay arguments of their own
 # --- Host -------------------------------------------------------------------------------------------------------------
 
 
-def takes_tile_gradients(q: Tensor, v: Tensor, *, row_sums: bool) -> bool:
-    """Return whether states are 64 by 64, and this kernel is the faster way.
-
-    Walks are 8% faster without row sums where no heads share q and k.
-    """
-    return q.shape[-1] == v.shape[-1] == TILE and (row_sums or heads_together(q, v) > 1)
-
-
-def heads_added_up(q: Tensor, v: Tensor) -> int:
-    """Return the number of heads whose dq and dk a program adds up: all that share q and k, MOST_ADDED_UP at most.
-
-    It is halved until there are work items enough to fill the chip.
-    """
-    B, H, T = v.shape[:3]
-    heads = gcd(MOST_ADDED_UP, H // q.shape[1])
-    while heads > 1 and B * cdiv(T, TILE) * H // heads < 7 * multiprocessors(q.device):
-        heads //= 2
-    return heads
-
-
 class Gradients(NamedTuple):
     """Gradients to be written, 16 bits, as TMA takes them.
 
@@ -615,7 +591,7 @@ class Gradients(NamedTuple):
 
 
 def launch_gradients(
-    inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, *,
+    inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, of: TileGradients, *,
     skip_dots: Tensor | None = None, row_sums: Tensor | None = None, through: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write dq, dk and dv tile by tile.
@@ -628,18 +604,17 @@ def launch_gradients(
     """
     q, k, v, exponents, skip = inputs
     dq, dk, dv = outputs
-    B, H, T = v.shape[:3]
+    B, H, group, T, _, _ = of.sizes
     num_tiles = exponents.g.shape[-1]
     config = TileGradientsConfig.of(
-        H // dq.shape[1], row_sums=row_sums is not None, skip=skip is not None, shared_heads=q.shape[1] < H
+        of.shape, row_sums=row_sums is not None, skip=skip is not None, shared_heads=group > 1
     )
     unused = exponents.g  # in place of None, and not read
     tensors = pointers(Tensors(exponents.g, skip, skip_dots, row_sums, through), unused)
-    counts = encode_counts(Counts(H, H // q.shape[1], T, num_tiles, B * H * T))
-    items = B * num_tiles * dq.shape[1]
+    counts = encode_counts(Counts(H, group, T, num_tiles, B * H * T))
     enqueue(
-        gradients, min(items, multiprocessors(q.device)),
+        gradients, of.programs,
         *map(descriptor, (q, k, v, dh, *states)), *map(exponents_descriptor, exponents[:2]),
-        *map(descriptor, (dq, dk, dv)), tensors, items, counts,
+        *map(descriptor, (dq, dk, dv)), tensors, of.items, counts,
         config=config, num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

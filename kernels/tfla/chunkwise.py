@@ -19,19 +19,19 @@ from tflabench.kernels import gates
 from tflabench.kernels.backends import Kernels
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import GradientSums, LogGates
+from tflabench.kernels.plan import tfla as plans
+from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
+from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile
 from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
 from . import device
-from .config import TileConfig, fitting, largest_tile, refuses_sizes
+from .call import Call, Inputs, States, float32_precision
 from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
-from .plan import Inputs, Plan, States, float32_precision
 from .states import Side, walk
 from .tiles import aligned, made_like
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def kernels(levels: int) -> Kernels:
@@ -52,15 +52,16 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
     del gate  # all of them
     if q.device.type == "cuda":
         architecture = device.architecture(q.device)
-        if architecture < 80:
+        if architecture < 10 * plans.MAJORS[0]:
             return f"needs compute capability 8.0 or later, not {architecture / 10}"
     elif not knobs.runtime.interpret:
         return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
     elif q.dtype == torch.bfloat16:
         return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
-    if q.dtype not in DTYPES:
-        return f"takes bfloat16, float16 and float32, not {q.dtype}"
-    if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size, levels):
+    dtype = str(q.dtype).removeprefix("torch.")
+    if reason := refuses_dtype(dtype, plans.DTYPES) or plans.refuses_sizes(
+        q.shape[-1], v.shape[-1], chunk_size, levels
+    ):
         return reason
     if config is not None and not isinstance(config, TileConfig):
         return f"takes a TileConfig as config, not a {type(config).__name__}"
@@ -68,15 +69,9 @@ def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object
 
 
 def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True, levels: int = 2) -> int:
-    """Return the chunk size that measured best: states cost bytes, long chunks cost FLOPs."""
+    """Return the chunk size that measured best."""
     del gate, backward
-    if levels == 1:
-        return 64
-    best = 128 if q.shape[-1] * v.shape[-1] <= 128 * 128 else 256
-    size = 16
-    while best > size and q.shape[2] > size:  # comparisons: torch.compile then does so once for all long sequences
-        size *= 2
-    return size
+    return plans.default_chunk_size(Sizes.of(q, v), levels)
 
 
 def empty_saved(
@@ -100,21 +95,10 @@ def empty_saved(
 
 
 def forward(  # noqa: PLR0913  as `backends.Kernels` has it
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    initial: State | None,
-    *,
-    gate: Gate,
-    scale: float,
-    chunk_size: int,
-    state_dtype: torch.dtype = torch.float32,
-    config: TileConfig | None = None,
-    skip: Tensor | None = None,
-    return_last_state: bool = True,
-) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
+    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32,
+    config: TileConfig | None = None, skip: Tensor | None = None, return_last_state: bool = True,
+) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
     """Return H, the last state or None, and what `backward` needs and does not get as inputs.
 
     Args:
@@ -130,14 +114,13 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
     v_given = v
     q, k, v = aligned(q), aligned(k), aligned(v)
     inputs = Inputs(q, k, v, _weights(skip))
-    L = fitting(chunk_size, v.shape[2])
-    config = config or _default_config(q, v, L)
-    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
+    plan = plans.planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
+    call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
     C, n = _matrices(initial)
-    states = walk(plan, config.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
-    h, inverse = hidden(plan, config.h, inputs, States(states.states, states.n_states, initial is not None))
-    m_last = None if plan.gates.m is None else plan.gates.m[:, :, -1].contiguous()
-    kept = (states.states, states.n_states) if config.keep_states else ()
+    states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
+    h, inverse = hidden(call, inputs, States(states.states, states.n_states, initial is not None))
+    m_last = None if call.gates.m is None else call.gates.m[:, :, -1].contiguous()
+    kept = (states.states, states.n_states) if plan.config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
     h = made_like(h, v_given)
     assert h is not None
@@ -145,24 +128,11 @@ def forward(  # noqa: PLR0913  as `backends.Kernels` has it
 
 
 def backward(  # noqa: PLR0913  as `backends.Kernels` has it
-    dh: Tensor,
-    d_last: State | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    initial: State | None,
-    saved: tuple[Tensor, ...],
-    *,
-    gate: Gate,
-    scale: float,
-    chunk_size: int,
-    state_dtype: torch.dtype = torch.float32,
-    config: TileConfig | None = None,
-    skip: Tensor | None = None,
-    gate_gradients: bool = True,
-) -> tuple[Tensor | None, ...]:
+    dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
+    initial: State | None, saved: tuple[Tensor, ...], *,
+    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32,
+    config: TileConfig | None = None, skip: Tensor | None = None, gate_gradients: bool = True,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), and dskip if there is a skip.
 
     Those of an absent gate or initial state are None.
@@ -174,37 +144,36 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     """
     given = (q, k, v, f, i)
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    L = fitting(chunk_size, v.shape[2])
-    config = config or _default_config(q, v, L)
-    plan = _plan(q, gate, _log_gates(f, i, gate, v, initial), L, scale, config)
+    plan = plans.planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
+    call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
     dtype = _stored(q.dtype, state_dtype)
     kept = list(saved)
     inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
 
-    if config.keep_states:
+    if plan.config.keep_states:
         states, n_states = kept[0], kept[1] if gate.normalize else None
     else:
-        states, n_states, *_ = walk(plan, config.forward_states, Side(k, v, C_0, n_0), dtype)
+        states, n_states, *_ = walk(call, plan.forward_states, Side(k, v, C_0, n_0), dtype)
     side = Side(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
-    back = walk(plan, config.backward_states, side, dtype)
+    back = walk(call, plan.backward_states, side, dtype)
     del side
     skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
-    dq, qdq = d_queries(plan, config.dq, inputs, States(states, n_states, initial is not None), skip_dots)
+    dq, qdq = d_queries(call, inputs, States(states, n_states, initial is not None), skip_dots)
     through = back.through
     assert through is not None
     dn_states = dn_0 = None
     if dn is not None:
         assert n_states is not None
-        g, dn_states, dn_0 = _n_gradients(plan, dn)
+        g, dn_states, dn_0 = _n_gradients(call, dn)
         through = through + g.exp() * (n_states * dn_states).sum(-1)
     del states, n_states
-    dk, kdk = d_keys(plan, config.dk, inputs, States(back.states, dn_states, dC is not None or dn is not None))
-    dv = d_values(plan, config.dv, inputs, States(back.states, None, dC is not None))
+    dk, kdk = d_keys(call, inputs, States(back.states, dn_states, dC is not None or dn is not None))
+    dv = d_values(call, inputs, States(back.states, None, dC is not None))
     df = di = None
     if gate_gradients:
-        df, di = gates.gate_gradients(f, i, gate, plan.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
+        df, di = gates.gate_gradients(f, i, gate, call.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
@@ -224,22 +193,6 @@ def _log_gates(f: Tensor, i: Tensor | None, gate: Gate, v: Tensor, initial: Stat
     return gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
 
 
-def _default_config(q: Tensor, v: Tensor, chunk_size: int) -> TileConfig:
-    return TileConfig.for_shape(q.shape[-1], v.shape[-1], q.dtype, chunk_size, device.architecture(q.device))
-
-
-def _plan(q: Tensor, gate: Gate, log_gates: LogGates, chunk_size: int, scale: float, config: TileConfig) -> Plan:
-    return Plan(
-        gate=gate,
-        gates=log_gates,
-        chunk_size=chunk_size,
-        scale=scale,
-        tma=device.architecture(q.device) >= 90,
-        precision=float32_precision(q.dtype),
-        programs=config.programs * device.multiprocessors(q.device) // 132,
-    )
-
-
 def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize <= state_dtype.itemsize else state_dtype
 
@@ -252,15 +205,16 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     return None if C is None else aligned(C), n
 
 
-def _n_gradients(plan: Plan, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _n_gradients(call: Call, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what reaches every chunk of the gradient dn of the last n, which is forgotten backward.
 
     Returns:
         Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk).
     """
+    plan = call.plan
     tile = largest_tile(plan.chunk_size, 64)
     per_chunk = plan.chunk_size // tile
-    g = plan.tile_gates(tile).g
+    g = call.tile_gates(tile).g
     g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
     g = unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)
     reach = g.flip(-1).cumsum(-1).flip(-1)  # from before each chunk to the end

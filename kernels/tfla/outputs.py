@@ -33,15 +33,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import RowSums
 from tflabench.kernels.launching import enqueue, unless_one, unspecialised
+from tflabench.kernels.plan.tfla import Outputs, Tiles
 
-from .config import Tiles
-from .plan import Inputs, Plan, States
+from .call import Call, Inputs, States
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
-
-SUMMING_WAVES = 8  # waves of programs that add up heads, at least: they last long, and fewer would leave the chip idle
 
 # --- What the kernel takes --------------------------------------------------------------------------------------------
 
@@ -614,7 +611,7 @@ class Role(NamedTuple):
     skip_dots: Tensor | None = None
 
 
-def launch(plan: Plan, tiles: Tiles, role: Role) -> tuple[Tensor, RowSums | None]:
+def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | None]:
     """Run `parallel_outputs` in one of its four roles.
 
     Returns:
@@ -622,19 +619,16 @@ def launch(plan: Plan, tiles: Tiles, role: Role) -> tuple[Tensor, RowSums | None
         divisor of H, T, d_out); and the row sums probe.out if there is a probe.
     """
     x, z, like, probe = role.x, role.z, role.like, role.probe
+    tiles, tma = planned.tiles, call.plan.tma
     d_in, d_out = x.shape[-1], z.shape[-1]
-    batch, heads, T = plan.gates.log_f.shape
-    blocks = cdiv(d_out, tiles.outer)
-    programs = batch * cdiv(T, tiles.rows) * blocks
-    sharing = heads // like.shape[1] if plan.tma else 1  # without TMA addresses take the registers that a sum needs
-    members = _members(sharing, heads * programs, SUMMING_WAVES * plan.programs)
-    out_heads = heads // members
+    batch, heads, T = call.gates.log_f.shape
+    out_heads = heads // planned.members
     out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, T, d_out))
-    row_dots = None if probe is None else x.new_empty((2, blocks, batch, heads, T), dtype=torch.float32)
-    config = _config(plan, tiles, role, members)
+    row_dots = None if probe is None else x.new_empty((2, planned.blocks, batch, heads, T), dtype=torch.float32)
+    config = _config(call, planned, role)
 
     def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[Any, ...]:
-        return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, plan.tma)
+        return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, tma)
 
     x_tiles, *x_strides = rows_of(x, tiles.rows, tiles.inner)
     y_tiles, *y_strides = rows_of(role.y, tiles.cols, tiles.inner)
@@ -645,19 +639,19 @@ def launch(plan: Plan, tiles: Tiles, role: Role) -> tuple[Tensor, RowSums | None
     block = (config.narrow, tiles.outer) if probe is None else (tiles.outer, config.narrow)
     enqueue(
         parallel_outputs,
-        out_heads * programs,
+        planned.programs,
         x_tiles,
         rows_of(x, tiles.rows, config.narrow)[0],
         y_tiles,
         z_tiles,
         out_tiles,
         probe_tiles,
-        None if states is None else matrices_argument(states, *block, plan.tma),
+        None if states is None else matrices_argument(states, *block, tma),
         Strides(*x_strides, *y_strides, *z_strides, *out_strides, *probe_strides),
-        _gates(plan, tiles, role),
-        Vectors(n_states, plan.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots),
+        _gates(call, tiles, role),
+        Vectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots),
         Sizes(
-            plan.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, plan.chunk_size
+            call.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, call.plan.chunk_size
         ).as_argument(),
         config=config,
         num_warps=tiles.warps,
@@ -666,7 +660,8 @@ def launch(plan: Plan, tiles: Tiles, role: Role) -> tuple[Tensor, RowSums | None
     return out, None if row_dots is None else RowSums(*row_dots)
 
 
-def _config(plan: Plan, tiles: Tiles, role: Role, members: int) -> OutputConfig:
+def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
+    tiles = planned.tiles
     return OutputConfig(
         reverse=role.reverse,
         states=role.states.states is not None,
@@ -677,39 +672,33 @@ def _config(plan: Plan, tiles: Tiles, role: Role, members: int) -> OutputConfig:
         row_dots=role.probe is not None,
         n_gradient=role.reverse and role.states.n_states is not None,
         skip=role.skip is not None,
-        precision=plan.precision,
-        tma=plan.tma,
+        precision=call.precision,
+        tma=call.plan.tma,
         rows=tiles.rows,
         cols=tiles.cols,
         inner=tiles.inner,
         narrow=min(tiles.inner, tiles.narrow),
         outer=tiles.outer,
         whole=tiles.inner >= role.x.shape[-1],
-        members=members,
+        members=planned.members,
     )
 
 
-def _gates(plan: Plan, tiles: Tiles, role: Role) -> Gates:
-    row, col = plan.tile_gates(tiles.rows), plan.tile_gates(tiles.cols)
+def _gates(call: Call, tiles: Tiles, role: Role) -> Gates:
+    row, col = call.tile_gates(tiles.rows), call.tile_gates(tiles.cols)
     fine = row if role.probe is None else col
     row_log, col_log = (fine.a, col.prefix) if role.reverse else (fine.prefix, col.a)
     return Gates(row_log, col_log, col.g, row.b, row.b_rest, row.segment, row.log_i_rest)
 
 
-def _members(sharing: int, programs: int, enough: int) -> int:
-    """Return how many of `sharing` heads a program adds up: the largest divisor that leaves `enough` programs."""
-    divisors = [n for n in range(1, sharing + 1) if sharing % n == 0]
-    return max([n for n in divisors if programs // n >= enough], default=1)
-
-
-def hidden(plan: Plan, tiles: Tiles, inputs: Inputs, states: States) -> tuple[Tensor, Tensor | None]:
+def hidden(call: Call, inputs: Inputs, states: States) -> tuple[Tensor, Tensor | None]:
     """Return H (B, H, T, d_hv) like v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
     q, k, v = inputs.q, inputs.k, inputs.v
-    gate = plan.gate
+    gate = call.gate
     inverse = q.new_empty(v.shape[:3], dtype=torch.float32) if gate.normalize else None
     role = Role(
         q, k, v, v, states, inverse,
         reverse=False, normalize=gate.normalize, stabilized=gate.stabilized, skip=inputs.skip,
     )  # fmt: skip
-    h, _ = launch(plan, tiles, role)
+    h, _ = launch(call, call.plan.h, role)
     return h, inverse

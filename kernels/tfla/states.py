@@ -23,9 +23,9 @@ from torch import Tensor
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.launching import enqueue, unless_one, unspecialised
+from tflabench.kernels.plan.tfla import StateWalk
 
-from .config import StateTiles
-from .plan import Plan
+from .call import Call
 from .tiles import matrices_argument, open_matrices, open_rows, rows_argument
 
 # --- What the kernel takes --------------------------------------------------------------------------------------------
@@ -428,14 +428,12 @@ class Pass(NamedTuple):
     """One launch of `chunk_states`: what it starts from and what it writes; None where absent.
 
     Attributes:
-        segment_tiles: tiles of a segment.
         before, n_before: (B, H, segments, ...) float32, states before segments.
         states, n_states: before chunks.
         ends, n_ends, segment_g: states after segments, and log gates of segments, float32.
         parts: (B, H, chunks, blocks of the state) float32, summands of `Walk.through`.
     """
 
-    segment_tiles: int
     before: Tensor | None = None
     n_before: Tensor | None = None
     states: Tensor | None = None
@@ -446,82 +444,74 @@ class Pass(NamedTuple):
     parts: Tensor | None = None
 
 
-def walk(plan: Plan, tiles: StateTiles, side: Side, dtype: torch.dtype | None) -> Walk:
+def walk(call: Call, planned: StateWalk, side: Side, dtype: torch.dtype | None) -> Walk:
     """Return the states of a whole sequence, stored in dtype; None stores only the last."""
     batch, heads, _, d_v = side.v.shape
     d_u = side.u.shape[-1]
-    blocks = cdiv(d_u, tiles.u) * cdiv(d_v, tiles.v)
-    normalize = plan.gate.normalize and not side.reverse
-    all_tiles = plan.tile_gates(tiles.rows).g.shape[-1]
-    segments = plan.segments(batch * heads * blocks)
-    segment_tiles = cdiv(plan.chunk_size, tiles.rows) * cdiv(plan.chunks, segments)
-    segments = cdiv(all_tiles, segment_tiles)
+    chunks, segments = call.plan.chunks, planned.segments
+    normalize = call.gate.normalize and not side.reverse
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return side.u.new_empty((batch, heads, *shape), dtype=dtype)
 
-    def ends_of(segments: int) -> dict[str, Tensor | None]:
-        n_ends = empty(segments, d_u) if normalize else None
-        return {"ends": empty(segments, d_u, d_v), "n_ends": n_ends, "segment_g": empty(segments)}
-
-    states = None if dtype is None else empty(plan.chunks, d_u, d_v, dtype=dtype)
-    n_states = empty(plan.chunks, d_u) if normalize and dtype is not None else None
-    parts = None if side.other is None else empty(plan.chunks, blocks)
+    ends: dict[str, Tensor | None] = {"ends": empty(segments, d_u, d_v), "segment_g": empty(segments)}
+    ends["n_ends"] = empty(segments, d_u) if normalize else None
+    states = None if dtype is None else empty(chunks, d_u, d_v, dtype=dtype)
+    n_states = empty(chunks, d_u) if normalize and dtype is not None else None
+    parts = None if side.other is None else empty(chunks, planned.blocks)
     stored: dict[str, Tensor | None] = {"states": states, "n_states": n_states}
     stored["parts"] = None if dtype is None else parts
     if segments == 1:
-        whole = Pass(all_tiles, side.C, side.n, **stored, **ends_of(1))
-        launch(plan, tiles, side, whole)
+        whole = Pass(side.C, side.n, **stored, **ends)
+        launch(call, planned, side, whole)
         last, n_last = whole.ends, whole.n_ends
     else:
-        added = Pass(segment_tiles, **ends_of(segments))
-        launch(plan, tiles, side, added)
+        added = Pass(**ends)
+        launch(call, planned, side, added)
         before, last = _join(added.ends, added.segment_g, side.C, side.reverse)
         n_before, n_last = _join(added.n_ends, added.segment_g, side.n, side.reverse) if normalize else (None, None)
         if dtype is not None:
-            launch(plan, tiles, side, Pass(segment_tiles, before, n_before, **stored))
+            launch(call, planned, side, Pass(before, n_before, **stored))
     assert last is not None
     through = None if parts is None else parts.sum(-1)
     n_last = None if n_last is None else n_last.view(batch, heads, d_u)
     return Walk(states, n_states, last.view(batch, heads, d_u, d_v), n_last, through)
 
 
-def launch(plan: Plan, tiles: StateTiles, side: Side, of: Pass) -> None:
+def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
     """Launch `chunk_states`."""
+    tiles, tma = planned.tiles, call.plan.tma
     u, v, other = side.u, side.v, None if of.parts is None else side.other
     batch, heads, T, d_v = v.shape
     d_u = u.shape[-1]
-    gates = plan.tile_gates(tiles.rows)
-    tiles_per_chunk = cdiv(plan.chunk_size, tiles.rows)
-    segments = cdiv(gates.g.shape[-1], of.segment_tiles)
-    blocks = cdiv(d_u, tiles.u) * cdiv(d_v, tiles.v)
+    gates = call.tile_gates(tiles.rows)
     sizes = Sizes(
-        plan.scale, batch, heads, heads // u.shape[1], T, d_u, d_v, tiles_per_chunk, of.segment_tiles
+        call.scale, batch, heads, heads // u.shape[1], T, d_u, d_v, planned.tiles_per_chunk, planned.segment_tiles
     )  # fmt: skip
     config = StateConfig(
         reverse=side.reverse,
         initial=of.before is not None,
         ends=of.ends is not None,
         states=of.states is not None,
-        normalize=plan.gate.normalize and not side.reverse,
+        normalize=call.gate.normalize and not side.reverse,
         has_denominator=side.inverse_denominator is not None,
         through=other is not None,
-        chunk_tiles=next_power_of_2(tiles_per_chunk) if other is not None else 1,
-        precision=plan.precision,
-        tma=plan.tma,
+        chunk_tiles=next_power_of_2(planned.tiles_per_chunk) if other is not None else 1,
+        precision=call.precision,
+        tma=tma,
         rows=tiles.rows,
         u=tiles.u,
         v=tiles.v,
     )
-    u_tiles, *u_strides = rows_argument(u, tiles.rows, tiles.u, plan.tma)
-    v_tiles, *v_strides = rows_argument(v, tiles.rows, tiles.v, plan.tma)
+    u_tiles, *u_strides = rows_argument(u, tiles.rows, tiles.u, tma)
+    v_tiles, *v_strides = rows_argument(v, tiles.rows, tiles.v, tma)
     matrices = [
-        None if x is None else matrices_argument(x, tiles.u, tiles.v, plan.tma)
+        None if x is None else matrices_argument(x, tiles.u, tiles.v, tma)
         for x in (of.before, of.states, of.ends, other)
     ]
     enqueue(
         chunk_states,
-        batch * heads * segments * blocks,
+        batch * heads * planned.segments * planned.blocks,
         u_tiles,
         v_tiles,
         *matrices,

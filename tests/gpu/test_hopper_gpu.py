@@ -15,7 +15,7 @@ import torch
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.hopper import backward, forward
 from tflabench.kernels.hopper.chunkwise import kernels
-from tflabench.kernels.hopper.shapes import D_HV, D_QK
+from tflabench.kernels.plan.hopper_shapes import D_HV, D_QK
 from tflabench.kernels.types import Implementation
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -1,4 +1,4 @@
-"""Time every tiling of each TFLA kernel on this GPU and print the fastest: so `kernels.tfla.config` got its table.
+"""Time every tiling of each TFLA kernel on this GPU and print the fastest: so `kernels.plan.tfla` got its table.
 
     python -m tflabench.bench.tune_tfla ROWS.jsonl [--seconds N]
 
@@ -25,10 +25,11 @@ from typing import Any, cast
 import torch
 
 from tflabench.kernels.gates import log_gates
-from tflabench.kernels.tfla.config import StateTiles, TileConfig, Tiles
+from tflabench.kernels.plan.sizes import USUAL, Sizes
+from tflabench.kernels.plan.tfla import StateTiles, TileConfig, Tiles, planned
+from tflabench.kernels.tfla.call import Call, Inputs, States
 from tflabench.kernels.tfla.grads import d_keys, d_queries, d_values
 from tflabench.kernels.tfla.outputs import hidden
-from tflabench.kernels.tfla.plan import Inputs, Plan, States
 from tflabench.kernels.tfla.states import Side, walk
 from tflabench.kernels.types import MLSTM_SIG
 
@@ -110,28 +111,29 @@ def bench(shape: Shape, chunk_size: int) -> Launcher:
         for d in (shape.d_qk, shape.d_qk, shape.d_hv, shape.d_hv)
     )
     f, i = torch.randn(B, H, T, device="cuda") + 3, torch.randn(B, H, T, device="cuda")
-    plan = Plan(
-        MLSTM_SIG, log_gates(f, i, MLSTM_SIG, (B, H, T), None), chunk_size, shape.d_qk**-0.5,
-        tma=True, precision="ieee", programs=PROGRAMS[0],
-    )  # fmt: skip
     config = TileConfig.for_shape(shape.d_qk, shape.d_hv, q.dtype, chunk_size, 90)
+    log = log_gates(f, i, MLSTM_SIG, (B, H, T), None)
+
+    def call(config: TileConfig) -> Call:
+        plan = planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, USUAL, config)
+        return Call(plan, MLSTM_SIG, log, shape.d_qk**-0.5, precision="ieee")
+
+    usual = call(config)
     inputs, forward = Inputs(q, k, v, dh=dh), Side(k, v)
-    stored = walk(plan, config.forward_states, forward, q.dtype).states
+    stored = walk(usual, usual.plan.forward_states, forward, q.dtype).states
     backward = Side(q, dh, other=stored, reverse=True)
     states = States(stored, None, first=False)
-    d_states = states._replace(states=walk(plan, config.backward_states, backward, q.dtype).states)
+    d_states = states._replace(states=walk(usual, usual.plan.backward_states, backward, q.dtype).states)
 
     def launch(kernel: str, tiles: Tiles | StateTiles, programs: int) -> Callable[[], object]:
-        if isinstance(tiles, StateTiles):
-            cut = replace(plan, programs=programs)
-            if kernel == "forward_states":
-                return lambda: walk(cut, tiles, forward, q.dtype)
-            return lambda: walk(cut, tiles, backward, q.dtype)
+        tuned = call(replace(config, programs=programs, **{kernel: tiles}))
         return {
-            "h": lambda: hidden(plan, tiles, inputs, states),
-            "dq": lambda: d_queries(plan, tiles, inputs, states, None),
-            "dk": lambda: d_keys(plan, tiles, inputs, d_states),
-            "dv": lambda: d_values(plan, tiles, inputs, d_states),
+            "forward_states": lambda: walk(tuned, tuned.plan.forward_states, forward, q.dtype),
+            "backward_states": lambda: walk(tuned, tuned.plan.backward_states, backward, q.dtype),
+            "h": lambda: hidden(tuned, inputs, states),
+            "dq": lambda: d_queries(tuned, inputs, states, None),
+            "dk": lambda: d_keys(tuned, inputs, d_states),
+            "dv": lambda: d_values(tuned, inputs, d_states),
         }[kernel]
 
     return launch

@@ -16,15 +16,17 @@ from tflabench.conclusions.prediction import Kernel, Source, predict
 from tflabench.implementations import bundled, registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.mlstm import GATES
+from tflabench.kernels.plan import hopper
 from tflabench.problem import DeviceKind, InputError, Problem
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
-from tflabench.theory import cost, fused, fused_kernels
+from tflabench.theory import cost, fused, launches
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.roofline import TimeBounds
 
 COMPUTES = (*GATES, *(op.name for op in bundled.RECURRENCES))  # of the mLSTM, and the other linear RNNs
 SMALLEST_CHUNK = 64
+FLOAT32_BYTES = 4
 WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
 
 
@@ -182,22 +184,18 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
     if kernel.modelled and kernel.algorithm == "fused":
-        cut = fused.segments(p, size)
-        state = p.d_qk * p.d_hv * fused_kernels.STATE_BYTES
-        states = heads * cut * state if cut > 1 else 0
-        sums = steps * sum(found.sum_bytes for found in fused_kernels.kernels(p, kernel.modelled.gate_gradients, group))
-        if tilewise := fused_kernels.tilewise(p, kernel.modelled.gate_gradients, group):
-            sums += steps * tilewise[0].state_bytes(p.element_bytes)  # C of tiles; dC lies where dv goes
-        saved = steps * 4 * 4 + states  # log gates and exponents of backward, float32
+        forward, backward = fused.planned(p, kernel.modelled.gate, size, kernel.modelled.gate_gradients, group)
+        shapes = hopper.saved(launches.sizes(p, group), size, stabilised=is_exp)
+        saved = sum(map(math.prod, shapes)) * FLOAT32_BYTES
+        works = backward.workspace_bytes(p.element_bytes) if backward else forward.workspace_bytes
     else:
         elements = cost.state_elements("exp" if is_exp else "sig", p.d_qk, p.d_hv)
-        width = 4 if kernel.algorithm == "unpipelined" else p.element_bytes
-        states = heads * math.ceil(p.seq_len / size) * elements * width
-        sums = 0
-        saved = steps * 4 if is_exp else 0  # 1 / denominator, float32
+        width = FLOAT32_BYTES if kernel.algorithm == "unpipelined" else p.element_bytes
+        works = heads * math.ceil(p.seq_len / size) * elements * width * (2 if p.pass_ == "fwbw" else 1)
+        saved = steps * FLOAT32_BYTES if is_exp else 0  # 1 / denominator
     if p.pass_ == "fw":
-        return Memory(given + made + states + saved, 0.0)
-    return Memory(2 * (given + made) + 2 * states + sums + saved, given + made + saved)
+        return Memory(given + made + works + saved, 0.0)
+    return Memory(2 * (given + made) + works + saved, given + made + saved)
 
 
 def _largest_batch(demand: Demand, needed: Memory, batch: int) -> int | None:

@@ -71,7 +71,7 @@ def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> Prediction:
         return Prediction(float(bounds.upper), "published bound", bounds)
     chip = Chip.of(gpu)
     terms = calibrated.predict(problem, kernel.modelled, chip)
-    launches = calibrated.launches(problem, kernel.modelled, chip.capability)
+    launches = calibrated.launches(problem, kernel.modelled, chip.device)
     outside = why_outside(terms, launches, counted, gpu)
     return Prediction(sum(terms.values()), "calibrated model", bounds, outside)
 

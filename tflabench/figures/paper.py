@@ -20,8 +20,9 @@ from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VER
 from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
 from tflabench.figures.overlay import PAPER, Overlay, Series
 from tflabench.figures.quantities import AXES, PASSES, Rows
+from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.problem import Pass, Problem
-from tflabench.theory import cost, fused, fused_kernels
+from tflabench.theory import cost, fused
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Gate
 from tflabench.theory.hardware import Ceilings, Gpu, find
@@ -88,7 +89,7 @@ def fig15(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
         keys=(Key("fewest FLOPs", RING, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
         caption=[
             "Modelled: Table 17 as published. The parallel form has one chunk of all T steps, the recurrent form T.",
-            f"Fused: tflabench.theory.fused, tiles of {fused_kernels.TILE} steps at every L.",
+            f"Fused: tflabench.theory.fused, tiles of {TILE} steps at every L.",
         ],
     )
 

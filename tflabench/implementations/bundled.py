@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 from tflabench.implementations.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
-from tflabench.kernels.hopper import shapes
-from tflabench.kernels.tfla import config as tiling
+from tflabench.kernels.plan import hopper_shapes
+from tflabench.kernels.plan import tfla as tfla_plan
+from tflabench.kernels.plan.sizes import USUAL, refuses_dtype, shared_memory
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
 from tflabench.theory.calibrated import Algorithm, Modelled
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
+from tflabench.theory.launches import sizes
 
 if TYPE_CHECKING:
     import torch
@@ -349,7 +351,7 @@ def refuse_decode(problem: Problem, device: str) -> str | None:
     return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
 
 
-def refuse_kernels(dtypes: str, problem: Problem, device: str) -> str | None:
+def refuse_kernels(problem: Problem, device: str) -> str | None:
     """Return why no kernel can run this, or None; `build` can tell the rest."""
     if problem.pass_ == "decode":
         return refuse_decode(problem, device)
@@ -357,39 +359,36 @@ def refuse_kernels(dtypes: str, problem: Problem, device: str) -> str | None:
         return "needs the package triton"
     if device != "cuda":
         return "needs a CUDA device"
-    if problem.dtype not in dtypes:
-        return f"takes {dtypes}, not {problem.dtype}"
     return None
 
 
 def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
     """Return why the Triton kernels cannot run this, or None."""
-    if reason := refuse_kernels("bfloat16, float16 and float32", problem, device):
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tfla_plan.DTYPES):
         return reason
     levels = 1 if one_level else 2
-    return tiling.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
+    return tfla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
 
 
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
-    """Return the shared memory of the largest launch, as kernels/tfla/config.py tiles it for a compute capability."""
-    p = problem
-    size = tiling.fitting(p.chunk_size or DEFAULT_CHUNK_SIZE, p.seq_len)
-    architecture = 10 * capability[0] + capability[1]
-    tiles = tiling.for_element_bytes(p.d_qk, p.d_hv, p.element_bytes, size, architecture)
-    return tiles.shared_bytes(p.element_bytes, architecture)
+    """Return the shared memory of the largest launch, as the plan tiles it for a compute capability."""
+    of, architecture = sizes(problem, group=1), 10 * capability[0] + capability[1]
+    chunk_size = problem.chunk_size or tfla_plan.default_chunk_size(of, levels=2)
+    plan = tfla_plan.planned(of, chunk_size, problem.element_bytes, USUAL._replace(architecture=architecture))
+    return plan.config.shared_bytes(problem.element_bytes, architecture)
 
 
 def refuse_hopper(problem: Problem, device: str) -> str | None:
     """Return why the fused kernels cannot run this, or None."""
-    if reason := refuse_kernels("bfloat16 and float16", problem, device):
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, hopper_shapes.DTYPES):
         return reason
-    return shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+    return hopper_shapes.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def hopper_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     """Return the shared memory that the fused kernels always use: all that a program can have on sm_90."""
     del problem, capability
-    return shapes.SHARED_MEMORY
+    return shared_memory(hopper_shapes.ARCHITECTURE)
 
 
 def _reference(form: Formulation, gate: GateName) -> Implementation:
@@ -418,7 +417,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         cost=partial(tfla_cost, gate),
         package="triton",
         compiles=True,
-        majors=(8, 12),
+        majors=tfla_plan.MAJORS,
         shared_bytes=tfla_shared_bytes,
         modelled=Modelled("tfla", gate),
     )
@@ -436,7 +435,7 @@ def _hopper(gate: GateName) -> Implementation:
         chunked=True,
         package="triton",
         compiles=True,
-        majors=(9, 9),
+        majors=hopper_shapes.MAJORS,
         shared_bytes=hopper_shared_bytes,
         modelled=Modelled("fused", gate),
     )
@@ -470,7 +469,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
         package="torch" if kernels == "reference" else "triton",
         compiles=kernels != "reference",
-        majors={"hopper": (9, 9), "tfla_xl": (8, 12)}.get(kernels),
+        majors={"hopper": hopper_shapes.MAJORS, "tfla_xl": tfla_plan.MAJORS}.get(kernels),
         shared_bytes={"hopper": hopper_shared_bytes, "tfla_xl": tfla_shared_bytes}.get(kernels),
         modelled=recurrence_model(op, kernels),
         operation=op.name,

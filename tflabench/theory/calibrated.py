@@ -19,12 +19,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tflabench.kernels.plan.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused, tfla
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.constants import FITTED, NXAI_STATE_BYTES, TFLA_STATE_BYTES
 from tflabench.theory.cost import Gate
-from tflabench.theory.hardware import HOPPER, Capability, Gpu
+from tflabench.theory.hardware import Gpu
 from tflabench.theory.launches import TERMS, Chip, Launch, total
 
 Algorithm = Literal["tfla", "unpipelined", "fused"]
@@ -58,8 +59,8 @@ class Modelled:
         return problem.heads if self.shared else 1
 
 
-def launches(problem: Problem, kernel: Modelled, capability: Capability = HOPPER) -> list[Launch]:
-    """Return the kernels of one call at `problem.chunk_size`, tiled for GPUs of a compute capability.
+def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:
+    """Return the kernels of one call at `problem.chunk_size`, as planned for a device.
 
     Raises:
         InputError: no chunk size, a decode step, or inputs that are not 16 bits wide: those kernels are others.
@@ -72,17 +73,17 @@ def launches(problem: Problem, kernel: Modelled, capability: Capability = HOPPER
         raise InputError(f"dtype is {problem.dtype!r}: the calibrated model knows the kernels of bfloat16 and float16")
     group = kernel.group(problem)
     if kernel.algorithm == "fused":
-        return fused.launches(problem, kernel.gate, problem.chunk_size, kernel.gate_gradients, group)
+        return fused.launches(problem, kernel.gate, problem.chunk_size, kernel.gate_gradients, group, device)
     tiles = None if kernel.algorithm == "tfla" else tfla.UNPIPELINED
     state_bytes = STATE_BYTES[kernel.algorithm]
     return tfla.launches(
-        problem, kernel.gate, problem.chunk_size, state_bytes, tiles, kernel.gate_gradients, group, capability
+        problem, kernel.gate, problem.chunk_size, state_bytes, tiles, kernel.gate_gradients, group, device
     )
 
 
 def predict(problem: Problem, kernel: Modelled, chip: Chip) -> dict[str, float]:
     """Seconds by term (see `launches.TERMS`) at `problem.chunk_size`; their sum is the predicted time."""
-    return total(launches(problem, kernel, chip.capability), chip)
+    return total(launches(problem, kernel, chip.device), chip)
 
 
 def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:

@@ -80,15 +80,7 @@ ENDS = _constant("ENDS", 2, "", "round trips of a program before and after its l
 
 # --- Of the bundled Triton kernels
 TFLA_STATE_BYTES = _constant("TFLA_STATE_BYTES", 2, "byte", "an element of chunk states: as the inputs", _TFLA)
-STATE_STEPS = _constant("STATE_STEPS", 64, "", "steps of a tile of the state walk", _TFLA)
-STATE_ROWS = _constant("STATE_ROWS", 64, "", "rows of the state in one of its programs", _TFLA)
-STATE_COLUMNS = _constant("STATE_COLUMNS", 128, "", "columns of the state in one of its programs", _TFLA)
-STATE_STAGES = _constant("STATE_STAGES", 3, "", "tiles of it that lie in shared memory at once", _TFLA)
-STATE_PROGRAMS = _constant("STATE_PROGRAMS", 264, "", "sequences are cut until the state walk has about these", _TFLA)
-NARROW = _constant("NARROW", 64, "", "rows of the state in one product with it, each waited for", _TFLA)
-BESIDE_TILES = _constant("BESIDE_TILES", 1024, "byte", "shared memory of a program besides its tiles", _TFLA)
 TILE_GATES = _constant("TILE_GATES", 24, "byte", "a step of the gates' sums within tiles", _TFLA)
-SUMMING_WAVES = _constant("SUMMING_WAVES", 8, "", "times STATE_PROGRAMS are kept where programs add up heads", _TFLA)
 
 # --- Of mlstm_kernels
 NXAI_STATE_BYTES = _constant("NXAI_STATE_BYTES", 4, "byte", "an element of chunk states: float32", _NXAI)
@@ -102,21 +94,7 @@ NXAI_WALK_STEPS = _constant("NXAI_WALK_STEPS", 128, "", "steps that the state wa
 NXAI_WALK_STATE = _constant("NXAI_WALK_STATE", 64, "", "rows and columns of the state in one of its programs", _NXAI)
 
 # --- Of the fused kernels
-TILE = _constant("TILE", 64, "", "steps of a tile", _HOPPER)
-STATE_BYTES = _constant("STATE_BYTES", 4, "byte", "an element of a state: float32, whatever the inputs are", _HOPPER)
-SUM_BYTES = _constant("SUM_BYTES", 4, "byte", "a row sum: float32", _HOPPER)
-EXPONENT_BYTES = _constant("EXPONENT_BYTES", 8, "byte", "both gates of a step: float32", _HOPPER)
 STABILISED_BYTES = _constant("STABILISED_BYTES", 8, "byte", "log f and m of a step, which exp has besides", _HOPPER)
-WIDTH = _constant("WIDTH", 256, "", "columns of the state that a program holds", _HOPPER)
-HEIGHT = _constant("HEIGHT", 128, "", "rows of the state that its two math roles can share", _HOPPER)
-PACK = _constant("PACK", 4, "", "heads of a program where they share q and k and have small states", _HOPPER)
-PACKED = _constant("PACKED", 64, "", "rows and columns of such a state", _HOPPER)
-MOST_ADDED_UP = _constant(
-    "MOST_ADDED_UP", 64, "", "heads whose dq and dk a program adds up, if ITEMS are left", _HOPPER
-)
-MULTIPROCESSORS = _constant("MULTIPROCESSORS", 132, "", "of an H100 or H200, which the kernels fill", _HOPPER)
-ITEMS = _constant("ITEMS", 7 * MULTIPROCESSORS, "", "work items", _HOPPER)
-JOINED = _constant("JOINED", 1024, "", "elements of a state in a program that joins segments", _HOPPER)
 CARRYING = _constant("CARRYING", 10, "", "programs on a multiprocessor that join segments, which fetch ahead", _HOPPER)
 ROLES = _constant("ROLES", 4, "", "groups of warps in a program: fetch, scores, and two that multiply", _HOPPER)
 

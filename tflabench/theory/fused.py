@@ -7,7 +7,7 @@ forward, Q, dH backward) computes the state that each starts from, in parts of a
 programs. L = T is best where batch * heads fill the chip, and elsewhere the L of as many segments as fill it
 (`best_chunk_size`); h alone, without a normaliser, needs half as many, for two programs can share a state. What does
 not fill a segment is the first one. Where that is half as long or less, and there is room on the chip, h of it is made
-during the state pass, which then has one segment less to go over (`Cut.concurrent`).
+during the state pass, which then has one segment less to go over (`Forward.first`).
 
 Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
 state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
@@ -15,10 +15,10 @@ dk and dv are one where a program can hold the whole of dC. h of heads that shar
 computed for four heads in a program, which reads q and k once for them.
 
 Backward of states of 64 x 64 is no walk, but for single heads without row sums: two state passes (`StatePass`) write C
-before and dC after every tile in 16 bits, then one kernel (`Gradients`) makes dq, dk, dv and row sums of a tile from
-the two, for up to 64 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of it
-waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once then.
-PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
+before and dC after every tile in 16 bits, then one kernel (`TileGradients`) makes dq, dk, dv and row sums of a tile
+from the two, for up to 64 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of
+it waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once
+then. PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slower of memory and matrix products, these over whole waves of
 programs. In us, mLSTMsig, with what an H200 took (walks; all: two others) and what the calibrated model makes of it,
@@ -55,120 +55,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
+from tflabench.kernels.plan.hopper_segments import Cut, Segments
+from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH
+from tflabench.kernels.plan.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
-from tflabench.theory.constants import (
-    CARRYING,
-    ENDS,
-    EXPONENT_BYTES,
-    HEIGHT,
-    JOINED,
-    MULTIPROCESSORS,
-    PACK,
-    PACKED,
-    ROLES,
-    STABILISED_BYTES,
-    STATE_BYTES,
-    TILE,
-    WIDTH,
-)
+from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
 from tflabench.theory.cost import Cost, Gate, flop_terms
-from tflabench.theory.fused_kernels import Gradients, Kernel, StatePass, Walk, kernels, walks
 from tflabench.theory.hardware import Gpu
-from tflabench.theory.launches import Chip, Launch
+from tflabench.theory.launches import Chip, Launch, sizes
+
+Planned = tuple[plans.Forward, plans.Backward | None]
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A sequence cut into `count` segments of `segment_tiles`; the first has the tiles that remain.
+def planned(
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
+) -> Planned:
+    """Return what forward and backward of a call launch; of the last state nobody asks.
 
-    Attributes:
-        concurrent: programs that walk over the first segment for h during the state pass; 0: it goes with the others.
+    Args:
+        gate_gradients: backward; without them no row sums.
+        group: heads that share one of q and k.
+        device: for which they are planned.
     """
-
-    tiles: int
-    segment_tiles: int
-    concurrent: int = 0
-
-    @property
-    def count(self) -> int:
-        """Return the number of segments."""
-        return math.ceil(self.tiles / self.segment_tiles)
-
-    @property
-    def first_tiles(self) -> int:
-        """Return the tiles of the first segment."""
-        return self.tiles - (self.count - 1) * self.segment_tiles
-
-    @property
-    def together(self) -> int:
-        """Segments of which h is one launch: all, or all but the first."""
-        return self.count - (self.concurrent > 0)
-
-    def passed(self, *, backward: bool) -> tuple[int, int]:
-        """Return the segments and tiles of a state pass: all but the walk's last segment and a concurrent one."""
-        if backward:
-            return self.count - 1, self.tiles - self.first_tiles
-        return self.together - 1, self.tiles - self.segment_tiles - self.first_tiles * (self.concurrent > 0)
-
-
-def cut(problem: Problem, gate: Gate, chunk_size: int, group: int = 1) -> Cut:
-    """Return the segments of a sequence as kernels/hopper/segment_states.py has them (`first_segment_programs`)."""
-    tiles = math.ceil(problem.seq_len / TILE)
-    found = Cut(tiles, min(tiles, max(1, chunk_size // TILE)))
-    h = walks(problem.with_(pass_="fw"), group=group)[0]
-    if found.count < 3 or 2 * found.first_tiles > found.segment_tiles or h.together > 1:
-        return found
-    concurrent = round(h.filling(problem, 1, gate == "exp").programs(problem, 1))
-    between = problem.batch * problem.heads * _pieces(problem) * (found.count - 2)
-    return replace(found, concurrent=concurrent) if concurrent + between <= MULTIPROCESSORS else found
+    of = sizes(problem, group)
+    forward = plans.forward(of, device, chunk_size, normalise=gate == "exp")
+    if problem.pass_ == "fw":
+        return forward, None
+    return forward, plans.backward(of, device, chunk_size, gate_gradients=gate_gradients)
 
 
 def launched(
-    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
 ) -> tuple[Kernel, ...]:
-    """Return `kernels`, as many rows in a program as fill the chip; of h as launched without a concurrent segment."""
-    of = cut(problem, gate, chunk_size, group)
-    found: list[Kernel] = []
-    for kernel in kernels(problem, gate_gradients, group):
-        if isinstance(kernel, Walk):
-            h = kernel.name == "h"
-            kernel = kernel.filling(problem, of.together if h else of.count, gate == "exp" and h)
-        found.append(kernel)
-    return tuple(found)
+    """Return the kernels of `planned`: h, of all segments but a concurrent first one, and those of backward."""
+    return _kernels(planned(problem, gate, chunk_size, gate_gradients, group, device))
+
+
+def _kernels(plan: Planned) -> tuple[Kernel, ...]:
+    forward, backward = plan
+    return forward.h, *(backward.kernels if backward else ())
 
 
 def segments(problem: Problem, chunk_size: int) -> int:
     """T/L, each a multiple of a tile; 1 where the chunk holds the sequence."""
-    return cut(problem, "sig", chunk_size).count
-
-
-def parts_of_a_segment(problem: Problem, of: Cut, *, backward: bool) -> int:
-    """Return how many parts a state pass cuts a segment into.
-
-    It doubles them while each program has a multiprocessor and joining them takes less than a walk over one.
-    """
-    pieces, together = _state_pass(problem)
-    programs = problem.batch * problem.heads * of.passed(backward=backward)[0] * pieces / together
-    chip, parts = MULTIPROCESSORS - (0 if backward else of.concurrent), 1
-    while (
-        0 < 2 * parts * programs <= chip
-        and of.segment_tiles % (2 * parts) == 0
-        and (2 * parts * of.count) ** 2 <= of.tiles
-    ):
-        parts *= 2
-    return parts
-
-
-def _pieces(problem: Problem) -> int:
-    """Programs of a state pass that share a state."""
-    return math.ceil(problem.d_qk / HEIGHT) * math.ceil(problem.d_hv / WIDTH)
-
-
-def _state_pass(problem: Problem) -> tuple[int, int]:
-    """Programs that share a state, heads of a program."""
-    return _pieces(problem), math.gcd(PACK, problem.heads) if problem.d_qk == problem.d_hv == PACKED else 1
+    return Segments.of(problem.seq_len, chunk_size).count
 
 
 def cost(
@@ -178,6 +111,7 @@ def cost(
     causal_factor: float = 0.5,
     gate_gradients: bool = True,
     group: int = 1,
+    device: Device = USUAL,
 ) -> Cost:
     """FLOPs and bytes of one call over batch and heads, as `tflabench.theory.cost.model` gives them.
 
@@ -186,90 +120,85 @@ def cost(
     and dk that are added up, and what segments take; no last state: the bench asks for none.
 
     Args:
-        gate_gradients, group: as for `walks`.
+        gate_gradients, group, device: as for `planned`.
     """
     _check(problem)
     p = problem
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     tile = sum((term(TILE) for term in flop_terms("chunkwise", gate, p.d_qk, p.d_hv, causal_factor).values()), 0.0)
-    found = kernels(p, gate_gradients, group)
-    h, *backward = found
+    plan = planned(p, gate, chunk_size, gate_gradients, group, device)
+    found = _kernels(plan)
+    h = plan[0].h
     shared_scores = (h.together - 1) * h.flops(causal_factor)["scores"]
     flops = steps * (tile / TILE - shared_scores)
-    flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in backward)
+    flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in found[1:])
     moved = steps * (_gate_bytes(p, gate) + _gate_gradient_bytes(p, gate, found) + _shared_gradient_bytes(p, found))
     moved += steps * sum(kernel.step_bytes(p.element_bytes) for kernel in found)
-    of = cut(p, gate, chunk_size, group)
-    if of.count > 1:
-        written = 0
-        for backward in (False, True)[: 2 if p.pass_ == "fwbw" else 1]:
-            passed, tiles = of.passed(backward=backward)
-            walked = steps * tiles / of.tiles
+    written = 0
+    for of_pass in plan:
+        if of_pass and (state_pass := of_pass.state_pass):
+            cut, parts = state_pass.cut, state_pass.parts
+            walked = steps * parts.tiles / cut.tiles
             flops += walked * 2 * p.d_qk * p.d_hv
-            moved += walked * (p.d_qk / group + p.d_hv) * p.element_bytes
-            written += 2 * parts_of_a_segment(p, of, backward=backward) * passed + of.count  # written, read, joined
-        written += of.count * sum(not isinstance(kernel, Gradients) for kernel in found)  # read by walks
-        written += of.concurrent > 0  # h of the first reads none and writes one, which is read to join the others to it
-        moved += heads * written * p.d_qk * p.d_hv * STATE_BYTES
-    return Cost(flops, moved)
+            moved += walked * state_pass.tensor_bytes(p.element_bytes)
+            written += 2 * len(parts.added) + cut.count  # written, read, joined
+            # h of the first reads none and writes one, which is read to join the others to it.
+            written += state_pass.resumed
+            kernels = of_pass.kernels if isinstance(of_pass, plans.Backward) else (h,)
+            written += cut.count * sum(not isinstance(kernel, TileGradients) for kernel in kernels)  # read by walks
+    return Cost(flops, moved + heads * written * p.d_qk * p.d_hv * plans.STATE_BYTES)
 
 
 def launches(
-    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1
+    problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool = True, group: int = 1, device: Device = USUAL
 ) -> list[Launch]:
     """Return the kernels of one call, as the calibrated model takes them; a walk of several launches several times."""
     _check(problem)
     p, exp = problem, gate == "exp"
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
-    of = cut(p, gate, chunk_size, group)
-    of_pass = launched(p, gate, chunk_size, gate_gradients, group)
+    plan = planned(p, gate, chunk_size, gate_gradients, group, device)
+    kernels = _kernels(plan)
     found = [_pointwise("gates", steps, _gate_bytes(p, gate))]
     if exp:
         found += [_pointwise("maxima of blocks", steps, 2 * p.element_bytes)]
-    if of.count > 1:
-        for backward in (False, True)[: 2 if p.pass_ == "fwbw" else 1]:
-            name = "dC" if backward else "C"
-            states = _launch_states(f"{name} of segments", p, of, group, backward=backward)
-            if of.concurrent and not backward:
-                h = of_pass[0]
-                assert isinstance(h, Walk)
-                first = _launch(h.filling(p, 1, exp), p, exp, 1, of.first_tiles / of.tiles, states=True)
-                states = _side_by_side(f"{name} of segments, h of the first", states, first)
-            parts = parts_of_a_segment(p, of, backward=backward)
-            joined = parts * of.passed(backward=backward)[0] + of.count + (of.concurrent > 0 and not backward)
+    for of_pass in plan:
+        if of_pass and (state_pass := of_pass.state_pass):
+            parts, elements = state_pass.parts, p.d_qk * p.d_hv
+            states = _launch_states(p, state_pass)
+            if isinstance(of_pass, plans.Forward) and of_pass.first:
+                states = _side_by_side(f"{states.name}, h of the first", states, _launch(of_pass.first, p, exp))
+            joined = len(parts.added) + state_pass.cut.count + state_pass.resumed
             found += [states, Launch(
-                f"{name}, joined", heads * p.d_qk * p.d_hv / JOINED, CARRYING, {},
-                {"states": heads * joined * p.d_qk * p.d_hv * STATE_BYTES}, trips=parts * of.count,
+                f"{state_pass.state}, joined", state_pass.carry(elements)[1], CARRYING, {},
+                {"states": heads * joined * elements * plans.STATE_BYTES},
+                trips=parts.per_segment * state_pass.cut.count,
             )]  # fmt: skip
-    for kernel in of_pass:
+    for kernel in kernels:
         if isinstance(kernel, Walk):
-            apart = kernel.name == "h" and of.concurrent > 0
-            share = 1 - of.first_tiles / of.tiles * apart
-            found += [_launch(kernel, p, exp, of.count - apart, share, states=of.count > 1)] * kernel.launches
+            found += [_launch(kernel, p, exp)] * kernel.launches
         else:
-            found += [_launch_tilewise(kernel, p, of.count)]
-    if shared := _shared_gradient_bytes(p, of_pass):
+            found += [_launch_by_tiles(kernel, p)]
+    if shared := _shared_gradient_bytes(p, kernels):
         found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
-    if sums := _gate_gradient_bytes(p, gate, of_pass):
-        if not any(isinstance(kernel, Gradients) for kernel in of_pass):
+    if sums := _gate_gradient_bytes(p, gate, kernels):
+        if not any(isinstance(kernel, TileGradients) for kernel in kernels):
             sums /= 2
             found += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 1, {}, {}, trips=ENDS)]
         found += [_pointwise("gate gradients", steps, sums)]
     return found
 
 
-def _launch_states(name: str, p: Problem, of: Cut, group: int, *, backward: bool) -> Launch:
+def _launch_states(p: Problem, of: StatePass) -> Launch:
     """Return the pass over segments that adds up what each part of one adds to the state."""
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
-    pieces, together = _state_pass(p)
-    passed, tiles = of.passed(backward=backward)
-    parts = heads * passed * parts_of_a_segment(p, of, backward=backward)
-    walked = steps * tiles / of.tiles
-    tensors = walked * (p.d_qk / group + p.d_hv) * p.element_bytes
+    walked = steps * of.parts.tiles / of.cut.tiles
     dd = p.d_qk * p.d_hv
     return Launch(
-        name, parts * pieces / together, 1, {"recomputation": walked * 2 * dd},
-        {"inputs and outputs": tensors, "states": parts * dd * STATE_BYTES},
+        of.name, of.items, 1, {"recomputation": walked * 2 * dd},
+        {
+            "inputs and outputs": walked * of.tensor_bytes(p.element_bytes),
+            "states": heads * len(of.parts.added) * dd * plans.STATE_BYTES,
+        },
         roles=ROLES - 1,
     )  # fmt: skip
 
@@ -286,8 +215,9 @@ def _side_by_side(name: str, one: Launch, other: Launch) -> Launch:
     )  # fmt: skip
 
 
-def _launch(walk: Walk, p: Problem, exp: bool, cut: int, share: float, *, states: bool) -> Launch:
-    """Return one of `walk.launches` over segments that have this share of the steps and start from states."""
+def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
+    """Return one launch of a walk."""
+    share = walk.cut.tiles_of(walk.segments) / walk.cut.tiles
     heads, steps = p.batch * p.heads, share * p.batch * p.heads * p.seq_len / walk.launches
     needed, whole = walk.flops(0.5), walk.flops(1.0)
     within = needed["outputs"] + needed["sums within"] + (0 if walk.scores_again else needed["scores"])
@@ -301,24 +231,26 @@ def _launch(walk: Walk, p: Problem, exp: bool, cut: int, share: float, *, states
         + (walk.launches - 1) * (whole["outputs"] + whole["sums within"])
         + (needed["state"] if walk.state_again else 0),
     }
+    states = heads * len(walk.segments) * p.d_qk * p.d_hv / walk.launches * plans.STATE_BYTES
     return Launch(
         walk.name,
-        walk.programs(p, cut),
+        walk.items,
         1,
         {term: steps * count for term, count in flops.items()},
         {
             "inputs and outputs": steps * walk.step_bytes(p.element_bytes),
-            "states": heads * cut * p.d_qk * p.d_hv / walk.launches * STATE_BYTES * states,
+            "states": states * (walk.cut.count > 1),
         },
-        vector_ops=steps * walk.launches * walk.pieces * walk.vector_ops(exp),
+        vector_ops=steps * walk.launches * walk.pieces * _vector_ops(walk, exp),
         roles=ROLES - (walk.together > 1),
     )
 
 
-def _launch_tilewise(kernel: StatePass | Gradients, p: Problem, cut: int) -> Launch:
+def _launch_by_tiles(kernel: StatePass | TileGradients, p: Problem) -> Launch:
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     needed, whole = kernel.flops(0.5), kernel.flops(1.0)
-    if isinstance(kernel, Gradients):
+    states, starts = kernel.state_bytes(p.element_bytes), 0
+    if isinstance(kernel, TileGradients):
         within = needed["scores"] + needed["outputs"]
         flops = {
             "between chunks": needed["through state"],
@@ -326,23 +258,45 @@ def _launch_tilewise(kernel: StatePass | Gradients, p: Problem, cut: int) -> Lau
             "causal waste": within,
             "recomputation": whole["scores again"],
         }
-        starts = 0
+        # Pairs: add exponents, mask, weigh both kinds, convert both; dv, dq, dk: weigh, add up, convert.
+        vector = TILE * (7 + EXP_LANES) + TILE * (6 + 2 / kernel.together)
+        # Pairs: multiply, add up twice; Q, V: convert, multiply, add up; C, dC: convert, multiply, add up.
+        vector += (3 * TILE + 6 * TILE + 4 * TILE) * kernel.sums
     else:
-        flops = {"recomputation" if kernel.again else "between chunks": needed["state"]}
-        starts = heads * cut * PACKED**2 * STATE_BYTES if cut > 1 else 0
-    states = kernel.state_bytes(p.element_bytes)
+        flops = {"between chunks" if kernel.reverse else "recomputation": needed["state"]}
+        starts = heads * kernel.cut.count * TILE**2 * plans.STATE_BYTES * (kernel.cut.count > 1)
+        vector = 3 * TILE + 2 * TILE  # Z: convert, weigh, round; S: decay, round
     return Launch(
         kernel.name,
-        kernel.programs(p, cut),
+        kernel.items,
         1,
         {term: steps * count for term, count in flops.items()},
         {
             "inputs and outputs": steps * (kernel.step_bytes(p.element_bytes) - states),
             "states": steps * states + starts,
         },
-        vector_ops=steps * kernel.vector_ops(),
-        roles=ROLES if isinstance(kernel, Gradients) else ROLES - 1,
+        vector_ops=steps * vector,
+        roles=ROLES if isinstance(kernel, TileGradients) else ROLES - 1,
     )
+
+
+def _vector_ops(walk: Walk, exp: bool) -> float:
+    """Pointwise operations of one program a step and head."""
+    height, width = min(walk.rows, walk.block_rows), min(walk.columns, WIDTH)
+    weights = TILE * (5 + EXP_LANES)  # of scores: scale by exponents, mask, convert
+    # Outputs and Z: weights, conversion; S: decay, conversion.
+    found = weights + 4 * walk.block_rows + 2 * height * width / TILE
+    if exp:
+        found += 2 * TILE
+    if walk.sums:  # X: convert, weigh, round, multiply, add up; S: round, subtract, round the rest
+        found += 5 * walk.block_rows + 2 * height * width / TILE
+    if walk.within:  # weigh, add up
+        found += (1 + walk.within) * TILE
+    if walk.with_dv:  # K: weights, conversion; dv: conversion
+        found += weights + 2 * walk.block_rows * (not walk.sums) + width
+    if walk.normalise:  # q and k: convert, multiply and add; weigh k
+        found += 5 * walk.columns
+    return found
 
 
 def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
@@ -357,33 +311,30 @@ def waves(
     Those of h are of all segments but a concurrent first one.
 
     Args:
-        gate_gradients, group: as for `walks`.
+        gate_gradients, group: as for `planned`.
 
     Raises:
         InputError: the GPU's multiprocessors are not known.
     """
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
-    of = cut(problem, gate, chunk_size, group)
-    found = launched(problem, gate, chunk_size, gate_gradients, group)
-    return {
-        kernel.name: kernel.programs(problem, of.together if kernel.name == "h" else of.count) / gpu.multiprocessors
-        for kernel in found
-    }
+    device = Device(USUAL.architecture, gpu.multiprocessors)
+    found = launched(problem, gate, chunk_size, gate_gradients, group, device)
+    return {kernel.name: kernel.items / gpu.multiprocessors for kernel in found}
 
 
 def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> float:
     """Seconds at `problem.chunk_size`, for overlapped walks over whole waves; see the module's text.
 
     Args:
-        gate_gradients, group: as for `walks`.
+        gate_gradients, group: as for `planned`.
 
     Raises:
         InputError: a head dimension or pass that the kernels do not take, or a GPU of which too little is known.
     """
     chip = Chip.of(gpu)
     found = 0.0
-    for launch in launches(problem, gate, problem.chunk_size or problem.seq_len, gate_gradients, group):
+    for launch in launches(problem, gate, problem.chunk_size or problem.seq_len, gate_gradients, group, chip.device):
         matrix = sum(launch.flops.values()) / chip.ceilings.flops_per_s
         memory = sum(launch.moved.values()) / chip.ceilings.bytes_per_s
         full = launch.waves(chip)
@@ -398,22 +349,16 @@ def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
     segments behind one half as long.
     """
     tiles = math.ceil(problem.seq_len / TILE)
-    sizes = {TILE * 2**n for n in range((tiles - 1).bit_length())} | {TILE * tiles}
+    candidates = {TILE * 2**n for n in range((tiles - 1).bit_length())} | {TILE * tiles}
     if problem.pass_ == "fw":
-        sizes |= {TILE * _with_a_short_first(tiles, n) for n in (2, 4, 8, 16) if 32 * n <= tiles}
-    ordered = sorted(sizes, reverse=True)
+        candidates |= {TILE * Cut(2 * n + 1).segment_tiles(tiles) for n in (2, 4, 8, 16) if 32 * n <= tiles}
+    ordered = sorted(candidates, reverse=True)
     return min(ordered, key=lambda size: runtime(problem.with_(chunk_size=size), gate, gpu))
-
-
-def _with_a_short_first(tiles: int, n: int) -> int:
-    """Tiles of n segments behind one half as long; from 32 on even, so that a state pass can cut them in two."""
-    found = math.ceil(2 * tiles / (2 * n + 1))
-    return found if found < 32 else found + found % 2
 
 
 def _gate_bytes(p: Problem, gate: Gate) -> float:
     """Return the bytes of a step: pre-activations to exponents."""
-    return 2 * p.element_bytes + EXPONENT_BYTES + STABILISED_BYTES * (gate == "exp")
+    return 2 * p.element_bytes + plans.EXPONENT_BYTES + STABILISED_BYTES * (gate == "exp")
 
 
 def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Kernel, ...]) -> float:
@@ -429,9 +374,11 @@ def _shared_gradient_bytes(p: Problem, found: tuple[Kernel, ...]) -> float:
     """Return the bytes a step and head of dq and dk that PyTorch adds up, of heads that share q and k or a program."""
     added_up = 0.0
     for kernel in found:
-        made = 2 if isinstance(kernel, Gradients) else isinstance(kernel, Walk) and kernel.of_qk
-        if made and kernel.together < kernel.group:
-            added_up += made * p.element_bytes * p.d_qk * (1 / kernel.together + 1 / kernel.group)
+        if isinstance(kernel, StatePass):
+            continue
+        made = 2 if isinstance(kernel, TileGradients) else kernel.of_qk
+        if made and kernel.together < kernel.sizes.group:
+            added_up += made * p.element_bytes * p.d_qk * (1 / kernel.together + 1 / kernel.sizes.group)
     return added_up
 
 

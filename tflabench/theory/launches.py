@@ -24,7 +24,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tflabench.problem import InputError
+from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import ROUND_TRIP_S
 from tflabench.theory.hardware import HOPPER, Capability, Ceilings, Gpu
 
@@ -90,6 +91,17 @@ class Chip:
         assert gpu.multiprocessors
         vector = gpu.float32_flops_per_s / 2
         return cls(ceilings or gpu.ceilings, vector, gpu.multiprocessors, capability=gpu.capability or HOPPER)
+
+    @property
+    def device(self) -> Device:
+        """Return the figures that kernels are planned by."""
+        major, minor = self.capability
+        return Device(10 * major + minor, self.multiprocessors)
+
+
+def sizes(problem: Problem, group: int) -> Sizes:
+    """Return the sizes of a call, of which `group` heads share one of q and k."""
+    return Sizes(problem.batch, problem.heads, group, problem.seq_len, problem.d_qk, problem.d_hv)
 
 
 @dataclass(frozen=True)

@@ -11,42 +11,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
+from tflabench.kernels.plan.sizes import USUAL, Device
+from tflabench.kernels.plan.tfla import Plan, planned
 from tflabench.problem import Problem
 from tflabench.theory.constants import (
-    BESIDE_TILES,
     ENDS,
     EXP_LANES,
-    NARROW,
     NXAI_INNER,
     NXAI_OUTER,
     NXAI_RESIDENT,
     NXAI_STEPS,
     NXAI_WALK_STATE,
     NXAI_WALK_STEPS,
-    STATE_COLUMNS,
-    STATE_PROGRAMS,
-    STATE_ROWS,
-    STATE_STAGES,
-    STATE_STEPS,
-    SUMMING_WAVES,
     TILE_GATES,
 )
 from tflabench.theory.cost import Gate, state_elements
-from tflabench.theory.hardware import HOPPER, SHARED_MEMORY_BYTES, Capability
-from tflabench.theory.launches import Launch
-
-
-def shared_memory(capability: Capability) -> int:
-    """Bytes that kernels/tfla/config.py reckons with on GPUs of this compute capability."""
-    return SHARED_MEMORY_BYTES.get(capability, min(SHARED_MEMORY_BYTES[8, 9], SHARED_MEMORY_BYTES[12, 0]))
-
-
-def state_tile(capability: Capability) -> tuple[int, int, int, int]:
-    """Return steps, rows and columns of the state in a program of the state walk, and tiles of steps on their way."""
-    if capability >= HOPPER:
-        return STATE_STEPS, STATE_ROWS, STATE_COLUMNS, STATE_STAGES
-    return STATE_STEPS, STATE_ROWS, STATE_COLUMNS // 2, STATE_STAGES - 1
+from tflabench.theory.launches import Launch, sizes
 
 
 @dataclass(frozen=True)
@@ -55,7 +37,7 @@ class Tiles:
 
     Attributes:
         rows, cols, outer: steps of a program, steps of its loop, columns of its output.
-        inner: block of the dimension summed in x . y.
+        inner, narrow: block of the dimension summed in x . y, and in the product with the state.
         resident: programs on a multiprocessor at once, as shared memory allows.
         pipelined: tiles of the loop are fetched ahead; else every fetch is waited for.
     """
@@ -63,62 +45,26 @@ class Tiles:
     rows: int
     cols: int
     inner: int
+    narrow: int
     outer: int
     resident: int
     pipelined: bool = True
 
-    @classmethod
-    def of(cls, d_in: int, d_out: int, chunk_size: int, element_bytes: int, capability: Capability = HOPPER) -> Tiles:
-        """Return the tiling that kernels/tfla/config.py picks for 16-bit elements: the first that fits."""
-        tile = min(chunk_size & -chunk_size, 128)
-        whole = _power_of_two(d_in)
-        if capability < HOPPER:
-            return cls._before_hopper(d_in, d_out, tile, element_bytes, shared_memory(capability))
-        outer = _block(d_out, 256)
-        short = ((64, 32, whole, 2, 2), (64, 64, _block(d_in, 128), 2, 2))
-        options = (  # rows, cols, inner, stages, resident
-            (64, 64, whole, 2, 2),
-            (64, 32, whole, 3, 2),
-            *(short if chunk_size < 1024 else ()),
-            (128, 64, whole, 2, 1),
-            (128, 32, whole, 2, 1),
-            (128, 64, _block(d_in, 128), 3, 1),
-            (64, 32, _block(d_in, 64), 2, 1),
-        )
-        for rows, cols, inner, stages, resident in options:
-            rows = min(rows, tile)
-            cols = min(cols, rows)
-            room = shared_memory(capability) // resident - BESIDE_TILES * (resident - 1)
-            if element_bytes * (rows * inner + stages * cols * (inner + outer)) <= room:
-                break
-        return cls(rows, cols, inner, outer, resident)
 
-    @classmethod
-    def _before_hopper(cls, d_in: int, d_out: int, tile: int, element_bytes: int, shared: int) -> Tiles:
-        """Ampere's and Ada's, of at most 64 steps; of programs as many as fit, two at most for their registers."""
-        whole, outer = _power_of_two(d_in), _block(d_out, 128)
-        rows = min(64, tile)
-        for cols, inner, stages, most in (
-            (64, whole, 3, shared // 2 - BESIDE_TILES),
-            (64, whole, 2, shared),
-            (32, whole, 2, shared),
-            (32, _block(d_in, 128), 2, shared),
-            (32, _block(d_in, 64), 1, shared),
-        ):
-            cols = min(cols, rows)
-            needed = element_bytes * (rows * inner + stages * cols * (inner + outer))
-            if needed <= most:
-                break
-        return cls(rows, cols, inner, outer, min(2, shared // (needed + BESIDE_TILES)))
+def tiling(plan: Plan, name: str) -> Tiles:
+    """Return the tiles of a launch of the bundled parallel kernel: "h", "dq", "dk" or "dv"."""
+    tiles = getattr(plan, name).tiles
+    resident = tiles.resident(plan.element_bytes, plan.device.architecture)
+    return Tiles(tiles.rows, tiles.cols, tiles.inner, tiles.narrow, tiles.outer, resident)
 
 
 # mlstm_kernels' xl_chunk kernels load tile by tile without asynchronous copies (paper, App. G.1).
-UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_OUTER, NXAI_RESIDENT, pipelined=False)
+UNPIPELINED = Tiles(NXAI_STEPS, NXAI_STEPS, NXAI_INNER, NXAI_INNER, NXAI_OUTER, NXAI_RESIDENT, pipelined=False)
 
 
 def launches(
     problem: Problem, gate: Gate, chunk_size: int, state_bytes: float, tiles: Tiles | None = None,
-    gate_gradients: bool = True, group: int = 1, capability: Capability = HOPPER,
+    gate_gradients: bool = True, group: int = 1, device: Device = USUAL,
 ) -> list[Launch]:  # fmt: skip
     """Return the kernels of one call, in order.
 
@@ -128,12 +74,12 @@ def launches(
         tiles: of all four roles; None for those that fit each.
         gate_gradients: backward; without them their kernel is not launched, the others are the same.
         group: heads that share one of q and k, which then come from memory once.
-        capability: compute capability of the GPU, for which the kernels choose their tiles.
+        device: for which the kernels are planned.
     """
-    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles, group, capability)
+    p, call = problem, _Call(problem, gate, chunk_size, state_bytes, tiles, group, device)
     qk, hv = p.d_qk * p.element_bytes, p.d_hv * p.element_bytes
     q_or_k = qk / group
-    d_of_head = qk / call.members(p.d_hv, p.d_qk)
+    d_of_head = qk / (1 if tiles else call.plan.dq.members)
     exp = 4 if gate == "exp" else 0  # one float32 a step: m, then 1 / denominator
     gates = [call.small("gates", 2 * p.element_bytes + 8 + exp), *[call.small("sums of gates", 8 + TILE_GATES)] * 2]
     forward = [*gates, *call.walk("C"), call.parallel("H", p.d_qk, p.d_hv, 2 * q_or_k + 2 * hv + exp)]
@@ -162,7 +108,13 @@ class _Call:
     state_bytes: float
     tiles: Tiles | None
     group: int
-    capability: Capability
+    device: Device
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the bundled kernels."""
+        p = self.problem
+        return planned(sizes(p, self.group), self.chunk_size, p.element_bytes, self.device)
 
     @property
     def heads(self) -> int:
@@ -182,13 +134,6 @@ class _Call:
         p = self.problem
         return self.heads * self.chunks * state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
 
-    def members(self, d_in: int, d_out: int) -> int:
-        """Heads whose dQ or dK a program adds up: a divisor of those that share one, while programs are enough."""
-        tiles = self._tiles(d_in, d_out)
-        programs = self.steps / tiles.rows * math.ceil(d_out / tiles.outer)
-        sizes = (n for n in range(1, self.group + 1) if self.group % n == 0)
-        return max((n for n in sizes if programs // n >= SUMMING_WAVES * STATE_PROGRAMS), default=1)
-
     def small(self, name: str, step_bytes: float) -> Launch:
         """Return a kernel over the gates alone: bytes and a launch."""
         return Launch(name, 1, 1, {}, {"inputs and outputs": self.steps * step_bytes})
@@ -202,14 +147,13 @@ class _Call:
         if self.tiles:
             rows = min(NXAI_WALK_STEPS, self.chunk_size)
             u, v = min(NXAI_WALK_STATE, p.d_qk), min(NXAI_WALK_STATE, p.d_hv)
+            blocks, segments = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v), 1
             resident, waits = self.tiles.resident, math.ceil(p.seq_len / rows)
         else:
-            rows, u, v, stages = state_tile(self.capability)
-            u, v = min(u, p.d_qk), min(v, p.d_hv)
-            tiles_bytes = stages * rows * (u + v) * p.element_bytes
-            resident, waits = max(1, shared_memory(self.capability) // tiles_bytes), 0
-        blocks = math.ceil(p.d_qk / u) * math.ceil(p.d_hv / v)
-        segments = 1 if self.tiles else max(1, min(self.chunks, STATE_PROGRAMS // (self.heads * blocks)))
+            tiles, blocks, _, _, segments = self.plan.forward_states
+            rows, u, v = tiles.rows, min(tiles.u, p.d_qk), min(tiles.v, p.d_hv)
+            resident = max(1, self.device.shared_memory // (tiles.stages * rows * (u + v) * p.element_bytes))
+            waits = 0
         ends = 3 * self.heads * segments * p.d_qk * p.d_hv * 4  # float32: written, read and written when joined
 
         def launch(name: str, reason: str, states: float) -> Launch:
@@ -233,7 +177,7 @@ class _Call:
         """Return the parallel kernel in one of its roles; `again`: an earlier one has computed the same scores."""
         p, steps = self.problem, self.steps
         L = min(self.chunk_size, p.seq_len)
-        own = self._tiles(d_in, d_out)
+        own = self.tiles or tiling(self.plan, name.lower())
         rows, cols, outer = min(own.rows, L), min(own.cols, L), min(own.outer, d_out)
         blocks = math.ceil(d_out / outer)
         needed, computed = L / 2, (L + rows) / 2  # steps of the other side that a row meets, on average
@@ -256,24 +200,5 @@ class _Call:
             },
             moved={"inputs and outputs": steps * (step_bytes + TILE_GATES), "states": self.states},
             vector_ops=steps * blocks * (computed * per_score + 2 * d_in + 2 * outer),
-            trips=ENDS + math.ceil(d_in / NARROW) + computed / cols * waits,
+            trips=ENDS + math.ceil(d_in / own.narrow) + computed / cols * waits,
         )
-
-    def _tiles(self, d_in: int, d_out: int) -> Tiles:
-        p, size = self.problem, min(self.chunk_size, _power_of_two(self.problem.seq_len))
-        return self.tiles or Tiles.of(d_in, d_out, size, p.element_bytes, self.capability)
-
-
-def _block(d: int, limit: int) -> int:
-    """Return the block for a dimension d: all of it up to `limit`, else the largest that pads d by at most a third."""
-    whole = _power_of_two(d)
-    if whole <= limit:
-        return whole
-    block = limit
-    while block > 64 and math.ceil(d / block) * block * 3 > 4 * d:
-        block //= 2
-    return block
-
-
-def _power_of_two(d: int) -> int:
-    return max(16, 2 ** math.ceil(math.log2(d)))

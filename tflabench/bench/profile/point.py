@@ -148,7 +148,7 @@ def expected_kernels(
         return ()
     try:
         chip = Chip.of(gpu, ceilings)
-        launches = calibrated.launches(problem, impl.modelled, chip.capability)
+        launches = calibrated.launches(problem, impl.modelled, chip.device)
     except InputError:  # a size, a dtype or a GPU that this model knows too little of
         return ()
     return tuple(

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import LogGates, TileGates, tile_gates
+from tflabench.kernels.plan.tfla import Plan
 from tflabench.kernels.types import Gate
 
 
@@ -47,41 +47,28 @@ class States(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Say how a call is run, to the launchers of kernels.
+class Call:
+    """Tell launchers of kernels of a call, but for its tensors.
 
     Attributes:
+        plan: what is launched.
         gate, gates: the gate, and its log gates (B, H, T).
-        chunk_size: steps between materialised states, a multiple of every tile.
         scale: of q.
-        tma: whether tiles travel by host-made descriptors (compute capability 9.0 and later, and the interpreter).
         precision: Triton's input_precision of float32 products.
-        programs: at least as many should run at once.
     """
 
+    plan: Plan
     gate: Gate
     gates: LogGates
-    chunk_size: int
     scale: float
-    tma: bool
     precision: str
-    programs: int
     _tile_gates: dict[int, TileGates] = field(default_factory=dict[int, TileGates])
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of the sequence."""
-        return cdiv(self.gates.log_f.shape[-1], self.chunk_size)
 
     def tile_gates(self, tile: int) -> TileGates:
         """Return `gates.tile_gates`, computed once for each tile size."""
         if tile not in self._tile_gates:
             self._tile_gates[tile] = tile_gates(self.gates, tile)
         return self._tile_gates[tile]
-
-    def segments(self, programs: int) -> int:
-        """Return how many segments to cut the sequence into, where each has this many programs."""
-        return max(1, min(self.chunks, self.programs // programs))
 
 
 def float32_precision(dtype: torch.dtype) -> str:

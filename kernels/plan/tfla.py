@@ -1,23 +1,27 @@
-"""Choose how the kernels are tiled: one frozen value, by a heuristic for any shape and chip, measured on Hopper.
+"""Plan the Triton kernels of the paper's algorithm: tiles by a heuristic for any shape and GPU, segments, programs.
 
-Imports no torch, so that what a launch needs can be told for a GPU that is not here.
+The heuristic was measured on sm_90.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
+
+from .sizes import USUAL, Device, Sizes, shared_memory
 
 if TYPE_CHECKING:
     import torch
 
-SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448, 103: 232_448}  # bytes a program can use, by architecture
-SMALLEST_SHARED_MEMORY = 101_376
+MAJORS = (8, 12)  # the lowest and the highest major compute capability that they are for
+DTYPES = ("bfloat16", "float16", "float32")
 SMALL_BUFFERS = 2048  # bytes: barriers, and what sums over rows and columns pass between warps
+BESIDE_TILES = 1024  # bytes of shared memory that a second program on a multiprocessor needs besides its tiles
 ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
+SUMMING_WAVES = 8  # programs add up heads while these are left that often, see `TileConfig.programs`
 
 
 def has_asynchronous_products(architecture: int) -> bool:
@@ -60,6 +64,10 @@ class Tiles:
         buffers = buffered(self.stages, architecture)
         scores = 0 if has_asynchronous_products(architecture) else self.rows * self.cols
         return size * max(self._loop(buffers) + scores, self._state()) + SMALL_BUFFERS
+
+    def resident(self, size: int, architecture: int) -> int:
+        """Return how many programs a multiprocessor runs at once: two at most, for their registers."""
+        return min(2, shared_memory(architecture) // (self.tile_bytes(size) + BESIDE_TILES))
 
     def _loop(self, buffers: int) -> int:
         return self.rows * self.inner + buffers * self.cols * (self.inner + self.outer)
@@ -137,13 +145,13 @@ def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architect
     """
     tile = largest_tile(chunk_size, 128)
     whole = max(16, next_power_of_2(d_in))
-    limit = SHARED_MEMORY.get(architecture, SMALLEST_SHARED_MEMORY)
+    limit = shared_memory(architecture)
     if size == 4:  # IEEE float32 has no tensor cores: operands live in registers
         rows = min(tile, 32)
         return Tiles(rows, rows, _block(d_in, 32), _block(d_out, 64), warps=4, stages=1)
     if architecture >= 90:
         outer = _block(d_out, 256)
-        half = limit // 2 - 1024  # two programs a multiprocessor hide each other's latencies
+        half = limit // 2 - BESIDE_TILES  # two programs a multiprocessor hide each other's latencies
         short = [(64, 32, whole, 2, half), (64, 64, _block(d_in, 128), 2, half)]
         options = [  # rows, cols, inner, stages, bytes
             (64, 64, whole, 2, half),
@@ -157,18 +165,19 @@ def _parallel_tiles(d_in: int, d_out: int, size: int, chunk_size: int, architect
     else:
         outer = _block(d_out, 128)
         options = [
-            (64, 64, whole, 3, limit // 2 - 1024),
+            (64, 64, whole, 3, limit // 2 - BESIDE_TILES),
             (64, 64, whole, 2, limit),
             (64, 32, whole, 2, limit),
             (64, 32, _block(d_in, 128), 2, limit),
             (64, 32, _block(d_in, 64), 1, limit),
         ]
-    for rows, cols, inner, stages, most in options:
-        rows = min(rows, tile)
-        tiles = Tiles(rows, min(cols, rows), inner, outer, warps=8 if rows == 128 else 4, stages=stages)
-        if tiles.tile_bytes(size) <= most:
-            return tiles
-    raise AssertionError(f"no tiling of d_in={d_in}, d_out={d_out} fits {limit} bytes of shared memory")
+    tilings = [
+        (Tiles(min(rows, tile), min(cols, rows, tile), inner, outer, warps=8 if min(rows, tile) == 128 else 4,
+               stages=stages), most)
+        for rows, cols, inner, stages, most in options
+    ]  # fmt: skip
+    # The last one fits up to head dimensions of 1024.
+    return next((tiles for tiles, most in tilings if tiles.tile_bytes(size) <= most), tilings[-1][0])
 
 
 def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture: int) -> StateTiles:
@@ -178,6 +187,121 @@ def _state_tiles(d_qk: int, d_hv: int, size: int, chunk_size: int, architecture:
     if architecture < 90:
         return StateTiles(rows, _block(d_qk, 64), _block(d_hv, 64), warps=4, stages=2)
     return StateTiles(rows, _block(d_qk, 64), _block(d_hv, 128), warps=4, stages=3)
+
+
+class StateWalk(NamedTuple):
+    """The walk over a sequence that makes the states of chunks, or their gradients.
+
+    Attributes:
+        tiles: its tiling.
+        blocks: programs that share a state.
+        tiles_per_chunk: tiles of a chunk.
+        segment_tiles: tiles of a segment.
+        segments: of a sequence. With several there are two passes: what each adds, then the states.
+    """
+
+    tiles: StateTiles
+    blocks: int
+    tiles_per_chunk: int
+    segment_tiles: int
+    segments: int
+
+
+class Outputs(NamedTuple):
+    """A launch of the parallel kernel.
+
+    Attributes:
+        tiles: its tiling.
+        blocks: programs that share the rows of an output.
+        members: heads whose outputs a program adds up.
+        programs: that are launched.
+    """
+
+    tiles: Tiles
+    blocks: int
+    members: int
+    programs: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that forward and backward of a call launch.
+
+    Attributes:
+        sizes, chunk_size: of the call; the chunk size is that of `fitting`.
+        element_bytes: of an element of q.
+        config: tiles, and what else can be tuned.
+        device: for which it is.
+        forward_states, backward_states: the walks for C and dC.
+        h, dq, dk, dv: the launches of the parallel kernel.
+    """
+
+    sizes: Sizes
+    chunk_size: int
+    element_bytes: int
+    config: TileConfig
+    device: Device
+    forward_states: StateWalk = field(init=False)
+    backward_states: StateWalk = field(init=False)
+    h: Outputs = field(init=False)
+    dq: Outputs = field(init=False)
+    dk: Outputs = field(init=False)
+    dv: Outputs = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("forward_states", "backward_states"):
+            object.__setattr__(self, name, self.walk(getattr(self.config, name)))
+        for name in ("h", "dq", "dk", "dv"):
+            object.__setattr__(self, name, self.outputs(getattr(self.config, name), of_qk=name in ("dq", "dk")))
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a sequence."""
+        return cdiv(self.sizes.steps, self.chunk_size)
+
+    @property
+    def tma(self) -> bool:
+        """Tell whether tiles travel by descriptors that the host makes."""
+        return self.device.architecture >= 90
+
+    @property
+    def programs(self) -> int:
+        """Programs that should run at once, at least."""
+        return self.config.programs * self.device.multiprocessors // USUAL.multiprocessors
+
+    def walk(self, tiles: StateTiles) -> StateWalk:
+        """Return a walk over states."""
+        sizes, chunks = self.sizes, self.chunks
+        blocks = cdiv(sizes.d_qk, tiles.u) * cdiv(sizes.d_hv, tiles.v)
+        segments = max(1, min(chunks, self.programs // (sizes.rows * blocks)))
+        tiles_per_chunk, all_tiles = cdiv(self.chunk_size, tiles.rows), cdiv(sizes.steps, tiles.rows)
+        segment_tiles = min(all_tiles, tiles_per_chunk * cdiv(chunks, segments))
+        return StateWalk(tiles, blocks, tiles_per_chunk, segment_tiles, cdiv(all_tiles, segment_tiles))
+
+    def outputs(self, tiles: Tiles, *, of_qk: bool) -> Outputs:
+        """Return a launch of the parallel kernel for dq or dk, or for h or dv."""
+        sizes = self.sizes
+        blocks = cdiv(sizes.d_qk if of_qk else sizes.d_hv, tiles.outer)
+        programs = sizes.rows * cdiv(sizes.steps, tiles.rows) * blocks
+        sharing = sizes.group if of_qk and self.tma else 1  # without TMA addresses take the registers that a sum needs
+        members = heads_added_up(sharing, programs, SUMMING_WAVES * self.programs)
+        return Outputs(tiles, blocks, members, programs // members)
+
+
+def heads_added_up(sharing: int, programs: int, enough: int) -> int:
+    """Return how many of `sharing` heads a program adds up: the largest divisor that leaves `enough` programs."""
+    divisors = [n for n in range(1, sharing + 1) if sharing % n == 0]
+    return max([n for n in divisors if programs // n >= enough], default=1)
+
+
+@lru_cache(4096)
+def planned(
+    sizes: Sizes, chunk_size: int, element_bytes: int, device: Device, config: TileConfig | None = None
+) -> Plan:
+    """Return the plan of a call, tiled as `for_element_bytes` says where no config is given."""
+    size = fitting(chunk_size, sizes.steps)
+    config = config or for_element_bytes(sizes.d_qk, sizes.d_hv, element_bytes, size, device.architecture)
+    return Plan(sizes, size, element_bytes, config, device)
 
 
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> str | None:
@@ -197,6 +321,17 @@ def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> 
     if chunk_size < 16 or chunk_size % 16:
         return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
     return None
+
+
+def default_chunk_size(sizes: Sizes, levels: int) -> int:
+    """Return the chunk size that measured best: states cost bytes, long chunks cost FLOPs. Steps may be a symbol."""
+    if levels == 1:
+        return 64
+    best = 128 if sizes.d_qk * sizes.d_hv <= 128 * 128 else 256
+    size = 16
+    while best > size and sizes.steps > size:  # comparisons: torch.compile then does so once for all long sequences
+        size *= 2
+    return size
 
 
 def fitting(chunk_size: int, T: int) -> int:

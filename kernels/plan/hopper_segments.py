@@ -1,0 +1,282 @@
+"""Cut sequences into segments, so that the programs of the fused kernels fill a GPU: the L of "auto".
+
+One segment where batch * heads programs fill it, else segments of which each is a program or several. With n of them a
+walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor. A state pass over all
+segments but one goes before it. n depends on the next power of two of tiles: torch.compile, for which T may be a
+symbol, compiles once for each. Forward has more programs than backward where two share a state (`WalkShape.filling`),
+so it is cut into fewer segments where no backward is to come, and before one where that is worth it
+(`chosen_for_forward`).
+
+Costs are in times of a tile of h, dv, dq or dk, as measured on sm_90
+(docs/decisions/2026-11-23-choice-of-segments.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from tflabench.kernels.cover import cdiv
+
+from .hopper_shapes import HEIGHT, TILE, WIDTH, StatePassShape, WalkShape, heads_together
+from .sizes import Device, Sizes
+
+
+class Segments(NamedTuple):
+    """The segments of a sequence, which programs walk over side by side.
+
+    Attributes:
+        tiles: tiles of the sequence.
+        segment_tiles: tiles of every segment but the first, which has the remainder.
+        count: number of segments.
+    """
+
+    tiles: int
+    segment_tiles: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  (tuple.count, which nobody calls)
+
+    @classmethod
+    def of(cls, steps: int, chunk_size: int) -> Segments:
+        """Return the segments of a sequence of `steps` steps, `chunk_size` each."""
+        tiles = cdiv(steps, TILE)
+        return cls.of_tiles(tiles, min(tiles, max(1, chunk_size // TILE)))
+
+    @classmethod
+    def of_tiles(cls, tiles: int, segment_tiles: int) -> Segments:
+        """Return the segments of a sequence of `tiles` tiles."""
+        return cls(tiles, segment_tiles, cdiv(tiles, segment_tiles))
+
+    @property
+    def first_tiles(self) -> int:
+        """Tiles of the first segment."""
+        return self.tiles - (self.count - 1) * self.segment_tiles
+
+    def tiles_of(self, segments: range) -> int:
+        """Return the tiles of consecutive segments."""
+        lacking = self.segment_tiles - self.first_tiles
+        return len(segments) * self.segment_tiles - lacking * (0 in segments)
+
+
+class Parts(NamedTuple):
+    """The parts into which a state pass cuts segments, for more programs.
+
+    Attributes:
+        cut: parts as the segments of a sequence.
+        per_segment: parts of every segment but the first, which has what remains.
+        added: the parts whose states are added up.
+    """
+
+    cut: Segments
+    per_segment: int
+    added: range
+
+    @classmethod
+    def of(cls, cut: Segments, per_segment: int, *, reverse: bool, end: bool, resumed: bool) -> Parts:
+        """Return the parts of segments.
+
+        Args:
+            end: the state after the last segment of the walk is asked for.
+            resumed: the state after the first segment is made elsewhere.
+        """
+        parts = Segments.of_tiles(cut.tiles, cut.segment_tiles // per_segment)
+        of_first = parts.count - per_segment * (cut.count - 1)
+        begin = of_first if resumed or (reverse and not end) else 0
+        return cls(parts, per_segment, range(begin, parts.count - (0 if end or reverse else per_segment)))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the parts whose states are added up."""
+        return self.cut.tiles_of(self.added)
+
+
+def first_segment_programs(sizes: Sizes, cut: Segments, chip: int, *, normalise: bool) -> int:
+    """Return how many programs make h of the first segment while a state pass goes over those between it and the last.
+
+    0 where it is too long for that, where there is no room, or where heads share a program.
+
+    Args:
+        chip: multiprocessors.
+    """
+    if cut.count < 3 or 2 * cut.first_tiles > cut.segment_tiles or (not normalise and heads_together(sizes) > 1):
+        return 0
+    rows, d_qk, d_hv = sizes.rows, sizes.d_qk, sizes.d_hv
+    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=normalise).pieces(d_hv)
+    between = rows * cdiv(d_qk, HEIGHT) * cdiv(d_hv, WIDTH) * (cut.count - 2)
+    return programs if programs + between <= chip else 0
+
+
+def parts_per_segment(cut: Segments, programs: int, chip: int) -> int:
+    """Return into how many parts a state pass cuts a segment.
+
+    Twice as many where less than half of the chip would be taken, as long as joining them takes less time than walking
+    over them.
+
+    Args:
+        programs: of uncut segments.
+        chip: multiprocessors.
+    """
+    parts = 1
+    while (
+        2 * parts * programs <= chip
+        and cut.segment_tiles % (2 * parts) == 0
+        and (2 * parts * cut.count) ** 2 <= cut.tiles
+    ):
+        parts *= 2
+    return parts
+
+
+# --- Choice -----------------------------------------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """A number of half segments of a sequence.
+
+    An odd number leaves half a segment or less for the first. The walk over that may then run while the state pass goes
+    over the others (`first_segment_programs`).
+    """
+
+    halves: int
+
+    def segment_tiles(self, tiles: int) -> int:
+        """Return the tiles of a segment, from 32 on an even number, so that a state pass can cut it in two."""
+        segment = cdiv(2 * tiles, self.halves)
+        return segment if segment < 32 else segment + segment % 2
+
+    def chunk_size(self, steps: int) -> int:
+        """Return the steps of a segment."""
+        return TILE * self.segment_tiles(cdiv(steps, TILE))
+
+
+class Shape(NamedTuple):
+    """Numbers that a cut depends on.
+
+    Attributes:
+        sizes: with the next power of two of a sequence's tiles. The batch may be a symbol.
+        norm: with a normaliser.
+        chip: multiprocessors.
+    """
+
+    sizes: Sizes
+    norm: bool
+    chip: int
+
+    @classmethod
+    def of(cls, sizes: Sizes, device: Device, *, norm: bool) -> Shape:
+        """Return the numbers of a call."""
+        tiles = 1
+        while TILE * tiles < sizes.steps:
+            tiles *= 2
+        fixed = map(int, (sizes.heads, sizes.group, TILE * tiles, sizes.d_qk, sizes.d_hv))
+        return cls(Sizes(sizes.batch, *fixed), norm, device.multiprocessors)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a sequence."""
+        return self.sizes.steps // TILE
+
+    @property
+    def together(self) -> int:
+        """Heads that share a program for h."""
+        return 1 if self.norm else heads_together(self.sizes)
+
+    def segments(self, cut: Cut) -> Segments:
+        """Return the segments of a cut."""
+        return Segments.of_tiles(self.tiles, cut.segment_tiles(self.tiles))
+
+
+class TileTimes(NamedTuple):
+    """Times that programs take for a tile.
+
+    Attributes:
+        programs: how many there are.
+        alone: of a tile of each, if programs only wait for themselves.
+        shared: the same, if the chip is full of programs and they wait for memory.
+    """
+
+    programs: int
+    alone: float
+    shared: float
+
+    def on(self, chip: int) -> float:
+        """Return the time of a tile of every round of programs."""
+        return cdiv(self.programs, chip) * max(self.alone, self.shared * min(1.0, self.programs / chip))
+
+
+def walk_times(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
+    """Return the times of h, or with row sums of dq or dk, over a number of segments of every row.
+
+    A launch takes up to 256 columns of the state.
+    """
+    rows, d_qk, d_hv = shape.sizes.rows * segments, shape.sizes.d_qk, shape.sizes.d_hv
+    if shape.together > 1:
+        return TileTimes(rows // shape.together, 0.9, 1)
+    columns, height = (d_hv, d_qk) if sums else (d_qk, d_hv)
+    launches, columns = cdiv(columns, WIDTH), min(columns, WIDTH)
+    norm = shape.norm and not sums
+    filling = WalkShape.filling(columns, height, rows, shape.chip, sums=sums, norm=norm)
+    alone, shared = 1.0, 1.0
+    if not sums:
+        alone, shared = (0.9, 1.0) if filling == WalkShape.of(columns, height, sums=sums, norm=norm) else (0.45, 0.5)
+    return TileTimes(rows * filling.pieces(height), launches * alone, launches * shared)
+
+
+def forward_cost(shape: Shape, cut: Cut) -> float:
+    """Return the cost of a state pass and h."""
+    sizes, segments = shape.sizes, shape.segments(cut)
+    concurrent = first_segment_programs(sizes, segments, shape.chip, normalise=shape.norm)
+    of_h = walk_times(shape, segments.count - bool(concurrent), sums=False)
+    walk = segments.segment_tiles * of_h.on(shape.chip)
+    if segments.count == 1:
+        return walk
+    of_pass = StatePassShape.of(sizes.d_qk, sizes.d_hv, heads=sizes.heads, heads_per_qk=sizes.group)
+    programs = of_pass.programs(sizes) * (segments.count - 1 - bool(concurrent))
+    parts = parts_per_segment(segments, programs, shape.chip - concurrent)
+    state_pass = segments.segment_tiles / parts * TileTimes(programs * parts, 0.3, 0.5).on(shape.chip)
+    if concurrent:
+        first = walk_times(shape, 1, sums=False)
+        memory = segments.segment_tiles * programs * 0.5 + segments.first_tiles * first.programs * first.shared
+        state_pass = max(state_pass, segments.first_tiles * first.alone, memory / shape.chip)
+    return walk + state_pass + 0.3 * parts * segments.count  # joining parts
+
+
+def training_cost(shape: Shape, cut: Cut) -> float:
+    """Return the cost of forward, and of dq or dk.
+
+    A backward tile by tile (`hopper_shapes.takes_tile_gradients`) has two state passes in place of walks, half a tile
+    time each: the same cost where heads share a program. Elsewhere it costs less, which is not modelled.
+    """
+    segments = shape.segments(cut)
+    of_dq = walk_times(shape, segments.count, sums=True)
+    return forward_cost(shape, cut) + segments.segment_tiles * of_dq.on(shape.chip)
+
+
+def _chosen(shape: Shape, backward: bool) -> Cut:
+    """Return the cut of least cost, of equal ones that of fewest segments."""
+    cuts = [Cut(2 * n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= shape.tiles]
+    if not backward:  # there a shorter first segment would be one program more
+        cuts += [Cut(2 * n + 1) for n in (2, 3, 4, 6, 8, 12, 16) if 32 * n <= shape.tiles]
+    cost: Callable[[Shape, Cut], float] = training_cost if backward else forward_cost
+    return min(cuts, key=lambda cut: cost(shape, cut))
+
+
+_remembered = lru_cache(1024)(_chosen)
+
+
+def chosen(shape: Shape, *, backward: bool) -> Cut:
+    """Return the cut of forward and backward, or of forward where no backward is to come."""
+    known = type(shape.sizes.batch) is int  # a symbol, as torch.compile traces with, has no hash
+    return (_remembered if known else _chosen)(shape, backward)
+
+
+@lru_cache(1024)
+def chosen_for_forward(shape: Shape) -> Cut:
+    """Return the cut of forward before a backward that has the cut of `chosen`.
+
+    It is the same one, unless another saves forward a sixteenth, and more than h takes to write down what segments of
+    backward start from. The shape has no symbols: forward asks when it runs.
+    """
+    both, alone = chosen(shape, backward=True), chosen(shape, backward=False)
+    kept = cdiv(shape.segments(both).count, shape.segments(alone).count)  # a program's states, a tile time each at most
+    cost = forward_cost(shape, both)
+    return alone if forward_cost(shape, alone) + max(kept, cost / 16) < cost else both

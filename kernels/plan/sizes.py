@@ -1,0 +1,68 @@
+"""Name what a plan follows from: the sizes of a call, and figures of a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Bytes that a program can have, by architecture. Others have at least the last one.
+SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448, 103: 232_448}
+SMALLEST_SHARED_MEMORY = 101_376
+
+
+class Sizes(NamedTuple):
+    """Sizes of a call: q and k (batch, heads / group, steps, d_qk), v (batch, heads, steps, d_hv).
+
+    Attributes:
+        group: consecutive heads of v that share a head of q and k.
+    """
+
+    batch: int
+    heads: int
+    group: int
+    steps: int
+    d_qk: int
+    d_hv: int
+
+    @classmethod
+    def of(cls, q: Tensor, v: Tensor) -> Sizes:
+        """Return the sizes of tensors."""
+        batch, heads, steps, d_hv = v.shape
+        return cls(batch, heads, heads // q.shape[1], steps, q.shape[-1], d_hv)
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a head, each with a state of its own."""
+        return self.batch * self.heads
+
+
+class Device(NamedTuple):
+    """Figures of a GPU.
+
+    Attributes:
+        architecture: 90 is compute capability 9.0.
+        multiprocessors: on which programs run.
+    """
+
+    architecture: int
+    multiprocessors: int
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory that a program can have."""
+        return shared_memory(self.architecture)
+
+
+USUAL = Device(architecture=90, multiprocessors=132)  # what heuristics were measured on, and stands for no GPU
+
+
+def refuses_dtype(dtype: str, known: tuple[str, ...]) -> str | None:
+    """Return why a dtype is none of those that are known, or None if it is one."""
+    return None if dtype in known else f"takes {', '.join(known[:-1])} and {known[-1]}, not {dtype}"
+
+
+def shared_memory(architecture: int) -> int:
+    """Return the bytes of shared memory that a program can have."""
+    return SHARED_MEMORY.get(architecture, SMALLEST_SHARED_MEMORY)
