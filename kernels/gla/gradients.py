@@ -112,9 +112,10 @@ class GradientsConfig:
 def products(x, y, b, h, t, c, sizes, config: tl.constexpr):
     """Return x_t . y_c of steps t and c of one head, [tile, tile] float32, summed over d_hv."""
     TILE: tl.constexpr = config.tile
+    HV: tl.constexpr = config.hidden
     s = tl.zeros([TILE, TILE], tl.float32)
-    for e in range(0, sizes.d_hv, config.hidden):
-        column = e + tl.arange(0, config.hidden)
+    for e in range(0, sizes.d_hv, HV):
+        column = e + tl.arange(0, HV)
         x_tile = load_rows(x, b, h, t, column, sizes.T, sizes.d_hv)
         y_tile = load_rows(y, b, h, c, column, sizes.T, sizes.d_hv)
         s = tl.dot(x_tile, y_tile.T, s, input_precision=config.precision)  # [tile, hv] @ [hv, tile] -> [tile, tile]
@@ -124,8 +125,9 @@ def products(x, y, b, h, t, c, sizes, config: tl.constexpr):
 @triton.jit
 def read_state(acc, x, states, matrix, b, h, t, i, sizes, config: tl.constexpr):
     """Return acc [tile, block] plus x_t times columns i of a state, turned: [tile, hv] @ [hv, block]."""
-    for e in range(0, sizes.d_hv, config.hidden):
-        column = e + tl.arange(0, config.hidden)
+    HV: tl.constexpr = config.hidden
+    for e in range(0, sizes.d_hv, HV):
+        column = e + tl.arange(0, HV)
         x_tile = load_rows(x, b, h, t, column, sizes.T, sizes.d_hv)
         state = load_matrix(states, matrix, i, column, sizes.d_qk, sizes.d_hv)
         acc = tl.dot(x_tile, state.T, acc, input_precision=config.precision)
@@ -269,7 +271,7 @@ def gradients(
         Inputs(*(rows(x) for x in call)), weighted.q, weighted.k, weighted.totals, states,
         Written(rows(dq), rows(dk), within, ending, beginning), plan.scale,
         Sizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
-        config=config, num_warps=4, num_stages=2 if q.element_size() == 2 else 1,
+        config=config, num_warps=8, num_stages=2 if q.element_size() == 2 else 1,
     )  # fmt: skip
     if within is None or ending is None or beginning is None:
         return dq, dk, None

@@ -77,8 +77,8 @@ def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
         store_matrix(weighted.q, q_tile.to(tl.float32) * scale * tl.exp2(until), bh, t, c, T, d)
         store_matrix(weighted.k, k_tile.to(tl.float32) * tl.exp2(after), bh, t, c, T, d)
         tl.store(weighted.totals + (bh.to(tl.int64) * tiles + tile) * d + c, tl.sum(log2, 0), mask=c < d)
-        scores += pair_scores(q_tile, k_tile, scale, log2, until, config)
-    scores = tl.where(r[:, None] >= r[None, :], scores, 0.0)
+        scores += pair_scores(q_tile, k_tile, log2, until, config)
+    scores = tl.where(r[:, None] >= r[None, :], scale * scores, 0.0)
     store_matrix(weighted.scores, scores, bh, t, r, T, TILE)
 
 
@@ -96,6 +96,6 @@ def weigh(plan: Plan, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
         tile_scores, B * H * plan.tiles,
         rows(q), rows(k), rows(g), weighted, plan.scale, H, T, d,
         config=ScoresConfig(tile, plan.blocks.block, plan.levels, plan.reach, plan.precision),
-        num_warps=4, num_stages=1,
+        num_warps=8, num_stages=1,
     )  # fmt: skip
     return weighted

@@ -100,41 +100,105 @@ def sums_of_segments(log2, SEGMENT: tl.constexpr):
 
 
 @triton.jit
-def across_middles(TILE: tl.constexpr, HALF: tl.constexpr):
-    """Return which pairs [i, j] lie in one block of 2 HALF steps, i in its second half and j in its first."""
-    i = (tl.arange(0, TILE) // HALF)[:, None]
-    j = (tl.arange(0, TILE) // HALF)[None, :]
+def sums_of_level(log2, level, LEVELS: tl.constexpr):
+    """Return `sums_of_segments` of half the rows at level 0, of a quarter at level 1, ... of one at level LEVELS - 1.
+
+    The level is a number of the loop, which is not unrolled: all levels at once would not fit into registers.
+    """
+    ROWS: tl.constexpr = log2.shape[0]
+    until, after = sums_of_segments(log2, 1)
+    for n in tl.static_range(1, LEVELS):
+        if level == n - 1:
+            until, after = sums_of_segments(log2, ROWS >> n)
+    return until, after
+
+
+@triton.jit
+def across_middles(level, TILE: tl.constexpr):
+    """Return which pairs [i, j] lie in one block of TILE >> level steps, i in its second half and j in its first."""
+    half = TILE >> (level + 1)
+    i = (tl.arange(0, TILE) // half)[:, None]
+    j = (tl.arange(0, TILE) // half)[None, :]
     return (i == j + 1) & (i % 2 == 1)
 
 
 @triton.jit
-def pair_scores(q_given, k_given, scale, log2, until, config: tl.constexpr):
-    """Return scale sum_c q_ic k_jc times the weight of channel c, [i, j], for j <= i; for j > i it is of no use.
+def weigh_by_one_reference(q_given, k_given, log2, until):
+    """Return q and k weighted from and to half a tile's sum, rounded as they were given, and these weights."""
+    reference = 0.5 * tl.sum(log2, 0)[None, :]
+    up, down = tl.exp2(until - reference), tl.exp2(reference - until)
+    x = (q_given.to(tl.float32) * up).to(q_given.dtype)
+    y = (k_given.to(tl.float32) * down).to(k_given.dtype)
+    return x, y, up, down
+
+
+@triton.jit
+def weigh_halves(q_given, k_given, log2, level, LEVELS: tl.constexpr):
+    """Return q and k weighted from and to the middles of a level's blocks, rounded, and these weights."""
+    until, after = sums_of_level(log2, level, LEVELS)
+    up, down = tl.exp2(until), tl.exp2(after)
+    x = (q_given.to(tl.float32) * up).to(q_given.dtype)
+    y = (k_given.to(tl.float32) * down).to(k_given.dtype)
+    return x, y, up, down
+
+
+@triton.jit
+def scores_by_halves(q_given, k_given, log2, config: tl.constexpr):
+    """Return `pair_scores` without scale, right for any gates."""
+    TILE: tl.constexpr = config.tile
+    LEVELS: tl.constexpr = config.levels
+    same = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
+    s = tl.where(same, tl.sum(q_given.to(tl.float32) * k_given.to(tl.float32), 1)[:, None], 0.0)
+    for level in range(LEVELS):
+        x, y, _, _ = weigh_halves(q_given, k_given, log2, level, LEVELS)
+        part = tl.dot(x, y.T, input_precision=config.precision)
+        s += tl.where(across_middles(level, TILE), part, 0.0)
+    return s
+
+
+@triton.jit
+def pair_scores(q_given, k_given, log2, until, config: tl.constexpr):
+    """Return sum_c q_ic k_jc times the weight of channel c, [i, j], for j <= i; for j > i it is of no use.
 
     Args:
         q_given, k_given: [tile, block], in the dtype of the operands of products.
         log2: log decays of the tile; until: their sums up to each step.
         config: has `tile`, `levels`, `reach` and `precision`.
     """
-    TILE: tl.constexpr = config.tile
-    q, k = q_given.to(tl.float32) * scale, k_given.to(tl.float32)
-    total = tl.sum(log2, 0)
-    if tl.min(total, 0) >= -config.reach:
-        reference = 0.5 * total[None, :]
-        x = (q * tl.exp2(until - reference)).to(q_given.dtype)
-        y = (k * tl.exp2(reference - until)).to(q_given.dtype)
+    if tl.min(tl.sum(log2, 0), 0) >= -config.reach:
+        x, y, _, _ = weigh_by_one_reference(q_given, k_given, log2, until)
         s = tl.dot(x, y.T, input_precision=config.precision)  # [tile, block] @ [block, tile] -> [tile, tile]
     else:
-        same = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
-        s = tl.where(same, tl.sum(q * k, 1)[:, None], 0.0)
-        for level in tl.static_range(config.levels):
-            HALF: tl.constexpr = TILE >> (level + 1)
-            to_row, from_row = sums_of_segments(log2, HALF)
-            x = (q * tl.exp2(to_row)).to(q_given.dtype)
-            y = (k * tl.exp2(from_row)).to(q_given.dtype)
-            part = tl.dot(x, y.T, input_precision=config.precision)
-            s += tl.where(across_middles(TILE, HALF), part, 0.0)
+        s = scores_by_halves(q_given, k_given, log2, config)
     return s
+
+
+@triton.jit
+def weighted_gradients(ds, x, y, up, down, config: tl.constexpr):
+    """Return dq, dk and q.dq - k.dk of s = x y^T, for ds rounded, q = x / up and k = y / down."""
+    rounded = ds.to(x.dtype)
+    dx = tl.dot(rounded, y, input_precision=config.precision)  # [tile, tile] @ [tile, block] -> [tile, block]
+    dy = tl.dot(rounded.T, x, input_precision=config.precision)
+    return up * dx, down * dy, x.to(tl.float32) * dx - y.to(tl.float32) * dy
+
+
+@triton.jit
+def gradients_by_halves(ds, q_given, k_given, log2, config: tl.constexpr):
+    """Return `pair_gradients`, right for any gates."""
+    TILE: tl.constexpr = config.tile
+    COLS: tl.constexpr = config.block
+    LEVELS: tl.constexpr = config.levels
+    dq = tl.zeros([TILE, COLS], tl.float32)
+    dk = tl.zeros([TILE, COLS], tl.float32)
+    pairs = tl.zeros([TILE, COLS], tl.float32)
+    for level in range(LEVELS):
+        x, y, up, down = weigh_halves(q_given, k_given, log2, level, LEVELS)
+        part = tl.where(across_middles(level, TILE), ds, 0.0)
+        dq_part, dk_part, pairs_part = weighted_gradients(part, x, y, up, down, config)
+        dq += dq_part
+        dk += dk_part
+        pairs += pairs_part
+    return dq, dk, pairs
 
 
 @triton.jit
@@ -148,32 +212,9 @@ def pair_gradients(ds, q_given, k_given, log2, until, config: tl.constexpr):
         ds: [i, j] float32, gradient of the scores, with their scale, 0 for j >= i.
         q_given, k_given, log2, until, config: as in `pair_scores`; config has `block` too.
     """
-    TILE: tl.constexpr = config.tile
-    q, k = q_given.to(tl.float32), k_given.to(tl.float32)
-    COLS: tl.constexpr = config.block
-    total = tl.sum(log2, 0)
-    if tl.min(total, 0) >= -config.reach:
-        reference = 0.5 * total[None, :]
-        up, down = tl.exp2(until - reference), tl.exp2(reference - until)
-        x, y = (q * up).to(q_given.dtype), (k * down).to(q_given.dtype)
-        ds_rounded = ds.to(q_given.dtype)
-        dx = tl.dot(ds_rounded, y, input_precision=config.precision)  # [tile, tile] @ [tile, block] -> [tile, block]
-        dy = tl.dot(ds_rounded.T, x, input_precision=config.precision)
-        pairs = x.to(tl.float32) * dx - y.to(tl.float32) * dy
-        dq, dk = up * dx, down * dy
+    if tl.min(tl.sum(log2, 0), 0) >= -config.reach:
+        x, y, up, down = weigh_by_one_reference(q_given, k_given, log2, until)
+        dq, dk, pairs = weighted_gradients(ds, x, y, up, down, config)
     else:
-        dq = tl.zeros([TILE, COLS], tl.float32)
-        dk = tl.zeros([TILE, COLS], tl.float32)
-        pairs = tl.zeros([TILE, COLS], tl.float32)
-        for level in tl.static_range(config.levels):
-            HALF: tl.constexpr = TILE >> (level + 1)
-            to_row, from_row = sums_of_segments(log2, HALF)
-            up, down = tl.exp2(to_row), tl.exp2(from_row)
-            x, y = (q * up).to(q_given.dtype), (k * down).to(q_given.dtype)
-            ds_rounded = tl.where(across_middles(TILE, HALF), ds, 0.0).to(q_given.dtype)
-            dx = tl.dot(ds_rounded, y, input_precision=config.precision)
-            dy = tl.dot(ds_rounded.T, x, input_precision=config.precision)
-            dq += up * dx
-            dk += down * dy
-            pairs += x.to(tl.float32) * dx - y.to(tl.float32) * dy
+        dq, dk, pairs = gradients_by_halves(ds, q_given, k_given, log2, config)
     return dq, dk, pairs
