@@ -1,4 +1,4 @@
-"""flash-linear-attention: Simple GLA, Retention and Lightning attention, wherever fla's modules or others have them."""
+"""flash-linear-attention: GLA, Simple GLA, Retention and Lightning attention, wherever fla's modules or others have them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from .core import Installed, Replacement, stand_in, wherever
 
 VERSIONS = {"flash-linear-attention": ("0.6",)}
 REPLACED = {
+    "chunk_gla": ours.chunk_gla,
+    "fused_chunk_gla": ours.fused_chunk_gla,
     "chunk_simple_gla": ours.chunk_simple_gla,
     "chunk_retention": ours.chunk_retention,
     "chunk_lightning_attn": ours.chunk_lightning_attn,
@@ -20,6 +22,7 @@ REPLACED = {
 STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
 ATTENTION = "it returns attention scores, which ours never have"
 LEFT = {
+    "fused_recurrent_gla": STEPS,
     "fused_recurrent_simple_gla": STEPS,
     "fused_recurrent_retention": STEPS,
     "fused_recurrent_lightning_attn": STEPS,
@@ -31,7 +34,7 @@ LEFT = {
 def plan(handle: Installed, force: bool) -> list[Replacement]:
     """Return what to replace."""
     ops: Any = importlib.import_module("fla.ops")
-    for layer in ("simple_gla", "multiscale_retention", "yoco"):  # so that they are among the modules that have them
+    for layer in ("gla", "simple_gla", "multiscale_retention", "yoco"):  # so that they are among the modules that have them
         importlib.import_module(f"fla.layers.{layer}")
     handle.left.update(LEFT)
     found: list[Replacement] = []
