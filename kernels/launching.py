@@ -28,17 +28,19 @@ _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+def enqueue(kernel: Any, programs: int | tuple[int, int, int], *args: Any, **options: Any) -> None:
     """Launch kernel[(programs,)](*args, **options), compiled as COMPILED says.
 
     Args:
+        programs: how many, or how many in each of three dimensions.
         kernel: of Triton or Gluon; it must live as long as the process.
         args: in the order of its parameters, those that are not in options: numbers, text, None, tensors,
             descriptors, of a class of its own for each layout, and tuples of these but for descriptors.
         options: the other parameters, all of them constexpr and hashable, and Triton's own options.
     """
+    grid = (programs, 1, 1) if isinstance(programs, int) else programs
     if not isinstance(kernel, _Compiled):  # Triton's interpreter
-        kernel[(programs,)](*args, **options, **COMPILED)
+        kernel[grid](*args, **options, **COMPILED)
         return
     active: Any = driver.active
     found: list[Any] = [id(kernel), active.get_current_device()]
@@ -48,9 +50,9 @@ def enqueue(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
     known = _remembered.get(key)
     if known is not None:
         compiled, constants = known
-        compiled[programs, 1, 1](*args, *constants)
+        compiled[grid](*args, *constants)
         return
-    compiled = kernel[(programs,)](*args, **options, **COMPILED)
+    compiled = kernel[grid](*args, **options, **COMPILED)
     if compiled is None:  # Triton's hooks can keep it from being compiled
         return
     if len(_remembered) >= MOST:

@@ -216,11 +216,11 @@ def chunkwise(
     m = _running_maximum(g, a, m)
     m_before, m_after = m[..., :-1], m[..., 1:]
     keep = torch.exp(g + m_before - m_after)
-    k_weighted = _weight(a - m_after[..., None])[..., None] * k
-    C_before, C = _scan(start, keep[..., None, None], _round(k_weighted, dtype).transpose(-1, -2) @ v)
+    k_weighted = weight(a - m_after[..., None])[..., None] * k
+    C_before, C = scan(start, keep[..., None, None], rounded(k_weighted, dtype).transpose(-1, -2) @ v)
     n_before = None
     if n is not None:
-        n_before, n = _scan(n, keep[..., None], k_weighted.sum(-2))
+        n_before, n = scan(n, keep[..., None], k_weighted.sum(-2))
     last = State(C, n, m[..., -1].contiguous() if gate.stabilized else None)
 
     # Within chunks, H = [ exp(b + m_{k-1} - m) q C_{k-1} + (Q K^T * exp(D - m)) V ] / denominator.
@@ -229,10 +229,10 @@ def chunkwise(
     if gate.stabilized:
         m = torch.maximum(state, D.amax(-1)).clamp(min=M_FLOOR).detach()
     scale = _scale(scale, q)
-    state_weight = scale * _weight(state - m)
-    P = (q @ k.transpose(-1, -2)) * (scale * _weight(D - m[..., None]))
-    C_read = C_before if state_dtype is None else _round(C_before, state_dtype)
-    h = _round(P, dtype) @ v + state_weight[..., None] * (q @ _round(C_read, dtype))
+    state_weight = scale * weight(state - m)
+    P = (q @ k.transpose(-1, -2)) * (scale * weight(D - m[..., None]))
+    C_read = C_before if state_dtype is None else rounded(C_before, state_dtype)
+    h = rounded(P, dtype) @ v + state_weight[..., None] * (q @ rounded(C_read, dtype))
     if n_before is not None:
         n_dot_q = P.sum(-1) + state_weight * (q @ n_before[..., None]).squeeze(-1)
         h = h / _denominator(n_dot_q, m, exact_normalizer_gradient)[..., None]
@@ -257,12 +257,12 @@ def _scale(scale: float | None, q: Tensor) -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
-def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values of x rounded to dtype, in the dtype of x."""
     return x.to(dtype).to(x.dtype)
 
 
-def _weight(log_weight: Tensor) -> Tensor:
+def weight(log_weight: Tensor) -> Tensor:
     """Return exp, and 0 where it is next to subnormal: CPUs multiply subnormal numbers many times slower."""
     smallest = math.log(2.0**20 * torch.finfo(log_weight.dtype).tiny)
     return torch.exp(threshold(log_weight, smallest, -math.inf))
@@ -294,7 +294,7 @@ def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None) -> Tensor:
     return torch.stack(steps, dim=-1)
 
 
-def _scan(x: Tensor, keep: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+def scan(x: Tensor, keep: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """Compute x_k = keep_k x_{k-1} + new_k over dimension 2: every x before its step, stacked there, and the last x."""
     before: list[Tensor] = []
     for keep_k, new_k in zip(keep.unbind(2), new.unbind(2), strict=True):

@@ -57,7 +57,12 @@ def test_hints_resolve_and_none_is_any(function):
 
 def test_options_are_typed():
     """The walk above goes into the keywords that operations and steps unpack."""
-    for function, options in ((ops.mlstm_exp, ops.Options), (ops.chunkwise, ops.Options), (ops.step, ops.StepOptions)):
+    for function, options in (
+        (ops.mlstm_exp, ops.Options),
+        (ops.chunkwise, ops.Options),
+        (ops.step, ops.StepOptions),
+        (ops.gla, ops.GlaOptions),
+    ):
         found = list(parts(typing.get_type_hints(function)["options"], set()))
         assert options in found
         assert all(field in found for field in typing.get_type_hints(options).values())
@@ -86,7 +91,7 @@ def test_docstrings_say_what_it_does_shapes_and_errors(function):
 
 
 def test_there_are_operations_and_a_step_for_each():
-    assert len(SEQUENCES) == 8
+    assert len(SEQUENCES) == 9
     assert set(STEPS) == {"step" if name == "chunkwise" else f"{name}_step" for name in SEQUENCES}
 
 
@@ -220,12 +225,14 @@ def test_unknown_options_are_named(name):
     given: dict[str, Any] = dict.fromkeys("qkvxBC", x) | dict.fromkeys(("i", "f", "g", "dt"), per_step)
     given |= {"A": per_head, "slopes": per_head, "log_decay": per_head, "gate": ops.SIMPLE_GLA}
     given |= {"state": ops.State(torch.zeros(1, 2, 16, 16))}
+    if name.startswith("gla"):
+        given["g"] = x
     if name == "chunkwise":
         given["i"] = None
     if name == "step":
         given["i"] = None
     given = {n: y for n, y in given.items() if n in inspect.signature(function).parameters}
-    known = ops.StepOptions if name in STEPS else ops.Options
+    known = ops.StepOptions if name in STEPS else ops.GlaOptions if name == "gla" else ops.Options
     words = "implementatoin is no option (did you mean implementation?): it must be one of "
     with pytest.raises(TypeError, match=re.escape(words + ", ".join(known.__annotations__))):
         function(**given, implementatoin="auto")

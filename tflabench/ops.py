@@ -1,4 +1,4 @@
-"""The operations: mLSTM and other linear RNNs with one scalar gate a head, on sequences and step by step.
+"""The operations: mLSTM and other linear RNNs, on sequences and step by step.
 
 All of them are S_t = F_t S_{t-1} + I_t k_t v_t^T and h_t = S_t^T q_t, with q scaled by 1/sqrt(d_qk). They differ in the
 decay F and the input gate I:
@@ -11,11 +11,14 @@ decay F and the input gate I:
     simple_gla                exp(g)                       1                                       simple_gla_step
     lightning_attention       exp(-slope), a head's        1                                  lightning_attention_step
     mamba2_ssd                exp(d A)                     d, the step size    (h + D x) silu(z)   mamba2_ssd_step
+    gla                       exp(g), a channel's          1                                       gla_step
     chunkwise                 any `Gate`                   any `Gate`          skip connection     step
+
+The gates are scalars of a head, but for `gla`, whose decays are vectors over d_qk.
 
 `choose` says which implementation an operation would run, and why. `State` is what an operation returns on request and
 what a step continues from; `zero_state` makes the first one. `retnet_log_decays` and `lightning_slopes` make decays.
-`Options` and `StepOptions` describe the keywords that all operations and all steps take.
+`Options` and `StepOptions` describe the keywords that all operations and all steps take; `gla` takes `GlaOptions`.
 
 Sequences are (B, H, T, d), or (B, T, H, d) with `layout="bthd"`; steps are (B, H, d). Gradients flow to every tensor of
 an operation; a step has none. An example, which runs on any device:
@@ -46,6 +49,7 @@ from .kernels.api import (
     simple_gla,
 )
 from .kernels.backends import Choice, choose
+from .kernels.gla.api import GlaOptions, gla, gla_step
 from .kernels.plan.tfla import TileConfig
 from .kernels.state import State, zero_state
 from .kernels.step import (
@@ -67,6 +71,7 @@ from .kernels.types import (
     SIMPLE_GLA,
     ChunkSize,
     Gate,
+    GlaImplementation,
     Implementation,
     Layout,
     StepImplementation,
@@ -81,6 +86,8 @@ __all__ = [
     "Choice",
     "ChunkSize",
     "Gate",
+    "GlaImplementation",
+    "GlaOptions",
     "Implementation",
     "Layout",
     "Options",
@@ -92,6 +99,8 @@ __all__ = [
     "chunkwise",
     "gated_retention",
     "gated_retention_step",
+    "gla",
+    "gla_step",
     "lightning_attention",
     "lightning_attention_step",
     "lightning_slopes",

@@ -1,4 +1,4 @@
-"""Simple GLA, Retention and Lightning attention as flash-linear-attention (0.6) calls them.
+"""GLA, Simple GLA, Retention and Lightning attention as flash-linear-attention (0.6) calls them.
 
     from tflabench.kernels.compat.fla import chunk_simple_gla   # was: from fla.ops.simple_gla import chunk_simple_gla
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tflabench.kernels.api import Options, chunkwise, lightning_slopes, retnet_log_decays
 from tflabench.kernels.checks import check_gate, check_not_positive, heads_of
+from tflabench.kernels.gla.api import gla
 from tflabench.kernels.state import State
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA
 
@@ -118,3 +119,87 @@ def chunk_lightning_attn(
         cu_seqlens=cu_seqlens,
         chunk_size=chunk_size,
     )
+
+
+def chunk_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute Gated Linear Attention: o_t = scale S_t^T q_t, S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T.
+
+    Args:
+        q, k: (B, T, H, d_qk); v: (B, T, H, d_hv).
+        g: log decays (B, T, H, d_qk).
+        scale, initial_state, output_final_state, state_v_first, chunk_size: as in `chunk_simple_gla`.
+        cu_seqlens, cu_seqlens_cpu: as there; with states in or out the bounds are read from the second, if it is given.
+
+    Returns:
+        o (B, T, H, d_hv) and the final state, float32, or None.
+    """
+    if initial_state is not None and state_v_first:
+        initial_state = initial_state.mT
+    has_states = initial_state is not None or output_final_state
+    found = gla(
+        *(q, k, v, g),
+        layout="bthd",
+        scale=scale,
+        initial_state=None if initial_state is None else State(initial_state),
+        return_last_state=has_states,
+        chunk_size="auto" if chunk_size is None else chunk_size,
+        cu_seqlens=cu_seqlens_cpu if cu_seqlens_cpu is not None and has_states else cu_seqlens,
+    )
+    if isinstance(found, Tensor):
+        return found, None
+    o, last = found
+    if not output_final_state:
+        return o, None
+    return o, last.C.mT if state_v_first else last.C
+
+
+fused_chunk_gla = chunk_gla
+
+
+def fused_recurrent_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute `chunk_gla` with g = gk (B, T, H, d_qk); None is no decay. `reverse`: from the last step to the first.
+
+    Raises:
+        ValueError: gates of v (gv), or `reverse` with packed sequences.
+    """
+    if gv is not None:
+        raise ValueError("gv is a tensor: it must be None, these kernels have no gates of v")
+    if reverse and cu_seqlens is not None:
+        raise ValueError("reverse is True: it must be False with cu_seqlens")
+    g = torch.zeros_like(q) if gk is None else gk
+    if reverse:
+        q, k, v, g = (x.flip(1) for x in (q, k, v, g))
+    o, last = chunk_gla(
+        *(q, k, v, g),
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+    )
+    return o.flip(1) if reverse else o, last

@@ -19,7 +19,11 @@ REPLACED = {
 }
 STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
 ATTENTION = "it returns attention scores, which ours never have"
+UNMEASURED = "nobody has run our kernels of it on a GPU yet; tflabench.kernels.compat.fla has them under this name"
 LEFT = {
+    "chunk_gla": UNMEASURED,
+    "fused_chunk_gla": UNMEASURED,
+    "fused_recurrent_gla": STEPS,
     "fused_recurrent_simple_gla": STEPS,
     "fused_recurrent_retention": STEPS,
     "fused_recurrent_lightning_attn": STEPS,
@@ -31,7 +35,12 @@ LEFT = {
 def plan(handle: Installed, force: bool) -> list[Replacement]:
     """Return what to replace."""
     ops: Any = importlib.import_module("fla.ops")
-    for layer in ("simple_gla", "multiscale_retention", "yoco"):  # so that they are among the modules that have them
+    for layer in (
+        "gla",
+        "simple_gla",
+        "multiscale_retention",
+        "yoco",
+    ):  # so that they are among the modules that have them
         importlib.import_module(f"fla.layers.{layer}")
     handle.left.update(LEFT)
     found: list[Replacement] = []

@@ -1,0 +1,102 @@
+"""Run forward and backward of TFLA for Gated Linear Attention, kernel by kernel.
+
+forward:  weighted q and k, scores of tiles (scores) -> states of chunks (states) -> o (outputs)
+backward: the first two again -> gradients of states, backward in time (states) -> dv (outputs), dq, dk, dg (gradients)
+
+States lie in memory every L steps, in the dtype of q: the products that read them take operands of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
+
+from tflabench.kernels.tfla import device
+from tflabench.kernels.tfla.tiles import made_like
+
+from .config import refuses_sizes
+from .gradients import Call, States, gradients
+from .outputs import d_values, outputs
+from .plan import Plan
+from .scores import weigh
+from .states import Side, walk
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:
+    """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
+    if q.device.type == "cuda":
+        architecture = device.architecture(q.device)
+        if architecture < 80:
+            return f"needs compute capability 8.0 or later, not {architecture / 10}"
+    elif not knobs.runtime.interpret:
+        return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
+    elif q.dtype == torch.bfloat16:
+        return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
+    if q.dtype not in DTYPES:
+        return f"takes bfloat16, float16 and float32, not {q.dtype}"
+    return refuses_sizes(q.shape[-1], v.shape[-1], chunk_size)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *, scale: float, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """Return o like v, and the last state (B, H, d_qk, d_hv) float32.
+
+    Args:
+        q, k: (B, H, T, d_qk), one of DTYPES; v: (B, H, T, d_hv); g: (B, H, T, d_qk), natural log decays; any strides.
+        initial: (B, H, d_qk, d_hv) float32, or None.
+        chunk_size: L, a multiple of 16; how often a state lies in memory.
+    """
+    plan = Plan.of(q, v, chunk_size, scale)
+    weighted = weigh(plan, q, k, g)
+    states = walk(plan, Side(weighted.k, v, weighted.totals, _contiguous(initial)))
+    return outputs(plan, weighted, v, states.states, initial is not None), states.last
+
+
+def backward(
+    do: Tensor,
+    d_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    initial: Tensor | None,
+    *,
+    scale: float,
+    chunk_size: int,
+    gate_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return dq, dk, dv, dg and the gradient of the initial state, None without one, or without `gate_gradients`.
+
+    Args:
+        do: gradient of o; d_last: of the last state, or None; the others as given to `forward`.
+    """
+    plan = Plan.of(q, v, chunk_size, scale)
+    weighted = weigh(plan, q, k, g)
+    states = walk(plan, Side(weighted.k, v, weighted.totals, _contiguous(initial))).states
+    side = Side(weighted.q, do, weighted.totals, _contiguous(d_last), other=states, reverse=True)
+    back = walk(plan, side)
+    assert back.crossing is not None
+    dv = d_values(plan, weighted, v, do, back.states, d_last is not None)
+    dq, dk, dg = gradients(
+        plan,
+        Call(q, k, v, g, do),
+        weighted,
+        States(states, back.states),
+        back.crossing,
+        (initial is not None, d_last is not None),
+        gate_gradients,
+    )
+    made = [made_like(x, like) for x, like in ((dq, q), (dk, k), (dv, v))]
+    dq, dk, dv = made
+    assert dq is not None
+    assert dk is not None
+    assert dv is not None
+    return dq, dk, dv, made_like(dg, g), None if initial is None else back.last
+
+
+def _contiguous(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state.float().contiguous()

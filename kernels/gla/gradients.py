@@ -1,0 +1,295 @@
+"""dq, dk and dg: all gradients of a tile of steps and a block of channels in one program.
+
+    dq_i = scale (2^until_i (do_i S^T + sum_c (do_i v_c^T) k_c) + pairs of the tile)     c < r, from the chunk's start
+    dk_i = 2^after_i (v_i dS^T + sum_c (v_i do_c^T) q'_c) + pairs of the tile            c > r, from the chunk's end
+
+The sums over c are recurrences: the sum decays over a tile, each channel for itself, before the next is added. The
+products of do and v know no gates.
+
+The gradient of a log decay g_t is the sum over all pairs j < t <= i of what q_i, k_j give to the loss. Of t in tile r:
+
+    pairs of the tile     sum_{i >= t} (q_i dq_i - k_i dk_i), of such pairs only
+    they end in the tile  sum_{i >= t} q_i dq_i, of steps before the tile
+    they begin in it      sum_{j < t} k_j dk_j, of steps after the tile
+    they pass it          what crosses its start, less what ends in it
+
+What crosses the start of a chunk is S . dS there (`states.Walk.crossing`). Over the tiles of the chunk it loses what
+ends in each and gains what begins there. Rounding errors so add up over one chunk at most, and a step's own q_t . k_t, which no
+gate weighs, has no part in any sum.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tflabench.kernels.cover import cdiv
+from tflabench.kernels.launching import enqueue
+
+from .outputs import Sizes
+from .plan import Plan
+from .scores import Weighted
+from .tiles import (
+    CLOSED,
+    load_gates,
+    load_matrix,
+    load_rows,
+    load_vector,
+    pair_gradients,
+    rows,
+    store_matrix,
+    store_rows,
+    sums_of_segments,
+)
+
+
+class Inputs(NamedTuple):
+    """Tensors (B, H, T, d) of a call, as `tiles.Rows`."""
+
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    do: Any
+
+
+class States(NamedTuple):
+    """States before chunks and gradients of states after them, (B * H * chunks, d_qk, d_hv)."""
+
+    before: Any
+    after: Any
+
+
+class Written(NamedTuple):
+    """What `tile_gradients` writes.
+
+    Attributes:
+        dq, dk: `tiles.Rows`, float32 sums in the dtype of q.
+        dg: (B * H, T, d_qk) float32, without pairs that pass a tile.
+        ending, beginning: (B * H, tiles, d_qk) float32, sums over a tile of q dq and k dk of pairs with other tiles.
+    """
+
+    dq: Any
+    dk: Any
+    dg: Any
+    ending: Any
+    beginning: Any
+
+
+@dataclass(frozen=True)
+class GradientsConfig:
+    """Tell what `tile_gradients` is compiled for.
+
+    Attributes:
+        first, last: the first chunk has a state before it; the last a gradient after it.
+        gates: dg is written.
+        levels, reach, precision, tile, block: as in `scores.ScoresConfig`.
+        hidden: columns of v and do at a time.
+    """
+
+    first: bool
+    last: bool
+    gates: bool
+    levels: int
+    reach: float
+    precision: str
+    tile: int
+    block: int
+    hidden: int
+
+
+@triton.jit
+def products(x, y, b, h, t, c, sizes, config: tl.constexpr):
+    """Return x_t . y_c of steps t and c of one head, [tile, tile] float32, summed over d_hv."""
+    TILE: tl.constexpr = config.tile
+    HV: tl.constexpr = config.hidden
+    s = tl.zeros([TILE, TILE], tl.float32)
+    for e in range(0, sizes.d_hv, HV):
+        column = e + tl.arange(0, HV)
+        x_tile = load_rows(x, b, h, t, column, sizes.T, sizes.d_hv)
+        y_tile = load_rows(y, b, h, c, column, sizes.T, sizes.d_hv)
+        s = tl.dot(x_tile, y_tile.T, s, input_precision=config.precision)  # [tile, hv] @ [hv, tile] -> [tile, tile]
+    return s
+
+
+@triton.jit
+def read_state(acc, x, states, matrix, b, h, t, i, sizes, config: tl.constexpr):
+    """Return acc [tile, block] plus x_t times columns i of a state, turned: [tile, hv] @ [hv, block]."""
+    HV: tl.constexpr = config.hidden
+    for e in range(0, sizes.d_hv, HV):
+        column = e + tl.arange(0, HV)
+        x_tile = load_rows(x, b, h, t, column, sizes.T, sizes.d_hv)
+        state = load_matrix(states, matrix, i, column, sizes.d_qk, sizes.d_hv)
+        acc = tl.dot(x_tile, state.T, acc, input_precision=config.precision)
+    return acc
+
+
+@triton.jit
+def tile_gradients(  # noqa: PLR0915  the gradients of a tile share its operands
+    inputs, weighted_q, weighted_k, totals, states, written, scale, sizes, config: tl.constexpr
+):
+    """Write `Written` of one tile of steps and one block of channels of one head.
+
+    Args:
+        inputs: `Inputs`.
+        weighted_q, weighted_k, totals: of `scores.Weighted`.
+        states, written, sizes: `States`, `Written`, `outputs.Sizes`.
+        scale: of q.
+    """
+    TILE: tl.constexpr = config.tile
+    BLOCK: tl.constexpr = config.block
+    T, d = sizes.T, sizes.d_qk
+    tiles, blocks = tl.cdiv(T, TILE), tl.cdiv(d, BLOCK)
+    chunks = tl.cdiv(tiles, sizes.chunk_tiles)
+    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)  # neighbours share v and do through L2
+    tile = tl.program_id(0) // blocks % tiles
+    bh = tl.program_id(0) // blocks // tiles
+    b, h = bh // sizes.heads, bh % sizes.heads
+    chunk = tile // sizes.chunk_tiles
+    matrix = bh * chunks + chunk
+    first = chunk * sizes.chunk_tiles
+    end = tl.minimum(first + sizes.chunk_tiles, tiles)
+    r = tl.arange(0, TILE)
+    t = tile * TILE + r
+
+    # With steps before the tile.
+    from_before = tl.zeros([TILE, BLOCK], tl.float32)
+    if (chunk != 0) | config.first:
+        from_before = read_state(from_before, inputs.do, states.before, matrix, b, h, t, i, sizes, config)
+    for other in range(first, tile):
+        c = other * TILE + r
+        s = products(inputs.do, inputs.v, b, h, t, c, sizes, config)
+        from_before *= tl.exp2(load_vector(totals, bh * tiles + other, i, d))[None, :]
+        k_tile = load_matrix(weighted_k, bh, c, i, T, d)
+        # [tile, tile] @ [tile, block] -> [tile, block]
+        from_before = tl.dot(s.to(k_tile.dtype), k_tile, from_before, input_precision=config.precision)
+
+    # With steps after it.
+    from_after = tl.zeros([TILE, BLOCK], tl.float32)
+    if (chunk != chunks - 1) | config.last:
+        from_after = read_state(from_after, inputs.v, states.after, matrix, b, h, t, i, sizes, config)
+    for j in range(end - 1 - tile):
+        other = end - 1 - j
+        c = other * TILE + r
+        s = products(inputs.v, inputs.do, b, h, t, c, sizes, config)
+        from_after *= tl.exp2(load_vector(totals, bh * tiles + other, i, d))[None, :]
+        q_tile = load_matrix(weighted_q, bh, c, i, T, d)
+        from_after = tl.dot(s.to(q_tile.dtype), q_tile, from_after, input_precision=config.precision)
+
+    # Within it.
+    log2 = load_gates(inputs.g, b, h, t, i, T, d)
+    until, after = sums_of_segments(log2, TILE)
+    from_before *= tl.exp2(until) * scale
+    from_after *= tl.exp2(after)
+    q_tile = load_rows(inputs.q, b, h, t, i, T, d)
+    k_tile = load_rows(inputs.k, b, h, t, i, T, d)
+    q, k = q_tile.to(tl.float32), k_tile.to(tl.float32)
+    ds = products(inputs.do, inputs.v, b, h, t, t, sizes, config) * scale
+    own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
+    ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
+    dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
+    store_rows(written.dq, from_before + dq + own * k, b, h, t, i, T, d)
+    store_rows(written.dk, from_after + dk + own * q, b, h, t, i, T, d)
+    if config.gates:
+        ending, beginning = q * from_before, k * from_after
+        later = tl.cumsum(pairs + ending, 0, reverse=True)
+        earlier = tl.cumsum(beginning, 0) - beginning
+        store_matrix(written.dg, later + earlier, bh, t, i, T, d)
+        at = (bh.to(tl.int64) * tiles + tile) * d + i
+        tl.store(written.ending + at, tl.sum(ending, 0), mask=i < d)
+        tl.store(written.beginning + at, tl.sum(beginning, 0), mask=i < d)
+
+
+@triton.jit(do_not_specialize=["heads"])
+def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
+    """Write dg, `tiles.Rows`, of one tile of steps: what `tile_gradients` has, and what passes the tile.
+
+    A closed gate has the gradient 0, as its decay has.
+
+    Args:
+        g: `tiles.Rows`.
+        dg_within: (B * H, T, d); passing: (B * H, tiles, d); float32.
+    """
+    TILE: tl.constexpr = config.tile
+    BLOCK: tl.constexpr = config.block
+    tiles, blocks = tl.cdiv(T, TILE), tl.cdiv(d, BLOCK)
+    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    tile, bh = tl.program_id(0) // blocks % tiles, tl.program_id(0) // blocks // tiles
+    b, h = bh // heads, bh % heads
+    t = tile * TILE + tl.arange(0, TILE)
+    total = load_matrix(dg_within, bh, t, i, T, d) + load_vector(passing, bh * tiles + tile, i, d)[None, :]
+    closed = load_gates(g, b, h, t, i, T, d) <= CLOSED
+    store_rows(dg, tl.where(closed, 0.0, total), b, h, t, i, T, d)
+
+
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """Tensors (B, H, T, d) of a backward pass."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    do: Tensor
+
+
+def gradients(
+    plan: Plan, call: Call, weighted: Weighted, states: States, crossing: Tensor, edges: tuple[bool, bool], gates: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return dq, dk and dg like q, k and g, dg None without `gates`.
+
+    Args:
+        states: before chunks, and gradients after them.
+        crossing: of `states.Walk`.
+        edges: whether the first chunk has a state before it, and the last a gradient after it.
+    """
+    q, k, _, g, _ = call
+    blocks = plan.blocks
+    dq, dk = (x.new_empty(x.shape) for x in (q, k))
+    heads, d = plan.batch * plan.heads, plan.d_qk
+
+    def sums(*shape: int) -> Tensor | None:
+        return q.new_empty((heads, *shape, d), dtype=torch.float32) if gates else None
+
+    within, ending, beginning = sums(plan.T), sums(plan.tiles), sums(plan.tiles)
+    config = GradientsConfig(
+        *edges, gates, plan.levels, plan.reach, plan.precision, blocks.tile, blocks.block, blocks.hidden
+    )
+    programs = heads * plan.tiles * cdiv(d, blocks.block)
+    enqueue(
+        tile_gradients, programs,
+        Inputs(*(rows(x) for x in call)), weighted.q, weighted.k, weighted.totals, states,
+        Written(rows(dq), rows(dk), within, ending, beginning), plan.scale,
+        Sizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
+        config=config, num_warps=8, num_stages=2 if q.element_size() == 2 else 1,
+    )  # fmt: skip
+    if within is None or ending is None or beginning is None:
+        return dq, dk, None
+    dg = g.new_empty(g.shape)
+    enqueue(
+        add_passing, programs,
+        rows(g), within, _passing(plan, crossing, ending, beginning), rows(dg), plan.heads, plan.T, d,
+        config=config, num_warps=4,
+    )  # fmt: skip
+    return dq, dk, dg
+
+
+def _passing(plan: Plan, crossing: Tensor, ending: Tensor, beginning: Tensor) -> Tensor:
+    """Return what passes each tile, (B * H, tiles, d_qk)."""
+    missing = -plan.tiles % plan.chunk_tiles
+    chunks = (plan.batch * plan.heads, plan.chunks, plan.chunk_tiles, plan.d_qk)
+    ending, beginning = (pad(x, (0, 0, 0, missing)).view(chunks) for x in (ending, beginning))
+    gained = (beginning - ending).cumsum(2) - beginning  # up to the tile's start, less what ends in the tile itself
+    return (crossing.view(*chunks[:2], 1, -1) + gained).flatten(1, 2)[:, : plan.tiles].contiguous()

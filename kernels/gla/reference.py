@@ -1,0 +1,120 @@
+"""Gated Linear Attention in plain PyTorch, in its three forms: the oracle of its kernels, and what CPUs run.
+
+    S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,   o_t = scale S_t^T q_t
+
+`recurrent` is the definition, `chunkwise` the same in chunks of L steps, `parallel` its case L = T. They run on any
+device, and are exact to rounding in float64 at every gate, -inf among them: no sum of log decays is a difference. In
+16 bits they do what tensor cores do: operands of matrix products are rounded, products are summed in float32. Gradients
+are autograd's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tflabench.kernels.reference import rounded, scan, unflatten, weight
+
+
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None = None, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence step by step.
+
+    Args:
+        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv), of the dtype of q.
+        g: log decays (B, H, T, d_qk), at most 0, any floating dtype.
+        initial: state before the first step (B, H, d_qk, d_hv); None is zero.
+        scale: of q; None is 1/sqrt(d_qk).
+
+    Returns:
+        o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
+    """
+    work = torch.promote_types(q.dtype, torch.float32)
+    state = start(q, v, initial)
+    outputs: list[Tensor] = []
+    for t in range(q.shape[2]):
+        o_t, state = step(*(x[:, :, t].to(work) for x in (q, k, v, g)), state, scale=scale)
+        outputs.append(o_t)
+    return torch.stack(outputs, dim=2).to(q.dtype), state
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute o_t (B, H, d_hv) and the state after the step, of q, k, g (B, H, d_qk) and v (B, H, d_hv)."""
+    state = torch.exp(g)[..., None] * state + k[..., :, None] * v[..., None, :]
+    return ((scale_of(scale, q) * q)[..., None, :] @ state).squeeze(-2), state
+
+
+def parallel(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None = None, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute all steps at once: one chunk. Arguments as for `recurrent`; memory grows as T^2 d_qk."""
+    return chunkwise(q, k, v, g, initial, scale=scale, chunk_size=q.shape[2])
+
+
+def chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    initial: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    chunk_size: int = 32,
+) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence between chunks of L steps, the parallel form within them.
+
+    Arguments and results as in `recurrent`, and:
+        chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L d_qk.
+    """
+    T, dtype = q.shape[2], q.dtype
+    L = min(chunk_size, T)
+    work = torch.promote_types(dtype, torch.float32)
+    before = start(q, v, initial)
+
+    # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state, and write nothing.
+    q, k, v, g = (unflatten(pad(x.to(work), (0, 0, 0, -T % L)), 2, (-1, L)) for x in (q, k, v, g))
+    q = q * scale_of(scale, q)
+
+    # Between chunks: S_k = diag(exp(total)) S_{k-1} + (K * exp(after))^T V.
+    k_weighted = rounded(k * weight(sums_after(g)), dtype)
+    states, last = scan(before, weight(g.sum(-2))[..., None], k_weighted.transpose(-1, -2) @ v)
+
+    # Within them: O = (Q * exp(until)) S_{k-1} + P V, with P_ij = sum_c q_ic k_jc exp(g_{j+1,c} + ... + g_ic).
+    P = ((q[..., :, None, :] * weight(sums_between(g))) * k[..., None, :, :]).sum(-1)
+    q_weighted = rounded(q * weight(g.cumsum(-2)), dtype)
+    o = rounded(P, dtype) @ v + q_weighted @ rounded(states, dtype)
+    return o.flatten(2, 3)[:, :, :T].to(dtype), last
+
+
+def sums_after(g: Tensor) -> Tensor:
+    """Return the sum of the log decays (..., L, d) after each step of a chunk."""
+    return pad(g, (0, 0, 0, 1))[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
+
+
+def sums_between(g: Tensor) -> Tensor:
+    """Return g_{j+1} + ... + g_i (..., L, L, d) of g (..., L, d) for every i >= j, and -inf for j > i.
+
+    Every sum is its own: a difference of two would cancel digits, and be NaN behind a decay of -inf.
+    """
+    causal = torch.ones(g.shape[-2], g.shape[-2], dtype=torch.bool, device=g.device).tril()[..., None]
+    later = causal.squeeze(-1).tril(-1)[..., None]
+    return torch.where(later, g[..., :, None, :], 0.0).cumsum(-3).masked_fill(~causal, -math.inf)
+
+
+def start(q: Tensor, v: Tensor, initial: Tensor | None) -> Tensor:
+    """Return the state before the first step, in the dtype that it is computed in."""
+    work = torch.promote_types(q.dtype, torch.float32)
+    if initial is None:
+        return q.new_zeros((*q.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
+    return initial.to(work)
+
+
+def scale_of(scale: float | None, q: Tensor) -> float:
+    """Return the scale of q (..., d_qk)."""
+    return q.shape[-1] ** -0.5 if scale is None else scale

@@ -1,0 +1,259 @@
+"""States of chunks in sequence: S forward in time from k and v, dS backward in time from q and do.
+
+    forward    S <- diag(2^total) S + k'^T v        k' = k 2^(sum to the tile's end)
+    backward  dS <- diag(2^total) dS + q'^T do      q' = scale q 2^(sum from the tile's start)
+
+tile by tile of the sequence, one program for each tile of the matrix. Where batch and heads are too few to fill the
+chip, the sequence is cut into segments: what each contributes, from zero; `join_segments`; then the states of chunks.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tflabench.kernels.cover import cdiv
+from tflabench.kernels.launching import enqueue
+
+from .plan import Plan
+from .tiles import load_matrix, load_rows, load_vector, rows, store_matrix
+
+
+class Sizes(NamedTuple):
+    """Numbers of a launch: heads, steps, dimensions, tiles of a chunk and of a segment."""
+
+    heads: Any
+    T: Any
+    d_qk: Any
+    d_hv: Any
+    chunk_tiles: Any
+    segment_tiles: Any
+
+
+class Matrices(NamedTuple):
+    """States in memory, None where they are not read or written.
+
+    Attributes:
+        initial, ends: (B * H * segments, d_qk, d_hv) float32, before and after each segment.
+        decays: (B * H * segments, d_qk) float32, written: log2 of the decay over each segment.
+        states: (B * H * chunks, d_qk, d_hv), written: met on entering each chunk.
+        other: like states, those of forward, read backward.
+        crossing: (B * H * chunks, blocks of d_hv, d_qk) float32, written: see `Walk.crossing`.
+    """
+
+    initial: Any
+    ends: Any
+    decays: Any
+    states: Any
+    other: Any
+    crossing: Any
+
+
+@dataclass(frozen=True)
+class StatesConfig:
+    """Tell what `chunk_states` is compiled for.
+
+    Attributes:
+        reverse: backward in time.
+        initial, ends, states, crossing: which of `Matrices` there are; ends go with decays, crossing with other.
+        precision: Triton's input_precision of products.
+        tile: steps of a tile.
+        u, v: rows and columns of a tile of the state.
+    """
+
+    reverse: bool
+    initial: bool
+    ends: bool
+    states: bool
+    crossing: bool
+    precision: str
+    tile: int
+    u: int
+    v: int
+
+
+@triton.jit(do_not_specialize=["segments"])
+def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
+    """Go through one segment with one tile [u, v] of the state on chip.
+
+    Args:
+        x: (B * H, T, d_qk), weighted k, or q; z: v, or do, `tiles.Rows`.
+        totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
+        matrices, sizes: `Matrices`, `Sizes`.
+        segments: of the sequence.
+    """
+    TILE: tl.constexpr = config.tile
+    U: tl.constexpr = config.u
+    V: tl.constexpr = config.v
+    d_qk, d_hv, T = sizes.d_qk, sizes.d_hv, sizes.T
+    tiles, v_blocks = tl.cdiv(T, TILE), tl.cdiv(d_hv, V)
+    chunks = tl.cdiv(tiles, sizes.chunk_tiles)
+    blocks = tl.cdiv(d_qk, U) * v_blocks
+    block = tl.program_id(0) % blocks  # neighbours share tiles of x and z through L2
+    part = tl.program_id(0) // blocks
+    bh, segment = part // segments, part % segments
+    u = block // v_blocks * U + tl.arange(0, U)
+    v = block % v_blocks * V + tl.arange(0, V)
+    first = segment * sizes.segment_tiles
+    count = tl.minimum(sizes.segment_tiles, tiles - first)
+    acc = tl.zeros([U, V], tl.float32)
+    if config.initial:
+        acc = load_matrix(matrices.initial, part, u, v, d_qk, d_hv).to(tl.float32)
+    decay = tl.zeros([U], tl.float32)
+    for j in range(count):
+        tile = first + count - 1 - j if config.reverse else first + j
+        chunk = tile // sizes.chunk_tiles
+        at_start = tile % sizes.chunk_tiles == 0
+        at_end = ((tile + 1) % sizes.chunk_tiles == 0) | (tile == tiles - 1)
+        if config.states:
+            entering = at_end if config.reverse else at_start
+            if entering:
+                store_matrix(matrices.states, acc, bh * chunks + chunk, u, v, d_qk, d_hv)
+        t = tile * TILE + tl.arange(0, TILE)
+        total = load_vector(totals, bh * tiles + tile, u, d_qk)
+        x_tile = load_matrix(x, bh, t, u, T, d_qk)
+        z_tile = load_rows(z, bh // sizes.heads, bh % sizes.heads, t, v, T, d_hv)
+        # [u, tile] @ [tile, v] -> [u, v]
+        acc = tl.dot(x_tile.T, z_tile, acc * tl.exp2(total)[:, None], input_precision=config.precision)
+        decay += total
+        if config.crossing:
+            if at_start:
+                state = load_matrix(matrices.other, bh * chunks + chunk, u, v, d_qk, d_hv).to(tl.float32)
+                row = (bh * chunks + chunk).to(tl.int64) * v_blocks + block % v_blocks
+                tl.store(matrices.crossing + row * d_qk + u, tl.sum(state * acc, 1), mask=u < d_qk)
+    if config.ends:
+        store_matrix(matrices.ends, acc, part, u, v, d_qk, d_hv)
+        if block % v_blocks == 0:
+            tl.store(matrices.decays + part.to(tl.int64) * d_qk + u, decay, mask=u < d_qk)
+
+
+@triton.jit(do_not_specialize=["segments"])
+def join_segments(ends, decays, initial, before, last, segments, d_qk, d_hv, config: tl.constexpr):
+    """Write the state before each segment, and after the last, from what each adds.
+
+    Args:
+        ends, before: (B * H * segments, d_qk, d_hv); initial, last: (B * H, d_qk, d_hv); all float32.
+        decays: (B * H * segments, d_qk), log2.
+    """
+    U: tl.constexpr = config.u
+    V: tl.constexpr = config.v
+    v_blocks = tl.cdiv(d_hv, V)
+    blocks = tl.cdiv(d_qk, U) * v_blocks
+    block, bh = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    u = block // v_blocks * U + tl.arange(0, U)
+    v = block % v_blocks * V + tl.arange(0, V)
+    state = tl.zeros([U, V], tl.float32)
+    if config.initial:
+        state = load_matrix(initial, bh, u, v, d_qk, d_hv)
+    for j in range(segments):
+        part = bh * segments + (segments - 1 - j if config.reverse else j)
+        store_matrix(before, state, part, u, v, d_qk, d_hv)
+        added = load_matrix(ends, part, u, v, d_qk, d_hv)
+        state = state * tl.exp2(load_vector(decays, part, u, d_qk))[:, None] + added
+    store_matrix(last, state, bh, u, v, d_qk, d_hv)
+
+
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+class Side(NamedTuple):
+    """Name what states are made of.
+
+    Attributes:
+        x: (B * H, T, d_qk), weighted k forward, weighted q backward.
+        z: (B, H, T, d_hv), v forward, do backward.
+        totals: (B * H, tiles, d_qk) float32.
+        first: (B, H, d_qk, d_hv) float32 contiguous, the state before the first chunk met; None is zero.
+        other: the states of forward; backward only.
+        reverse: backward.
+    """
+
+    x: Tensor
+    z: Tensor
+    totals: Tensor
+    first: Tensor | None
+    other: Tensor | None = None
+    reverse: bool = False
+
+
+class Walk(NamedTuple):
+    """States of a whole sequence.
+
+    Attributes:
+        states: (B * H * chunks, d_qk, d_hv) in the dtype of x, met on entering each chunk.
+        last: (B, H, d_qk, d_hv) float32, after the last chunk met.
+        crossing: (B, H, chunks, d_qk) float32, of backward: sum over d_hv of S dS at the start of each chunk, which is
+            the gradient that pairs of steps before and after it give to a log decay there.
+    """
+
+    states: Tensor
+    last: Tensor
+    crossing: Tensor | None
+
+
+def walk(plan: Plan, side: Side) -> Walk:
+    """Return the states of a whole sequence."""
+    u, v = plan.blocks.u, plan.blocks.v
+    heads, shape = plan.batch * plan.heads, (plan.d_qk, plan.d_hv)
+    v_blocks = cdiv(plan.d_hv, v)
+    blocks = cdiv(plan.d_qk, u) * v_blocks
+    segments = plan.segments(heads * blocks)
+    segment_tiles = plan.chunk_tiles * cdiv(plan.chunks, segments)
+    segments = cdiv(plan.tiles, segment_tiles)
+
+    def empty(*shape: int) -> Tensor:
+        return side.x.new_empty(shape, dtype=torch.float32)
+
+    states = side.x.new_empty((heads * plan.chunks, *shape))
+    crossing = None if side.other is None else empty(heads * plan.chunks, v_blocks, plan.d_qk)
+    stored = Matrices(None, None, None, states, side.other, crossing)
+    ends, decays = empty(heads * segments, *shape), empty(heads * segments, plan.d_qk)
+    if segments == 1:
+        _launch(plan, side, stored._replace(initial=side.first, ends=ends, decays=decays), plan.tiles)
+        last = ends
+    else:
+        _launch(plan, side, Matrices(None, ends, decays, None, None, None), segment_tiles)
+        before, last = torch.empty_like(ends), empty(heads, *shape)
+        enqueue(
+            join_segments, heads * blocks,
+            ends, decays, side.first, before, last, segments, *shape,
+            config=_config(plan, side, Matrices(side.first, None, None, None, None, None)),
+        )  # fmt: skip
+        _launch(plan, side, stored._replace(initial=before), segment_tiles)
+    if crossing is not None:
+        crossing = crossing.sum(1).view(plan.batch, plan.heads, plan.chunks, plan.d_qk)
+    return Walk(states, last.view(plan.batch, plan.heads, *shape), crossing)
+
+
+def _launch(plan: Plan, side: Side, matrices: Matrices, segment_tiles: int) -> None:
+    blocks = cdiv(plan.d_qk, plan.blocks.u) * cdiv(plan.d_hv, plan.blocks.v)
+    segments = cdiv(plan.tiles, segment_tiles)
+    enqueue(
+        chunk_states, plan.batch * plan.heads * segments * blocks,
+        side.x, rows(side.z), side.totals, matrices,
+        Sizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles, segment_tiles), segments,
+        config=_config(plan, side, matrices), num_warps=4, num_stages=3 if side.x.element_size() == 2 else 1,
+    )  # fmt: skip
+
+
+def _config(plan: Plan, side: Side, matrices: Matrices) -> StatesConfig:
+    return StatesConfig(
+        reverse=side.reverse,
+        initial=matrices.initial is not None,
+        ends=matrices.ends is not None,
+        states=matrices.states is not None,
+        crossing=matrices.crossing is not None,
+        precision=plan.precision,
+        tile=plan.blocks.tile,
+        u=plan.blocks.u,
+        v=plan.blocks.v,
+    )

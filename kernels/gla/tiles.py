@@ -1,0 +1,220 @@
+"""Tiles of steps and channels, and the weights of pairs of steps within one.
+
+Channel c weighs the pair of steps j < i by exp(g_{j+1,c} + ... + g_{i,c}). A product over channels can take that only
+as a factor of q_i times a factor of k_j: sums of log decays up to i from a reference, and from j to it. A reference
+between j and i gives two sums that are both at most 0, whatever the gates: no exponent overflows, none is inf - inf, and a
+closed gate is a weight of 0. A tile where no channel closes far has one reference for all pairs, half the tile's sum:
+exponents are then at most half of that, and one product does. Elsewhere the tile is halved again and again: the pairs
+across the middle of 64 steps, of each 32, ... of each 2, a product each, with the middle as reference.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# log2 of a decay that is 0 in float32. Sums of it are finite, and are added, never subtracted: they lose nothing.
+CLOSED = tl.constexpr(-150.0)
+
+
+class Rows(NamedTuple):
+    """A tensor (B, H, T, d) with contiguous columns, and its strides of batch, head and time."""
+
+    data: Any
+    b: int
+    h: int
+    t: int
+
+
+def rows(x: Tensor) -> Rows:
+    """Return what kernels take for x (B, H, T, d), of any strides but for the columns', which are copied if need be."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return Rows(x, *x.stride()[:3])
+
+
+@triton.jit
+def load_rows(x, b, h, t, c, T, d):
+    """Return steps t and columns c of one head of x, a `Rows`; 0 outside of the tensor."""
+    at = x.data + b.to(tl.int64) * x.b + h.to(tl.int64) * x.h + t[:, None].to(tl.int64) * x.t + c[None, :]
+    return tl.load(at, mask=(t < T)[:, None] & (c < d)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, value, b, h, t, c, T, d):
+    """Store steps t and columns c of one head of x, a `Rows`, in its dtype."""
+    at = x.data + b.to(tl.int64) * x.b + h.to(tl.int64) * x.h + t[:, None].to(tl.int64) * x.t + c[None, :]
+    tl.store(at, value.to(x.data.dtype.element_ty), mask=(t < T)[:, None] & (c < d)[None, :])
+
+
+@triton.jit
+def load_gates(g, b, h, t, c, T, d):
+    """Return log2 of decays, of natural log decays: at least CLOSED, and 0 outside of the tensor."""
+    log2 = load_rows(g, b, h, t, c, T, d).to(tl.float32) * LOG2E
+    return tl.where(log2 < CLOSED, CLOSED, log2)  # NaN stays
+
+
+@triton.jit
+def load_matrix(x, matrix, row, col, rows, cols):
+    """Return rows and columns of one matrix of x (.., rows, cols), contiguous; 0 outside of it."""
+    at = x + matrix.to(tl.int64) * rows * cols + row[:, None].to(tl.int64) * cols + col[None, :]
+    return tl.load(at, mask=(row < rows)[:, None] & (col < cols)[None, :], other=0.0)
+
+
+@triton.jit
+def store_matrix(x, value, matrix, row, col, rows, cols):
+    """Store rows and columns of one matrix of x (.., rows, cols), contiguous, in its dtype."""
+    at = x + matrix.to(tl.int64) * rows * cols + row[:, None].to(tl.int64) * cols + col[None, :]
+    tl.store(at, value.to(x.dtype.element_ty), mask=(row < rows)[:, None] & (col < cols)[None, :])
+
+
+@triton.jit
+def load_vector(x, row, col, cols):
+    """Return columns of one row of x (.., cols), contiguous; 0 outside of it."""
+    return tl.load(x + row.to(tl.int64) * cols + col, mask=col < cols, other=0.0)
+
+
+@triton.jit
+def sums_of_segments(log2, SEGMENT: tl.constexpr):
+    """Return the sums of log decays [rows, cols] within segments of SEGMENT rows: up to each row, and after it."""
+    ROWS: tl.constexpr = log2.shape[0]
+    COLS: tl.constexpr = log2.shape[1]
+    if SEGMENT == 1:
+        until = log2
+        after = tl.zeros([ROWS, COLS], tl.float32)
+    elif SEGMENT == ROWS:
+        until = tl.cumsum(log2, 0)
+        after = tl.cumsum(log2, 0, reverse=True) - log2
+    else:
+        parts = tl.reshape(log2, [ROWS // SEGMENT, SEGMENT, COLS])
+        until = tl.reshape(tl.cumsum(parts, 1), [ROWS, COLS])
+        after = tl.reshape(tl.cumsum(parts, 1, reverse=True) - parts, [ROWS, COLS])
+    return until, after
+
+
+@triton.jit
+def sums_of_level(log2, level, LEVELS: tl.constexpr):
+    """Return `sums_of_segments` of half the rows at level 0, of a quarter at level 1, ... of one at level LEVELS - 1.
+
+    The level is a number of the loop, which is not unrolled: all levels at once would not fit into registers.
+    """
+    ROWS: tl.constexpr = log2.shape[0]
+    until, after = sums_of_segments(log2, 1)
+    for n in tl.static_range(1, LEVELS):
+        if level == n - 1:
+            until, after = sums_of_segments(log2, ROWS >> n)
+    return until, after
+
+
+@triton.jit
+def across_middles(level, TILE: tl.constexpr):
+    """Return which pairs [i, j] lie in one block of TILE >> level steps, i in its second half and j in its first."""
+    half = TILE >> (level + 1)
+    i = (tl.arange(0, TILE) // half)[:, None]
+    j = (tl.arange(0, TILE) // half)[None, :]
+    return (i == j + 1) & (i % 2 == 1)
+
+
+@triton.jit
+def weigh_by_one_reference(q_given, k_given, log2, until):
+    """Return q and k weighted from and to half a tile's sum, rounded as they were given, and these weights."""
+    reference = 0.5 * tl.sum(log2, 0)[None, :]
+    up, down = tl.exp2(until - reference), tl.exp2(reference - until)
+    x = (q_given.to(tl.float32) * up).to(q_given.dtype)
+    y = (k_given.to(tl.float32) * down).to(k_given.dtype)
+    return x, y, up, down
+
+
+@triton.jit
+def weigh_halves(q_given, k_given, log2, level, LEVELS: tl.constexpr):
+    """Return q and k weighted from and to the middles of a level's blocks, rounded, and these weights."""
+    until, after = sums_of_level(log2, level, LEVELS)
+    up, down = tl.exp2(until), tl.exp2(after)
+    x = (q_given.to(tl.float32) * up).to(q_given.dtype)
+    y = (k_given.to(tl.float32) * down).to(k_given.dtype)
+    return x, y, up, down
+
+
+@triton.jit
+def scores_by_halves(q_given, k_given, log2, config: tl.constexpr):
+    """Return `pair_scores` without scale, right for any gates."""
+    TILE: tl.constexpr = config.tile
+    LEVELS: tl.constexpr = config.levels
+    same = tl.arange(0, TILE)[:, None] == tl.arange(0, TILE)[None, :]
+    s = tl.where(same, tl.sum(q_given.to(tl.float32) * k_given.to(tl.float32), 1)[:, None], 0.0)
+    for level in range(LEVELS):
+        x, y, _, _ = weigh_halves(q_given, k_given, log2, level, LEVELS)
+        part = tl.dot(x, y.T, input_precision=config.precision)
+        s += tl.where(across_middles(level, TILE), part, 0.0)
+    return s
+
+
+@triton.jit
+def pair_scores(q_given, k_given, log2, until, config: tl.constexpr):
+    """Return sum_c q_ic k_jc times the weight of channel c, [i, j], for j <= i; for j > i it is of no use.
+
+    Args:
+        q_given, k_given: [tile, block], in the dtype of the operands of products.
+        log2: log decays of the tile; until: their sums up to each step.
+        config: has `tile`, `levels`, `reach` and `precision`.
+    """
+    if tl.min(tl.sum(log2, 0), 0) >= -config.reach:
+        x, y, _, _ = weigh_by_one_reference(q_given, k_given, log2, until)
+        s = tl.dot(x, y.T, input_precision=config.precision)  # [tile, block] @ [block, tile] -> [tile, tile]
+    else:
+        s = scores_by_halves(q_given, k_given, log2, config)
+    return s
+
+
+@triton.jit
+def weighted_gradients(ds, x, y, up, down, config: tl.constexpr):
+    """Return dq, dk and q.dq - k.dk of s = x y^T, for ds rounded, q = x / up and k = y / down."""
+    rounded = ds.to(x.dtype)
+    dx = tl.dot(rounded, y, input_precision=config.precision)  # [tile, tile] @ [tile, block] -> [tile, block]
+    dy = tl.dot(rounded.T, x, input_precision=config.precision)
+    return up * dx, down * dy, x.to(tl.float32) * dx - y.to(tl.float32) * dy
+
+
+@triton.jit
+def gradients_by_halves(ds, q_given, k_given, log2, config: tl.constexpr):
+    """Return `pair_gradients`, right for any gates."""
+    TILE: tl.constexpr = config.tile
+    COLS: tl.constexpr = config.block
+    LEVELS: tl.constexpr = config.levels
+    dq = tl.zeros([TILE, COLS], tl.float32)
+    dk = tl.zeros([TILE, COLS], tl.float32)
+    pairs = tl.zeros([TILE, COLS], tl.float32)
+    for level in range(LEVELS):
+        x, y, up, down = weigh_halves(q_given, k_given, log2, level, LEVELS)
+        part = tl.where(across_middles(level, TILE), ds, 0.0)
+        dq_part, dk_part, pairs_part = weighted_gradients(part, x, y, up, down, config)
+        dq += dq_part
+        dk += dk_part
+        pairs += pairs_part
+    return dq, dk, pairs
+
+
+@triton.jit
+def pair_gradients(ds, q_given, k_given, log2, until, config: tl.constexpr):
+    """Return what pairs of steps j < i of a tile add to dq, to dk and, of each step, to q.dq - k.dk a channel.
+
+    The last is made of the very products that the first two are, of rounded q and k: summed over steps, what belongs to
+    pairs that do not cross a step cancels to float32.
+
+    Args:
+        ds: [i, j] float32, gradient of the scores, with their scale, 0 for j >= i.
+        q_given, k_given, log2, until, config: as in `pair_scores`; config has `block` too.
+    """
+    if tl.min(tl.sum(log2, 0), 0) >= -config.reach:
+        x, y, up, down = weigh_by_one_reference(q_given, k_given, log2, until)
+        dq, dk, pairs = weighted_gradients(ds, x, y, up, down, config)
+    else:
+        dq, dk, pairs = gradients_by_halves(ds, q_given, k_given, log2, config)
+    return dq, dk, pairs

@@ -1,0 +1,61 @@
+"""Compiles what the GLA launchers would launch on sm_90, without a GPU, as compile_tfla.py does; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compile_tfla import Launch, compiled
+
+from tflabench.kernels.gla import chunkwise, walkthrough
+from tflabench.kernels.tfla import device
+
+CASES = {"wide": (128, 256, 256, torch.bfloat16), "float32": (48, 80, 128, torch.float32)}
+
+
+def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype) -> list[Launch]:
+    """Every launch of forward and backward with states, and of the walk-through's kernels."""
+    caught: list[Launch] = []
+
+    def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        caught.append((kernel, args, named))
+
+    JITFunction.run = catch  # type: ignore[method-assign]
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_device=lambda: 0))  # type: ignore[arg-type]
+    device.architecture = lambda _: 90
+    B, H, T = 2, 16, 4096
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k = (empty(B, H, T, d_qk, dtype=dtype) for _ in range(2))
+    inputs = (q, k, empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(B, H, d_qk, d_hv))
+    options: dict[str, Any] = {"scale": 0.1, "chunk_size": L}
+    o, last = chunkwise.forward(*inputs, **options)
+    chunkwise.backward(o, last, *inputs, **options, gate_gradients=True)
+    walkthrough.forward(*inputs, scale=0.1)
+    return caught
+
+
+def main() -> None:
+    """Compile the named cases with the Triton that is installed."""
+    rows = []
+    for name in sys.argv[1:] or CASES:
+        run = JITFunction.run
+        caught = launches(*CASES[name])
+        JITFunction.run = run  # type: ignore[method-assign]
+        once = {f"{launch[0].__name__} {launch[2]}": launch for launch in caught}
+        rows += [compiled(launch, 90) | {"case": name} for launch in once.values()]
+    json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Gated Linear Attention: its forms in PyTorch, its kernels in Triton's interpreter, and the operation around them."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tflabench import ops
+from tflabench.kernels.compat import fla
+from tflabench.kernels.cover import next_power_of_2
+from tflabench.kernels.gla import config, plan, reference
+from tflabench.kernels.gla.config import Blocks
+from tflabench.ops import State
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gla_cases import BOUND, DEVICE, GATES, Case, computed, distance, draw, expected, failures, log_decays
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks as large as with 16 bits, of 64 steps: few programs, which the interpreter takes one after the other."""
+
+    def for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int) -> Blocks:
+        qk, hv = max(16, next_power_of_2(d_qk)), max(16, next_power_of_2(d_hv))
+        return Blocks(config.largest_tile(chunk_size, 64), qk, qk, hv, qk, hv, hv)
+
+    monkeypatch.setattr(Blocks, "for_shape", staticmethod(for_shape))
+
+
+CASES = [
+    *(Case(T, 16, 16, "zeros", states=True) for T in (1, 15, 63, 64)),
+    Case(100, 48, 80, "usual", L=128, states=True),
+    *(Case(100, 64, 64, gates) for gates in GATES),
+    Case(200, 16, 32, "closed", L=192, states=True, layout="bthd"),
+    Case(100, 128, 256, "down"),
+    Case(1000, 16, 16, "usual", L=256),
+    Case(1000, 16, 16, "zeros", L=1024, states=True),
+]
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_every_gradient(case: Case) -> None:
+    assert failures(case) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(40, 48, 80, "zeros", L=32, states=True),
+        Case(100, 16, 16, "usual", L=64, dtype=torch.float16, states=True),
+        Case(70, 16, 16, "uniform", L=64, dtype=torch.float16),
+    ],
+    ids=str,
+)
+def test_with_the_blocks_that_run_on_a_gpu(case: Case) -> None:
+    assert failures(case) == []
+
+
+@pytest.mark.usefixtures("large")
+def test_a_sequence_in_segments_is_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where programs are few the walk over states is cut into segments; states in and out."""
+    case = Case(200, 16, 16, "zeros", states=True)
+    inputs, grads = draw(case)
+    for programs in (1, 10_000):
+        monkeypatch.setattr(plan, "PROGRAMS", programs)
+        found, truth = computed(case, inputs, grads), expected(case, inputs, grads, torch.float64)
+        assert max(distance(found[name], y) for name, y in truth.items()) < BOUND
+
+
+@pytest.mark.usefixtures("large")
+def test_gates_that_all_close_leave_each_step_alone() -> None:
+    inputs, grads = draw(Case(70, 16, 16))
+    inputs["g"] = torch.full_like(inputs["g"], float("-inf"))
+    found = computed(Case(70, 16, 16), inputs, grads)
+    own = (inputs["q"] * inputs["k"]).sum(-1, keepdim=True) / 4 * inputs["v"]
+    torch.testing.assert_close(found["o"], own, rtol=1e-5, atol=1e-6)
+    assert not found["dg"].any()
+
+
+def test_the_three_forms_agree() -> None:
+    inputs, _ = draw(Case(37, 16, 24, "zeros", states=True))
+    wide = [x.double() for x in inputs.values()]
+    forms = [form(*wide) for form in (reference.recurrent, reference.parallel, reference.chunkwise)]
+    for o, last in forms[1:]:
+        torch.testing.assert_close(o, forms[0][0])
+        torch.testing.assert_close(last, forms[0][1])
+    g = wide[3].clamp(min=-10).requires_grad_()
+    small = [x[..., :5, :3] for x in wide[:3]], g[..., :5, :3], wide[4][..., :3, :3]
+    assert torch.autograd.gradcheck(lambda g, S: reference.chunkwise(*small[0], g, S, chunk_size=2), small[1:])
+
+
+# --- The walk-through
+
+
+@pytest.mark.parametrize("case", [Case(50, 16, 80, "usual", states=True), Case(33, 80, 16, "down")], ids=str)
+def test_the_walk_through(case: Case) -> None:
+    assert failures(case, "walkthrough") == []
+
+
+def test_the_walk_through_as_published_is_nan_behind_a_closed_gate() -> None:
+    inputs, _ = draw(Case(32, 16, 16))
+    inputs["g"][:, :, 5] = float("-inf")
+    o = ops.gla(*inputs.values(), implementation="walkthrough")
+    assert o[:, :, :5].isfinite().all()
+    assert o[:, :, 5:16].isnan().all()
+
+
+# --- The operation
+
+
+def packed() -> tuple[tuple[Any, ...], Any, list[int]]:
+    inputs, _ = draw(Case(40, 16, 16, "usual", heads=2))
+    bounds = [0, 7, 23, 40]
+    return tuple(inputs.values()), torch.tensor(bounds, device=DEVICE), bounds
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tfla"])
+def test_packed_sequences_are_sequences_of_their_own(implementation: Any) -> None:
+    (q, k, v, g), cu_seqlens, bounds = packed()
+    S = torch.randn(3, 2, 16, 16, device=DEVICE)
+    parts = [slice(a, b) for a, b in pairwise(bounds)]
+
+    def alone(initial: Any) -> list[Any]:
+        given = {"implementation": implementation, "return_last_state": True}
+        starts = [None if initial is None else State(initial[n : n + 1]) for n in range(3)]
+        return [
+            ops.gla(q[:, :, s], k[:, :, s], v[:, :, s], g[:, :, s], initial_state=start, **given)
+            for s, start in zip(parts, starts, strict=True)
+        ]
+
+    options: dict[str, Any] = {"cu_seqlens": cu_seqlens, "implementation": implementation}
+    o = ops.gla(q, k, v, g, **options)
+    torch.testing.assert_close(o, torch.cat([x for x, _ in alone(None)], 2), rtol=1e-4, atol=1e-5)
+    o, last = ops.gla(q, k, v, g, initial_state=State(S), return_last_state=True, **options)
+    torch.testing.assert_close(o, torch.cat([x for x, _ in alone(S)], 2), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last.C, torch.cat([x.C for _, x in alone(S)]), rtol=1e-4, atol=1e-5)
+
+
+def test_steps_are_the_sequence() -> None:
+    inputs, _ = draw(Case(6, 16, 24, "zeros", heads=2, states=True))
+    q, k, v, g, S = inputs.values()
+    o, last = ops.gla(q, k, v, g, initial_state=State(S), return_last_state=True, implementation="reference")
+    state, after = State(S.clone()), State(torch.empty_like(S))
+    for t in range(6):
+        now = [x[:, :, t] for x in (q, k, v, g)]
+        before = state.C.clone()
+        apart = ops.gla_step(*now, state, out=after)
+        assert torch.equal(state.C, before)
+        found = ops.gla_step(*now, state)
+        torch.testing.assert_close(found, o[:, :, t])
+        assert torch.equal(apart, found)
+        assert torch.equal(after.C, state.C)
+    torch.testing.assert_close(state.C, last.C)
+
+
+def test_autocast_casts_q_k_and_v_only() -> None:
+    (q, k, v, g), _, _ = packed()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        o, last = ops.gla(q, k, v, g, return_last_state=True)
+    assert (o.dtype, last.C.dtype) == (torch.bfloat16, torch.float32)
+    wanted = ops.gla(*(x.bfloat16() for x in (q, k, v)), g)
+    assert torch.equal(o, wanted)
+
+
+def test_the_operator_is_one_to_compilers() -> None:
+    """Its fake has the shapes of what runs, and torch.compile traces a call with gradients into it."""
+    (q, k, v, g), _, _ = packed()
+    leaves = [x[:, :, :17].clone().requires_grad_() for x in (q, k, v, g)]
+    arguments = (*leaves, None, 0.25, 32, "tfla")
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.tflabench.gla.default, arguments, test_utils=checks)
+
+    def loss(*x: Any) -> Any:
+        return ops.gla(*x, implementation="tfla", chunk_size=32).square().sum()
+
+    wanted = torch.autograd.grad(loss(*leaves), leaves)
+    found = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves), leaves)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"g": torch.ones(1, 2, 8, 16)}, ValueError, "g is up to 1: it must be at most 0"),
+        ({"g": torch.zeros(1, 2, 8)}, ValueError, "g has the shape (1, 2, 8): it must be (B, H, T, d)"),
+        ({"v": torch.zeros(1, 2, 9, 16)}, ValueError, "v has the shape (1, 2, 9, 16): it must be (1, 2, 8, 16)"),
+        ({"k": torch.zeros(1, 2, 8, 16).half()}, TypeError, "they must be of one dtype"),
+        ({"chunk_size": 24, "implementation": "tfla"}, ValueError, "chunk_size is 24: it must be a multiple of 16"),
+        ({"implementation": "hopper"}, ValueError, "implementation is 'hopper': it must be one of auto, reference"),
+        ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be one of bhtd, bthd"),
+        ({"scale": "1"}, TypeError, "scale is a str: it must be a float or None"),
+        ({"cu_seqlens": [0, 8]}, TypeError, "cu_seqlens is a list: it must be a tensor"),
+        ({"initial_state": State(torch.zeros(1, 2, 16, 8))}, ValueError, "initial_state.C has the shape"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    x = torch.zeros(1, 2, 8, 16)
+    with pytest.raises(error) as raised:
+        ops.gla(**{"q": x, "k": x, "v": x, "g": x, **changes})
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_second_derivatives_are_refused() -> None:
+    leaves = [x[:, :, :9].requires_grad_() for x in packed()[0]]
+    o = ops.gla(*leaves, implementation="tfla")
+    (dq,) = torch.autograd.grad(o.square().sum(), leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        dq.sum().backward()
+
+
+# --- As flash-linear-attention calls it
+
+
+@pytest.fixture
+def bthd() -> dict[str, Any]:
+    (q, k, v, g), _, _ = packed()
+    return {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "v": v.transpose(1, 2), "g": g.transpose(1, 2)}
+
+
+@pytest.mark.parametrize("name", ["chunk_gla", "fused_chunk_gla", "fused_recurrent_gla"])
+def test_functions_of_fla(name: str, bthd: dict[str, Any]) -> None:
+    S = torch.randn(1, 2, 16, 16, device=DEVICE)
+    if name == "fused_recurrent_gla":
+        bthd["gk"] = bthd.pop("g")
+    o, last = getattr(fla, name)(**bthd, scale=0.5, initial_state=S, output_final_state=True)
+    g = bthd.get("g", bthd.get("gk"))
+    wanted, state = reference.recurrent(
+        *(x.transpose(1, 2) for x in (bthd["q"], bthd["k"], bthd["v"], g)), S, scale=0.5
+    )
+    torch.testing.assert_close(o, wanted.transpose(1, 2), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-4)
+    assert getattr(fla, name)(**bthd)[1] is None
+
+
+def test_fla_in_packed_sequences(bthd: dict[str, Any]) -> None:
+    _, cu_seqlens, _ = packed()
+    o, last = fla.chunk_gla(**bthd, cu_seqlens=cu_seqlens, output_final_state=True)
+    assert last is not None
+    assert last.shape == (3, 2, 16, 16)
+    alone, _ = fla.chunk_gla(**{name: x[:, 7:23] for name, x in bthd.items()})
+    torch.testing.assert_close(o[:, 7:23], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_log_decays_of_the_cases_are_what_their_names_say() -> None:
+    shape = (1, 1, 200, 16)
+    assert log_decays("zeros", shape).isinf().float().mean() < 0.05
+    assert log_decays("closed", shape)[:, :, 64:128].isinf().all()
+    assert log_decays("down", shape).min() < -12
