@@ -6,8 +6,9 @@ each document is a sequence of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def bounds(cu_seqlens: Tensor, T: int) -> list[int]:
     Raises:
         ValueError: they do not begin at 0, end at T, or one ends before it begins.
     """
-    found: list[int] = [int(x) for x in cu_seqlens.tolist()]
+    found = cast("list[int]", cast("Any", cu_seqlens).tolist())
     if found[0] != 0 or found[-1] != T:
         raise ValueError(f"cu_seqlens goes from {found[0]} to {found[-1]}: it must go from 0 to T, which is {T}")
     for begin, end in pairwise(found):
@@ -79,7 +80,7 @@ def documents(call: Call, bounds: list[int]) -> Iterator[Call]:
     def parts(x: Tensor | None) -> list[Tensor | None]:
         if x is None or x.dim() == 1:
             return [x] * len(lengths)
-        return list(x.split(lengths, 2))  # in backward one concatenation, where slices add up zeros of all T steps
+        return [*split(x, lengths, 2)]
 
     starts = [None] * len(lengths) if call.initial is None else _each_state(call.initial)
     for q, k, v, f, i, start in zip(*(parts(x) for x in call[:5]), starts, strict=True):
@@ -92,8 +93,17 @@ def documents(call: Call, bounds: list[int]) -> Iterator[Call]:
 
 def _each_state(states: State) -> list[State]:
     count = len(states.C)
-    n, m = ([None] * count if x is None else x.split(1) for x in states[1:])
-    return [State(*parts) for parts in zip(states.C.split(1), n, m, strict=True)]
+    n, m = (_each(x, count) for x in (states.n, states.m))
+    return [State(*parts) for parts in zip(split(states.C, [1] * count, 0), n, m, strict=True)]
+
+
+def _each(x: Tensor | None, count: int) -> Sequence[Tensor | None]:
+    return [None] * count if x is None else split(x, [1] * count, 0)
+
+
+def split(x: Tensor, lengths: list[int], axis: int) -> list[Tensor]:
+    """Return parts of x of these lengths. Backward is one concatenation, where slices add up zeros of all of x."""
+    return [*cast("Any", x).split(lengths, axis)]  # torch gives it no types
 
 
 def joined(states: list[State]) -> State:

@@ -86,13 +86,14 @@ def test_gates_that_all_close_leave_each_step_alone() -> None:
 def test_the_three_forms_agree() -> None:
     inputs, _ = draw(Case(37, 16, 24, "zeros", states=True))
     wide = [x.double() for x in inputs.values()]
-    forms = [form(*wide) for form in (reference.recurrent, reference.parallel, reference.chunkwise)]
+    q, k, v, g, S = wide
+    forms = [form(q, k, v, g, S) for form in (reference.recurrent, reference.parallel, reference.chunkwise)]
     for o, last in forms[1:]:
         torch.testing.assert_close(o, forms[0][0])
         torch.testing.assert_close(last, forms[0][1])
-    g = wide[3].clamp(min=-10).requires_grad_()
-    small = [x[..., :5, :3] for x in wide[:3]], g[..., :5, :3], wide[4][..., :3, :3]
-    assert torch.autograd.gradcheck(lambda g, S: reference.chunkwise(*small[0], g, S, chunk_size=2), small[1:])
+    g = g.clamp(min=-10).requires_grad_()
+    q, k, v, g, S = (*(x[..., :5, :3] for x in (q, k, v, g)), S[..., :3, :3])
+    assert torch.autograd.gradcheck(lambda g, S: reference.chunkwise(q, k, v, g, S, chunk_size=2), (g, S))
 
 
 # --- The walk-through
@@ -148,11 +149,11 @@ def test_steps_are_the_sequence() -> None:
     o, last = ops.gla(q, k, v, g, initial_state=State(S), return_last_state=True, implementation="reference")
     state, after = State(S.clone()), State(torch.empty_like(S))
     for t in range(6):
-        now = [x[:, :, t] for x in (q, k, v, g)]
+        q_t, k_t, v_t, g_t = (x[:, :, t] for x in (q, k, v, g))
         before = state.C.clone()
-        apart = ops.gla_step(*now, state, out=after)
+        apart = ops.gla_step(q_t, k_t, v_t, g_t, state, out=after)
         assert torch.equal(state.C, before)
-        found = ops.gla_step(*now, state)
+        found = ops.gla_step(q_t, k_t, v_t, g_t, state)
         torch.testing.assert_close(found, o[:, :, t])
         assert torch.equal(apart, found)
         assert torch.equal(after.C, state.C)
@@ -164,7 +165,7 @@ def test_autocast_casts_q_k_and_v_only() -> None:
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         o, last = ops.gla(q, k, v, g, return_last_state=True)
     assert (o.dtype, last.C.dtype) == (torch.bfloat16, torch.float32)
-    wanted = ops.gla(*(x.bfloat16() for x in (q, k, v)), g)
+    wanted = ops.gla(q.bfloat16(), k.bfloat16(), v.bfloat16(), g)
     assert torch.equal(o, wanted)
 
 
@@ -202,8 +203,9 @@ def test_the_operator_is_one_to_compilers() -> None:
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     x = torch.zeros(1, 2, 8, 16)
+    given: dict[str, Any] = {"q": x, "k": x, "v": x, "g": x, **changes}
     with pytest.raises(error) as raised:
-        ops.gla(**{"q": x, "k": x, "v": x, "g": x, **changes})
+        ops.gla(**given)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -231,10 +233,9 @@ def test_functions_of_fla(name: str, bthd: dict[str, Any]) -> None:
     if name == "fused_recurrent_gla":
         bthd["gk"] = bthd.pop("g")
     o, last = getattr(fla, name)(**bthd, scale=0.5, initial_state=S, output_final_state=True)
-    g = bthd.get("g", bthd.get("gk"))
-    wanted, state = reference.recurrent(
-        *(x.transpose(1, 2) for x in (bthd["q"], bthd["k"], bthd["v"], g)), S, scale=0.5
-    )
+    g = bthd["gk"] if name == "fused_recurrent_gla" else bthd["g"]
+    q, k, v, g = (x.transpose(1, 2) for x in (bthd["q"], bthd["k"], bthd["v"], g))
+    wanted, state = reference.recurrent(q, k, v, g, S, scale=0.5)
     torch.testing.assert_close(o, wanted.transpose(1, 2), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-4)
     assert getattr(fla, name)(**bthd)[1] is None

@@ -159,7 +159,7 @@ def _one_by_one(
     lengths = [end - start for start, end in pairwise(bounds)]
     outputs: list[Tensor] = []
     states: list[Tensor] = []
-    for n, (q, k, v, g) in enumerate(zip(*(x.split(lengths, 2) for x in inputs), strict=True)):
+    for n, (q, k, v, g) in enumerate(zip(*(packed.split(x, lengths, 2) for x in inputs), strict=True)):
         first = None if initial is None else initial[n : n + 1]
         if q.shape[2] == 0:
             work = torch.promote_types(v.dtype, torch.float32)
@@ -233,9 +233,9 @@ def gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State, **options
     if low is not None:
         q, k, v = (x.to(low) for x in (q, k, v))
     check_one_dtype(q, k, v)
-    work = torch.promote_types(q.dtype, torch.float32)
+    dtype, work = q.dtype, torch.promote_types(q.dtype, torch.float32)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        now = (x.to(work) for x in (q, k, v, g))
-        o, new = reference.step(*now, state.C.to(work), scale=options.get("scale"))
+        q, k, v, g = (x.to(work) for x in (q, k, v, g))
+        o, new = reference.step(q, k, v, g, state.C.to(work), scale=options.get("scale"))
         (state if out is None else out).C.copy_(new)
-    return o.to(q.dtype)
+    return o.to(dtype)

@@ -14,8 +14,8 @@ The gradient of a log decay g_t is the sum over all pairs j < t <= i of what q_i
     they pass it          what crosses its start, less what ends in it
 
 What crosses the start of a chunk is S . dS there (`states.Walk.crossing`). Over the tiles of the chunk it loses what
-ends in each and gains what begins there. Rounding errors so add up over one chunk at most, and a step's own q_t . k_t, which no
-gate weighs, has no part in any sum.
+ends in each and gains what begins there. Rounding errors so add up over one chunk at most, and a step's own
+q_t . k_t, which no gate weighs, has no part in any sum.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -37,7 +37,8 @@ def recurrent(
     state = start(q, v, initial)
     outputs: list[Tensor] = []
     for t in range(q.shape[2]):
-        o_t, state = step(*(x[:, :, t].to(work) for x in (q, k, v, g)), state, scale=scale)
+        q_t, k_t, v_t, g_t = (x[:, :, t].to(work) for x in (q, k, v, g))
+        o_t, state = step(q_t, k_t, v_t, g_t, state, scale=scale)
         outputs.append(o_t)
     return torch.stack(outputs, dim=2).to(q.dtype), state
 

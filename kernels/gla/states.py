@@ -125,7 +125,8 @@ def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
         # [u, tile] @ [tile, v] -> [u, v]
         acc = tl.dot(x_tile.T, z_tile, acc * tl.exp2(total)[:, None], input_precision=config.precision)
         decay += total
-        if config.crossing:
+        # The first is known when the kernel is compiled, the second when it runs.
+        if config.crossing:  # noqa: SIM102
             if at_start:
                 state = load_matrix(matrices.other, bh * chunks + chunk, u, v, d_qk, d_hv).to(tl.float32)
                 row = (bh * chunks + chunk).to(tl.int64) * v_blocks + block % v_blocks

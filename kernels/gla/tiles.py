@@ -2,8 +2,8 @@
 
 Channel c weighs the pair of steps j < i by exp(g_{j+1,c} + ... + g_{i,c}). A product over channels can take that only
 as a factor of q_i times a factor of k_j: sums of log decays up to i from a reference, and from j to it. A reference
-between j and i gives two sums that are both at most 0, whatever the gates: no exponent overflows, none is inf - inf, and a
-closed gate is a weight of 0. A tile where no channel closes far has one reference for all pairs, half the tile's sum:
+between j and i gives two sums that are both at most 0, whatever the gates: no exponent overflows, none is inf - inf,
+and a closed gate is a weight of 0. A tile where no channel closes far has one reference for all pairs, half its sum:
 exponents are then at most half of that, and one product does. Elsewhere the tile is halved again and again: the pairs
 across the middle of 64 steps, of each 32, ... of each 2, a product each, with the middle as reference.
 """
