@@ -76,8 +76,8 @@ class Op:
 
 _DELTA = {"delta": True, "options": {"use_qk_l2norm_in_kernel": True}, "largest_d_qk": 256}
 OPS = (
-    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel"),
-    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel"),
+    Op("fla_gla", "GLA chunk", "gla", "chunk_gla", "channel", operation="gla"),
+    Op("fla_gla_fused", "GLA fused chunk", "gla", "fused_chunk_gla", "channel", operation="gla"),
     Op(
         "fla_simple_gla",
         "Simple GLA chunk",

@@ -71,7 +71,7 @@ class States(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What `tile_gradients` writes.
+    """Name what `tile_gradients` writes.
 
     Attributes:
         dq, dk: `tiles.Rows`, float32 sums in the dtype of q.

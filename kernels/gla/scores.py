@@ -24,7 +24,7 @@ from .tiles import load_gates, load_rows, pair_scores, rows, store_matrix, sums_
 
 
 class Weighted(NamedTuple):
-    """What the kernel writes, for tiles of `tile` steps.
+    """Name what the kernel writes, for tiles of `tile` steps.
 
     Attributes:
         q: (B * H, T, d_qk), q scale exp(sum of g from the tile's first step), in the dtype of q: meets what was before.

@@ -1,4 +1,4 @@
-"""GLA's fused chunks as published: five steps, four kernels and a sum.
+"""GLA's fused chunks as published: five steps, four kernels and a sum (docs/gla-walk-through.md has them in order).
 
 They are what flash-linear-attention had as `fused_chunk_gla` before it deleted it: chunks of BT = 16 steps, blocks of
 BK channels of q and k and BV of v, all of them at most 64. Grids, loops and names are those of the walk-through.
@@ -176,8 +176,11 @@ def forward(
     A sequence whose length is no multiple of 16 is padded; strided tensors are copied.
     """
     (B, H, given, d_qk), d_hv, like = q.shape, v.shape[-1], v
-    q, k, v, g = (pad(x, (0, 0, 0, -given % CHUNK)).contiguous() for x in (q, k, v, g))
-    T = q.shape[2]
+    missing = -given % CHUNK
+    if missing:  # padding by nothing would copy too
+        q, k, v, g = (pad(x, (0, 0, 0, missing)) for x in (q, k, v, g))
+    q, k, v, g = (x.contiguous() for x in (q, k, v, g))
+    T = given + missing
     h_0 = None if initial is None else initial.float().contiguous()
     BK, BV = (min(BLOCK, next_power_of_2(d)) for d in (d_qk, d_hv))
     NK, NV = cdiv(d_qk, BK), cdiv(d_hv, BV)

@@ -28,10 +28,11 @@ _by_plugin: dict[str, tuple[Implementation, ...]] = {}
 
 @cache
 def _bundled() -> tuple[Implementation, ...]:
-    from tflabench.implementations import bundled
+    from tflabench.implementations import bundled, gla
 
     adapters = (importlib.import_module(f"tflabench.baselines.{name}") for name in ADAPTERS)
-    return (*bundled.IMPLEMENTATIONS, *(impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS))
+    of_baselines = (impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS)
+    return (*bundled.IMPLEMENTATIONS, *gla.IMPLEMENTATIONS, *of_baselines)
 
 
 @cache
@@ -55,10 +56,11 @@ def implementations() -> tuple[Implementation, ...]:
 
 @cache
 def bundled_kernels() -> frozenset[str]:
-    """Names of this project's own kernels: what is bundled, without the plain PyTorch forms (`reference_*`)."""
-    from tflabench.implementations import bundled
+    """Names of this project's own kernels: what is bundled, but for plain PyTorch and what others have published."""
+    from tflabench.implementations import bundled, gla
 
-    return frozenset(impl.name for impl in bundled.IMPLEMENTATIONS if not matches(impl, "reference_*"))
+    found = (*bundled.IMPLEMENTATIONS, *gla.IMPLEMENTATIONS)
+    return frozenset(impl.name for impl in found if not matches(impl, "reference_*,gla_chunk_fuse"))
 
 
 def operation(name: str, gate: str | None = None) -> str | None:

@@ -58,7 +58,7 @@ def require_alike(differences: Mapping[str, str | None]) -> None:
     Raises:
         InputError: there is one.
     """
-    said = [f"node {name} has {different}" for name, different in differences.items() if different]
+    said = [f"node {name} has {different}" for name, different in sorted(differences.items()) if different]
     if said:
         raise InputError(
             f"{'; '.join(said)}: install the same everywhere, or give --allow-mixed-versions, which marks their rows"

@@ -365,7 +365,7 @@ class _Sweep:
 
 @dataclass
 class _Listening:
-    """What is shown and written while a sweep over several devices runs, as long as the block lasts."""
+    """Show and write what happens while a sweep over several devices runs, as long as the block lasts."""
 
     bar: Any
     told: Told

@@ -1,0 +1,134 @@
+"""Gated Linear Attention as the bench sees it: TFLA with a gate a channel, the fused chunks as published, and PyTorch.
+
+Inputs are those that the adapter of fla draws, in its layout (B, T, H, ...), so that rows compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
+from tflabench.implementations.bundled import refuse_decode, refuse_kernels
+from tflabench.implementations.mlstm import OPEN
+from tflabench.kernels.gla import config
+from tflabench.kernels.plan import tfla as tfla_plan
+from tflabench.kernels.plan.sizes import refuses_dtype
+from tflabench.problem import Problem
+from tflabench.theory import baseline_costs
+from tflabench.theory.cost import Cost
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PUBLISHED_CHUNK_SIZE = 16  # of the walk-through's kernels
+ORACLE_CHUNK_SIZE = 16  # its memory grows as T L d_qk
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One implementation of `ops.gla`.
+
+    Attributes:
+        name, title: of the implementation.
+        implementation: of `ops.gla`.
+        chunk_size: steps of a chunk, None where the problem says it or, if it does not, the kernels.
+    """
+
+    name: str
+    title: str
+    implementation: str
+    chunk_size: int | None = None
+
+    def steps(self, problem: Problem) -> int:
+        """Return the steps of a chunk in a problem."""
+        chosen = config.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
+        return self.chunk_size or problem.chunk_size or chosen
+
+
+def build(kernels: Kernels, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of Gated Linear Attention, with log decays g (B, T, H, d_qk).
+
+    Raises:
+        Unsupported: these kernels cannot run here, with their reason.
+    """
+    from torch.nn.functional import logsigmoid
+
+    from tflabench.kernels.gla import operator
+    from tflabench.kernels.gla.api import gla
+
+    steps = (problem.batch, problem.seq_len, problem.heads)
+    of_keys, of_values = (*steps, problem.d_qk), (*steps, problem.d_hv)
+    inputs = draw(problem, device, {"q": of_keys, "k": of_keys, "v": of_values, "g": of_keys}, {"g": OPEN})
+    inputs["g"] = logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)
+    q, k, v, g = (inputs[name] for name in "qkvg")
+    options: dict[str, Any] = {"implementation": kernels.implementation, "layout": "bthd"}
+    if kernels.chunk_size is None:
+        options["chunk_size"] = kernels.steps(problem)
+    if kernels.implementation != "reference":
+        reason = operator.kernels_of("tfla").refuses(*(x.transpose(1, 2) for x in (q, v)), options.get("chunk_size"))
+        if reason:
+            raise Unsupported(reason)
+    return Case(
+        inputs=inputs,
+        forward=lambda: gla(q, k, v, g, **options),
+        oracle=oracle,
+        layout="bthd",
+        details={"kernel": f"gla.{kernels.implementation}", "chunk_size": kernels.steps(problem)},
+    )
+
+
+def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return o (B, T, H, d_hv) in plain PyTorch, in the dtype of the inputs, of whole or sliced inputs."""
+    from tflabench.kernels.gla.api import gla
+
+    q, k, v, g = (inputs[name] for name in "qkvg")
+    return gla(q, k, v, g, implementation="reference", chunk_size=ORACLE_CHUNK_SIZE, layout="bthd")
+
+
+def cost(kernels: Kernels, problem: Problem) -> Cost:
+    """Return what a call computes and moves, with states in memory in the dtype of q."""
+    width = problem.element_bytes
+    return baseline_costs.linear_attention(
+        problem, decays=problem.d_qk, chunk_size=kernels.steps(problem), state_bytes=(width, width)
+    )
+
+
+def refuses(problem: Problem, device: str) -> str | None:
+    """Return why the Triton kernels cannot run this, or None."""
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tfla_plan.DTYPES):
+        return reason
+    return config.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+
+
+def _implementation(kernels: Kernels) -> Implementation:
+    triton = kernels.implementation != "reference"
+    return Implementation(
+        name=kernels.name,
+        family="linear_attention",
+        title=kernels.title,
+        build=partial(build, kernels),
+        refuses=refuses if triton else refuse_decode,
+        chunked=kernels.chunk_size is None,
+        cost=partial(cost, kernels),
+        package="triton" if triton else "torch",
+        compiles=triton,
+        majors=tfla_plan.MAJORS if triton else None,
+        operation="gla",
+        bound="channel_gates",
+    )
+
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = tuple(
+    map(
+        _implementation,
+        (
+            Kernels("tfla_gla_xl", "GLA TFLA xl_chunk", "tfla"),
+            Kernels("gla_chunk_fuse", "GLA fused chunk (as published)", "walkthrough", PUBLISHED_CHUNK_SIZE),
+            Kernels("reference_gla", "GLA PyTorch chunkwise", "reference"),
+        ),
+    )
+)
