@@ -369,7 +369,8 @@ def test_every_figure_says_what_it_shows():
 
 
 def test_pages_are_short():
-    counted = [page for page in GUIDES if page.name != "kernels.md"]  # which is for who changes them
+    special = ("kernels.md", "gla-walk-through.md", "several-gpus.md")  # for those who change kernels or own clusters
+    counted = [page for page in GUIDES if page.name not in special]
     words = {page: len(page.read_text().split()) for page in (README, *counted)}
     assert words[README] <= 1300
     assert sum(words.values()) <= 9000

@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from tflabench import ops
+from tflabench.implementations import registry
+from tflabench.implementations.packages import taken_as_installed
 from tflabench.kernels.compat import fla
 from tflabench.kernels.cover import next_power_of_2
 from tflabench.kernels.gla import config, plan, reference
 from tflabench.kernels.gla.config import Blocks
 from tflabench.ops import State
+from tflabench.problem import Problem
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gla_cases import BOUND, DEVICE, GATES, Case, computed, distance, draw, expected, failures, log_decays
@@ -255,3 +258,24 @@ def test_log_decays_of_the_cases_are_what_their_names_say() -> None:
     assert log_decays("zeros", shape).isinf().float().mean() < 0.05
     assert log_decays("closed", shape)[:, :, 64:128].isinf().all()
     assert log_decays("down", shape).min() < -12
+
+
+@pytest.mark.parametrize("name", ["tfla_gla_xl", "gla_chunk_fuse", "reference_gla"])
+def test_what_the_bench_measures_is_the_operation(name: str) -> None:
+    impl = registry.get(name)
+    problem = Problem(batch=1, heads=2, seq_len=40, d_qk=16, d_hv=32, dtype="float32", pass_="fwbw")
+    case = impl.build(problem, torch.device(DEVICE))
+    o = case.forward()
+    wide = {name: x.detach().double() for name, x in case.inputs.items()}
+    assert distance(o.detach(), case.oracle(wide)) < BOUND
+    o.sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in case.inputs.values())
+    assert (impl.count(problem).flops > 0, impl.bounded, impl.operation) == (True, "channel_gates", "gla")
+
+
+def test_the_bench_says_what_the_kernels_do_not_take() -> None:
+    problem = Problem(batch=1, heads=2, seq_len=40, d_qk=24, d_hv=32, dtype="bfloat16", pass_="fw")
+    assert "CUDA" in (registry.get("tfla_gla_xl").refuses(problem, "cpu") or "")
+    with taken_as_installed():
+        reason = registry.get("tfla_gla_xl").refuses(problem, "cuda")
+    assert reason == "takes a d_qk that is a multiple of 16 up to 1024, not 24"

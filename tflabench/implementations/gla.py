@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PUBLISHED_CHUNK_SIZE = 16  # of the walk-through's kernels
+REFERENCE_CHUNK_SIZE = 32
 ORACLE_CHUNK_SIZE = 16  # its memory grows as T L d_qk
 
 
@@ -45,8 +46,11 @@ class Kernels:
 
     def steps(self, problem: Problem) -> int:
         """Return the steps of a chunk in a problem."""
-        chosen = config.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
-        return self.chunk_size or problem.chunk_size or chosen
+        if given := self.chunk_size or problem.chunk_size:
+            return min(given, problem.seq_len) if self.implementation == "reference" else given
+        if self.implementation == "reference":
+            return min(REFERENCE_CHUNK_SIZE, problem.seq_len)
+        return config.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
 
 
 def build(kernels: Kernels, problem: Problem, device: torch.device) -> Case:
