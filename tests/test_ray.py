@@ -165,6 +165,21 @@ def test_interrupted_it_stops_its_tasks_and_the_same_command_goes_on(started: St
     assert {row["point"]: row["comparison_id"] for row in said["rows"]}.items() >= safe.items()
 
 
+def test_a_node_that_leaves_before_it_answers_is_left_out(started: Started):
+    """Ray lists a node for some seconds after it has left."""
+    code = f"""if True:
+    from tflabench.bench.several import on_ray
+    with on_ray.Cluster({started.cluster.address!r}) as cluster:
+        there = on_ray._alive()
+        on_ray._alive = lambda: [*there, dict(there[0], NodeID="0" * 56, NodeName="left")]
+        print(*(node.name for node in cluster.nodes("cpu", [], mixed=False)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1:] == [" ".join(sorted(started.nodes))], done.stderr
+
+
 def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(started: Started):
     kinds = ["-a", "gpu=H100,H200", "-a", "seq_len=16,32", "--impl", "stand_in_[01]", "-a", "batch=1"]
     stdout, stderr = started.sweep(*kinds, "--json").communicate(timeout=90)

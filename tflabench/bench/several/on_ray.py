@@ -118,10 +118,11 @@ class Cluster:
         Raises:
             InputError: a node does not answer, cannot measure, or has other versions and `mixed` is False.
         """
-        there = [node for node in _alive() if _count(node, "GPU" if kind == "cuda" else "CPU")]
+        able = [node for node in _alive() if _count(node, "GPU" if kind == "cuda" else "CPU")]
+        facts = _ask({node["NodeID"]: _name(node) for node in able}, kind, plugins)
+        there = [node for node in able if node["NodeID"] in facts]
         if not there:
             raise InputError("this Ray cluster has no node with a CPU to measure on: start Ray with --num-cpus")
-        facts = _ask({node["NodeID"]: _name(node) for node in there}, kind, plugins)
         here = versions_here()
         found = [
             Node(
@@ -169,9 +170,9 @@ def _accelerator(node: Mapping[str, Any]) -> str | None:
 
 
 def _ask(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -> dict[str, NodeFacts]:
-    """Return the facts of nodes by their id."""
+    """Return the facts of nodes by their id, without those that leave before they answer."""
     import ray
-    from ray.exceptions import RayError
+    from ray.exceptions import NodeDiedError, RayError, TaskUnschedulableError
 
     probe = ray.remote(num_cpus=0, max_retries=0)(_facts_of_node)
     asked = {id_: probe.options(label_selector={NODE_LABEL: id_}).remote(kind, list(plugins)) for id_ in names}
@@ -179,6 +180,8 @@ def _ask(names: Mapping[str, str], kind: DeviceKind, plugins: Sequence[str]) -> 
     for id_, answer in asked.items():
         try:
             facts = ray.get(answer, timeout=PROBE_S)
+        except (NodeDiedError, TaskUnschedulableError):  # for a while Ray still lists a node that has left
+            continue
         except RayError as error:
             raise InputError(f"node {names[id_]} cannot measure: {_last_line(error)}") from None
         if isinstance(facts, str):
