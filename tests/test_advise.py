@@ -17,6 +17,7 @@ from tflabench.figures.model import Curve, Note, Rule
 from tflabench.implementations import bundled, registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware
+from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.roofline import TimeBounds
 
 GIB = 2**30
@@ -168,6 +169,59 @@ def test_the_other_linear_rnns_are_advised_too():
     assert {choice.source for choice in given.ranked} == {"calibrated model"}
     (bound,) = advise.choices(mamba_2, kernel_of("tfla_mamba2_xl"), [256], hardware.custom(989, 3.35))
     assert bound.source == "published bound"
+
+
+@pytest.mark.parametrize("pass_", ["fw", "fwbw"])
+def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
+    """Tensors of a call, on a device without memory; less the float32 states at the ends of sequences, a hundredth."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from tflabench.kernels.gla import chunkwise, gradients, outputs, scores, states
+    from tflabench.kernels.tfla import device
+
+    for module in (gradients, outputs, scores, states):
+        monkeypatch.setattr(module, "enqueue", lambda *args, **options: None)
+    monkeypatch.setattr(device, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(chunkwise, "made_like", lambda x, like: x)
+    problem = Problem(4, 16, 4096, 128, 256, chunk_size=256, pass_=pass_)
+    allotted = []
+
+    class Allocations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if "empty" in func.__name__:
+                allotted.append(out.nbytes)
+            return out
+
+    def empty(d):
+        return torch.empty(4, 16, 4096, d, dtype=torch.bfloat16, device="meta")
+
+    q, k, v, g = (empty(d) for d in (128, 128, 256, 128))
+    options = {"scale": 1.0, "chunk_size": 256}
+    with Allocations():
+        if pass_ == "fw":
+            chunkwise.forward(q, k, v, g, None, **options)
+        else:
+            chunkwise.backward(v, None, q, k, v, g, None, **options, gate_gradients=True)
+    given = sum(x.nbytes for x in (q, k, v, g))
+    if pass_ == "fwbw":
+        given += 2 * v.nbytes  # o and do
+    modelled = advise.memory(kernel_of("tfla_gla_xl"), problem).peak
+    assert modelled == pytest.approx(given + sum(allotted), rel=0.03)
+
+
+def test_gla_is_advised_by_the_papers_bound():
+    h100 = hardware.find("H100")
+    found = advise.advice(Demand(FIG_4), h100, ["gla"], "cuda")
+    assert {choice.kernel.name for choice in found.ranked} == {"tfla_gla_xl"}
+    assert {choice.source for choice in found.ranked} == {"published bound"}
+    counted = Tradeoff(FIG_4, "gla", h100.ceilings, state_bytes=2, counts="exact")
+    for choice in found.ranked:
+        assert choice.call_s == pytest.approx(float(counted.time(choice.problem.chunk_size).upper))
+    done = CliRunner().invoke(app, ["advise", "--gpu", "H100", "--gate", "gla"])
+    assert done.exit_code == 0
+    assert "The calibrated model does not know tfla_gla_xl" in " ".join(done.output.split())
 
 
 def test_a_chunk_may_hold_a_sequence_of_any_length():

@@ -18,7 +18,10 @@ from tflabench.theory.hardware import custom, find
 FIG_17 = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
 H100 = find("paper-H100").ceilings
 VARIANTS = [
-    (gate, pass_, counts) for gate in ("exp", "sig") for pass_ in ("fw", "fwbw") for counts in ("exact", "published")
+    (gate, pass_, counts)
+    for gate in ("exp", "sig", "gla")
+    for pass_ in ("fw", "fwbw")
+    for counts in ("exact", "published")
 ]
 
 L, d, p, F, alpha, beta, b_C = sympy.symbols("L d p F alpha beta b_C", positive=True)

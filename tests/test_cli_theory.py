@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import tflabench
 from tflabench.bench import machine
 from tflabench.bench.machine import Machine
 from tflabench.cli.main import app
@@ -146,6 +147,19 @@ class TestOptimalChunk:
         for unknown in (["--gpu", "MI300X"], ["--dtype", "float32"]):
             assert loads(*PAPER, *unknown)["calibrated"] is None
 
+    def test_gla_has_its_own_counts_and_kernel(self):
+        size = ["--d-qk", "128", "--d-hv", "256", "--gpu", "H100", "--gate", "gla"]
+        got = loads("optimal-chunk", *size)
+        sig = loads("optimal-chunk", *size[:-1], "sig")
+        assert got["counts"] == "exact"  # the paper publishes none
+        assert got["recommended"] == tflabench.optimal_chunk_size("H100", d_qk=128, d_hv=256, gate="gla") == 512
+        assert got["kernel"] == {"implementation": "tfla_gla_xl", "chunk_size": 256, "refused": None}
+        assert got["calibrated"] is got["fused"] is None
+        by_size = {row["chunk_size"]: row["bytes"] for row in got["chunk_sizes"]}
+        steps, decays = 8 * 8 * 8192, 2 * (128 - 2) * 2  # read by two kernels, in two bytes
+        assert by_size[256] - {row["chunk_size"]: row["bytes"] for row in sig["chunk_sizes"]}[256] == steps * decays
+        assert output("optimal-chunk", *size).splitlines()[3].startswith("GLA forward on H100 SXM")
+
     def test_the_fused_kernels_have_an_optimum_of_their_own_where_they_run(self):
         long = ["--d-hv", "256", "--d-qk", "128", "--heads", "16", "--seq-len", "65536", "--batch", "1"]
         got = loads("optimal-chunk", "--gpu", "H200", *long)["fused"]
@@ -237,7 +251,7 @@ def refused(argv: list[str], said: str) -> None:
         (["--d-qk", "0"], "d_qk is 0: it must be at least 1"),
         (["--d-hv", "-512"], "d_hv is -512: it must be at least 1"),
         (["--seq-len", "0"], "seq_len is 0: it must be at least 1"),
-        (["--gate", "sgi"], "gate is 'sgi': it must be one of exp, sig (did you mean sig?)"),
+        (["--gate", "sgi"], "gate is 'sgi': it must be one of exp, sig, gla (did you mean sig?)"),
         (["--pass", "fwd"], "pass is 'fwd': it must be one of fw, fwbw, decode"),
         (["--pass", "decode"], "pass is 'decode': one step has no chunks"),
         (["--dtype", "bf16"], "dtype is 'bf16': it must be one of bfloat16"),

@@ -55,6 +55,22 @@ TABLES_8_10_12 = {
         "denominator and scale": 4 * (12 + 3 + 1 + 100_000 + 10_000),
     },
     ("recurrent", "sig"): {"gates": 4 * 2000, "memory cell": 4 * 24, "outputs": 4 * (12 + 2)},
+    # The same rows with a decay for each of the two channels, given as logarithms, and without an input gate.
+    ("chunkwise", "gla"): {
+        "recurrent gates": 4 * 2 * 11 + 2 * 10,
+        "recurrent numerator": 12 + 48 + 8,
+        "cumulative decays": 4 * 2,
+        "weights of q and k": 2 * 4 * 2 * 12,
+        "intra outputs": 0.5 * (2 * 16 * 5 + 16 * 1_000_000),
+        "inter outputs": 48 + 8,
+        "combination": 12,
+    },
+    ("parallel", "gla"): {
+        "cumulative decays": 4 * 2,
+        "weights of q and k": 2 * 4 * 2 * 12,
+        "intra outputs": 0.5 * (2 * 16 * 5 + 16 * 1_000_000),
+    },
+    ("recurrent", "gla"): {"gates": 4 * 2 * 10, "memory cell": 4 * 18, "outputs": 4 * (12 + 2)},
 }
 TABLE_17 = {
     ("chunkwise", "exp"): 4 * 4 * 0.5 * 18 + 4 * 4 + 2 * 4 * 0.5 + 4 * (24 + 12 + 12 + 13) + (12 + 4 + 5),
@@ -91,6 +107,19 @@ def test_published_counts_are_table_17(formulation, gate):
 def test_bytes_are_the_totals_of_tables_9_11_13(formulation, gate, expected):
     moved = cost.byte_polynomial(formulation, gate, 2, 3, element_bytes=2, gate_bytes=3, state_bytes=5)
     assert moved(4) == expected
+
+
+@pytest.mark.parametrize(("formulation", "loads"), [("chunkwise", 2), ("parallel", 1), ("recurrent", 1)])
+def test_gla_moves_a_decay_for_each_channel_where_sig_moves_two_gates(formulation, loads):
+    gla, sig = (cost.byte_polynomial(formulation, gate, 16, 3, gate_bytes=4)(64) for gate in ("gla", "sig"))
+    assert gla - sig == loads * 64 * (16 - 2) * 4
+
+
+def test_the_paper_has_no_count_of_gla():
+    exact, published = (cost.flop_polynomial("chunkwise", "gla", 5, 7, counts=of) for of in ("exact", "published"))
+    assert published == exact
+    with pytest.raises(InputError, match="gate is 'gla': the paper publishes no count for it"):
+        cost.published_flops("chunkwise", "gla", 5, 7)
 
 
 def test_rows_of_table_9():

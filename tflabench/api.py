@@ -71,7 +71,7 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     *,
     d_qk: int = 256,
     d_hv: int = 512,
-    gate: Literal["exp", "sig"] = "sig",
+    gate: Literal["exp", "sig", "gla"] = "sig",
     seq_len: int = 8192,
     batch: int = 8,
     heads: int = 8,
@@ -88,7 +88,7 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     Args:
         gpu: as `tflabench gpus` lists them; None for this machine's, or an H100 where there is none.
         d_qk, d_hv: head dimensions of queries and keys, and of values.
-        gate: of the mLSTM.
+        gate: "exp" or "sig" of the mLSTM, or "gla" for Gated Linear Attention.
         seq_len, batch, heads: T, B, H of a call.
         pass_: "fw", or "fwbw" for forward and backward.
         dtype, state_dtype: of q, k, v and gates, and of states in memory.
@@ -102,8 +102,9 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     from tflabench.cli.common.gpu import chosen_gpu
     from tflabench.problem import Problem, parse_bytes
     from tflabench.theory.chunk_size import Tradeoff, usual_tile
+    from tflabench.theory.cost import GATES
 
-    one_of("gate", gate, ("exp", "sig"))
+    one_of("gate", gate, GATES)
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
     state_bytes = dtype_bytes("state_dtype", state_dtype)
     tradeoff = Tradeoff(problem, gate, chosen_gpu(gpu, dtype).ceilings, state_bytes=state_bytes)

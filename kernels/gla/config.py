@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tflabench.kernels.cover import next_power_of_2
-from tflabench.kernels.plan.tfla import largest_tile
+from tflabench.kernels.plan.tfla import StateTiles, buffered, has_asynchronous_products, largest_tile
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,15 @@ class Blocks:
     u: int
     v: int
     hidden: int
+
+    def shared_bytes(self, size: int, architecture: int) -> int:
+        """Return what Triton allots a program of shared memory, at most, for elements of `size` bytes."""
+        stages = 2 if size == 2 else 1
+        loop = buffered(stages, architecture) * self.tile * (self.inner + self.outer)
+        scores = 0 if has_asynchronous_products(architecture) else 2 * self.tile * self.tile
+        outputs = size * (self.tile * self.inner + loop + scores)
+        states = StateTiles(self.tile, self.u, self.v, warps=4, stages=stages + 1 if size == 2 else 1)
+        return max(outputs, states.shared_bytes(size, architecture))
 
     @staticmethod
     def for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int) -> Blocks:

@@ -52,6 +52,11 @@ FUSED_CAVEAT = (
 )
 
 
+BOUND_CAVEAT = (
+    "The calibrated model does not know tfla_gla_xl: its time is the paper's upper bound, which leaves out pointwise "
+    "work, launches and products made twice."
+)
+
 Sequences = Annotated[
     int | None,
     typer.Option(
@@ -68,7 +73,7 @@ Gates = Annotated[
         "--gate",
         metavar="GATES",
         rich_help_panel=PROBLEM,
-        help="Any of exp and sig (mLSTM), simple_gla, retention, mamba2, ..., comma-separated.",
+        help="Any of exp and sig (mLSTM), simple_gla, gla, retention, mamba2, ..., comma-separated.",
     ),
 ]
 Layers = Annotated[
@@ -312,6 +317,7 @@ def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
         *_recommendation(advice),
         *([f"Of the {chip.name}: {chip.note.rstrip('.')}."] if chip.note else []),
         f"Times: {' and '.join(sources)}, at {ceilings}.",
+        *([BOUND_CAVEAT] if any(choice.kernel.name == "tfla_gla_xl" for choice in advice.ranked) else []),
         *([FUSED_CAVEAT] if any(choice.kernel.algorithm == "fused" for choice in advice.ranked) else []),
         "Memory: the kernels' tensors and what a forward keeps for its backward, by count; a model needs more.",
     ]

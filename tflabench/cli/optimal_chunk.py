@@ -127,17 +127,22 @@ def optimal_chunk(  # noqa: PLR0913  options
     curve is flat, so measure: tflabench sweep --preset chunk.
     """
     from tflabench.theory import chunk_size as chunks
+    from tflabench.theory.cost import GATES, TITLES
 
     plot = figure_to_write(plot, "optimal-chunk.png") if plot else None
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
+    kind: Any = one_of("gate", gate, GATES)
+    counts = one_of("counts", counts, ("published", "exact"))
+    if gate == "gla":
+        counts = "exact"  # the paper publishes none
     tradeoff = chunks.Tradeoff(
         problem=problem,
-        gate=one_of("gate", gate, ("exp", "sig")),  # type: ignore[arg-type]
+        gate=kind,
         ceilings=chip.ceilings,
         causal_factor=causal_factor,
         state_bytes=dtype_bytes("state_dtype", state_dtype),
-        counts=one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
+        counts=counts,  # type: ignore[arg-type]
     )
     if tile is None:
         tile = chunks.usual_tile(seq_len)
@@ -148,7 +153,7 @@ def optimal_chunk(  # noqa: PLR0913  options
     recommended = tradeoff.recommend(tile, float("inf") if budget is None else budget)
 
     title = (
-        f"mLSTM{gate} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, batch {batch}, "
+        f"{TITLES[kind]} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, batch {batch}, "
         f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
     if plot:
@@ -204,12 +209,17 @@ class _Kernel:
 def _kernel(found: _Found) -> _Kernel:
     """Return what implementation="auto" of our operations would run on the GPU, by its own checks."""
     from tflabench.implementations import registry
+    from tflabench.kernels.gla.config import default_chunk_size
 
-    fused = _fused(found.problem, found.gate, found.chip)
-    calibrated = _calibrated(found.problem, found.gate, found.chip, found.tile)
-    reason = None
-    for name, own in ((f"hopper_{found.gate}", fused), (f"tfla_{found.gate}_xl", calibrated)):
-        size = own["chunk_size"] if own else found.recommended
+    p, reason = found.problem, None
+    if found.gate == "gla":
+        sizes = {"tfla_gla_xl": default_chunk_size(p.d_qk, p.d_hv, p.seq_len)}
+    else:
+        fused = _fused(p, found.gate, found.chip)
+        calibrated = _calibrated(p, found.gate, found.chip, found.tile)
+        best = {f"hopper_{found.gate}": fused, f"tfla_{found.gate}_xl": calibrated}
+        sizes = {name: own["chunk_size"] if own else found.recommended for name, own in best.items()}
+    for name, size in sizes.items():
         reason = registry.get(name).refusal_on(found.problem.with_(chunk_size=size), found.chip)
         if reason is None:
             return _Kernel(name, size)
@@ -307,12 +317,14 @@ def _table(found: _Found, sizes: Sequence[int]) -> Table:
 def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, Any] | None:
     """Return the best L of the bundled Triton kernels by the calibrated model; None where it does not apply.
 
-    L is a power of two from a tile to T. The model needs inputs of 16 bits and enough facts about the chip.
+    L is a power of two from a tile to T. The model needs inputs of 16 bits and enough facts about the chip. It does not
+    know GLA.
     """
     from tflabench.theory.calibrated import Modelled, predict
     from tflabench.theory.launches import Chip
 
-    if problem.element_bytes != 2 or not (chip.multiprocessors and chip.clock_hz and chip.float32_flops_per_s):
+    known = chip.multiprocessors and chip.clock_hz and chip.float32_flops_per_s
+    if gate == "gla" or problem.element_bytes != 2 or not known:
         return None
     sizes = [2**n for n in range(tile.bit_length() - 1, problem.seq_len.bit_length())]
     kernel = Modelled("tfla", gate)  # type: ignore[arg-type]
@@ -327,7 +339,7 @@ def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
     from tflabench.theory import fused
     from tflabench.theory.hardware import HOPPER
 
-    if problem.element_bytes != 2 or chip.capability != HOPPER:
+    if gate == "gla" or problem.element_bytes != 2 or chip.capability != HOPPER:
         return None
     best = fused.best_chunk_size(problem, gate, chip)  # type: ignore[arg-type]
     launched = fused.launched(problem, gate, best)  # type: ignore[arg-type]

@@ -110,6 +110,7 @@ def roofline(  # noqa: PLR0913  options
     from tflabench.figures.files import write_figure
     from tflabench.figures.theory import roofline as draw
     from tflabench.theory.chunk_size import Tradeoff
+    from tflabench.theory.cost import GATES, TITLES
 
     out = figure_to_write(out, "roofline.png")
     over = _measured_points(overlay, pass_, dtype) if overlay else _Overlay([], [], {})
@@ -118,16 +119,17 @@ def roofline(  # noqa: PLR0913  options
     else:
         chips = [chosen_gpu(name, dtype) for name in over.gpus or ("V100", "A100", "H100")]
     sizes = _sizes(chunk_size)
+    kind: Any = one_of("gate", gate, GATES)
     tradeoff = Tradeoff(
         Problem(1, 1, max(sizes), d_qk, d_hv, dtype=dtype, pass_=pass_),  # type: ignore[arg-type]
-        one_of("gate", gate, ("exp", "sig")),  # type: ignore[arg-type]
+        kind,
         chips[0].ceilings,
         causal_factor,
         dtype_bytes("state_dtype", state_dtype),
         one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
     )
     title = (
-        f"mLSTM{gate} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
+        f"{TITLES[kind]} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
         f"F_causal {causal_factor:g}"
     )
     drawn = _Roofline(title, chips, {size: tradeoff.cost(size) for size in sizes})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tflabench.conclusions import held_out
 from tflabench.conclusions.held_out import ModelError
 from tflabench.conclusions.prediction import Kernel, Source, predict
-from tflabench.implementations import bundled, registry
+from tflabench.implementations import bundled, gla, registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.mlstm import GATES
 from tflabench.kernels.plan import hopper
@@ -24,7 +24,7 @@ from tflabench.theory import cost, fused, launches
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.roofline import TimeBounds
 
-COMPUTES = (*GATES, *(op.name for op in bundled.RECURRENCES))  # of the mLSTM, and the other linear RNNs
+COMPUTES = (*GATES, *(op.name for op in bundled.RECURRENCES), gla.OPERATION)  # of the mLSTM, and the other linear RNNs
 SMALLEST_CHUNK = 64
 FLOAT32_BYTES = 4
 WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
@@ -180,7 +180,8 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
     steps = heads * p.seq_len
     is_exp = kernel.gate == "exp"
     group = kernel.modelled.group(p) if kernel.modelled else 1
-    given = steps * (2 * p.d_qk / group + p.d_hv + 2) * p.element_bytes  # q, k, v; i, f
+    gates = cost.gate_elements("gla" if kernel.gate == gla.OPERATION else "sig", p.d_qk)
+    given = steps * (2 * p.d_qk / group + p.d_hv + gates) * p.element_bytes  # q, k, v and gates
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
     if kernel.modelled and kernel.algorithm == "fused":
@@ -193,6 +194,8 @@ def memory(kernel: Kernel, problem: Problem) -> Memory:
         width = FLOAT32_BYTES if kernel.algorithm == "unpipelined" else p.element_bytes
         works = heads * math.ceil(p.seq_len / size) * elements * width * (2 if p.pass_ == "fwbw" else 1)
         saved = steps * FLOAT32_BYTES if is_exp else 0  # 1 / denominator
+        if kernel.gate == gla.OPERATION:
+            works += gla.workspace_bytes(p)
     if p.pass_ == "fw":
         return Memory(given + made + works + saved, 0.0)
     return Memory(2 * (given + made) + works + saved, given + made + saved)
@@ -259,7 +262,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     found: list[Choice] = []
     refused: list[Refused] = []
     plugged = registry.plugged()
-    for impl in registry.select(pattern) if pattern else (*bundled.IMPLEMENTATIONS, *plugged):
+    for impl in registry.select(pattern) if pattern else (*bundled.IMPLEMENTATIONS, *gla.IMPLEMENTATIONS, *plugged):
         plain = impl.package == "torch"
         computes = impl.gate or impl.operation
         if computes is None or computes not in gates or not (impl.chunked or impl in plugged):

@@ -17,13 +17,14 @@ from tflabench.kernels.gla import config
 from tflabench.kernels.plan import tfla as tfla_plan
 from tflabench.kernels.plan.sizes import refuses_dtype
 from tflabench.problem import Problem
-from tflabench.theory import baseline_costs
+from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+OPERATION = "gla"
 PUBLISHED_CHUNK_SIZE = 16  # of the walk-through's kernels
 REFERENCE_CHUNK_SIZE = 32
 ORACLE_CHUNK_SIZE = 16  # its memory grows as T L d_qk
@@ -94,11 +95,34 @@ def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def cost(kernels: Kernels, problem: Problem) -> Cost:
-    """Return what a call computes and moves, with states in memory in the dtype of q."""
-    width = problem.element_bytes
-    return baseline_costs.linear_attention(
-        problem, decays=problem.d_qk, chunk_size=kernels.steps(problem), state_bytes=(width, width)
-    )
+    """Return the paper's counts with a decay a channel, but for states between chunks, in memory in the dtype of q."""
+    counted = problem.with_(chunk_size=kernels.steps(problem))
+    return call_cost(counted, "chunkwise", "gla", state_bytes=problem.element_bytes)
+
+
+def workspace_bytes(problem: Problem) -> float:
+    """Return what the Triton kernels take besides inputs, outputs, their gradients and states.
+
+    These are weighted q and k and the scores of tiles in the dtype of q, the decays of tiles in float32 and, with
+    backward, dg within tiles and two sums of tiles, in float32 too.
+    """
+    p = problem
+    size, tile = p.element_bytes, _blocks(p).tile
+    steps = p.batch * p.heads * p.seq_len
+    backward = p.pass_ == "fwbw"
+    float32 = p.d_qk * (1 + 2 * backward) / tile + p.d_qk * backward
+    return steps * (size * (2 * p.d_qk + tile) + 4 * float32)
+
+
+def shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
+    """Return the shared memory of the Triton program that needs most, at most, for a compute capability."""
+    return _blocks(problem).shared_bytes(problem.element_bytes, 10 * capability[0] + capability[1])
+
+
+def _blocks(problem: Problem) -> config.Blocks:
+    p = problem
+    chunk_size = p.chunk_size or config.default_chunk_size(p.d_qk, p.d_hv, p.seq_len)
+    return config.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tfla_plan.fitting(chunk_size, p.seq_len))
 
 
 def refuses(problem: Problem, device: str) -> str | None:
@@ -121,7 +145,8 @@ def _implementation(kernels: Kernels) -> Implementation:
         package="triton" if triton else "torch",
         compiles=triton,
         majors=tfla_plan.MAJORS if triton else None,
-        operation="gla",
+        shared_bytes=shared_bytes if kernels.implementation == "tfla" else None,
+        operation=OPERATION,
         bound="channel_gates",
     )
 

@@ -34,7 +34,7 @@ def call_cost(
         problem: pass_ "fwbw" counts forward and backward; "decode" is one recurrent step (Table 13), whatever the
             formulation, except for attention. A chunk_size of None counts DEFAULT_CHUNK_SIZE.
         formulation: which algorithm is counted.
-        gate: "exp" or "sig"; None (a recurrence without input gate, or attention) is counted as "sig".
+        gate: one of `cost.Gate`; None (a recurrence without input gate, or attention) is counted as "sig".
         causal_factor: F_causal, the part of the quadratic work done: 0.5 ideal, 1 everything.
         state_bytes: of one element of C, n and m.
         gate_bytes: of one gate pre-activation; default: as q, k and v.

@@ -39,11 +39,11 @@ def eq_121(
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """The cost of a chunkwise mLSTM as a function of L, with all else fixed.
+    """The cost of a chunkwise mLSTM or GLA as a function of L, with all else fixed.
 
     Attributes:
         problem: its chunk_size is ignored, its pass_ is "fw" or "fwbw".
-        gate: "exp" or "sig".
+        gate: one of `cost.Gate`.
         ceilings: of the chip.
         causal_factor, state_bytes, counts: as in `cost.model`; gate pre-activations are as wide as q, k and v.
     """
@@ -141,7 +141,8 @@ class Tradeoff:
     def memory(self, chunk_size: Number) -> Number:
         """Peak bytes of a call: inputs, output, a state a chunk, and with "fwbw" the gradients of all of these."""
         p = self.problem
-        per_step = 2 * (p.d_qk + p.d_hv) * p.element_bytes + 2 * p.element_bytes  # q, k, v, h; i, f
+        gates = cost.gate_elements(self.gate, p.d_qk)
+        per_step = (2 * (p.d_qk + p.d_hv) + gates) * p.element_bytes  # q, k, v, h
         states = -(-p.seq_len // chunk_size) * cost.state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
         passes = 2 if p.pass_ == "fwbw" else 1
         normalizer = 2 * p.seq_len * self.state_bytes if self.gate == "exp" else 0

@@ -19,6 +19,10 @@ They differ in lower-order terms of the chunkwise form only, because the paper d
 sums to 12 L + 1 a chunk and Table 17 prints 11 L + 5 (exp's gate cost, 6.5 L + 5, in the place of sig's 7.5 L + 1); for
 exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
 
+Gated Linear Attention ("gla") is counted in the same way, with a decay for each channel of k. Its decays come as
+logarithms, a channel's running sum takes one addition a step, and they weigh q and k in place of a matrix D of pairs.
+The paper prints nothing for it: its published counts are the exact ones.
+
 The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
 gradients, with the states recomputed from k and v; pointwise work, about a hundredth of it, is left out. Chunkwise,
 they are those of the paper's kernels (Table 1): dQ and dK both compute dS, dV computes S again. The kernels that carry
@@ -32,11 +36,13 @@ from typing import Any, Literal, get_args
 
 from tflabench.problem import InputError, Pass
 
-Gate = Literal["exp", "sig"]
+Gate = Literal["exp", "sig", "gla"]  # the mLSTM's input gates, and Gated Linear Attention
+GATES = get_args(Gate)
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 Counts = Literal["exact", "published"]
 Number = Any  # int, float or numpy array
 
+TITLES: dict[Gate, str] = {"exp": "mLSTMexp", "sig": "mLSTMsig", "gla": "GLA"}
 DEFAULT_CHUNK_SIZE = 128  # where an implementation does not say: what the paper found fastest (Fig. 4, xl_chunk)
 ATTENTION_BACKWARD = 2.5  # five matrix products in the backward (one recomputed), two in the forward
 
@@ -113,7 +119,7 @@ def flop_polynomial(
     """FLOPs per head and unit. `ops` acts on the exact counts only: the published ones have every cost set to 1."""
     if counts not in get_args(Counts):
         raise InputError(f"counts is {counts!r}: it must be one of {', '.join(get_args(Counts))}")
-    if counts == "published" and formulation != "attention":
+    if counts == "published" and formulation != "attention" and gate != "gla":
         total = published_flops(formulation, gate, d_qk, d_hv, causal_factor)
     else:
         total = _sum(flop_terms(formulation, gate, d_qk, d_hv, causal_factor, ops))
@@ -155,6 +161,8 @@ def flop_terms(
     log_sig = ops.log + ops.sig
     if formulation == "attention":
         return {"logits": Polynomial(square=2 * F * d_qk), "outputs": Polynomial(square=2 * F * d_hv)}
+    if gate == "gla":
+        return _channel_gate_flop_terms(formulation, d_qk, d_hv, F, ops)
     if formulation == "parallel":
         terms = {
             "cumulative forget gates": Polynomial(linear=0.5 + (1 if exp else 2) * log_sig, square=0.5),
@@ -200,6 +208,33 @@ def flop_terms(
     }
 
 
+def _channel_gate_flop_terms(
+    formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
+) -> Terms:
+    """Return `flop_terms` of Gated Linear Attention: the rows of the same tables with a decay a channel."""
+    F, dd = causal_factor, d_qk * d_hv
+    if formulation == "recurrent":
+        return {
+            "gates": Polynomial(linear=ops.exp * d_qk),
+            "memory cell": Polynomial(linear=3 * dd),  # without an input gate
+            "outputs": Polynomial(linear=2 * dd + d_qk),
+        }
+    within = {
+        "cumulative decays": Polynomial(linear=d_qk),
+        "weights of q and k": Polynomial(linear=2 * (2 + ops.exp) * d_qk),  # less the reference, exp, product
+        "intra outputs": Polynomial(square=F * (2 * (d_qk + d_hv) + ops.mask)),
+    }
+    if formulation == "parallel":
+        return within
+    return {
+        "recurrent gates": Polynomial(ops.exp * d_qk, (1 + ops.exp) * d_qk),
+        "recurrent numerator": Polynomial(constant=2 * dd, linear=2 * dd + d_qk),
+        **within,
+        "inter outputs": Polynomial(linear=2 * dd + d_qk),
+        "combination": Polynomial(linear=d_hv),
+    }
+
+
 def published_flops(
     formulation: Formulation, gate: Gate, d_qk: Number, d_hv: Number, causal_factor: float = 0.5
 ) -> Polynomial:
@@ -222,8 +257,9 @@ def published_flops(
         ("recurrent", "exp"): Polynomial(linear=6 * dd + 7 * d_qk + d_hv + 12),
         ("recurrent", "sig"): Polynomial(linear=6 * dd + d_qk + 2),
     }
-    if formulation == "attention":
-        raise InputError("formulation is 'attention': the paper publishes no count for it")
+    for name, given in (("formulation", formulation), ("gate", gate)):
+        if given in ("attention", "gla"):
+            raise InputError(f"{name} is {given!r}: the paper publishes no count for it")
     return rows[formulation, gate]
 
 
@@ -289,7 +325,7 @@ def byte_terms(
     h = Polynomial(linear=d_hv * element_bytes)
     if formulation == "attention":
         return {"load": qkv, "store": h}
-    gates = Polynomial(linear=2 * gate_bytes)
+    gates = Polynomial(linear=gate_elements(gate, d_qk) * gate_bytes)
     # n_t and m_t of every step are stored for the backward.
     normalizer = Polynomial(linear=2 * state_bytes if gate == "exp" else 0)
     if formulation == "parallel":
@@ -324,7 +360,7 @@ def backward_byte_terms(
     """
     _check(formulation, gate)
     qk, hv = Polynomial(linear=d_qk * element_bytes), Polynomial(linear=d_hv * element_bytes)
-    gates = Polynomial(linear=2 * gate_bytes)
+    gates = Polynomial(linear=gate_elements(gate, d_qk) * gate_bytes)
     inputs, gradients = qk * 2 + hv * 2, qk * 2 + hv  # q, k, v, dh; dq, dk, dv
     if formulation == "attention":
         return {"load": inputs + hv, "store": gradients}
@@ -350,6 +386,11 @@ def backward_byte_terms(
     }
 
 
+def gate_elements(gate: Gate, d_qk: Number) -> Number:
+    """Gate values of a head and step: i and f, or a decay for each channel of k."""
+    return d_qk if gate == "gla" else 2
+
+
 def state_elements(gate: Gate, d_qk: Number, d_hv: Number) -> Number:
     """Elements of one recurrent state: C, and for exp n and m."""
     return d_qk * d_hv + (d_qk + 1 if gate == "exp" else 0)
@@ -363,7 +404,7 @@ def _check(formulation: Formulation, gate: Gate, causal_factor: float = 0.5) -> 
     known = [name for name in get_args(Formulation) if name != "fused"]
     if formulation not in known:
         raise InputError(f"formulation is {formulation!r}: it must be one of {', '.join(known)}")
-    if gate not in get_args(Gate):
-        raise InputError(f"gate is {gate!r}: it must be one of {', '.join(get_args(Gate))}")
+    if gate not in GATES:
+        raise InputError(f"gate is {gate!r}: it must be one of {', '.join(GATES)}")
     if not 0.5 <= causal_factor <= 1:
         raise InputError(f"causal_factor is {causal_factor}: it must lie in [0.5, 1]")

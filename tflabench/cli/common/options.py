@@ -172,7 +172,9 @@ Heads = Annotated[int, typer.Option(metavar="N", rich_help_panel=PROBLEM, help="
 SeqLen = Annotated[int, typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Sequence length T, in steps.")]
 Batch = Annotated[int, typer.Option(metavar="N", rich_help_panel=PROBLEM, help="Sequences of one call.")]
 Dtype = Annotated[str, typer.Option(metavar="DTYPE", rich_help_panel=PROBLEM, help="Dtype of q, k, v and the gates.")]
-Gate = Annotated[str, typer.Option(metavar="GATE", rich_help_panel=PROBLEM, help="Input gate: exp or sig.")]
+Gate = Annotated[
+    str, typer.Option(metavar="GATE", rich_help_panel=PROBLEM, help="Gate: exp or sig of the mLSTM, or gla.")
+]
 Pass = Annotated[
     str,
     typer.Option("--pass", metavar="PASS", rich_help_panel=PROBLEM, help="Pass: fw, or fwbw with the backward."),
