@@ -1,0 +1,91 @@
+"""Gated Linear Attention on a GPU: against float64 up to 65,536 steps, bit-identical repeats, and fla's kernels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tflabench import ops
+from tflabench.ops import State
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gla_cases import GATES, Case, computed, distance, draw, expected, failures
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CASES = [
+    *(Case(T, 48, 80, "zeros", dtype=dtype, states=True) for T in (1, 15, 63, 64, 100, 1000) for dtype in DTYPES),
+    *(Case(1000, 128, 256, gates, L=128, heads=2, dtype=dtype) for gates in GATES for dtype in DTYPES),
+    *(Case(1000, d, d, "uniform", L=L, states=True) for d in (16, 64) for L in (64, 256, 1024)),
+    *(Case(65536, 128, 256, gates, L=256, dtype=torch.bfloat16, states=True) for gates in ("usual", "zeros")),
+    Case(65536, 64, 64, "usual", L=1024, states=True),
+    Case(4000, 256, 512, "down", L=256, dtype=torch.bfloat16, layout="bthd"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_every_gradient(case: Case) -> None:
+    assert failures(case) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_walk_through(dtype: torch.dtype) -> None:
+    assert failures(Case(1000, 128, 256, "usual", heads=2, dtype=dtype, states=True), "walkthrough") == []
+
+
+def test_repeated_runs_are_the_same_to_the_bit() -> None:
+    case = Case(4096, 128, 256, "usual", L=256, heads=16, dtype=torch.bfloat16, states=True)
+    inputs, grads = draw(case)
+    first = computed(case, inputs, grads)
+    for _ in range(20):
+        again = computed(case, inputs, grads)
+        assert [name for name, x in first.items() if not torch.equal(x, again[name])] == []
+
+
+def test_it_is_captured_in_a_graph_and_compiled() -> None:
+    case = Case(1000, 64, 64, "usual", dtype=torch.bfloat16)
+    inputs, _ = draw(case)
+    given = [inputs[name] for name in "qkvg"]
+    wanted = ops.gla(*given)
+    assert torch.equal(torch.compile(ops.gla, fullgraph=True)(*given), wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = ops.gla(*given)
+    o.zero_()
+    graph.replay()
+    assert torch.equal(o, wanted)
+
+
+def test_memory_falls_with_the_chunk_size() -> None:
+    """A state lies in memory every L steps."""
+    case = Case(16384, 128, 256, "usual", heads=16, dtype=torch.bfloat16)
+    given = [draw(case)[0][name] for name in "qkvg"]
+    peaks = {}
+    for L in (64, 256, 1024, 16384):
+        torch.cuda.reset_peak_memory_stats()
+        ops.gla(*given, chunk_size=L)
+        peaks[L] = torch.cuda.max_memory_allocated()
+    states = {L: 16 * 16384 // L * 128 * 256 * 2 for L in peaks}
+    for L, M in ((64, 256), (256, 1024), (1024, 16384)):
+        assert peaks[L] - peaks[M] == pytest.approx(states[L] - states[M], rel=0.1)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_fla_computes_the_same(states: bool) -> None:
+    """Both against float64: ours is at most twice as far from it as fla, as plain PyTorch is."""
+    fla_ops = pytest.importorskip("fla.ops.gla")
+    case = Case(1000, 128, 256, "usual", heads=4, dtype=torch.bfloat16, states=states)
+    inputs, grads = draw(case)
+    truth = expected(case, inputs, grads, torch.float64)
+    given = [inputs[name].transpose(1, 2).contiguous() for name in "qkvg"]
+    initial = inputs.get("S")
+    theirs, last = fla_ops.chunk_gla(*given, initial_state=initial, output_final_state=True)
+    ours, our_last = ops.gla(
+        *given, initial_state=None if initial is None else State(initial), return_last_state=True, layout="bthd"
+    )
+    for mine, other, wanted in ((ours, theirs, truth["o"].transpose(1, 2)), (our_last.C, last, truth["S"])):
+        assert distance(mine, wanted) <= 2 * distance(other, wanted)
