@@ -335,6 +335,15 @@ def test_dry_run_as_json(invoke):
     assert [point["pass"] for point in json.loads(out)["points"]] == ["fw", "fwbw"]
 
 
+def test_dry_run_for_a_kind_of_gpu(invoke):
+    pytest.importorskip("ray")
+    few = ["sweep", "--dry-run", "--json", "--executor", "ray", "--impl", "tfla_sig_xl"]
+    assert json.loads(invoke(*few, "-a", "gpu=H200")[1])["device"] == "H200 SXM"
+    code, _, err = invoke(*few, "-a", "gpu=H100,H200")
+    assert code == 2
+    assert err == "tflabench: --dry-run is for H100 and H200: give one kind of GPU, a selection is for one\n"
+
+
 def test_dry_run_for_a_gpu_that_need_not_be_here(invoke):
     """The main job on an H100: an mLSTM first, the most telling comparison whole before any other."""
     code, out, _ = invoke("sweep", "--dry-run", "--gpu", "H100", "--json")

@@ -144,6 +144,8 @@ def test_axes_are_values_ranges_or_several():
         ({"impl": ["sdpa_flash"]}, "none of the 8 points can run on cpu"),
         ({"plugin": "nowhere.py"}, "plugin 'nowhere.py' cannot be used"),
         ({"impl": "reference_sig", "out": __file__}, "it is a file, and this command needs a folder"),
+        ({"gpus": 2}, "--gpus 2 and --device cpu are both given"),
+        ({"gpu": ["H100"]}, "-a gpu=... is given without --executor ray"),
     ],
 )
 def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):

@@ -180,6 +180,20 @@ def test_a_node_that_leaves_before_it_answers_is_left_out(started: Started):
     assert done.stdout.splitlines()[-1:] == [" ".join(sorted(started.nodes))], done.stderr
 
 
+def test_from_python_too(started: Started):
+    code = f"""if True:
+    import tflabench
+    where = dict(executor="ray", ray_address={started.cluster.address!r}, device="cpu", out="out")
+    sizes = dict(seq_len=[16, 32], head_dim=16, heads=2, batch=1, pass_="fw")
+    df = tflabench.sweep(impl="stand_in_0", plugin={PLUGIN!r}, **sizes, **where)
+    print(sorted(df["seq_len"]), set(df["node"]) <= {set(started.nodes)!r})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1:] == ["[16, 32] True"], done.stderr
+
+
 def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(started: Started):
     kinds = ["-a", "gpu=H100,H200", "-a", "seq_len=16,32", "--impl", "stand_in_[01]", "-a", "batch=1"]
     stdout, stderr = started.sweep(*kinds, "--json").communicate(timeout=90)

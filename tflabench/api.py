@@ -11,7 +11,7 @@ A mistake in an argument is an `InputError`, a ValueError of one line. Heavy lib
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from tflabench.bench.plan import Request
+    from tflabench.cli.common.measuring import Measured
+    from tflabench.cli.common.several import How
     from tflabench.problem import Pass
     from tflabench.selection.axes import Values
 
@@ -36,6 +39,7 @@ class Axes(TypedDict, total=False):
         dtype: "bfloat16", "float16", "float32" or "float64".
         inputs: "normal", "standard" or "extreme".
         pass_: "fw", "fwbw", "both" or "decode".
+        gpu: kinds of GPU as Ray names them, such as ["H100", "H200"]: each comparison is measured on each.
     """
 
     seq_len: AxisValues
@@ -50,6 +54,7 @@ class Axes(TypedDict, total=False):
     dtype: AxisValues
     inputs: AxisValues
     pass_: AxisValues
+    gpu: str | Sequence[str]
 
 
 def load(path: Path | str) -> pd.DataFrame:
@@ -141,13 +146,17 @@ def plot(
     return draw(measured.largest(part, axis or next(iter(facets.swept_axes(part.rows)), "seq_len"), quantity))
 
 
-def sweep(
+def sweep(  # noqa: PLR0913  public
     preset: str = "quick",
     *,
     impl: str | Sequence[str] | None = None,
     out: Path | str | None = None,
     plugin: str | Sequence[str] = (),
     device: Literal["auto", "cuda", "cpu"] = "auto",
+    gpus: int | Literal["all"] | None = None,
+    executor: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
+    allow_mixed_versions: bool = False,
     resume: bool = True,
     timeout: float = 300.0,
     stop_after: float | None = None,
@@ -160,48 +169,71 @@ def sweep(
     Args:
         preset: what to measure: "quick", another name that `tflabench sweep --preset` takes, or a .toml file.
         impl: only these implementations, by patterns: "reference_*,sdpa", or several.
-        out: the results folder; None for results/<device>/<preset>.
+        out: the results folder; None for results/<device>/<preset>. With several kinds of GPU each has one below it.
         plugin: files or modules whose IMPLEMENTATIONS are measured too (see `tflabench.plugin`).
         device: "auto" takes the GPU where there is one.
+        gpus: how many GPUs of this machine measure at once; None for one.
+        executor: "ray" measures on the nodes of a Ray cluster.
+        ray_address: HOST:PORT of the cluster; None for the one that runs here, or one that is started.
+        allow_mixed_versions: take nodes with other versions, and mark their rows.
         resume: measure only what the results folder lacks.
         timeout: seconds for one point.
         stop_after: begin no point after this many seconds; the same call then measures the rest.
         axes: see `Axes`: seq_len=[512, 1024], head_dim="64:256:x2", pass_="fw".
 
     Raises:
-        InputError: what cannot be understood or run, or a folder with rows of other sources.
+        InputError: what cannot be understood or run, no such devices, or a folder with rows of other sources.
         KeyboardInterrupt: what was measured until then is in the results folder.
     """
     from pathlib import Path
 
     import typer
 
-    from tflabench.bench.machine import detect
-    from tflabench.bench.plan import Request, plan
-    from tflabench.bench.sweep import Session, Settings, require_runnable
-    from tflabench.cli.common import measuring
-    from tflabench.cli.common.paths import folder_to_write
+    from tflabench.bench.plan import Request
+    from tflabench.cli.common import measuring, several
     from tflabench.implementations import registry
     from tflabench.rows.table import frame
+    from tflabench.selection.axes import take_kinds
 
     stop_at = measuring.end_of(stop_after)
+    given = cast("dict[str, AxisValues]", axes)
+    kinds, _ = take_kinds([f"gpu={_text(given.pop('gpu'))}"] if "gpu" in given else [])
+    count = None if gpus is None else str(gpus)
+    where = several.where(executor, ray_address, count, allow_mixed_versions, kinds, device)
     plugins = _listed(plugin)
     for name in plugins:
         registry.plug_in(name)
-    machine = detect(device)
-    planned = plan(Request(preset, _parsed(axes), None if impl is None else _listed(impl)), machine.kind)
-    require_runnable(planned.points, machine.kind)
-    folder = Path("results") / machine.slug / planned.preset.name if out is None else folder_to_write(Path(out))
-    folder = measuring.folder_for(folder, given=out is not None) if resume else folder
-    limit = measuring.host_memory_limit(None, machine)
-    settings = Settings(machine, planned.protocol, timeout, 20.0, measuring.compilers(None), plugins, limit)
+    request = Request(preset, _parsed(given), None if impl is None else _listed(impl))
+    how = several.How(device, timeout, 20.0, None, plugins, None, (), resume, stop_at)
+    folder = None if out is None else Path(out)
     try:
-        with Session(settings) as session:
-            title = planned.preset.title
-            done = measuring.measure_comparisons(planned.comparisons, folder, session, title, resume, stop_at)
+        done = several.measure_over_several(where, request, how, folder) if where else _measured(request, how, folder)
     except typer.Exit:  # how the command ends where it is interrupted
         raise KeyboardInterrupt from None
     return frame(done.rows)
+
+
+def _measured(request: Request, how: How, out: Path | None) -> Measured:
+    """Measure on one device of this machine what the results folder lacks."""
+    from pathlib import Path
+
+    from tflabench.bench.machine import detect
+    from tflabench.bench.plan import plan
+    from tflabench.bench.sweep import Session, Settings, require_runnable
+    from tflabench.cli.common import measuring
+    from tflabench.cli.common.paths import folder_to_write
+
+    machine = detect(how.device)
+    planned = plan(request, machine.kind)
+    require_runnable(planned.points, machine.kind)
+    folder = Path("results") / machine.slug / planned.preset.name if out is None else folder_to_write(out)
+    folder = measuring.folder_for(folder, given=out is not None) if how.resume else folder
+    limit = measuring.host_memory_limit(None, machine)
+    compilers = measuring.compilers(how.jobs)
+    settings = Settings(machine, planned.protocol, how.timeout_s, how.tune_s, compilers, how.plugins, limit)
+    with Session(settings) as session:
+        title = planned.preset.title
+        return measuring.measure_comparisons(planned.comparisons, folder, session, title, how.resume, how.stop_at)
 
 
 def _listed(words: str | Sequence[str]) -> list[str]:
@@ -211,7 +243,7 @@ def _listed(words: str | Sequence[str]) -> list[str]:
     return split(words if isinstance(words, str) else ",".join(words))
 
 
-def _parsed(axes: Axes) -> dict[str, Values]:
+def _parsed(axes: Mapping[str, AxisValues]) -> dict[str, Values]:
     """Return axes as points are selected by.
 
     Raises:
@@ -219,8 +251,7 @@ def _parsed(axes: Axes) -> dict[str, Values]:
     """
     from tflabench.selection.axes import parse_values
 
-    given = cast("dict[str, AxisValues]", axes)
-    return {name.removesuffix("_"): parse_values(name.removesuffix("_"), _text(x)) for name, x in given.items()}
+    return {name.removesuffix("_"): parse_values(name.removesuffix("_"), _text(x)) for name, x in axes.items()}
 
 
 def _text(values: AxisValues) -> str:

@@ -151,7 +151,7 @@ def sweep(  # noqa: PLR0913  options
         _end(several.measure_over_several(where, request, how, out), ending)
         return
     machine = machines.detect(device)
-    target, slug = _target(machine, gpu, dry_run)
+    target, slug = _target(machine, _wanted_gpu(gpu, kinds), dry_run)
     planned = plan(request, target.kind)
     limit = host_memory_limit(memory_limit, machine)
     folder = out or Path("results") / slug / planned.preset.name
@@ -167,6 +167,18 @@ def sweep(  # noqa: PLR0913  options
     with Session(settings) as session:
         measured = measure_comparisons(planned.comparisons, folder, session, planned.preset.title, resume, stop_at)
     _end(measured, ending)
+
+
+def _wanted_gpu(gpu: str | None, kinds: tuple[str, ...]) -> str | None:
+    """Return the GPU to select for, of --gpu and the axis gpu; None for this machine's device.
+
+    Raises:
+        InputError: several are asked for.
+    """
+    asked = [*([gpu] if gpu is not None else []), *kinds]
+    if len(asked) > 1:
+        raise InputError(f"--dry-run is for {' and '.join(asked)}: give one kind of GPU, a selection is for one")
+    return asked[0] if asked else None
 
 
 def _target(machine: Machine, gpu: str | None, dry_run: bool) -> tuple[Target, str]:
