@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from tflabench.bench.plan import Request
-    from tflabench.cli.common.measuring import Measured
-    from tflabench.cli.common.several import How
     from tflabench.problem import Pass
     from tflabench.selection.axes import Values
 
@@ -204,36 +201,17 @@ def sweep(  # noqa: PLR0913  public
     for name in plugins:
         registry.plug_in(name)
     request = Request(preset, _parsed(given), None if impl is None else _listed(impl))
-    how = several.How(device, timeout, 20.0, None, plugins, None, (), resume, stop_at)
+    how = measuring.How(device, timeout, 20.0, None, plugins, None, (), resume, stop_at)
     folder = None if out is None else Path(out)
     try:
-        done = several.measure_over_several(where, request, how, folder) if where else _measured(request, how, folder)
+        done = (
+            several.measure_over_several(where, request, how, folder)
+            if where
+            else measuring.measure_here(request, how, folder)
+        )
     except typer.Exit:  # how the command ends where it is interrupted
         raise KeyboardInterrupt from None
     return frame(done.rows)
-
-
-def _measured(request: Request, how: How, out: Path | None) -> Measured:
-    """Measure on one device of this machine what the results folder lacks."""
-    from pathlib import Path
-
-    from tflabench.bench.machine import detect
-    from tflabench.bench.plan import plan
-    from tflabench.bench.sweep import Session, Settings, require_runnable
-    from tflabench.cli.common import measuring
-    from tflabench.cli.common.paths import folder_to_write
-
-    machine = detect(how.device)
-    planned = plan(request, machine.kind)
-    require_runnable(planned.points, machine.kind)
-    folder = Path("results") / machine.slug / planned.preset.name if out is None else folder_to_write(out)
-    folder = measuring.folder_for(folder, given=out is not None) if how.resume else folder
-    limit = measuring.host_memory_limit(None, machine)
-    compilers = measuring.compilers(how.jobs)
-    settings = Settings(machine, planned.protocol, how.timeout_s, how.tune_s, compilers, how.plugins, limit)
-    with Session(settings) as session:
-        title = planned.preset.title
-        return measuring.measure_comparisons(planned.comparisons, folder, session, title, how.resume, how.stop_at)
 
 
 def _listed(words: str | Sequence[str]) -> list[str]:

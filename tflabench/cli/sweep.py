@@ -12,13 +12,11 @@ from tflabench.cli.common import app, complete
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.measuring import (
+    How,
     Measured,
     Shown,
-    compilers,
     end_of,
-    folder_for,
-    host_memory_limit,
-    measure_comparisons,
+    measure_here,
     print_selection,
     seconds_to_tune,
 )
@@ -46,12 +44,12 @@ from tflabench.cli.common.options import (
     TuneSeconds,
     VerifySeconds,
 )
-from tflabench.cli.common.paths import folder_to_write, out_folder
+from tflabench.cli.common.paths import out_folder
 from tflabench.problem import InputError, parse_bytes
 
 if TYPE_CHECKING:
     from tflabench.bench.estimate import Target
-    from tflabench.bench.machine import Machine
+    from tflabench.cli.common import several
 
 
 TakenPass = Annotated[
@@ -123,9 +121,7 @@ def sweep(  # noqa: PLR0913  options
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
-    from tflabench.bench import machine as machines
     from tflabench.bench.plan import Request, plan
-    from tflabench.bench.sweep import Session, Settings, require_runnable
     from tflabench.cli.common import several
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results
@@ -143,69 +139,53 @@ def sweep(  # noqa: PLR0913  options
     where = several.where(executor, ray_address, gpus, allow_mixed_versions, kinds, device)
     tune_s = seconds_to_tune(tune_seconds)
     tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
-    if where is not None and not dry_run:
-        if gpu is not None:
-            raise InputError(f"--gpu is {gpu!r}, which is for --dry-run: for kinds of GPU give -a gpu=KIND,...")
-        limit = None if memory_limit is None else parse_bytes("--memory-limit", memory_limit)
-        how = several.How(device, timeout, tune_s, jobs, plugin or (), limit, tuned, resume, stop_at)
-        _end(several.measure_over_several(where, request, how, out), ending)
-        return
-    machine = machines.detect(device)
-    target, slug = _target(machine, _wanted_gpu(gpu, kinds), dry_run)
-    planned = plan(request, target.kind)
-    limit = host_memory_limit(memory_limit, machine)
-    folder = out or Path("results") / slug / planned.preset.name
-    if not dry_run:
-        require_runnable(planned.points, machine.kind)
-        folder = _folder(folder, given=out is not None, resume=resume)
-    if target.kind == "cpu" and device == "auto":
-        stderr().print(f"No NVIDIA GPU here: running preset {preset} on the CPU ({machine.name}).")
+    limit = None if memory_limit is None else parse_bytes("--memory-limit", memory_limit)
     if dry_run:
+        target, slug = _target(device, gpu, kinds)
+        planned = plan(request, target.kind)
+        folder = out or Path("results") / slug / planned.preset.name
         print_selection(planned.comparisons, target, folder, planned.protocol, Shown(timeout, full, json_))
         return
-    settings = Settings(machine, planned.protocol, timeout, tune_s, compilers(jobs), plugin or (), limit, tuned)
-    with Session(settings) as session:
-        measured = measure_comparisons(planned.comparisons, folder, session, planned.preset.title, resume, stop_at)
-    _end(measured, ending)
+    if gpu is not None:
+        _require_here(device, gpu, where)
+    how = How(device, timeout, tune_s, jobs, plugin or (), limit, tuned, resume, stop_at)
+    _end(several.measure_over_several(where, request, how, out) if where else measure_here(request, how, out), ending)
 
 
-def _wanted_gpu(gpu: str | None, kinds: tuple[str, ...]) -> str | None:
-    """Return the GPU to select for, of --gpu and the axis gpu; None for this machine's device.
-
-    Raises:
-        InputError: several are asked for.
-    """
-    asked = [*([gpu] if gpu is not None else []), *kinds]
-    if len(asked) > 1:
-        raise InputError(f"--dry-run is for {' and '.join(asked)}: give one kind of GPU, a selection is for one")
-    return asked[0] if asked else None
-
-
-def _target(machine: Machine, gpu: str | None, dry_run: bool) -> tuple[Target, str]:
-    """Return the device to select for, and its name in paths: that of --gpu, else this machine's.
+def _target(device: str, gpu: str | None, kinds: tuple[str, ...]) -> tuple[Target, str]:
+    """Return the device to select for, and its name in paths: that of --gpu or -a gpu=KIND, else this machine's.
 
     Raises:
-        InputError: no such GPU, or one that is not here without --dry-run.
+        InputError: no such GPU, or several.
     """
     from tflabench.bench.estimate import Target
+    from tflabench.bench.machine import detect
     from tflabench.theory import hardware
 
-    here = Target.of_machine(machine)
-    if gpu is None:
-        return here, machine.slug
-    wanted = hardware.find(gpu)
-    is_here = machine.kind == "cuda" and hardware.from_device_name(machine.name) == wanted
-    if not dry_run and not is_here:
-        raise InputError(f"--gpu is {gpu!r}, and this machine has {machine.name}: add --dry-run, or leave it out")
-    target = Target.of_gpu(wanted) if dry_run else here
+    asked = [name for name in (gpu, *kinds) if name is not None]
+    if len(asked) > 1:
+        raise InputError(f"--dry-run is for {' and '.join(asked)}: give one kind of GPU, a selection is for one")
+    if not asked:
+        machine = detect(device)
+        return Target.of_machine(machine), machine.slug
+    target = Target.of_gpu(hardware.find(asked[0]))
     return target, hardware.slug(target.name)
 
 
-def _folder(folder: Path, given: bool, resume: bool) -> Path:
-    """Return the folder to measure into; one that the user gave is made now, so that nothing is measured in vain."""
-    if given:
-        folder_to_write(folder)
-    return folder_for(folder, given) if resume else folder
+def _require_here(device: str, gpu: str, where: several.Where | None) -> None:
+    """Refuse a --gpu that is not this machine's, or that says nothing of a sweep over several.
+
+    Raises:
+        InputError: it is refused.
+    """
+    from tflabench.bench.machine import detect
+    from tflabench.theory import hardware
+
+    if where is not None:
+        raise InputError(f"--gpu is {gpu!r}, which is for --dry-run: for kinds of GPU give -a gpu=KIND,...")
+    wanted, machine = hardware.find(gpu), detect(device)
+    if machine.kind != "cuda" or hardware.from_device_name(machine.name) != wanted:
+        raise InputError(f"--gpu is {gpu!r}, and this machine has {machine.name}: add --dry-run, or leave it out")
 
 
 def _end(measured: Measured, ending: _Ending) -> None:

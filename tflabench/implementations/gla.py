@@ -101,7 +101,7 @@ def cost(kernels: Kernels, problem: Problem) -> Cost:
 
 
 def workspace_bytes(problem: Problem) -> float:
-    """Return what the Triton kernels take besides inputs, outputs, their gradients and states.
+    """Return the workspace of the Triton kernels: all but inputs, outputs, their gradients and states.
 
     These are weighted q and k and the scores of tiles in the dtype of q, the decays of tiles in float32 and, with
     backward, dg within tiles and two sums of tiles, in float32 too.

@@ -120,7 +120,7 @@ class Driver:
 
     Args:
         stop_at: time of `time.monotonic` from which on no task is begun.
-        silent_s: a task of which nothing is heard for so many seconds hangs.
+        silent_s: seconds without a word after which a task hangs.
     """
 
     def __init__(

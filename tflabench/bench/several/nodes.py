@@ -1,4 +1,4 @@
-"""Nodes: what devices and versions they have, and whether rows of theirs may stand beside each other."""
+"""Nodes: what devices and versions they have, and whether their rows may stand in one table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeFacts:
 
 
 def versions_here() -> dict[str, str]:
-    """Return what decides a number, besides the device: sources, Python and packages, by name."""
+    """Return what decides a number on a given device: sources, Python and packages, by name."""
     packages = {name: version for name in PACKAGES if (version := package_version(name))}
     return {"source_hash": source_hash(), "Python": platform.python_version(), **packages}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tflabench.cli.common.console import open_table, print_json, size_in_words, stderr, stdout
+from tflabench.cli.common.paths import folder_to_write
 from tflabench.problem import DeviceKind, InputError, parse_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from tflabench.bench.estimate import Estimate, Target
     from tflabench.bench.machine import Machine
+    from tflabench.bench.plan import Request
     from tflabench.bench.protocol import Protocol
     from tflabench.bench.sweep import Session
     from tflabench.rows.journal import Store
@@ -47,6 +49,56 @@ class Measured:
     files: list[Path] = field(default_factory=list[Path])
     left: int = 0
     folders: list[Path] = field(default_factory=list[Path])
+
+
+@dataclass(frozen=True)
+class How:
+    """The rules of measuring, as the command line has them.
+
+    Attributes:
+        memory_limit: bytes of host memory for a point; None for the limit of its node.
+        stop_at: time of `time.monotonic` from which on no point is begun.
+    """
+
+    device: str
+    timeout_s: float
+    tune_s: float | None
+    jobs: int | None
+    plugins: Sequence[str]
+    memory_limit: int | None
+    tuned: Sequence[Row]
+    resume: bool
+    stop_at: float
+
+
+def measure_here(request: Request, how: How, out: Path | None) -> Measured:
+    """Measure what the results folder lacks on one device of this machine, telling how far it is on stderr.
+
+    Args:
+        out: the folder that the user gave; None for results/<device>/<preset>.
+
+    Raises:
+        InputError: there is no such device, or nothing can run there.
+        typer.Exit: 130, interrupted; what was measured is safe.
+    """
+    from tflabench.bench.machine import detect
+    from tflabench.bench.plan import plan
+    from tflabench.bench.sweep import Session, Settings, require_runnable
+
+    machine = detect(how.device)
+    planned = plan(request, machine.kind)
+    require_runnable(planned.points, machine.kind)
+    folder = Path("results") / machine.slug / planned.preset.name if out is None else folder_to_write(out)
+    folder = folder_for(folder, given=out is not None) if how.resume else folder
+    if machine.kind == "cpu" and how.device == "auto":
+        stderr().print(f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({machine.name}).")
+    limit = machine.host_memory_limit if how.memory_limit is None else how.memory_limit
+    settings = Settings(
+        *(machine, planned.protocol, how.timeout_s, how.tune_s, compilers(how.jobs), how.plugins, limit, how.tuned)
+    )
+    with Session(settings) as session:
+        title = planned.preset.title
+        return measure_comparisons(planned.comparisons, folder, session, title, how.resume, how.stop_at)
 
 
 def measure_comparisons(

@@ -15,7 +15,7 @@ import typer
 
 from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import stderr
-from tflabench.cli.common.measuring import Measured, Told, folder_for, say_refusals, warn_too_big
+from tflabench.cli.common.measuring import How, Measured, Told, folder_for, say_refusals, warn_too_big
 from tflabench.cli.common.paths import folder_to_write
 from tflabench.problem import InputError
 
@@ -52,33 +52,13 @@ class Where:
     mixed: bool = False
 
 
-@dataclass(frozen=True)
-class How:
-    """The rules of measuring, as the command line has them.
-
-    Attributes:
-        memory_limit: bytes of host memory for a point; None for the limit of its node.
-        stop_at: time of `time.monotonic` from which on no point is begun.
-    """
-
-    device: str
-    timeout_s: float
-    tune_s: float | None
-    jobs: int | None
-    plugins: Sequence[str]
-    memory_limit: int | None
-    tuned: Sequence[Row]
-    resume: bool
-    stop_at: float
-
-
 def where(
     executor: str, address: str | None, gpus: str | None, mixed: bool, kinds: tuple[str, ...], device: str
 ) -> Where | None:
     """Return the devices that options ask for; None for the first one of this machine alone.
 
     Raises:
-        InputError: an option means nothing, or nothing beside the others; or Ray is not installed.
+        InputError: an option means nothing, or nothing together with the others; or Ray is not installed.
     """
     if one_of("--executor", executor, EXECUTORS) == "ray":
         from tflabench.bench.several.on_ray import require_ray
