@@ -208,12 +208,11 @@ class _Kernel:
 
 def _kernel(found: _Found) -> _Kernel:
     """Return what implementation="auto" of our operations would run on the GPU, by its own checks."""
-    from tflabench.implementations import registry
-    from tflabench.kernels.gla.config import default_chunk_size
+    from tflabench.implementations import gla, registry
 
     p, reason = found.problem, None
     if found.gate == "gla":
-        sizes = {"tfla_gla_xl": default_chunk_size(p.d_qk, p.d_hv, p.seq_len)}
+        sizes = {"tfla_gla_xl": gla.usual_chunk_size(p)}
     else:
         fused = _fused(p, found.gate, found.chip)
         calibrated = _calibrated(p, found.gate, found.chip, found.tile)

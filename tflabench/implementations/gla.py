@@ -51,7 +51,12 @@ class Kernels:
             return min(given, problem.seq_len) if self.implementation == "reference" else given
         if self.implementation == "reference":
             return min(REFERENCE_CHUNK_SIZE, problem.seq_len)
-        return config.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
+        return usual_chunk_size(problem)
+
+
+def usual_chunk_size(problem: Problem) -> int:
+    """Return the chunk size that the Triton kernels take where none is given."""
+    return config.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
 
 
 def build(kernels: Kernels, problem: Problem, device: torch.device) -> Case:
@@ -121,7 +126,7 @@ def shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
 
 def _blocks(problem: Problem) -> config.Blocks:
     p = problem
-    chunk_size = p.chunk_size or config.default_chunk_size(p.d_qk, p.d_hv, p.seq_len)
+    chunk_size = p.chunk_size or usual_chunk_size(p)
     return config.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tfla_plan.fitting(chunk_size, p.seq_len))
 
 
