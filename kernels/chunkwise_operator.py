@@ -7,7 +7,7 @@ decided in the call, of sizes that are symbols where torch.compile traces it: co
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .backends import Kernels, kernels_of, resolve
 from .epilogue import skip_and_gate, skip_gradients
-from .operators import FIRST_ORDER, Gradients, constant_to_compilers, define
+from .operators import FIRST_ORDER, Gradients, constant_to_compilers, custom_op, register_fake
 from .plan.tfla import TileConfig
 from .reference import shared, sum_shared
 from .state import State
@@ -65,7 +65,7 @@ def run(
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
     key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
-    h, *states = _operator(
+    h, *states = _forward(
         *(q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip, return_last_state)
     )
     return h, _split(states, gate)[0] if return_last_state else None
@@ -113,9 +113,42 @@ def _kernels_and_options(
     return kernels_of(name), {"gate": gate, "chunk_size": L, "state_dtype": state_dtype, "config": config}
 
 
+def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
+    """Return the State and what follows it, of tensors or gradients that the operator gives after h."""
+    rest = list(states)  # not `C, *rest = states`: torch.compile before 2.13 makes a tuple of it
+    C = rest.pop(0)
+    n = rest.pop(0) if gate.normalize else None
+    m = rest.pop(0) if gate.stabilized else None
+    return State(C, n, m), rest
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
+    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last = inputs
+    ctx.numbers = (scale, temperature, chunk_size, backward, setup)
+    ctx.gate = _setups[setup].gate
+    saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
+    ctx.save_for_backward(*tensors, skip, *saved)
+
+
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    dh, *d_states = grads
+    dC, dn, _ = _split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
+    kept = ctx.saved_tensors  # once: activation checkpointing computes them anew for whoever asks
+    tensors, skip, saved = kept[:8], kept[8], kept[9:]
+    if dh is None:
+        dh = torch.zeros_like(tensors[2])
+    gates = any(ctx.needs_input_grad[3:5])
+    grads_given = iter(_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
+    given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
+    q_to_n = [next(grads_given) if x is not None else None for x in given]
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None)
+
+
 # --- The operators
 
 
+@custom_op("chunkwise", Gradients(_save_for_backward, _gradients))
 def _forward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
@@ -157,6 +190,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
     return [h, *(x for x in last or () if x is not None), *saved]
 
 
+@register_fake("chunkwise")
 def _fake_forward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
@@ -184,6 +218,7 @@ def _fake_forward(  # noqa: PLR0913  an operator's schema
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
 
 
+@custom_op("chunkwise_backward", FIRST_ORDER)
 def _backward(  # noqa: PLR0913  an operator's schema
     dh: Tensor,
     dC_last: Tensor | None,
@@ -233,6 +268,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
     return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in others if g is not None)]
 
 
+@register_fake("chunkwise_backward")
 def _fake_backward(
     dh: Tensor,
     dC_last: Tensor | None,
@@ -251,39 +287,3 @@ def _fake_backward(
     *_, skip, gate_gradients = others
     gates = (f, i) if gate_gradients else ()
     return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]
-
-
-def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
-    """Return the State and what follows it, of tensors or gradients that the operator gives after h."""
-    rest = list(states)  # not `C, *rest = states`: torch.compile before 2.13 makes a tuple of it
-    C = rest.pop(0)
-    n = rest.pop(0) if gate.normalize else None
-    m = rest.pop(0) if gate.stabilized else None
-    return State(C, n, m), rest
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last = inputs
-    ctx.numbers = (scale, temperature, chunk_size, backward, setup)
-    ctx.gate = _setups[setup].gate
-    saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
-    ctx.save_for_backward(*tensors, skip, *saved)
-
-
-def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    dh, *d_states = grads
-    dC, dn, _ = _split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
-    kept = ctx.saved_tensors  # once: activation checkpointing computes them anew for whoever asks
-    tensors, skip, saved = kept[:8], kept[8], kept[9:]
-    if dh is None:
-        dh = torch.zeros_like(tensors[2])
-    gates = any(ctx.needs_input_grad[3:5])
-    grads_given = iter(_backward_operator(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
-    given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
-    q_to_n = [next(grads_given) if x is not None else None for x in given]
-    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None)
-
-
-_operator = define("chunkwise", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-_backward_operator: Callable[..., list[Tensor]] = define("chunkwise_backward", _backward, _fake_backward, FIRST_ORDER)

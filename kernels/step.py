@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -27,7 +26,7 @@ from .checks import (
     check_state,
 )
 from .epilogue import skip_and_gate
-from .operators import HAS_TRITON, constant_to_compilers, define, without_gradients
+from .operators import HAS_TRITON, constant_to_compilers, custom_op, register_fake, without_gradients
 from .state import State
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, StepImplementation
 
@@ -286,7 +285,7 @@ def step(
         _check_for_triton(q)
         before, after = ((None, None, None), state) if out is None else (state, out)
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        return _operator(
+        return _step_in_triton(
             *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature, skip
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
@@ -357,6 +356,10 @@ def _kernels() -> Any:
     return importlib.import_module(".tfla.step", __package__)
 
 
+_NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")
+
+
+@custom_op("step", _NO_GRADIENTS, mutates=("C", "n", "m"))
 def _step_in_triton(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
@@ -389,9 +392,6 @@ def _step_in_triton(  # noqa: PLR0913  an operator's schema
     return kernels.step(inputs, before, after, gate=gate, scale=scale, skip=skip)
 
 
+@register_fake("step")
 def _fake_step(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     return v.new_empty(v.shape)
-
-
-_NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")
-_operator: Callable[..., Tensor] = define("step", _step_in_triton, _fake_step, _NO_GRADIENTS, mutates=("C", "n", "m"))

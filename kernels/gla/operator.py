@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tflabench.kernels.operators import FIRST_ORDER, Gradients, define
+from tflabench.kernels.operators import FIRST_ORDER, Gradients, custom_op, register_fake
 
 from .config import default_chunk_size
 
@@ -25,7 +24,26 @@ def _chunk_size(q: Tensor, v: Tensor, given: int | None) -> int:
     return int(default_chunk_size(q.shape[-1], v.shape[-1], q.shape[2]) if given is None else given)
 
 
-def _forward(
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
+    *tensors, scale, chunk_size, _ = inputs
+    ctx.numbers = (scale, chunk_size)
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, do: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    if do is None:
+        do = torch.zeros_like(tensors[2])
+    gates = ctx.needs_input_grad[3]
+    found = iter(backward(do, d_last, *tensors, *ctx.numbers, gates))
+    dq, dk, dv = next(found), next(found), next(found)
+    dg = next(found) if gates else None
+    return dq, dk, dv, dg, None if tensors[4] is None else next(found), None, None, None
+
+
+@custom_op("gla", Gradients(_save_for_backward, _gradients))
+def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -42,11 +60,13 @@ def _forward(
     return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale, chunk_size=L))
 
 
+@register_fake("gla")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
     return [torch.empty_like(v), q.new_empty((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=torch.float32)]
 
 
-def _backward(
+@custom_op("gla_backward", FIRST_ORDER)
+def backward(
     do: Tensor,
     d_last: Tensor | None,
     q: Tensor,
@@ -71,30 +91,9 @@ def _backward(
     return [x for x in grads if x is not None]
 
 
+@register_fake("gla_backward")
 def _fake_backward(
     do: Tensor, d_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *others: Any
 ) -> list[Tensor]:
     *_, gate_gradients = others
     return [torch.empty_like(x) for x in (q, k, v, g if gate_gradients else None, initial) if x is not None]
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, chunk_size, _ = inputs
-    ctx.numbers = (scale, chunk_size)
-    ctx.save_for_backward(*tensors)
-
-
-def _gradients(ctx: Any, do: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
-    if do is None:
-        do = torch.zeros_like(tensors[2])
-    gates = ctx.needs_input_grad[3]
-    found = iter(backward(do, d_last, *tensors, *ctx.numbers, gates))
-    dq, dk, dv = next(found), next(found), next(found)
-    dg = next(found) if gates else None
-    return dq, dk, dv, dg, None if tensors[4] is None else next(found), None, None, None
-
-
-forward: Callable[..., list[Tensor]] = define("gla", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-backward: Callable[..., list[Tensor]] = define("gla_backward", _backward, _fake_backward, FIRST_ORDER)
