@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from . import chunkwise_operator, packed, reference
-from .backends import REFERENCE_CHUNK_SIZE, autocast_dtype, check_for_kernels, check_implementation, only_reference
+from .backends import (
+    REFERENCE_CHUNK_SIZE,
+    Arguments,
+    autocast_dtype,
+    check_for_kernels,
+    check_implementation,
+    only_reference,
+)
 from .checks import (
     check_chunk_size,
     check_gate,
@@ -446,7 +453,7 @@ def chunkwise(
     if low is not None:
         q, k, v = (x.to(low) for x in (q, k, v))
     check_one_dtype(q, k, v)
-    call = chunkwise_operator.Call(q, k, v, f, i, chosen.initial_state, skip)
+    call = Arguments(q, k, v, f, i, chosen.initial_state, skip)
     with nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
         h, last = (_run if chosen.cu_seqlens is None else _run_packed)(call, gate, chosen, return_last_state)
     if chosen.layout == "bthd":
@@ -485,9 +492,7 @@ def _check_options(q: Tensor, v: Tensor, gate: Gate, skip: Tensor | None, chosen
     check_implementation(chosen.implementation)
 
 
-def _run_packed(
-    call: chunkwise_operator.Call, gate: Gate, chosen: _Chosen, return_last_state: bool
-) -> tuple[Tensor, State | None]:
+def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
     """Return h (1, H, T, d_hv) of documents laid end to end, and the last State of each."""
     assert chosen.cu_seqlens is not None
     T, count = call.v.shape[2], chosen.cu_seqlens.numel() - 1
@@ -508,16 +513,14 @@ def _run_packed(
     return torch.cat(outputs, 2), packed.joined(states) if return_last_state else None
 
 
-def _nothing_written(call: chunkwise_operator.Call, gate: Gate) -> State:
+def _nothing_written(call: Arguments, gate: Gate) -> State:
     """Return the state that a document without steps begins and ends with."""
     (B, H, _, d_hv), d_qk = call.v.shape, call.q.shape[-1]
     dtype = torch.promote_types(call.v.dtype, torch.float32)
     return zero_state(gate, B, H, d_qk, d_hv, device=call.v.device, dtype=dtype)
 
 
-def _run(
-    call: chunkwise_operator.Call, gate: Gate, chosen: _Chosen, return_last_state: bool
-) -> tuple[Tensor, State | None]:
+def _run(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
     """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for."""
     q, v = call.q, call.v
     scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .backends import Kernels, kernels_of, resolve
+from .backends import Arguments, KernelOptions, Kernels, kernels_of, resolve
 from .epilogue import skip_and_gate, skip_gradients
 from .operators import FIRST_ORDER, Gradients, constant_to_compilers, custom_op, register_fake
 from .plan.tfla import TileConfig
@@ -23,18 +23,6 @@ from .state import State
 from .types import ForgetGate, Gate, InputGate
 
 GateFields = tuple[ForgetGate, InputGate, bool]  # forget, input, normalize
-
-
-class Call(NamedTuple):
-    """The tensors of `api.chunkwise`, checked: q, k, v, f, i (B, H, T, ...), with any strides."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    f: Tensor
-    i: Tensor | None
-    initial: State | None
-    skip: Tensor | None
 
 
 class Setup(NamedTuple):
@@ -53,7 +41,7 @@ _setups: dict[str, Setup] = {}
 
 
 def run(
-    call: Call, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool
+    call: Arguments, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool
 ) -> tuple[Tensor, State | None]:
     """Return h and, if asked for, the last state of `api.chunkwise`.
 
@@ -100,9 +88,10 @@ def _with_temperature(gate: Gate, temperature: float) -> Gate:
 
 
 def _kernels_and_options(
-    q: Tensor, v: Tensor, temperature: float, chunk_size: int | None, backward: bool, setup: str
-) -> tuple[Kernels, dict[str, Any]]:
-    """Return the kernels that run and the keywords that all of theirs take."""
+    q: Tensor, v: Tensor, scale: float, temperature: float, chunk_size: int | None, backward: bool, setup: str,
+    **asked: bool,
+) -> tuple[Kernels, KernelOptions]:  # fmt: skip
+    """Return the kernels that run and what they are told; `asked` are fields of `KernelOptions`."""
     implementation, gate, state_dtype, config = _setups[setup]
     if temperature != 1:
         gate = _with_temperature(gate, temperature)
@@ -110,7 +99,7 @@ def _kernels_and_options(
     name, L, _ = resolve(
         q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
     )
-    return kernels_of(name), {"gate": gate, "chunk_size": L, "state_dtype": state_dtype, "config": config}
+    return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
 
 
 def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
@@ -175,16 +164,15 @@ def _forward(  # noqa: PLR0913  an operator's schema
         setup: `setup_key` of all else.
         skip: (H,), skip v_t is added to h_t.
     """
-    kernels, options = _kernels_and_options(q, v, temperature, chunk_size, backward, setup)
+    kernels, options = _kernels_and_options(
+        q, v, scale, temperature, chunk_size, backward, setup,
+        return_last_state=return_last_state, cut_freely=chunk_size is None and backward,
+    )  # fmt: skip
     initial = None if C is None else State(C, n, m)
     if not kernels.shares_heads:
         q, k = (shared(x, v.shape[1]) for x in (q, k))
-    if kernels.adds_skip:
-        options["skip"] = skip
-    options["return_last_state"] = return_last_state
-    if kernels.cuts_freely:
-        options["cut_freely"] = chunk_size is None and backward
-    h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
+    arguments = Arguments(q, k, v, f, i, initial, skip if kernels.adds_skip else None)
+    h, last, saved = kernels.forward(arguments, options)
     if not kernels.adds_skip:
         h = skip_and_gate(h, v, skip, None, head_axis=1)
     return [h, *(x for x in last or () if x is not None), *saved]
@@ -208,14 +196,14 @@ def _fake_forward(  # noqa: PLR0913  an operator's schema
     skip: Tensor | None,
     return_last_state: bool,
 ) -> list[Tensor]:
-    kernels, options = _kernels_and_options(q, v, 1.0, chunk_size, backward, setup)
+    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup)
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])
-    gate: Gate = options["gate"]
+    gate = options.gate
     (B, H, _, d_hv), d_qk = v.shape, q.shape[-1]
     shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
     last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes] if return_last_state else []
-    return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
+    return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, options)]
 
 
 @custom_op("chunkwise_backward", FIRST_ORDER)
@@ -247,16 +235,16 @@ def _backward(  # noqa: PLR0913  an operator's schema
         saved: what forward returned behind the last state; the other arguments are those of forward.
         gate_gradients: whether those of f and i are asked for.
     """
-    kernels, options = _kernels_and_options(q, v, temperature, chunk_size, backward, setup)
+    kernels, options = _kernels_and_options(
+        q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients
+    )
     if dC_last is None and dn_last is not None:
         dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
     d_last = None if dC_last is None else State(dC_last, dn_last)
     initial = None if C is None else State(C, n, m)
-    keys = (q, k) if kernels.shares_heads else tuple(shared(x, v.shape[1]) for x in (q, k))
-    if kernels.adds_skip:
-        options["skip"] = skip
-    options["gate_gradients"] = gate_gradients
-    grads = kernels.backward(dh, d_last, *keys, v, f, i, initial, tuple(saved), scale=scale, **options)
+    queries, keys = (q, k) if kernels.shares_heads else (shared(x, v.shape[1]) for x in (q, k))
+    arguments = Arguments(queries, keys, v, f, i, initial, skip if kernels.adds_skip else None)
+    grads = kernels.backward(dh, d_last, arguments, tuple(saved), options)
     dq, dk, *others = grads
     assert dq is not None
     assert dk is not None
