@@ -366,7 +366,7 @@ def mamba2_ssd(
     """
     layout = options.get("layout", "bhtd")
     check_name("layout", layout, ("bhtd", "bthd"))
-    check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BHT" if layout == "bhtd" else "BTH")
+    check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BHT" if layout == "bhtd" else "BTH")
     head_axis, plain = 1 if layout == "bhtd" else 2, options.get("implementation") == "reference"
     if dt_bias is not None:
         dt = add_bias(dt, dt_bias, head_axis=head_axis, plain=plain)

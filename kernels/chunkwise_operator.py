@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import operators
 from .backends import Arguments, KernelOptions, Kernels, kernels_of, resolve
 from .epilogue import skip_and_gate, skip_gradients
-from .operators import FIRST_ORDER, Gradients, constant_to_compilers, custom_op, register_fake
+from .operators import FIRST_ORDER, Gradients, constant_to_compilers
 from .plan.tfla import TileConfig
 from .reference import shared, sum_shared
 from .state import State
@@ -137,7 +138,7 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 # --- The operators
 
 
-@custom_op("chunkwise", Gradients(_save_for_backward, _gradients))
+@operators.custom_op("chunkwise", Gradients(_save_for_backward, _gradients))
 def _forward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
@@ -178,7 +179,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
     return [h, *(x for x in last or () if x is not None), *saved]
 
 
-@register_fake("chunkwise")
+@operators.register_fake("chunkwise")
 def _fake_forward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
@@ -206,7 +207,7 @@ def _fake_forward(  # noqa: PLR0913  an operator's schema
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, options)]
 
 
-@custom_op("chunkwise_backward", FIRST_ORDER)
+@operators.custom_op("chunkwise_backward", FIRST_ORDER)
 def _backward(  # noqa: PLR0913  an operator's schema
     dh: Tensor,
     dC_last: Tensor | None,
@@ -256,7 +257,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
     return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in others if g is not None)]
 
 
-@register_fake("chunkwise_backward")
+@operators.register_fake("chunkwise_backward")
 def _fake_backward(
     dh: Tensor,
     dC_last: Tensor | None,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from . import operators
-from .operators import FIRST_ORDER, Gradients, custom_op, register_fake
+from .operators import FIRST_ORDER, Gradients
 
 
 def skip_and_gate(
@@ -70,22 +70,22 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dh, dx, dD, dz
 
 
-@custom_op("skip_and_gate", Gradients(_save_for_backward, _gradients))
+@operators.custom_op("skip_and_gate", Gradients(_save_for_backward, _gradients))
 def _forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
     return _kernels().forward(h, x, D, z)
 
 
-@register_fake("skip_and_gate")
+@operators.register_fake("skip_and_gate")
 def _fake_forward(h: Tensor, *others: Tensor | None) -> Tensor:
     return torch.empty_like(h)
 
 
-@custom_op("skip_and_gate_backward", FIRST_ORDER)
+@operators.custom_op("skip_and_gate_backward", FIRST_ORDER)
 def _backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
     """Return dx and dD with D, then dh and dz with z; without z h is None and dh is dy."""
     return [g for g in _kernels().backward(dy, h, x, D, z) if g is not None]
 
 
-@register_fake("skip_and_gate_backward")
+@operators.register_fake("skip_and_gate_backward")
 def _fake_backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
     return [torch.empty_like(y) for y in (*((x, D) if D is not None else ()), h, z) if y is not None]

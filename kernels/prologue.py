@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import operators
-from .operators import FIRST_ORDER, Gradients, custom_op, register_fake
+from .operators import FIRST_ORDER, Gradients
 
 
 def add_bias(x: Tensor, bias: Tensor, *, head_axis: int, plain: bool = False) -> Tensor:
@@ -41,21 +41,21 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
     return tuple(_backward(dy, *ctx.saved_tensors))
 
 
-@custom_op("add_bias", Gradients(_save_for_backward, _gradients))
+@operators.custom_op("add_bias", Gradients(_save_for_backward, _gradients))
 def _forward(x: Tensor, bias: Tensor) -> Tensor:
     return _kernels().forward(x, bias)
 
 
-@register_fake("add_bias")
+@operators.register_fake("add_bias")
 def _fake_forward(x: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32)
 
 
-@custom_op("add_bias_backward", FIRST_ORDER)
+@operators.custom_op("add_bias_backward", FIRST_ORDER)
 def _backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
     return list(_kernels().backward(dy, x, bias))
 
 
-@register_fake("add_bias_backward")
+@operators.register_fake("add_bias_backward")
 def _fake_backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
     return [torch.empty_like(x), torch.empty_like(bias)]

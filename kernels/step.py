@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from . import reference
+from . import operators, reference
 from .api import retnet_log_decays
 from .backends import KERNEL_DTYPES, autocast_dtype
 from .checks import (
@@ -26,7 +26,7 @@ from .checks import (
     check_state,
 )
 from .epilogue import skip_and_gate
-from .operators import HAS_TRITON, constant_to_compilers, custom_op, register_fake, without_gradients
+from .operators import HAS_TRITON, constant_to_compilers, without_gradients
 from .state import State
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, StepImplementation
 
@@ -212,7 +212,7 @@ def mamba2_ssd_step(
     Raises:
         TypeError, ValueError: see `step`.
     """
-    check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BH")
+    check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BH")
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
     gate = Gate("rate", "softplus" if dt_softplus else "step")
@@ -359,7 +359,7 @@ def _kernels() -> Any:
 _NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")
 
 
-@custom_op("step", _NO_GRADIENTS, mutates=("C", "n", "m"))
+@operators.custom_op("step", _NO_GRADIENTS, mutates=("C", "n", "m"))
 def _step_in_triton(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
@@ -392,6 +392,6 @@ def _step_in_triton(  # noqa: PLR0913  an operator's schema
     return kernels.step(inputs, before, after, gate=gate, scale=scale, skip=skip)
 
 
-@register_fake("step")
+@operators.register_fake("step")
 def _fake_step(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     return v.new_empty(v.shape)

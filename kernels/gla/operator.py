@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.operators import FIRST_ORDER, Gradients, custom_op, register_fake
+from tflabench.kernels import operators
+from tflabench.kernels.operators import FIRST_ORDER, Gradients
 
 from .config import default_chunk_size
 
@@ -42,7 +43,7 @@ def _gradients(ctx: Any, do: Tensor | None, d_last: Tensor | None) -> tuple[Tens
     return dq, dk, dv, dg, None if tensors[4] is None else next(found), None, None, None
 
 
-@custom_op("gla", Gradients(_save_for_backward, _gradients))
+@operators.custom_op("gla", Gradients(_save_for_backward, _gradients))
 def forward(
     q: Tensor,
     k: Tensor,
@@ -60,12 +61,12 @@ def forward(
     return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale, chunk_size=L))
 
 
-@register_fake("gla")
+@operators.register_fake("gla")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
     return [torch.empty_like(v), q.new_empty((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=torch.float32)]
 
 
-@custom_op("gla_backward", FIRST_ORDER)
+@operators.custom_op("gla_backward", FIRST_ORDER)
 def backward(
     do: Tensor,
     d_last: Tensor | None,
@@ -91,7 +92,7 @@ def backward(
     return [x for x in grads if x is not None]
 
 
-@register_fake("gla_backward")
+@operators.register_fake("gla_backward")
 def _fake_backward(
     do: Tensor, d_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *others: Any
 ) -> list[Tensor]:
