@@ -180,23 +180,8 @@ def _forward(  # noqa: PLR0913  an operator's schema
 
 
 @operators.register_fake("chunkwise")
-def _fake_forward(  # noqa: PLR0913  an operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    C: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-    scale: float,
-    temperature: float,
-    chunk_size: int | None,
-    backward: bool,
-    setup: str,
-    skip: Tensor | None,
-    return_last_state: bool,
-) -> list[Tensor]:
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
+    scale, _, chunk_size, backward, setup, _, return_last_state = others[5:]
     kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup)
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])

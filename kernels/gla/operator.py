@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tflabench.kernels import operators
 from tflabench.kernels.operators import FIRST_ORDER, Gradients
+from tflabench.kernels.plan.gla import default_chunk_size
 
-from .config import default_chunk_size
+from .call import Arguments
 
 IMPLEMENTATIONS = ("tfla", "walkthrough")
 
@@ -58,7 +59,7 @@ def forward(
     if implementation == "walkthrough":
         return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale))
     L = _chunk_size(q, v, chunk_size)
-    return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale, chunk_size=L))
+    return list(kernels_of(implementation).forward(Arguments(q, k, v, g, initial), scale=scale, chunk_size=L))
 
 
 @operators.register_fake("gla")
@@ -84,7 +85,7 @@ def backward(
     All implementations have this backward pass, TFLA's.
     """
     grads = kernels_of("tfla").backward(
-        *(do, d_last, q, k, v, g, initial),
+        *(do, d_last, Arguments(q, k, v, g, initial)),
         scale=scale,
         chunk_size=_chunk_size(q, v, chunk_size),
         gate_gradients=gate_gradients,

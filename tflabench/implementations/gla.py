@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
 from tflabench.implementations.bundled import refuse_decode, refuse_kernels
 from tflabench.implementations.mlstm import OPEN
-from tflabench.kernels.gla import config
+from tflabench.kernels.plan import gla as plans
 from tflabench.kernels.plan import tfla as tfla_plan
 from tflabench.kernels.plan.sizes import refuses_dtype
 from tflabench.problem import Problem
@@ -50,7 +50,7 @@ class Kernels:
             return min(given, problem.seq_len) if self.implementation == "reference" else given
         if self.implementation == "reference":
             return min(REFERENCE_CHUNK_SIZE, problem.seq_len)
-        return config.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
+        return plans.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
 
 
 def build(kernels: Kernels, problem: Problem, device: torch.device) -> Case:
@@ -105,7 +105,7 @@ def refuses(problem: Problem, device: str) -> str | None:
     """Return why the Triton kernels cannot run this, or None."""
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tfla_plan.DTYPES):
         return reason
-    return config.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+    return plans.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def _implementation(kernels: Kernels) -> Implementation:
