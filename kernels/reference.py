@@ -120,7 +120,6 @@ def recurrent(
         q_t, k_t, v_t = (x[:, :, t].to(work) for x in (q, k, v))
         h_t, state = step(
             *(q_t, k_t, v_t, log_f[..., t], log_i[..., t], state),
-            gate=gate,
             scale=scale,
             exact_normalizer_gradient=exact_normalizer_gradient,
         )
@@ -136,7 +135,6 @@ def step(
     log_i: Tensor,
     state: State,
     *,
-    gate: Gate,
     scale: float | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:

@@ -305,7 +305,7 @@ def _step_in_torch(
     i = None if i is None else _with_time(i)
     log_f, log_i = reference.log_gates(gate, _with_time(f), i, v[:, :, None])
     q_t, k_t, v_t = (x.to(log_f.dtype) for x in (q, k, v))
-    h, new = reference.step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], before, gate=gate, scale=scale)
+    h, new = reference.step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], before, scale=scale)
     for old, value in zip(after, new, strict=True):
         if old is not None and value is not None:
             old.copy_(value)
