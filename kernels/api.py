@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor
@@ -82,6 +82,26 @@ class Options(TypedDict, total=False):
     implementation: Implementation
     config: TileConfig | None
     cu_seqlens: Tensor | None
+
+
+class Mamba2Terms(TypedDict, total=False):
+    """Keywords that `mamba2_ssd` and its step have for themselves.
+
+    Attributes:
+        D: (H,) or (H, d_hv), weight of the skip connection; None, the default, is 0.
+        z: like x, the output gate's pre-activation; None, the default, is no gate.
+        dt_bias: (H,), added to dt before softplus; None, the default, is 0.
+        dt_softplus: whether the step size is softplus of what is given; False is the default.
+    """
+
+    D: Tensor | None
+    z: Tensor | None
+    dt_bias: Tensor | None
+    dt_softplus: bool
+
+
+class Mamba2Options(Options, Mamba2Terms, total=False):
+    """Keywords of `mamba2_ssd`: `Options` and `Mamba2Terms`."""
 
 
 @overload
@@ -319,25 +339,21 @@ def lightning_attention(
 @overload
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: Literal[False] = False, **options: Unpack[Options],
+    return_last_state: Literal[False] = False, **options: Unpack[Mamba2Options],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: Literal[True], **options: Unpack[Options],
+    return_last_state: Literal[True], **options: Unpack[Mamba2Options],
 ) -> tuple[Tensor, State]: ...  # fmt: skip
 @overload
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: bool, **options: Unpack[Options],
+    return_last_state: bool, **options: Unpack[Mamba2Options],
 ) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: bool = False, **options: Unpack[Options],
+    return_last_state: bool = False, **options: Unpack[Mamba2Options],
 ) -> Tensor | tuple[Tensor, State]:  # fmt: skip
     """Compute Mamba 2's state space dual (Dao and Gu 2024).
 
@@ -351,12 +367,9 @@ def mamba2_ssd(
         dt: (B, H, T), any floating dtype; d_t > 0 (a step of 0 writes nothing and gets no gradient of I).
         A: (H,), <= 0, the decay rate, in units of 1 / d_t.
         B, C: (B, G, T, d_qk), dtype of x; G divides H, and each group serves H / G consecutive heads.
-        D: (H,) or (H, d_hv), weight of the skip connection; None is 0.
-        z: like x, the output gate's pre-activation; None is no gate.
-        dt_bias: (H,), added to dt before softplus; None is 0.
-        dt_softplus: whether the step size is softplus of what is given.
         return_last_state: return (y, State); its C is (B, H, d_qk, d_hv), mamba-ssm's transposed.
-        options: see `Options`; the layout holds for all tensors, and `scale` is 1 if not given.
+        options: `Mamba2Terms` has D, z, dt_bias and dt_softplus, `Options` the others. The layout holds for all
+            tensors, and `scale` is 1 if not given.
 
     Returns:
         y, of the shape and dtype of x, or (y, State).
@@ -364,16 +377,18 @@ def mamba2_ssd(
     Raises:
         TypeError, ValueError: see `chunkwise`.
     """
+    D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
+    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
     layout = options.get("layout", "bhtd")
     check_name("layout", layout, ("bhtd", "bthd"))
     check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BHT" if layout == "bhtd" else "BTH")
     head_axis, plain = 1 if layout == "bhtd" else 2, options.get("implementation") == "reference"
     if dt_bias is not None:
         dt = add_bias(dt, dt_bias, head_axis=head_axis, plain=plain)
-    gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     options.setdefault("scale", 1.0)
-    found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, return_last_state=return_last_state, **options)
+    others = cast("Options", options)
+    found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, return_last_state=return_last_state, **others)
     if isinstance(found, Tensor):
         return skip_and_gate(found, x, wide, z, head_axis=head_axis, plain=plain)
     y, last = found

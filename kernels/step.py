@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
 
 from . import operators, reference
-from .api import retnet_log_decays
+from .api import Mamba2Terms, retnet_log_decays
 from .backends import KERNEL_DTYPES, autocast_dtype
 from .checks import (
     check_inputs,
@@ -44,6 +44,10 @@ class StepOptions(TypedDict, total=False):
     scale: float | None
     out: State | None
     implementation: StepImplementation
+
+
+class Mamba2StepOptions(StepOptions, Mamba2Terms, total=False):
+    """Keywords of `mamba2_ssd_step`: `StepOptions`, and `api.Mamba2Terms` without their time axis."""
 
 
 def mlstm_exp_step(
@@ -180,31 +184,18 @@ def lightning_attention_step(
 
 
 def mamba2_ssd_step(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: State,
-    *,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    **options: Unpack[StepOptions],
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: State, **options: Unpack[Mamba2StepOptions]
 ) -> Tensor:
     """Compute one step of `api.mamba2_ssd` (Dao and Gu 2024): its arguments without their time axis, and the state.
 
     Args:
-        x, z: (B, H, d_hv); z may be None.
+        x: (B, H, d_hv).
         dt: (B, H), any floating dtype.
         A: (H,), <= 0, the decay rate.
         B, C: (B, G, d_qk), dtype of x.
         state: before the step; its C is (B, H, d_qk, d_hv). It is replaced by the one after the step.
-        D: (H,) or (H, d_hv), weight of the skip connection; None is 0.
-        dt_bias: (H,), added to dt before softplus; None is 0.
-        dt_softplus: whether the step size is softplus of what is given.
-        options: see `StepOptions`; `scale` is 1 if not given.
+        options: `api.Mamba2Terms` has D, z, dt_bias and dt_softplus, `StepOptions` the others; `scale` is 1 if not
+            given.
 
     Returns:
         y_t (B, H, d_hv), in the dtype of x.
@@ -212,13 +203,14 @@ def mamba2_ssd_step(
     Raises:
         TypeError, ValueError: see `step`.
     """
+    D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
+    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
     check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BH")
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
-    gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     options.setdefault("scale", 1.0)
-    y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **options)
+    y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **cast("StepOptions", options))
     z = None if z is None else z[:, :, None]
     plain = options.get("implementation") == "reference"
     with torch.no_grad():
