@@ -13,13 +13,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor
 
 from . import chunkwise_operator, packed, reference
-from .backends import REFERENCE_CHUNK_SIZE, autocast_dtype, check_for_kernels, check_implementation, only_reference
+from .backends import (
+    REFERENCE_CHUNK_SIZE,
+    Arguments,
+    autocast_dtype,
+    check_for_kernels,
+    check_implementation,
+    only_reference,
+)
 from .checks import (
     check_chunk_size,
     check_gate,
@@ -75,6 +82,26 @@ class Options(TypedDict, total=False):
     implementation: Implementation
     config: TileConfig | None
     cu_seqlens: Tensor | None
+
+
+class Mamba2Terms(TypedDict, total=False):
+    """Keywords that `mamba2_ssd` and its step have for themselves.
+
+    Attributes:
+        D: (H,) or (H, d_hv), weight of the skip connection; None, the default, is 0.
+        z: like x, the output gate's pre-activation; None, the default, is no gate.
+        dt_bias: (H,), added to dt before softplus; None, the default, is 0.
+        dt_softplus: whether the step size is softplus of what is given; False is the default.
+    """
+
+    D: Tensor | None
+    z: Tensor | None
+    dt_bias: Tensor | None
+    dt_softplus: bool
+
+
+class Mamba2Options(Options, Mamba2Terms, total=False):
+    """Keywords of `mamba2_ssd`: `Options` and `Mamba2Terms`."""
 
 
 @overload
@@ -312,25 +339,21 @@ def lightning_attention(
 @overload
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: Literal[False] = False, **options: Unpack[Options],
+    return_last_state: Literal[False] = False, **options: Unpack[Mamba2Options],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: Literal[True], **options: Unpack[Options],
+    return_last_state: Literal[True], **options: Unpack[Mamba2Options],
 ) -> tuple[Tensor, State]: ...  # fmt: skip
 @overload
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: bool, **options: Unpack[Options],
+    return_last_state: bool, **options: Unpack[Mamba2Options],
 ) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
 def mamba2_ssd(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None, dt_softplus: bool = False,
-    return_last_state: bool = False, **options: Unpack[Options],
+    return_last_state: bool = False, **options: Unpack[Mamba2Options],
 ) -> Tensor | tuple[Tensor, State]:  # fmt: skip
     """Compute Mamba 2's state space dual (Dao and Gu 2024).
 
@@ -344,12 +367,9 @@ def mamba2_ssd(
         dt: (B, H, T), any floating dtype; d_t > 0 (a step of 0 writes nothing and gets no gradient of I).
         A: (H,), <= 0, the decay rate, in units of 1 / d_t.
         B, C: (B, G, T, d_qk), dtype of x; G divides H, and each group serves H / G consecutive heads.
-        D: (H,) or (H, d_hv), weight of the skip connection; None is 0.
-        z: like x, the output gate's pre-activation; None is no gate.
-        dt_bias: (H,), added to dt before softplus; None is 0.
-        dt_softplus: whether the step size is softplus of what is given.
         return_last_state: return (y, State); its C is (B, H, d_qk, d_hv), mamba-ssm's transposed.
-        options: see `Options`; the layout holds for all tensors, and `scale` is 1 if not given.
+        options: `Mamba2Terms` has D, z, dt_bias and dt_softplus, `Options` the others. The layout holds for all
+            tensors, and `scale` is 1 if not given.
 
     Returns:
         y, of the shape and dtype of x, or (y, State).
@@ -357,16 +377,18 @@ def mamba2_ssd(
     Raises:
         TypeError, ValueError: see `chunkwise`.
     """
+    D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
+    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
     layout = options.get("layout", "bhtd")
     check_name("layout", layout, ("bhtd", "bthd"))
-    check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BHT" if layout == "bhtd" else "BTH")
+    check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BHT" if layout == "bhtd" else "BTH")
     head_axis, plain = 1 if layout == "bhtd" else 2, options.get("implementation") == "reference"
     if dt_bias is not None:
         dt = add_bias(dt, dt_bias, head_axis=head_axis, plain=plain)
-    gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     options.setdefault("scale", 1.0)
-    found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, return_last_state=return_last_state, **options)
+    others = cast("Options", options)
+    found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, return_last_state=return_last_state, **others)
     if isinstance(found, Tensor):
         return skip_and_gate(found, x, wide, z, head_axis=head_axis, plain=plain)
     y, last = found
@@ -446,7 +468,7 @@ def chunkwise(
     if low is not None:
         q, k, v = (x.to(low) for x in (q, k, v))
     check_one_dtype(q, k, v)
-    call = chunkwise_operator.Call(q, k, v, f, i, chosen.initial_state, skip)
+    call = Arguments(q, k, v, f, i, chosen.initial_state, skip)
     with nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
         h, last = (_run if chosen.cu_seqlens is None else _run_packed)(call, gate, chosen, return_last_state)
     if chosen.layout == "bthd":
@@ -485,9 +507,7 @@ def _check_options(q: Tensor, v: Tensor, gate: Gate, skip: Tensor | None, chosen
     check_implementation(chosen.implementation)
 
 
-def _run_packed(
-    call: chunkwise_operator.Call, gate: Gate, chosen: _Chosen, return_last_state: bool
-) -> tuple[Tensor, State | None]:
+def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
     """Return h (1, H, T, d_hv) of documents laid end to end, and the last State of each."""
     assert chosen.cu_seqlens is not None
     T, count = call.v.shape[2], chosen.cu_seqlens.numel() - 1
@@ -508,16 +528,14 @@ def _run_packed(
     return torch.cat(outputs, 2), packed.joined(states) if return_last_state else None
 
 
-def _nothing_written(call: chunkwise_operator.Call, gate: Gate) -> State:
+def _nothing_written(call: Arguments, gate: Gate) -> State:
     """Return the state that a document without steps begins and ends with."""
     (B, H, _, d_hv), d_qk = call.v.shape, call.q.shape[-1]
     dtype = torch.promote_types(call.v.dtype, torch.float32)
     return zero_state(gate, B, H, d_qk, d_hv, device=call.v.device, dtype=dtype)
 
 
-def _run(
-    call: chunkwise_operator.Call, gate: Gate, chosen: _Chosen, return_last_state: bool
-) -> tuple[Tensor, State | None]:
+def _run(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
     """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for."""
     q, v = call.q, call.v
     scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)

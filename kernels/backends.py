@@ -24,36 +24,77 @@ REFERENCE_CHUNK_SIZE = 64
 RARE_STATES = 512  # "auto" takes the fused kernels from this chunk size on: their states are float32, and larger
 
 
-class Kernels(NamedTuple):
-    """Describe chunkwise kernels, as the torch operator calls them. Tensors are (B, H, T, ...) with any strides.
+class Arguments(NamedTuple):
+    """The tensors of a call.
 
     Attributes:
-        forward: (q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype, config, return_last_state) ->
-            (h, last, saved): h with the shape and strides of `torch.empty_like(v)`; the State after the last step, or
-            None if it is not asked for; and a tuple of tensors for backward. All of them fresh: none shares memory with
-            an input or with another. i and initial may be None.
-        backward: (dh, d_last, q, k, v, f, i, initial, saved, *, gate, scale, chunk_size, state_dtype, config,
-            gate_gradients) -> (dq, dk, dv, df, di, dC, dn), each made as `torch.empty_like` makes it, and None where
-            the input is None; without gate_gradients df and di are None too. d_last is a State without m.
-        empty_saved: (q, v, *, gate, chunk_size, state_dtype, config) -> uninitialised tensors like `saved`.
+        q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v; any strides.
+        v: (B, H, T, d_hv), of the dtype of q and k; any strides.
+        f, i: gates as `Gate` describes them; i is None for a gate without input gate.
+        initial: the State before the first step, None for zero.
+        skip: (H,), for a gate without normaliser: skip v_t is added to h_t. None for nothing.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    f: Tensor
+    i: Tensor | None = None
+    initial: State | None = None
+    skip: Tensor | None = None
+
+
+class KernelOptions(NamedTuple):
+    """Everything that kernels need to know of a call but its tensors.
+
+    Attributes:
+        gate: which gates.
+        scale: of q.
+        chunk_size: L, steps between two states in memory.
+        state_dtype: the widest type in which states between chunks lie in memory.
+        config: for experts, how kernels are tiled; None lets them choose.
+        return_last_state: forward returns the State after the last step.
+        cut_freely: the caller gave no chunk size, and L is the default for backward. Forward may divide the sequence
+            otherwise, as long as it saves what backward reads.
+        gate_gradients: backward returns df and di.
+    """
+
+    gate: Gate
+    scale: float
+    chunk_size: int
+    state_dtype: torch.dtype = torch.float32
+    config: TileConfig | None = None
+    return_last_state: bool = True
+    cut_freely: bool = False
+    gate_gradients: bool = True
+
+
+class Kernels(NamedTuple):
+    """Describe chunkwise kernels, as the torch operator calls them.
+
+    Attributes:
+        forward: (arguments, options) -> (h, last, saved): h with the shape and strides of `torch.empty_like(v)`; the
+            State after the last step, or None if it is not asked for; and a tuple of tensors for backward. All of them
+            fresh: none shares memory with an input or with another.
+        backward: (dh, d_last, arguments, saved, options) -> (dq, dk, dv, df, di, dC, dn), each made as
+            `torch.empty_like` makes it, and None where the input is None; without `options.gate_gradients` df and di
+            are None too. d_last is a State without m, or None.
+        empty_saved: (q, v, options) -> uninitialised tensors like `saved`.
         refuses: (q, v, *, gate, chunk_size, config) -> the reason why the kernels cannot run here, or None if they can.
         default_chunk_size: (q, v, *, gate, backward) -> L; backward says whether there will be one.
         shares_heads: q and k may have fewer heads than v, each for H / G consecutive ones; dq and dk are then summed
             over these. Kernels without it get copies of q and k.
-        adds_skip: forward and backward take `skip` (H,): skip v_t is added to h_t, and backward returns the gradient of
-            skip behind the others. For kernels without it that is another pass over memory.
-        cuts_freely: forward takes `cut_freely`: the chunk size was not given by the caller but is the default for
-            backward, so forward may divide the sequence otherwise, as long as it saves what backward reads.
+        adds_skip: forward and backward heed `arguments.skip`, and backward returns its gradient behind the others.
+            Kernels without it get None, and the skip connection is another pass over memory.
     """
 
-    forward: Callable[..., tuple[Tensor, State | None, tuple[Tensor, ...]]]
-    backward: Callable[..., tuple[Tensor | None, ...]]
-    empty_saved: Callable[..., tuple[Tensor, ...]]
+    forward: Callable[[Arguments, KernelOptions], tuple[Tensor, State | None, tuple[Tensor, ...]]]
+    backward: Callable[[Tensor, State | None, Arguments, tuple[Tensor, ...], KernelOptions], tuple[Tensor | None, ...]]
+    empty_saved: Callable[[Tensor, Tensor, KernelOptions], tuple[Tensor, ...]]
     refuses: Callable[..., str | None]
     default_chunk_size: Callable[..., int]
     shares_heads: bool = False
     adds_skip: bool = False
-    cuts_freely: bool = False
 
 
 def _tfla(levels: int) -> Kernels:

@@ -61,12 +61,14 @@ def check_mamba2(
     A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
+    others: tuple[Tensor | None, Tensor | None, Tensor | None],
     axes: str,
 ) -> None:
-    """Check the arguments of `api.mamba2_ssd` by their names there; `axes` as in `check_inputs`."""
+    """Check the arguments of `api.mamba2_ssd` by their names there; `others` are D, z and dt_bias.
+
+    `axes` is as in `check_inputs`.
+    """
+    D, z, dt_bias = others
     if check_tensor("x", x, x).dim() != len(axes) + 1 or 0 in x.shape:
         sizes = ", ".join(axes)
         raise ValueError(f"x has the shape {tuple(x.shape)}: it must be ({sizes}, d), every size at least 1")

@@ -7,34 +7,23 @@ decided in the call, of sizes that are symbols where torch.compile traces it: co
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .backends import Kernels, kernels_of, resolve
+from . import operators
+from .backends import Arguments, KernelOptions, Kernels, kernels_of, resolve
 from .epilogue import skip_and_gate, skip_gradients
-from .operators import FIRST_ORDER, Gradients, constant_to_compilers, define
+from .operators import FIRST_ORDER, Gradients, constant_to_compilers
 from .plan.tfla import TileConfig
 from .reference import shared, sum_shared
 from .state import State
 from .types import ForgetGate, Gate, InputGate
 
 GateFields = tuple[ForgetGate, InputGate, bool]  # forget, input, normalize
-
-
-class Call(NamedTuple):
-    """The tensors of `api.chunkwise`, checked: q, k, v, f, i (B, H, T, ...), with any strides."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    f: Tensor
-    i: Tensor | None
-    initial: State | None
-    skip: Tensor | None
 
 
 class Setup(NamedTuple):
@@ -53,7 +42,7 @@ _setups: dict[str, Setup] = {}
 
 
 def run(
-    call: Call, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool
+    call: Arguments, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool
 ) -> tuple[Tensor, State | None]:
     """Return h and, if asked for, the last state of `api.chunkwise`.
 
@@ -65,7 +54,7 @@ def run(
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
     key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
-    h, *states = _operator(
+    h, *states = _forward(
         *(q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip, return_last_state)
     )
     return h, _split(states, gate)[0] if return_last_state else None
@@ -100,9 +89,10 @@ def _with_temperature(gate: Gate, temperature: float) -> Gate:
 
 
 def _kernels_and_options(
-    q: Tensor, v: Tensor, temperature: float, chunk_size: int | None, backward: bool, setup: str
-) -> tuple[Kernels, dict[str, Any]]:
-    """Return the kernels that run and the keywords that all of theirs take."""
+    q: Tensor, v: Tensor, scale: float, temperature: float, chunk_size: int | None, backward: bool, setup: str,
+    **asked: bool,
+) -> tuple[Kernels, KernelOptions]:  # fmt: skip
+    """Return the kernels that run and what they are told; `asked` are fields of `KernelOptions`."""
     implementation, gate, state_dtype, config = _setups[setup]
     if temperature != 1:
         gate = _with_temperature(gate, temperature)
@@ -110,147 +100,7 @@ def _kernels_and_options(
     name, L, _ = resolve(
         q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
     )
-    return kernels_of(name), {"gate": gate, "chunk_size": L, "state_dtype": state_dtype, "config": config}
-
-
-# --- The operators
-
-
-def _forward(  # noqa: PLR0913  an operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    C: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-    scale: float,
-    temperature: float,
-    chunk_size: int | None,
-    backward: bool,
-    setup: str,
-    skip: Tensor | None,
-    return_last_state: bool,
-) -> list[Tensor]:
-    """Return [h, if asked for the last C, n and m as far as the gate has them, *saved].
-
-    Args:
-        C, n, m: the state before the first step, float32.
-        chunk_size: None lets the kernels choose.
-        backward: whether there will be one, read if they choose.
-        setup: `setup_key` of all else.
-        skip: (H,), skip v_t is added to h_t.
-    """
-    kernels, options = _kernels_and_options(q, v, temperature, chunk_size, backward, setup)
-    initial = None if C is None else State(C, n, m)
-    if not kernels.shares_heads:
-        q, k = (shared(x, v.shape[1]) for x in (q, k))
-    if kernels.adds_skip:
-        options["skip"] = skip
-    options["return_last_state"] = return_last_state
-    if kernels.cuts_freely:
-        options["cut_freely"] = chunk_size is None and backward
-    h, last, saved = kernels.forward(q, k, v, f, i, initial, scale=scale, **options)
-    if not kernels.adds_skip:
-        h = skip_and_gate(h, v, skip, None, head_axis=1)
-    return [h, *(x for x in last or () if x is not None), *saved]
-
-
-def _fake_forward(  # noqa: PLR0913  an operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    C: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-    scale: float,
-    temperature: float,
-    chunk_size: int | None,
-    backward: bool,
-    setup: str,
-    skip: Tensor | None,
-    return_last_state: bool,
-) -> list[Tensor]:
-    kernels, options = _kernels_and_options(q, v, 1.0, chunk_size, backward, setup)
-    if not kernels.shares_heads:
-        q = shared(q, v.shape[1])
-    gate: Gate = options["gate"]
-    (B, H, _, d_hv), d_qk = v.shape, q.shape[-1]
-    shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
-    last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes] if return_last_state else []
-    return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, **options)]
-
-
-def _backward(  # noqa: PLR0913  an operator's schema
-    dh: Tensor,
-    dC_last: Tensor | None,
-    dn_last: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    C: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-    saved: Sequence[Tensor],
-    scale: float,
-    temperature: float,
-    chunk_size: int | None,
-    backward: bool,
-    setup: str,
-    skip: Tensor | None,
-    gate_gradients: bool,
-) -> list[Tensor]:
-    """Return gradients of q, k, v, f, i, C, n, skip, in this order, without those that are None; f and i if asked for.
-
-    Args:
-        dh, dC_last, dn_last: gradients of h and of the last state; None for a state that nothing depends on.
-        saved: what forward returned behind the last state; the other arguments are those of forward.
-        gate_gradients: whether those of f and i are asked for.
-    """
-    kernels, options = _kernels_and_options(q, v, temperature, chunk_size, backward, setup)
-    if dC_last is None and dn_last is not None:
-        dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
-    d_last = None if dC_last is None else State(dC_last, dn_last)
-    initial = None if C is None else State(C, n, m)
-    keys = (q, k) if kernels.shares_heads else tuple(shared(x, v.shape[1]) for x in (q, k))
-    if kernels.adds_skip:
-        options["skip"] = skip
-    options["gate_gradients"] = gate_gradients
-    grads = kernels.backward(dh, d_last, *keys, v, f, i, initial, tuple(saved), scale=scale, **options)
-    dq, dk, *others = grads
-    assert dq is not None
-    assert dk is not None
-    if skip is not None and not kernels.adds_skip:
-        through_skip, dskip = skip_gradients(dh, v, skip)
-        assert others[0] is not None
-        others[0] += through_skip
-        others.append(dskip)
-    return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in others if g is not None)]
-
-
-def _fake_backward(
-    dh: Tensor,
-    dC_last: Tensor | None,
-    dn_last: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    f: Tensor,
-    i: Tensor | None,
-    C: Tensor | None,
-    n: Tensor | None,
-    m: Tensor | None,
-    saved: Sequence[Tensor],
-    *others: Any,
-) -> list[Tensor]:
-    *_, skip, gate_gradients = others
-    gates = (f, i) if gate_gradients else ()
-    return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]
+    return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
 
 
 def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
@@ -279,11 +129,135 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if dh is None:
         dh = torch.zeros_like(tensors[2])
     gates = any(ctx.needs_input_grad[3:5])
-    grads_given = iter(_backward_operator(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
+    grads_given = iter(_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
     given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
     q_to_n = [next(grads_given) if x is not None else None for x in given]
     return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None)
 
 
-_operator = define("chunkwise", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-_backward_operator: Callable[..., list[Tensor]] = define("chunkwise_backward", _backward, _fake_backward, FIRST_ORDER)
+# --- The operators
+
+
+@operators.custom_op("chunkwise", Gradients(_save_for_backward, _gradients))
+def _forward(  # noqa: PLR0913  an operator's schema
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    scale: float,
+    temperature: float,
+    chunk_size: int | None,
+    backward: bool,
+    setup: str,
+    skip: Tensor | None,
+    return_last_state: bool,
+) -> list[Tensor]:
+    """Return [h, if asked for the last C, n and m as far as the gate has them, *saved].
+
+    Args:
+        C, n, m: the state before the first step, float32.
+        chunk_size: None lets the kernels choose.
+        backward: whether there will be one, read if they choose.
+        setup: `setup_key` of all else.
+        skip: (H,), skip v_t is added to h_t.
+    """
+    kernels, options = _kernels_and_options(
+        q, v, scale, temperature, chunk_size, backward, setup,
+        return_last_state=return_last_state, cut_freely=chunk_size is None and backward,
+    )  # fmt: skip
+    initial = None if C is None else State(C, n, m)
+    if not kernels.shares_heads:
+        q, k = (shared(x, v.shape[1]) for x in (q, k))
+    arguments = Arguments(q, k, v, f, i, initial, skip if kernels.adds_skip else None)
+    h, last, saved = kernels.forward(arguments, options)
+    if not kernels.adds_skip:
+        h = skip_and_gate(h, v, skip, None, head_axis=1)
+    return [h, *(x for x in last or () if x is not None), *saved]
+
+
+@operators.register_fake("chunkwise")
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
+    scale, _, chunk_size, backward, setup, _, return_last_state = others[5:]
+    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup)
+    if not kernels.shares_heads:
+        q = shared(q, v.shape[1])
+    gate = options.gate
+    (B, H, _, d_hv), d_qk = v.shape, q.shape[-1]
+    shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
+    last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes] if return_last_state else []
+    return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, options)]
+
+
+@operators.custom_op("chunkwise_backward", FIRST_ORDER)
+def _backward(  # noqa: PLR0913  an operator's schema
+    dh: Tensor,
+    dC_last: Tensor | None,
+    dn_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    saved: Sequence[Tensor],
+    scale: float,
+    temperature: float,
+    chunk_size: int | None,
+    backward: bool,
+    setup: str,
+    skip: Tensor | None,
+    gate_gradients: bool,
+) -> list[Tensor]:
+    """Return gradients of q, k, v, f, i, C, n, skip, in this order, without those that are None; f and i if asked for.
+
+    Args:
+        dh, dC_last, dn_last: gradients of h and of the last state; None for a state that nothing depends on.
+        saved: what forward returned behind the last state; the other arguments are those of forward.
+        gate_gradients: whether those of f and i are asked for.
+    """
+    kernels, options = _kernels_and_options(
+        q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients
+    )
+    if dC_last is None and dn_last is not None:
+        dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
+    d_last = None if dC_last is None else State(dC_last, dn_last)
+    initial = None if C is None else State(C, n, m)
+    queries, keys = (q, k) if kernels.shares_heads else (shared(x, v.shape[1]) for x in (q, k))
+    arguments = Arguments(queries, keys, v, f, i, initial, skip if kernels.adds_skip else None)
+    grads = kernels.backward(dh, d_last, arguments, tuple(saved), options)
+    dq, dk, *others = grads
+    assert dq is not None
+    assert dk is not None
+    if skip is not None and not kernels.adds_skip:
+        through_skip, dskip = skip_gradients(dh, v, skip)
+        assert others[0] is not None
+        others[0] += through_skip
+        others.append(dskip)
+    return [sum_shared(dq, q), sum_shared(dk, k), *(g for g in others if g is not None)]
+
+
+@operators.register_fake("chunkwise_backward")
+def _fake_backward(
+    dh: Tensor,
+    dC_last: Tensor | None,
+    dn_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    i: Tensor | None,
+    C: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+    saved: Sequence[Tensor],
+    *others: Any,
+) -> list[Tensor]:
+    *_, skip, gate_gradients = others
+    gates = (f, i) if gate_gradients else ()
+    return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]

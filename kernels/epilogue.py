@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from . import operators
-from .operators import FIRST_ORDER, Gradients, define
+from .operators import FIRST_ORDER, Gradients
 
 
 def skip_and_gate(
@@ -33,7 +33,7 @@ def skip_and_gate(
     if not plain and operators.run_on(h):
         h, x = h.transpose(1, head_axis), x.to(h.dtype).transpose(1, head_axis)
         z = None if z is None else z.transpose(1, head_axis)
-        return _operator(h, x, D, z).transpose(1, head_axis)
+        return _forward(h, x, D, z).transpose(1, head_axis)
     y = h.to(torch.promote_types(h.dtype, torch.float32))
     if D is not None:
         weight = D if D.dim() == 2 else D[:, None]
@@ -46,7 +46,7 @@ def skip_and_gate(
 def skip_gradients(dh: Tensor, x: Tensor, D: Tensor) -> list[Tensor]:
     """Return D dh, what the skip connection adds to dx, and dD. For operators, which autograd does not look into."""
     if operators.run_on(x):
-        return _backward_operator(dh, None, x, D, None)
+        return _backward(dh, None, x, D, None)
     work = torch.promote_types(x.dtype, torch.float32)
     weight = D if D.dim() == 2 else D[:, None]
     dots = (dh.to(work) * x).sum((0, 2) if D.dim() == 2 else (0, 2, 3))
@@ -57,23 +57,6 @@ def _kernels() -> Any:
     return importlib.import_module(".tfla.epilogue", __package__)
 
 
-def _forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
-    return _kernels().forward(h, x, D, z)
-
-
-def _fake_forward(h: Tensor, *others: Tensor | None) -> Tensor:
-    return torch.empty_like(h)
-
-
-def _backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
-    """Return dx and dD with D, then dh and dz with z; without z h is None and dh is dy."""
-    return [g for g in _kernels().backward(dy, h, x, D, z) if g is not None]
-
-
-def _fake_backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
-    return [torch.empty_like(y) for y in (*((x, D) if D is not None else ()), h, z) if y is not None]
-
-
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     h, x, D, z = inputs
     ctx.save_for_backward(None if z is None else h, x, D, z)
@@ -81,11 +64,28 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     h, x, D, z = ctx.saved_tensors
-    grads = iter(_backward_operator(dy, h, x, D, z))
+    grads = iter(_backward(dy, h, x, D, z))
     dx, dD = (next(grads), next(grads)) if D is not None else (None, None)
     dh, dz = (next(grads), next(grads)) if z is not None else (dy, None)
     return dh, dx, dD, dz
 
 
-_operator = define("skip_and_gate", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-_backward_operator = define("skip_and_gate_backward", _backward, _fake_backward, FIRST_ORDER)
+@operators.custom_op("skip_and_gate", Gradients(_save_for_backward, _gradients))
+def _forward(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
+    return _kernels().forward(h, x, D, z)
+
+
+@operators.register_fake("skip_and_gate")
+def _fake_forward(h: Tensor, *others: Tensor | None) -> Tensor:
+    return torch.empty_like(h)
+
+
+@operators.custom_op("skip_and_gate_backward", FIRST_ORDER)
+def _backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
+    """Return dx and dD with D, then dh and dz with z; without z h is None and dh is dy."""
+    return [g for g in _kernels().backward(dy, h, x, D, z) if g is not None]
+
+
+@operators.register_fake("skip_and_gate_backward")
+def _fake_backward(dy: Tensor, h: Tensor | None, x: Tensor, D: Tensor | None, z: Tensor | None) -> list[Tensor]:
+    return [torch.empty_like(y) for y in (*((x, D) if D is not None else ()), h, z) if y is not None]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 Outputs = TypeVar("Outputs")
 
 HAS_TRITON = find_spec("triton") is not None
@@ -93,30 +94,35 @@ def on_its_device(
     return launching
 
 
-def define(
-    name: str,
-    function: Callable[Concatenate[Tensor, P], Outputs],
-    fake: Callable[..., Outputs],
-    gradients: Gradients,
-    mutates: tuple[str, ...] = (),
-) -> Callable[Concatenate[Tensor, P], Outputs]:
-    """Define torch.ops.tflabench.<name> on every device, and return it.
+def custom_op(
+    name: str, gradients: Gradients, *, mutates: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Outputs]], Callable[..., Outputs]]:
+    """Return a decorator that makes a function torch.ops.tflabench.<name> on every device, and returns that operator.
+
+    The function takes a tensor, more of them, and numbers, annotated. It runs on the device of the first, and returns
+    a Tensor or list[Tensor], none of them one of its inputs.
 
     Args:
-        function: of a tensor, more of them, and numbers, annotated; runs on the device of the first; returns Tensor or
-            list[Tensor], none of them one of its inputs.
-        fake: the same for tensors without data.
+        name: of the operator; `register_fake` for it is to follow.
         gradients: FIRST_ORDER for the operator of a backward pass.
         mutates: names of the tensors that it writes to.
     """
-    schema = _torch_library.infer_schema(function, mutates_args=mutates)
-    _library.define(name + schema)
-    _library.impl(name, on_its_device(function), "CompositeExplicitAutograd")
-    _torch_library.register_fake(f"tflabench::{name}", fake, lib=_library)
-    places = [place for place, argument in enumerate(inspect.signature(function).parameters) if argument in mutates]
-    operator: Any = getattr(torch.ops.tflabench, name).default
-    _library.impl(name, _differentiable(operator, gradients, places), "Autograd")
-    return cast("Callable[Concatenate[Tensor, P], Outputs]", operator)
+
+    def registered(function: Callable[..., Outputs]) -> Callable[..., Outputs]:
+        schema = _torch_library.infer_schema(function, mutates_args=mutates)
+        _library.define(name + schema)
+        _library.impl(name, on_its_device(function), "CompositeExplicitAutograd")
+        places = [place for place, argument in enumerate(inspect.signature(function).parameters) if argument in mutates]
+        operator: Any = getattr(torch.ops.tflabench, name).default
+        _library.impl(name, _differentiable(operator, gradients, places), "Autograd")
+        return cast("Callable[..., Outputs]", operator)
+
+    return registered
+
+
+def register_fake(name: str) -> Callable[[Callable[Q, Outputs]], Callable[Q, Outputs]]:
+    """Return a decorator for the function that compilers run for the operator `name`, on tensors without data."""
+    return _torch_library.register_fake(f"tflabench::{name}", lib=_library)
 
 
 def _differentiable(operator: Callable[..., Any], gradients: Gradients, mutated: list[int]) -> Callable[..., Any]:

@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .backends import Arguments
 from .checks import kind
-from .chunkwise_operator import Call
 from .reference import per_head_decays
 from .state import State
 from .types import Gate
@@ -60,7 +60,7 @@ def begins(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:
     return torch.zeros(T + 1, dtype=torch.bool, device=device).index_fill(0, inner, value=True)[:T]
 
 
-def as_one_sequence(call: Call, gate: Gate, cu_seqlens: Tensor) -> tuple[Call, Gate]:
+def as_one_sequence(call: Arguments, gate: Gate, cu_seqlens: Tensor) -> tuple[Arguments, Gate]:
     """Return the call and the gate of one sequence that forgets all where a document begins.
 
     A decay that is one number a head becomes a log decay a step.
@@ -73,7 +73,7 @@ def as_one_sequence(call: Call, gate: Gate, cu_seqlens: Tensor) -> tuple[Call, G
     return call._replace(f=f.masked_fill(shut, float("-inf"))), gate
 
 
-def documents(call: Call, bounds: list[int]) -> Iterator[Call]:
+def documents(call: Arguments, bounds: list[int]) -> Iterator[Arguments]:
     """Yield the call of each document, which has its own of the N states (N, H, ...)."""
     lengths = [end - begin for begin, end in pairwise(bounds)]
 
@@ -88,7 +88,7 @@ def documents(call: Call, bounds: list[int]) -> Iterator[Call]:
         assert k is not None
         assert v is not None
         assert f is not None
-        yield Call(q, k, v, f, i, start, call.skip)
+        yield Arguments(q, k, v, f, i, start, call.skip)
 
 
 def _each_state(states: State) -> list[State]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import operators
-from .operators import FIRST_ORDER, Gradients, define
+from .operators import FIRST_ORDER, Gradients
 
 
 def add_bias(x: Tensor, bias: Tensor, *, head_axis: int, plain: bool = False) -> Tensor:
@@ -24,7 +24,7 @@ def add_bias(x: Tensor, bias: Tensor, *, head_axis: int, plain: bool = False) ->
         plain: in PyTorch, which has derivatives of every kind.
     """
     if not plain and operators.run_on(x, bias):
-        return _operator(x.transpose(1, head_axis), bias).transpose(1, head_axis)
+        return _forward(x.transpose(1, head_axis), bias).transpose(1, head_axis)
     bias = bias.to(torch.promote_types(x.dtype, torch.float32))  # wide, it makes x wide too
     return x + (bias if head_axis == 2 else bias[:, None])
 
@@ -33,29 +33,29 @@ def _kernels() -> Any:
     return importlib.import_module(".tfla.prologue", __package__)
 
 
-def _forward(x: Tensor, bias: Tensor) -> Tensor:
-    return _kernels().forward(x, bias)
-
-
-def _fake_forward(x: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.float32)
-
-
-def _backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
-    return list(_kernels().backward(dy, x, bias))
-
-
-def _fake_backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
-    return [torch.empty_like(x), torch.empty_like(bias)]
-
-
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-    return tuple(_backward_operator(dy, *ctx.saved_tensors))
+    return tuple(_backward(dy, *ctx.saved_tensors))
 
 
-_operator = define("add_bias", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-_backward_operator = define("add_bias_backward", _backward, _fake_backward, FIRST_ORDER)
+@operators.custom_op("add_bias", Gradients(_save_for_backward, _gradients))
+def _forward(x: Tensor, bias: Tensor) -> Tensor:
+    return _kernels().forward(x, bias)
+
+
+@operators.register_fake("add_bias")
+def _fake_forward(x: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32)
+
+
+@operators.custom_op("add_bias_backward", FIRST_ORDER)
+def _backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
+    return list(_kernels().backward(dy, x, bias))
+
+
+@operators.register_fake("add_bias_backward")
+def _fake_backward(dy: Tensor, x: Tensor, bias: Tensor) -> list[Tensor]:
+    return [torch.empty_like(x), torch.empty_like(bias)]

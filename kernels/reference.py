@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, Required, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -86,6 +86,28 @@ def sum_shared(gradient: Tensor, like: Tensor) -> Tensor:
     return torch.sum(unflatten(gradient, 1, (like.shape[1], -1)), 2, out=torch.empty_like(like))
 
 
+class ReferenceOptions(TypedDict, total=False):
+    """Keywords of all forms.
+
+    Attributes:
+        gate: which gates, with a normaliser or without; needed.
+        scale: of q; None, the default, is 1/sqrt(d_qk).
+        exact_normalizer_gradient: let gradients flow through the normaliser too; False is the default.
+    """
+
+    gate: Required[Gate]
+    scale: float | None
+    exact_normalizer_gradient: bool
+
+
+class _Chosen(NamedTuple):
+    """`ReferenceOptions` with their defaults."""
+
+    gate: Gate
+    scale: float | None = None
+    exact_normalizer_gradient: bool = False
+
+
 def recurrent(
     q: Tensor,
     k: Tensor,
@@ -93,10 +115,7 @@ def recurrent(
     f: Tensor,
     i: Tensor | None = None,
     initial: State | None = None,
-    *,
-    gate: Gate,
-    scale: float | None = None,
-    exact_normalizer_gradient: bool = False,
+    **options: Unpack[ReferenceOptions],
 ) -> tuple[Tensor, State]:
     """Compute the recurrence step by step (TFLA paper, eqs. 1-9).
 
@@ -105,13 +124,12 @@ def recurrent(
         v: (B, H, T, d_hv), of the dtype of q.
         f, i: gate pre-activations (B, H, T), or as `gate` says.
         initial: state before the first step; None is `zero_state`.
-        gate: which gates, with a normaliser or without.
-        scale: of q; None is 1/sqrt(d_qk).
-        exact_normalizer_gradient: let gradients flow through the normaliser too.
+        options: see `ReferenceOptions`.
 
     Returns:
         h (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
+    gate, scale, exact_normalizer_gradient = _Chosen(**options)
     work = torch.promote_types(q.dtype, torch.float32)
     log_f, log_i = log_gates(gate, f, i, v)
     state = _start(q, v, gate, initial)
@@ -120,7 +138,6 @@ def recurrent(
         q_t, k_t, v_t = (x[:, :, t].to(work) for x in (q, k, v))
         h_t, state = step(
             *(q_t, k_t, v_t, log_f[..., t], log_i[..., t], state),
-            gate=gate,
             scale=scale,
             exact_normalizer_gradient=exact_normalizer_gradient,
         )
@@ -136,7 +153,6 @@ def step(
     log_i: Tensor,
     state: State,
     *,
-    gate: Gate,
     scale: float | None = None,
     exact_normalizer_gradient: bool = False,
 ) -> tuple[Tensor, State]:
@@ -169,7 +185,7 @@ def parallel(
     f: Tensor,
     i: Tensor | None = None,
     initial: State | None = None,
-    **options: Any,
+    **options: Unpack[ReferenceOptions],
 ) -> tuple[Tensor, State]:
     """Compute all steps at once, H = ((Q K^T * D) / n) V with D (T, T): one chunk. Arguments as for `recurrent`."""
     return chunkwise(q, k, v, f, i, initial, chunk_size=q.shape[2], **options)
@@ -183,11 +199,9 @@ def chunkwise(
     i: Tensor | None = None,
     initial: State | None = None,
     *,
-    gate: Gate,
-    scale: float | None = None,
     chunk_size: int = 64,
     state_dtype: torch.dtype | None = None,
-    exact_normalizer_gradient: bool = False,
+    **options: Unpack[ReferenceOptions],
 ) -> tuple[Tensor, State]:
     """Compute the recurrence between chunks of L steps, the parallel form within them (TFLA paper, section 3).
 
@@ -195,6 +209,7 @@ def chunkwise(
         chunk_size: L, any value >= 1; the last chunk may be shorter.
         state_dtype: what the chunks' states C are rounded to where the outputs read them; None keeps them as they are.
     """
+    gate, scale, exact_normalizer_gradient = _Chosen(**options)
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)

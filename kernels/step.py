@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from . import reference
-from .api import retnet_log_decays
+from . import operators, reference
+from .api import Mamba2Terms, retnet_log_decays
 from .backends import KERNEL_DTYPES, autocast_dtype
 from .checks import (
     check_inputs,
@@ -27,7 +26,7 @@ from .checks import (
     check_state,
 )
 from .epilogue import skip_and_gate
-from .operators import HAS_TRITON, constant_to_compilers, define, without_gradients
+from .operators import HAS_TRITON, constant_to_compilers, without_gradients
 from .state import State
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, StepImplementation
 
@@ -45,6 +44,10 @@ class StepOptions(TypedDict, total=False):
     scale: float | None
     out: State | None
     implementation: StepImplementation
+
+
+class Mamba2StepOptions(StepOptions, Mamba2Terms, total=False):
+    """Keywords of `mamba2_ssd_step`: `StepOptions`, and `api.Mamba2Terms` without their time axis."""
 
 
 def mlstm_exp_step(
@@ -181,31 +184,18 @@ def lightning_attention_step(
 
 
 def mamba2_ssd_step(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: State,
-    *,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dt_softplus: bool = False,
-    **options: Unpack[StepOptions],
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: State, **options: Unpack[Mamba2StepOptions]
 ) -> Tensor:
     """Compute one step of `api.mamba2_ssd` (Dao and Gu 2024): its arguments without their time axis, and the state.
 
     Args:
-        x, z: (B, H, d_hv); z may be None.
+        x: (B, H, d_hv).
         dt: (B, H), any floating dtype.
         A: (H,), <= 0, the decay rate.
         B, C: (B, G, d_qk), dtype of x.
         state: before the step; its C is (B, H, d_qk, d_hv). It is replaced by the one after the step.
-        D: (H,) or (H, d_hv), weight of the skip connection; None is 0.
-        dt_bias: (H,), added to dt before softplus; None is 0.
-        dt_softplus: whether the step size is softplus of what is given.
-        options: see `StepOptions`; `scale` is 1 if not given.
+        options: `api.Mamba2Terms` has D, z, dt_bias and dt_softplus, `StepOptions` the others; `scale` is 1 if not
+            given.
 
     Returns:
         y_t (B, H, d_hv), in the dtype of x.
@@ -213,13 +203,14 @@ def mamba2_ssd_step(
     Raises:
         TypeError, ValueError: see `step`.
     """
-    check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BH")
+    D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
+    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
+    check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BH")
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
-    gate = Gate("rate", "softplus" if dt_softplus else "step")
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
     options.setdefault("scale", 1.0)
-    y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **options)
+    y = step(C, B, x, A, dt, state, gate=gate, skip=skip, **cast("StepOptions", options))
     z = None if z is None else z[:, :, None]
     plain = options.get("implementation") == "reference"
     with torch.no_grad():
@@ -286,7 +277,7 @@ def step(
         _check_for_triton(q)
         before, after = ((None, None, None), state) if out is None else (state, out)
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        return _operator(
+        return _step_in_triton(
             *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature, skip
         )
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
@@ -306,7 +297,7 @@ def _step_in_torch(
     i = None if i is None else _with_time(i)
     log_f, log_i = reference.log_gates(gate, _with_time(f), i, v[:, :, None])
     q_t, k_t, v_t = (x.to(log_f.dtype) for x in (q, k, v))
-    h, new = reference.step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], before, gate=gate, scale=scale)
+    h, new = reference.step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], before, scale=scale)
     for old, value in zip(after, new, strict=True):
         if old is not None and value is not None:
             old.copy_(value)
@@ -357,6 +348,10 @@ def _kernels() -> Any:
     return importlib.import_module(".tfla.step", __package__)
 
 
+_NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")
+
+
+@operators.custom_op("step", _NO_GRADIENTS, mutates=("C", "n", "m"))
 def _step_in_triton(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
@@ -389,9 +384,6 @@ def _step_in_triton(  # noqa: PLR0913  an operator's schema
     return kernels.step(inputs, before, after, gate=gate, scale=scale, skip=skip)
 
 
+@operators.register_fake("step")
 def _fake_step(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     return v.new_empty(v.shape)
-
-
-_NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")
-_operator: Callable[..., Tensor] = define("step", _step_in_triton, _fake_step, _NO_GRADIENTS, mutates=("C", "n", "m"))

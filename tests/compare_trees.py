@@ -199,7 +199,9 @@ class Tree:
             del sys.modules[known]
         sys.path.insert(0, self.path)
         try:
-            types, state = (importlib.import_module(f"tflabench.kernels.{x}") for x in ("types", "state"))
+            types, state, backends = (
+                importlib.import_module(f"tflabench.kernels.{x}") for x in ("types", "state", "backends")
+            )
             assert str(types.__file__).startswith(self.path), f"{self.path} is not what was imported"
             self.kernels = {
                 name: importlib.import_module(f"tflabench.kernels.{module}").kernels(*args)
@@ -210,6 +212,8 @@ class Tree:
         finally:
             sys.path.remove(self.path)
         self.State = state.State
+        # Trees up to 85a0564 take tensors and options one by one.
+        self.backends: Any = backends if hasattr(backends, "KernelOptions") else None
         self.gates = {
             "sig": types.MLSTM_SIG, "exp": types.MLSTM_EXP, "simple_gla": types.SIMPLE_GLA, "mamba2": types.MAMBA2,
         }  # fmt: skip
@@ -238,16 +242,26 @@ class Tree:
             d_last = self.State(x.dC, x.dn if gate.normalize else None, None)
         L = case.L or kernels.default_chunk_size(x.q, x.v, gate=gate, backward=case.backward)
         inputs = (x.q, x.k, x.v, x.f, x.i if gate.input != "none" else None, initial)
-        options: dict[str, Any] = {"gate": gate, "scale": case.d_qk**-0.5, "chunk_size": L, "skip": x.skip}
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {"gate": gate, "scale": case.d_qk**-0.5, "chunk_size": L}
+        of_backward = {"gate_gradients": case.gate_gradients}
+        of_forward: dict[str, Any] = {}
         if case.kernels == "hopper":
-            more = {"return_last_state": case.states, "cut_freely": case.cut_freely}
-        h, state, saved = kernels.forward(*inputs, **options, **more)
+            of_forward = {"return_last_state": case.states, "cut_freely": case.cut_freely}
+        if self.backends is None:
+            call = None
+            h, state, saved = kernels.forward(*inputs, **options, **of_forward, skip=x.skip)
+        else:
+            call = self.backends.Arguments(*inputs, x.skip)
+            h, state, saved = kernels.forward(call, self.backends.KernelOptions(**options, **of_forward))
         found = {"h": h, **dict(zip(("C", "n", "m"), state or (), strict=False))}
         if case.kernels == "hopper":
             found |= {f"saved {n}": y for n, y in enumerate(saved)}
         if case.backward:
-            made = kernels.backward(x.dh, d_last, *inputs, saved, **options, gate_gradients=case.gate_gradients)
+            if self.backends is None:
+                made = kernels.backward(x.dh, d_last, *inputs, saved, **options, **of_backward, skip=x.skip)
+            else:
+                told = self.backends.KernelOptions(**options, **of_backward)
+                made = kernels.backward(x.dh, d_last, call, saved, told)
             found |= dict(zip(GRADIENTS, made, strict=False))
         return {name: y for name, y in found.items() if y is not None}
 

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compile_tfla import Launch, compiled
 
 from tflabench.kernels.gla import chunkwise, walkthrough
+from tflabench.kernels.gla.call import Arguments
 from tflabench.kernels.tfla import device
 
 CASES = {"wide": (128, 256, 256, torch.bfloat16), "float32": (48, 80, 128, torch.float32)}
@@ -37,10 +38,9 @@ def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype) -> list[Launch]:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     q, k = (empty(B, H, T, d_qk, dtype=dtype) for _ in range(2))
-    inputs = (q, k, empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(B, H, d_qk, d_hv))
-    options: dict[str, Any] = {"scale": 0.1, "chunk_size": L}
-    o, last = chunkwise.forward(*inputs, **options)
-    chunkwise.backward(o, last, *inputs, **options, gate_gradients=True)
+    inputs = Arguments(q, k, empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(B, H, d_qk, d_hv))
+    o, last = chunkwise.forward(inputs, scale=0.1, chunk_size=L)
+    chunkwise.backward(o, last, inputs, scale=0.1, chunk_size=L, gate_gradients=True)
     walkthrough.forward(*inputs, scale=0.1)
     return caught
 

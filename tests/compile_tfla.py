@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.hopper.exponents import exponents
 from tflabench.kernels.plan.sizes import Device
 from tflabench.kernels.plan.tfla import TileConfig
@@ -71,18 +72,18 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
         v = empty(B, H, T, d_hv, dtype=dtype)
         n = empty(B, H, d_qk) if gate.normalize else None
         initial = State(empty(B, H, d_qk, d_hv), n, empty(B, H) if gate.stabilized else None)
-        inputs = (q, k, v, empty(H) if gate.per_head else empty(B, H, T), empty(B, H, T), initial)
+        f, i = empty(H) if gate.per_head else empty(B, H, T), empty(B, H, T)
         of_heads = empty(H)
         skip = of_heads if gate == SHARED else None
-        options: dict[str, Any] = {"gate": gate, "scale": 0.1, "chunk_size": L, "skip": skip}
-        h, last, saved = chunkwise.forward(*inputs, **options)
-        chunkwise.backward(h, last, *inputs, saved, **options)
-        exponents(*inputs[3:5], gate, (B, H, T), initial.m, 0.1)
+        arguments, options = Arguments(q, k, v, f, i, initial, skip), KernelOptions(gate, 0.1, L)
+        h, last, saved = chunkwise.forward(arguments, options)
+        chunkwise.backward(h, last, arguments, saved, options)
+        exponents(f, i, gate, (B, H, T), initial.m, 0.1)
         if gate == SHARED:
             epilogue.forward(h, v, skip, v)
             epilogue.backward(h, h, v, skip, v)
             epilogue.backward(h, None, v, skip, None)
-            prologue.backward(prologue.forward(inputs[4], of_heads), inputs[4], of_heads)
+            prologue.backward(prologue.forward(i, of_heads), i, of_heads)
     finally:
         JITFunction.run, device.figures = run, figures  # type: ignore[method-assign]
     return caught

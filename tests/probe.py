@@ -17,6 +17,7 @@ from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 B, H, T, D_QK, D_HV = 2, 2, 40, 16, 32
 GATES = {"exp": MLSTM_EXP, "sig": MLSTM_SIG, "retention": Gate("fixed", "none"), "mamba2": Gate("log_decay", "step")}
+READ = ("gate", "scale", "chunk_size", "state_dtype")  # of the options, by the reference
 PROBE: Any = "probe"  # no Implementation that types know of
 every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 every_implementation = pytest.mark.parametrize("implementation", ["reference", "probe"])
@@ -35,26 +36,31 @@ class Probe:
         self.d_last: list[State | None] = []
         self.gate_gradients: list[bool] = []
 
-    def forward(self, q, k, v, f, i, initial, *, config, return_last_state, **options):
-        self.calls.append({"q": q, "v": v, "f": f, "config": config, "last": return_last_state, **options})
-        h, last = reference.chunkwise(q, k, v, f, i, initial, **options)
-        last = map_state(torch.clone, last) if return_last_state else None
-        return torch.empty_like(v).copy_(h), last, (v.new_ones(3),)
+    def forward(self, arguments: backends.Arguments, options: backends.KernelOptions) -> Any:
+        assert arguments.skip is None
+        x, asked = arguments._asdict(), options._asdict()
+        self.calls.append({**x, **asked, "last": options.return_last_state})
+        h, last = reference.chunkwise(*arguments[:6], **{name: asked[name] for name in READ})
+        last = map_state(torch.clone, last) if options.return_last_state else None
+        return torch.empty_like(arguments.v).copy_(h), last, (arguments.v.new_ones(3),)
 
-    def backward(self, dh, d_last, *args, **options):
+    def backward(self, dh: Tensor, d_last: State | None, *others: Any) -> Any:
         self.d_last.append(d_last)
         # Operators run below autograd; a thread of its own starts above it.
         with ThreadPoolExecutor(1) as other:
-            return other.submit(self._backward, dh, d_last, *args, **options).result()
+            return other.submit(self._backward, dh, d_last, *others).result()
 
-    def _backward(self, dh, d_last, q, k, v, f, i, initial, saved, *, config, gate_gradients, **options):
+    def _backward(self, dh, d_last, arguments, saved, options) -> Any:
+        q, k, v, f, i, initial, _ = arguments
+        gate_gradients = options.gate_gradients
         assert saved[0].equal(v.new_ones(3))
         self.gate_gradients.append(gate_gradients)
         inputs = [q, k, v, f, i, *(initial[:2] if initial is not None else (None, None))]
         leaves: list[Any] = [x if x is None else x.detach().requires_grad_() for x in inputs]
         q, k, v, f, i, C, n = leaves
         start = None if initial is None else State(C, n, initial.m)
-        h, last = reference.chunkwise(q, k, v, f, i, start, **options)
+        asked = {name: getattr(options, name) for name in READ}
+        h, last = reference.chunkwise(q, k, v, f, i, start, **asked)
         outputs = [(h, dh), *zip(last[:2], d_last[:2] if d_last is not None else (None, None), strict=True)]
         ends, weights = zip(*((y, dy) for y, dy in outputs if y is not None and dy is not None), strict=True)
         found = iter(torch.autograd.grad(ends, [x for x in leaves if x is not None], weights, materialize_grads=True))
@@ -65,7 +71,7 @@ class Probe:
         return backends.Kernels(
             forward=self.forward,
             backward=self.backward,
-            empty_saved=lambda q, v, **options: (v.new_ones(3),),
+            empty_saved=lambda q, v, options: (v.new_ones(3),),
             refuses=lambda q, v, *, chunk_size, **_: "takes chunks up to 64" if chunk_size > 64 else None,
             default_chunk_size=lambda q, v, *, gate, backward: 32,
         )

@@ -178,6 +178,7 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from tflabench.kernels.gla import chunkwise, gradients, outputs, scores, states
+    from tflabench.kernels.gla.call import Arguments
     from tflabench.kernels.tfla import device
 
     for module in (gradients, outputs, scores, states):
@@ -197,14 +198,14 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
     def empty(d):
         return torch.empty(4, 16, 4096, d, dtype=torch.bfloat16, device="meta")
 
-    q, k, v, g = (empty(d) for d in (128, 128, 256, 128))
-    options = {"scale": 1.0, "chunk_size": 256}
+    arguments = Arguments(*(empty(d) for d in (128, 128, 256, 128)), initial=None)
+    v, options = arguments.v, {"scale": 1.0, "chunk_size": 256}
     with Allocations():
         if pass_ == "fw":
-            chunkwise.forward(q, k, v, g, None, **options)
+            chunkwise.forward(arguments, **options)
         else:
-            chunkwise.backward(v, None, q, k, v, g, None, **options, gate_gradients=True)
-    given = sum(x.nbytes for x in (q, k, v, g))
+            chunkwise.backward(v, None, arguments, **options, gate_gradients=True)
+    given = sum(x.nbytes for x in arguments if x is not None)
     if pass_ == "fwbw":
         given += 2 * v.nbytes  # o and do
     modelled = advise.memory(kernel_of("tfla_gla_xl"), problem).peak

@@ -137,8 +137,8 @@ def test_compiles_for_sizes_that_change(probe, operation):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, probe, compiled):
-    def forward(q, k, v, *others, chunk_size, **options):
-        return torch.full_like(v, chunk_size), None, (v.new_ones(3),)
+    def forward(arguments, options):
+        return torch.full_like(arguments.v, options.chunk_size), None, (arguments.v.new_ones(3),)
 
     sizes = {True: 32, False: 64}
     made = probe.kernels()._replace(forward=forward, default_chunk_size=lambda q, v, *, gate, backward: sizes[backward])
@@ -161,11 +161,11 @@ def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, 
 def test_forward_may_cut_otherwise_only_where_the_chunk_size_is_that_of_a_backward(monkeypatch, probe):
     asked = []
 
-    def forward(q, k, v, *others, cut_freely, **options):
-        asked.append(cut_freely)
-        return torch.zeros_like(v), None, (v.new_ones(3),)
+    def forward(arguments, options):
+        asked.append(options.cut_freely)
+        return torch.zeros_like(arguments.v), None, (arguments.v.new_ones(3),)
 
-    made = probe.kernels()._replace(forward=forward, cuts_freely=True)
+    made = probe.kernels()._replace(forward=forward)
     monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
     x = inputs(MLSTM_SIG)
     api.mlstm_sig(**x, implementation=PROBE)
@@ -180,8 +180,8 @@ def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ran
     """As far as the choice of a chunk size goes: from 1024 to 8192 steps once for each power of two at most."""
     monkeypatch.setattr(hopper, "refuses", lambda *args, **options: None)
 
-    def forward(q, k, v, *others, chunk_size, **options):
-        return torch.full_like(v, chunk_size), None, (v.new_ones(3),)
+    def forward(arguments, options):
+        return torch.full_like(arguments.v, options.chunk_size), None, (arguments.v.new_ones(3),)
 
     made = probe.kernels()._replace(forward=forward, default_chunk_size=kernels.default_chunk_size)
     monkeypatch.setitem(backends.KERNELS, "probe", lambda: made._replace(refuses=lambda *args, **options: None))

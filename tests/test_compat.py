@@ -224,3 +224,24 @@ def test_arguments_are_the_packages(ours, module):
         return [(p.name, p.default) for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
 
     assert arguments(ours) == arguments(theirs)
+
+
+def test_mamba2_takes_every_argument_by_place_or_by_name():
+    """As mamba-ssm 2.3 has them, which is installed on few machines."""
+    parameters = inspect.signature(mamba.mamba_chunk_scan_combined).parameters
+    assert [*parameters] == [
+        "x", "dt", "A", "B", "C", "chunk_size", "D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens",
+        "dt_softplus", "dt_limit", "return_final_states", "return_varlen_states",
+    ]  # fmt: skip
+    assert {p.kind for p in parameters.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    x = mamba_inputs(groups=1)
+    by_place = mamba.mamba_chunk_scan_combined(
+        *scanned(x), 64, None, x["z"], None, None, None, None, True, (0.1, 0.5), True
+    )
+    by_name = mamba.mamba_chunk_scan_combined(
+        *scanned(x), chunk_size=64, z=x["z"], dt_softplus=True, dt_limit=(0.1, 0.5), return_final_states=True
+    )
+    for a, b in zip(by_place, by_name, strict=True):
+        assert a.equal(b)
+    with pytest.raises(TypeError, match="headdim"):
+        mamba.mamba_chunk_scan_combined(*scanned(x), 64, headdim=16)  # type: ignore[call-arg]

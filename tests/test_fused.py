@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.plan.hopper import Kernel, TileGradients, Walk
 from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.problem import InputError, Problem
@@ -305,10 +306,11 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
 
     q, k = (empty(16 // group, 2048, d_qk, dtype=torch.bfloat16) for _ in range(2))
     v = empty(16, 2048, d_hv, dtype=torch.bfloat16)
-    options = {"gate": MLSTM_SIG, "scale": 1.0, "chunk_size": chunk_size}
-    h, _, saved = forward.forward(q, k, v, gate, gate, None, return_last_state=False, **options)
+    arguments = Arguments(q, k, v, gate, gate)
+    options = KernelOptions(MLSTM_SIG, 1.0, chunk_size, return_last_state=False, gate_gradients=gate_gradients)
+    h, _, saved = forward.forward(arguments, options)
     if pass_ == "fwbw":
-        backward.backward(h, None, q, k, v, gate, gate, None, saved, gate_gradients=gate_gradients, **options)
+        backward.backward(h, None, arguments, saved, options)
 
     steps = p.tokens * p.heads
     gates = 2 * 2 + 8  # pre-activations, exponents

@@ -15,8 +15,9 @@ from tflabench.implementations import registry
 from tflabench.implementations.packages import taken_as_installed
 from tflabench.kernels.compat import fla
 from tflabench.kernels.cover import next_power_of_2
-from tflabench.kernels.gla import config, plan, reference
-from tflabench.kernels.gla.config import Blocks
+from tflabench.kernels.gla import reference
+from tflabench.kernels.plan import gla as plan
+from tflabench.kernels.plan.gla import Blocks
 from tflabench.ops import State
 from tflabench.problem import Problem
 
@@ -30,7 +31,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int) -> Blocks:
         qk, hv = max(16, next_power_of_2(d_qk)), max(16, next_power_of_2(d_hv))
-        return Blocks(config.largest_tile(chunk_size, 64), qk, qk, hv, qk, hv, hv)
+        return Blocks(plan.largest_tile(chunk_size, 64), qk, qk, hv, qk, hv, hv)
 
     monkeypatch.setattr(Blocks, "for_shape", staticmethod(for_shape))
 

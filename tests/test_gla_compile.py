@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tflabench.kernels.gla.config import Blocks
+from tflabench.kernels.plan.gla import Blocks
 
 ROOT = Path(__file__).parents[1]
 OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import reference
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
@@ -109,21 +110,23 @@ def test_walks_compute_the_recurrence_and_its_gradients(
     """Roles, exponents with denominators, segments, states, gate gradients; no rounding to bfloat16."""
     gate = GATES[name_of_gate]
     x = inputs(gate, T, with_state, hard, sharing)
-    options: dict[str, Any] = {"gate": gate, "scale": -0.3 if with_state else 0.25, "chunk_size": chunk_size}
-    if sharing > 1 and not gate.normalize:
-        options["skip"] = torch.randn(x["v"].shape[1])
+    options = KernelOptions(
+        gate, -0.3 if with_state else 0.25, chunk_size, cut_freely=own is not None, gate_gradients=gate_gradients
+    )
+    skipped = sharing > 1 and not gate.normalize
+    arguments = Arguments(**x, skip=torch.randn(x["v"].shape[1]) if skipped else None)
     saved: tuple[Tensor, ...]
     chosen = SimpleNamespace(chunk_size=lambda _T: own)
     monkeypatch.setattr(plans.hopper_segments, "chosen_for_forward", lambda _: chosen)
     monkeypatch.setattr(plans, "forward", plans.forward.__wrapped__)  # not remembered
-    h, last, saved = hopper_forward.forward(**x, **options, cut_freely=own is not None)
+    h, last, saved = hopper_forward.forward(arguments, options)
     assert last is not None
-    shapes = hopper_forward.empty_saved(x["q"], x["v"], gate=gate, chunk_size=chunk_size)
+    shapes = hopper_forward.empty_saved(x["q"], x["v"], options)
     assert [y.shape for y in saved] == [y.shape for y in shapes]
 
     exact = {name: double(y) for name, y in x.items()}
-    h_exact, last_exact = reference.chunkwise(**exact, gate=gate, scale=options["scale"], chunk_size=64)
-    skip = double(options.get("skip"))
+    h_exact, last_exact = reference.chunkwise(**exact, gate=gate, scale=options.scale, chunk_size=64)
+    skip = double(arguments.skip)
     if skip is not None:
         h_exact = h_exact + skip[:, None, None] * exact["v"]
     dh = torch.randn_like(h)
@@ -138,7 +141,7 @@ def test_walks_compute_the_recurrence_and_its_gradients(
     given = (exact["q"], exact["k"], exact["v"], exact["f"], exact["i"], C_0, n_0, skip)
     gradients = torch.autograd.grad(loss, [y for y in given if y is not None])
 
-    got = hopper_backward.backward(dh, d_last, **x, saved=saved, gate_gradients=gate_gradients, **options)
+    got = hopper_backward.backward(dh, d_last, arguments, saved, options)
     pairs = [("h", h, h_exact), ("C", last.C, last_exact.C), ("n", last.n, last_exact.n), ("m", last.m, last_exact.m)]
     names = ("dq", "dk", "dv", "df", "di", "dC", "dn", "dskip")
     left = iter(gradients)
@@ -166,7 +169,7 @@ def test_what_h_reads_before_it_waits_is_copied_before_the_kernel_it_waits_for(m
     monkeypatch.setattr(hopper_forward, "exponents", record("exponents", hopper_forward.exponents))
     monkeypatch.setattr(hopper_forward, "launch_walk", record("h", emulate_walk_forward))
     x = inputs(GATES["sig"], 200, with_state=False)
-    hopper_forward.forward(**x, gate=GATES["sig"], scale=-0.3, chunk_size=512)
+    hopper_forward.forward(Arguments(**x), KernelOptions(GATES["sig"], -0.3, 512))
     assert launched[:4] == ["copy", "copy", "copy", "exponents"]
     assert launched[-1] == "h"
 

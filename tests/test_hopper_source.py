@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.hopper import (
     backward,
     config,
@@ -83,7 +83,10 @@ def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bo
     monkeypatch.setattr(segment_states, "carry", Carry())
     run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several
     found = kernels()
-    backward = partial(found.backward, gate_gradients=gate_gradients)
+
+    def backward(dh: Any, d_last: Any, arguments: Any, saved: Any, options: KernelOptions) -> Any:
+        return found.backward(dh, d_last, arguments, saved, options._replace(gate_gradients=gate_gradients))
+
     fused = SimpleNamespace(forward=found.forward, backward=backward)
     monkeypatch.setattr(tfla_cases, "chunkwise", fused)
 
@@ -142,13 +145,14 @@ def test_a_skip_connection_is_one_to_the_outputs_and_to_the_gradients_of_v(shari
     run_on(Machine(seed=2), monkeypatch)
     case = Case(gate="simple_gla", T=200, batch=1, heads=4, sharing=sharing, d_qk=64, d_hv=64, L=512)
     x, grads = draw(case)
-    given = [x[name] for name in ("q", "k", "v", "f", "i")]
+    given = Arguments(*(x[name] for name in ("q", "k", "v", "f", "i")))  # type: ignore[arg-type]
     skip = torch.randn(case.heads)
+    options = KernelOptions(tfla_cases.GATES[case.gate], 0.125, case.L)
 
     def both(**skipped: Any) -> tuple[Any, Any]:
-        options = {"gate": tfla_cases.GATES[case.gate], "scale": 0.125, "chunk_size": case.L, **skipped}
-        h, _, saved = tfla_cases.chunkwise.forward(*given, None, **options)  # type: ignore[arg-type]
-        return h, tfla_cases.chunkwise.backward(grads["h"], None, *given, None, saved, **options)  # type: ignore[arg-type]
+        arguments = given._replace(**skipped)
+        h, _, saved = tfla_cases.chunkwise.forward(arguments, options)
+        return h, tfla_cases.chunkwise.backward(grads["h"], None, arguments, saved, options)
 
     h, without = both()
     h_more, found = both(skip=skip)
@@ -220,9 +224,9 @@ def test_a_short_first_segment_beside_the_state_pass(case: Case, parts: int, las
         assert of.end or of.parts.per_segment == parts
         return segment_states.launch_segment_states(inputs, of, **options)
 
-    def forward_of_both(*given: Any, return_last_state: bool = True, **options: Any) -> Any:
-        h, state, saved = forward.forward(*given, return_last_state=last, **options)
-        return h, state if last else forward.forward(*given, **options)[1], saved
+    def forward_of_both(arguments: Arguments, options: KernelOptions) -> Any:
+        h, state, saved = forward.forward(arguments, options._replace(return_last_state=last))
+        return h, state if last else forward.forward(arguments, options)[1], saved
 
     chip = 40
     run_on_chip(chip, monkeypatch)
@@ -247,7 +251,10 @@ def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, mo
     """h then writes down the states that segments of backward start from."""
     run_on(Machine(seed=7), monkeypatch)
     run_on_chip(chip, monkeypatch)
-    of_own = partial(forward.forward, cut_freely=True)
+
+    def of_own(arguments: Arguments, options: KernelOptions) -> Any:
+        return forward.forward(arguments, options._replace(cut_freely=True))
+
     chosen = SimpleNamespace(chunk_size=lambda _T: own)
     planned_anew(monkeypatch, "hopper_segments.chosen_for_forward", lambda _shape: chosen)
     monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))

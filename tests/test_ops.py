@@ -61,6 +61,8 @@ def test_options_are_typed():
         (ops.mlstm_exp, ops.Options),
         (ops.chunkwise, ops.Options),
         (ops.step, ops.StepOptions),
+        (ops.mamba2_ssd, ops.Mamba2Options),
+        (ops.mamba2_ssd_step, ops.Mamba2StepOptions),
         (ops.gla, ops.GlaOptions),
     ):
         found = list(parts(typing.get_type_hints(function)["options"], set()))

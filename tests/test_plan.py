@@ -61,6 +61,7 @@ def test_the_papers_kernels_are_launched_as_planned(sizes, chunk_size, dtype, de
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from tflabench.kernels import gates
+    from tflabench.kernels.backends import Arguments, KernelOptions
     from tflabench.kernels.tfla import chunkwise, outputs, states
     from tflabench.kernels.types import MLSTM_SIG
 
@@ -73,9 +74,9 @@ def test_the_papers_kernels_are_launched_as_planned(sizes, chunk_size, dtype, de
 
     q, k, v = empty(B, H // group, T, d_qk), empty(B, H // group, T, d_qk), empty(B, H, T, d_hv)
     f, i = empty(B, H, T), empty(B, H, T)
-    options: dict[str, Any] = {"gate": MLSTM_SIG, "scale": 1.0, "chunk_size": chunk_size}
-    h, _, saved = chunkwise.forward(q, k, v, f, i, None, **options)
-    chunkwise.backward(h, None, q, k, v, f, i, None, saved, **options)
+    arguments, options = Arguments(q, k, v, f, i), KernelOptions(MLSTM_SIG, 1.0, chunk_size)
+    h, _, saved = chunkwise.forward(arguments, options)
+    chunkwise.backward(h, None, arguments, saved, options)
 
     plan = tfla_plan.planned(sizes, chunk_size, q.dtype.itemsize, device)
     of_kernel = {name: [launch for launch in launched.launches if launch[0] == name] for name in (
@@ -131,6 +132,7 @@ def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, devi
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
     from tflabench.kernels import gates
+    from tflabench.kernels.backends import Arguments, KernelOptions
     from tflabench.kernels.hopper import (
         backward,
         backward_dkdv,
@@ -156,13 +158,11 @@ def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, devi
 
     q, k, v = empty(B, H // group, T, d_qk), empty(B, H // group, T, d_qk), empty(B, H, T, d_hv)
     f, i = empty(B, H, T), empty(B, H, T)
-    options: dict[str, Any] = {
-        "gate": MLSTM_EXP if gate == "exp" else MLSTM_SIG,
-        "scale": 1.0,
-        "chunk_size": chunk_size,
-    }
-    h, _, saved = forward.forward(q, k, v, f, i, None, return_last_state=False, cut_freely=True, **options)
-    backward.backward(h, None, q, k, v, f, i, None, saved, **options)
+    of_gate = MLSTM_EXP if gate == "exp" else MLSTM_SIG
+    arguments = Arguments(q, k, v, f, i)
+    options = KernelOptions(of_gate, 1.0, chunk_size, return_last_state=False, cut_freely=True)
+    h, _, saved = forward.forward(arguments, options)
+    backward.backward(h, None, arguments, saved, options)
     assert others.launches
 
     of_forward = hopper_plan.forward(sizes, device, chunk_size, normalise=gate == "exp", cut_freely=True)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import GradientSums, RowSums, gate_gradients, log_gates, tile_gates
 from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Device
@@ -287,15 +288,12 @@ def test_saved_tensors_are_as_announced() -> None:
     inputs, _ = draw(case)
     default = TileConfig.for_shape(case.d_qk, case.d_hv, case.dtype, case.L, 90)
     for keep in (False, True):
-        options = {
-            "gate": MLSTM_EXP,
-            "chunk_size": case.L,
-            "config": TileConfig(**{**default.__dict__, "keep_states": keep}),
-        }
-        arguments = [inputs[name] for name in ("q", "k", "v", "f", "i")]
-        _, last, saved = chunkwise.forward(*arguments, None, scale=0.5, **options)  # type: ignore[arg-type]
+        config = TileConfig(**{**default.__dict__, "keep_states": keep})
+        options = KernelOptions(MLSTM_EXP, 0.5, case.L, config=config)
+        arguments = Arguments(*(inputs[name] for name in ("q", "k", "v", "f", "i")))  # type: ignore[arg-type]
+        _, last, saved = chunkwise.forward(arguments, options)
         q, v = inputs["q"], inputs["v"]
-        empty = chunkwise.empty_saved(q, v, state_dtype=torch.float32, **options)  # type: ignore[arg-type]
+        empty = chunkwise.empty_saved(q, v, options)  # type: ignore[arg-type]
         assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in empty]
         assert isinstance(last, State)
 

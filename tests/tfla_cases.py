@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import reference
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.plan.tfla import TileConfig
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise
@@ -193,11 +194,12 @@ def computed(
     """The same from the kernels."""
     gate = GATES[case.gate]
     initial = State(inputs["C"], inputs["n"], inputs["m"]) if case.states else None  # type: ignore[arg-type]
-    arguments = (*(inputs[name] for name in ("q", "k", "v", "f", "i")), initial)
-    options = {"gate": gate, "scale": case.d_qk**-0.5, "chunk_size": case.L, "config": config}
-    h, last, saved = chunkwise.forward(*arguments, **options)  # type: ignore[arg-type]
+    arguments = Arguments(*(inputs[name] for name in ("q", "k", "v", "f", "i")), initial)  # type: ignore[arg-type]
+    options = KernelOptions(gate, case.d_qk**-0.5, case.L, config=config)
+    h, last, saved = chunkwise.forward(arguments, options)
+    assert last is not None
     d_last = State(grads["C"], grads.get("n")) if case.states else None
-    gradients = chunkwise.backward(grads["h"], d_last, *arguments, saved, **options)  # type: ignore[arg-type]
+    gradients = chunkwise.backward(grads["h"], d_last, arguments, saved, options)
     found = {"h": h, **_true_state(last)}
     names = ("q", "k", "v", "f", "i", "C", "n")
     return found | {"d" + name: x for name, x in zip(names, gradients, strict=True) if x is not None}
@@ -249,14 +251,14 @@ def errors_of_the_last_of_a_large_batch(chunk_size: int) -> list[float]:
     q, k, v, dh = (torch.randn(B, H, T, d, device="cuda", dtype=torch.bfloat16) for d in (d_qk, d_qk, d_hv, d_hv))
     assert v.numel() > 2**31
     f, i = torch.randn(B, H, T, device="cuda") + 3, torch.randn(B, H, T, device="cuda")
-    options = {"gate": MLSTM_SIG, "scale": d_qk**-0.5, "chunk_size": chunk_size}
-    h, last, saved = chunkwise.forward(q, k, v, f, i, None, **options)  # type: ignore[arg-type]
+    options, arguments = KernelOptions(MLSTM_SIG, d_qk**-0.5, chunk_size), Arguments(q, k, v, f, i)
+    h, last, saved = chunkwise.forward(arguments, options)
     assert last is not None
-    grads = chunkwise.backward(dh, None, q, k, v, f, i, None, saved, **options)  # type: ignore[arg-type]
-    end = [x[-1:].clone() for x in (q, k, v, f, i)]
-    h_end, last_end, saved = chunkwise.forward(*end, None, **options)  # type: ignore[arg-type]
+    grads = chunkwise.backward(dh, None, arguments, saved, options)
+    end = Arguments(q[-1:].clone(), k[-1:].clone(), v[-1:].clone(), f[-1:].clone(), i[-1:].clone())
+    h_end, last_end, saved = chunkwise.forward(end, options)
     assert last_end is not None
-    grads_end = chunkwise.backward(dh[-1:].clone(), None, *end, None, saved, **options)  # type: ignore[arg-type]
+    grads_end = chunkwise.backward(dh[-1:].clone(), None, end, saved, options)
     found = []
     for x, y in [(h, h_end), (last.C, last_end.C), *zip(grads[:5], grads_end[:5], strict=True)]:
         assert x is not None
@@ -272,7 +274,7 @@ def mean_absolute_error(L: int, dtype: torch.dtype) -> float:
     f, i = (torch.randn(1, 4, 8192, generator=g, device=DEVICE) for _ in range(2))
     wide = (x.double() for x in (q, k, v, f, i))
     exact, _ = reference.chunkwise(*wide, gate=MLSTM_EXP, chunk_size=64)  # type: ignore[arg-type]
-    h, _, _ = chunkwise.forward(q, k, v, f, i, None, gate=MLSTM_EXP, scale=128**-0.5, chunk_size=L)
+    h, _, _ = chunkwise.forward(Arguments(q, k, v, f, i), KernelOptions(MLSTM_EXP, 128**-0.5, L))
     return (h.double() - exact).abs().mean().item()
 
 

@@ -18,7 +18,8 @@ The gates are scalars of a head, but for `gla`, whose decays are vectors over d_
 
 `choose` says which implementation an operation would run, and why. `State` is what an operation returns on request and
 what a step continues from; `zero_state` makes the first one. `retnet_log_decays` and `lightning_slopes` make decays.
-`Options` and `StepOptions` describe the keywords that all operations and all steps take; `gla` takes `GlaOptions`.
+`Options` and `StepOptions` describe the keywords that all operations and all steps take. `mamba2_ssd` and its step take
+`Mamba2Options` and `Mamba2StepOptions`, `gla` takes `GlaOptions`.
 
 Sequences are (B, H, T, d), or (B, T, H, d) with `layout="bthd"`; steps are (B, H, d). Gradients flow to every tensor of
 an operation; a step has none. An example, which runs on any device:
@@ -36,6 +37,7 @@ an operation; a step has none. An example, which runs on any device:
 """
 
 from .kernels.api import (
+    Mamba2Options,
     Options,
     chunkwise,
     gated_retention,
@@ -53,6 +55,7 @@ from .kernels.gla.api import GlaOptions, gla, gla_step
 from .kernels.plan.tfla import TileConfig
 from .kernels.state import State, zero_state
 from .kernels.step import (
+    Mamba2StepOptions,
     StepOptions,
     gated_retention_step,
     lightning_attention_step,
@@ -90,6 +93,8 @@ __all__ = [
     "GlaOptions",
     "Implementation",
     "Layout",
+    "Mamba2Options",
+    "Mamba2StepOptions",
     "Options",
     "State",
     "StepImplementation",

@@ -10,6 +10,11 @@ that flows through the decay alone.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
@@ -22,28 +27,15 @@ from tflabench.kernels.types import Gate
 
 NO_LIMIT = (0.0, float("inf"))
 
+P = ParamSpec("P")
+Call = TypeVar("Call")
+Result = TypeVar("Result")
 
-def mamba_chunk_scan_combined(  # noqa: PLR0913  mamba-ssm's
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = NO_LIMIT,
-    return_final_states: bool = False,
-    return_varlen_states: bool = False,
-) -> Tensor | tuple[Tensor, ...]:
-    """Compute y = (scan + D x) * silu(z); see `api.mamba2_ssd` for the recurrence.
 
-    Args:
+class ScanArguments(NamedTuple):
+    """The parameters of mamba-ssm's `mamba_chunk_scan_combined`, in its order.
+
+    Attributes:
         x: (batch, seqlen, heads, headdim); dt: (batch, seqlen, heads); A: (heads,), <= 0.
         B, C: (batch, seqlen, groups, dstate).
         chunk_size: of mamba-ssm's kernels, without effect here.
@@ -56,23 +48,61 @@ def mamba_chunk_scan_combined(  # noqa: PLR0913  mamba-ssm's
         return_final_states: return the states after the last step too, float32 like `initial_states`.
         return_varlen_states: return the states after each of the sequences too, (N, heads, headdim, dstate); without
             gradient, and each sequence is run again for it.
+    """
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    chunk_size: int
+    D: Tensor | None = None
+    z: Tensor | None = None
+    dt_bias: Tensor | None = None
+    initial_states: Tensor | None = None
+    seq_idx: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    dt_softplus: bool = False
+    dt_limit: tuple[float, float] = NO_LIMIT
+    return_final_states: bool = False
+    return_varlen_states: bool = False
+
+
+def takes(arguments: Callable[P, Call]) -> Callable[[Callable[[Call], Result]], Callable[P, Result]]:
+    """Return a decorator: the function takes what the tuple `arguments` is made of, by place or by name."""
+
+    def decorated(function: Callable[[Call], Result]) -> Callable[P, Result]:
+        def called(*args: P.args, **named: P.kwargs) -> Result:
+            return function(arguments(*args, **named))
+
+        functools.update_wrapper(called, function)
+        del vars(called)["__wrapped__"]  # its one parameter is for nobody to see
+        called.__signature__ = inspect.signature(arguments)  # type: ignore[attr-defined]
+        return called
+
+    return decorated
+
+
+@takes(ScanArguments)
+def mamba_chunk_scan_combined(call: ScanArguments) -> Tensor | tuple[Tensor, ...]:
+    """Compute y = (scan + D x) * silu(z); see `api.mamba2_ssd` for the recurrence.
 
     Returns:
         y like x, or a tuple of it and the states asked for, in the order of the flags.
     """
-    del chunk_size
-    start = None if initial_states is None else State(initial_states.mT)
-    if dt_softplus and dt_limit == NO_LIMIT and seq_idx is None:
+    x, dt, A, B, C, _, D, z, dt_bias = call[:9]
+    start = None if call.initial_states is None else State(call.initial_states.mT)
+    if call.dt_softplus and call.dt_limit == NO_LIMIT and call.seq_idx is None:
         y, last = mamba2_ssd(
             x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=True,
             layout="bthd", initial_state=start, return_last_state=True,
         )  # fmt: skip
     else:
-        check_mamba2(x, dt, A, B, C, D, z, dt_bias, "BTH")
-        step = _step_size(dt, dt_bias, dt_softplus, dt_limit)
+        check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BTH")
+        step = _step_size(call)
         log_decay = step * A.to(step.dtype)
-        if seq_idx is not None:
-            begins = pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=False)
+        if call.seq_idx is not None:
+            begins = pad(call.seq_idx[:, 1:] != call.seq_idx[:, :-1], (1, 0), value=False)
             log_decay = log_decay.masked_fill(begins[..., None], float("-inf"))
         y, last = chunkwise(
             *(C, B, x, log_decay, step),
@@ -83,26 +113,27 @@ def mamba_chunk_scan_combined(  # noqa: PLR0913  mamba-ssm's
             return_last_state=True,
         )
         y = skip_and_gate(y, x, D, z, head_axis=2)
-    states = [last.C.mT] if return_final_states else []
-    if return_varlen_states:
-        if cu_seqlens is None:
+    states = [last.C.mT] if call.return_final_states else []
+    if call.return_varlen_states:
+        if call.cu_seqlens is None:
             raise ValueError("cu_seqlens is None: it must have the bounds of the sequences for return_varlen_states")
-        step = _step_size(dt, dt_bias, dt_softplus, dt_limit).detach()
-        states.append(_states_after(x, step, A, B, C, cu_seqlens))
+        states.append(_states_after(call, call.cu_seqlens))
     return (y, *states) if states else y
 
 
-def _step_size(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, dt_limit: tuple[float, float]) -> Tensor:
-    step = dt.to(torch.promote_types(dt.dtype, torch.float32))
-    if dt_bias is not None:
-        step = step + dt_bias
-    if dt_softplus:
+def _step_size(call: ScanArguments) -> Tensor:
+    step = call.dt.to(torch.promote_types(call.dt.dtype, torch.float32))
+    if call.dt_bias is not None:
+        step = step + call.dt_bias
+    if call.dt_softplus:
         step = softplus(step)
-    return step.clamp(*dt_limit)
+    return step.clamp(*call.dt_limit)
 
 
 @torch.no_grad()
-def _states_after(x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, cu_seqlens: Tensor) -> Tensor:
+def _states_after(call: ScanArguments, cu_seqlens: Tensor) -> Tensor:
     """Return the state after each sequence of a batch of one, (N, heads, headdim, dstate)."""
+    x, _, A, B, C = call[:5]
+    step = _step_size(call)
     found = mamba2_ssd(x, step, A, B, C, layout="bthd", return_last_state=True, cu_seqlens=cu_seqlens)
     return found[1].C.mT

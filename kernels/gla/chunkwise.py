@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
+from tflabench.kernels.plan import gla as plans
 from tflabench.kernels.tfla import device
 from tflabench.kernels.tfla.tiles import made_like
 
-from .config import refuses_sizes
-from .gradients import Call, States, gradients
+from .call import Arguments, Call
+from .gradients import States, gradients
 from .outputs import d_values, outputs
-from .plan import Plan
 from .scores import weigh
 from .states import Side, walk
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in plans.DTYPES)
 
 
 def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:
@@ -37,58 +37,46 @@ def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:
         return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
     if q.dtype not in DTYPES:
         return f"takes bfloat16, float16 and float32, not {q.dtype}"
-    return refuses_sizes(q.shape[-1], v.shape[-1], chunk_size)
+    return plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *, scale: float, chunk_size: int
-) -> tuple[Tensor, Tensor]:
+def forward(arguments: Arguments, *, scale: float, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Return o like v, and the last state (B, H, d_qk, d_hv) float32.
 
     Args:
-        q, k: (B, H, T, d_qk), one of DTYPES; v: (B, H, T, d_hv); g: (B, H, T, d_qk), natural log decays; any strides.
-        initial: (B, H, d_qk, d_hv) float32, or None.
+        arguments: q, k and v are one of DTYPES.
+        scale: of q.
         chunk_size: L, a multiple of 16; how often a state lies in memory.
     """
-    plan = Plan.of(q, v, chunk_size, scale)
-    weighted = weigh(plan, q, k, g)
-    states = walk(plan, Side(weighted.k, v, weighted.totals, _contiguous(initial)))
-    return outputs(plan, weighted, v, states.states, initial is not None), states.last
+    q, k, v, g, initial = arguments
+    call = Call.of(arguments, chunk_size, scale)
+    weighted = weigh(call, q, k, g)
+    states = walk(call, Side(weighted.k, v, weighted.totals, _contiguous(initial)))
+    return outputs(call, weighted, v, states.states, initial is not None), states.last
 
 
 def backward(
-    do: Tensor,
-    d_last: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    initial: Tensor | None,
-    *,
-    scale: float,
-    chunk_size: int,
-    gate_gradients: bool,
+    do: Tensor, d_last: Tensor | None, arguments: Arguments, *, scale: float, chunk_size: int, gate_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return dq, dk, dv, dg and the gradient of the initial state, None without one, or without `gate_gradients`.
 
     Args:
         do: gradient of o; d_last: of the last state, or None; the others as given to `forward`.
     """
-    plan = Plan.of(q, v, chunk_size, scale)
-    weighted = weigh(plan, q, k, g)
-    states = walk(plan, Side(weighted.k, v, weighted.totals, _contiguous(initial))).states
+    q, k, v, g, initial = arguments
+    call = Call.of(arguments, chunk_size, scale)
+    weighted = weigh(call, q, k, g)
+    states = walk(call, Side(weighted.k, v, weighted.totals, _contiguous(initial))).states
     side = Side(weighted.q, do, weighted.totals, _contiguous(d_last), other=states, reverse=True)
-    back = walk(plan, side)
+    back = walk(call, side)
     assert back.crossing is not None
-    dv = d_values(plan, weighted, v, do, back.states, d_last is not None)
+    dv = d_values(call, weighted, v, do, back.states, d_last is not None)
     dq, dk, dg = gradients(
-        plan,
-        Call(q, k, v, g, do),
-        weighted,
-        States(states, back.states),
-        back.crossing,
-        (initial is not None, d_last is not None),
-        gate_gradients,
+        *(call, arguments, do, weighted),
+        states=States(states, back.states),
+        crossing=back.crossing,
+        edges=(initial is not None, d_last is not None),
+        gates=gate_gradients,
     )
     made = [made_like(x, like) for x, like in ((dq, q), (dk, k), (dv, v))]
     dq, dk, dv = made

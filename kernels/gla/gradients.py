@@ -35,9 +35,10 @@ from torch.nn.functional import pad
 
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.launching import enqueue
+from tflabench.kernels.plan.gla import Plan
 
+from .call import Arguments, Call
 from .outputs import Sizes
-from .plan import Plan
 from .scores import Weighted
 from .tiles import (
     CLOSED,
@@ -235,19 +236,10 @@ def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """Tensors (B, H, T, d) of a backward pass."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    do: Tensor
-
-
 def gradients(
-    plan: Plan, call: Call, weighted: Weighted, states: States, crossing: Tensor, edges: tuple[bool, bool], gates: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    call: Call, arguments: Arguments, do: Tensor, weighted: Weighted, *,
+    states: States, crossing: Tensor, edges: tuple[bool, bool], gates: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return dq, dk and dg like q, k and g, dg None without `gates`.
 
     Args:
@@ -255,8 +247,8 @@ def gradients(
         crossing: of `states.Walk`.
         edges: whether the first chunk has a state before it, and the last a gradient after it.
     """
-    q, k, _, g, _ = call
-    blocks = plan.blocks
+    q, k, v, g, _ = arguments
+    plan, blocks = call.plan, call.plan.blocks
     dq, dk = (x.new_empty(x.shape) for x in (q, k))
     heads, d = plan.batch * plan.heads, plan.d_qk
 
@@ -265,13 +257,13 @@ def gradients(
 
     within, ending, beginning = sums(plan.T), sums(plan.tiles), sums(plan.tiles)
     config = GradientsConfig(
-        *edges, gates, plan.levels, plan.reach, plan.precision, blocks.tile, blocks.block, blocks.hidden
+        *edges, gates, plan.levels, plan.reach, call.precision, blocks.tile, blocks.block, blocks.hidden
     )
     programs = heads * plan.tiles * cdiv(d, blocks.block)
     enqueue(
         tile_gradients, programs,
-        Inputs(*(rows(x) for x in call)), weighted.q, weighted.k, weighted.totals, states,
-        Written(rows(dq), rows(dk), within, ending, beginning), plan.scale,
+        Inputs(*(rows(x) for x in (q, k, v, g, do))), weighted.q, weighted.k, weighted.totals, states,
+        Written(rows(dq), rows(dk), within, ending, beginning), call.scale,
         Sizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
         config=config, num_warps=8, num_stages=2 if q.element_size() == 2 else 1,
     )  # fmt: skip

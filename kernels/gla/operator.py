@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tflabench.kernels.operators import FIRST_ORDER, Gradients, define
+from tflabench.kernels import operators
+from tflabench.kernels.operators import FIRST_ORDER, Gradients
+from tflabench.kernels.plan.gla import default_chunk_size
 
-from .config import default_chunk_size
+from .call import Arguments
 
 IMPLEMENTATIONS = ("tfla", "walkthrough")
 
@@ -23,59 +24,6 @@ def kernels_of(name: str) -> Any:
 
 def _chunk_size(q: Tensor, v: Tensor, given: int | None) -> int:
     return int(default_chunk_size(q.shape[-1], v.shape[-1], q.shape[2]) if given is None else given)
-
-
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    initial: Tensor | None,
-    scale: float,
-    chunk_size: int | None,
-    implementation: str,
-) -> list[Tensor]:
-    """Return [o, the last state (B, H, d_qk, d_hv) float32] of q, k, g (B, H, T, d_qk) and v (B, H, T, d_hv)."""
-    if implementation == "walkthrough":
-        return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale))
-    L = _chunk_size(q, v, chunk_size)
-    return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale, chunk_size=L))
-
-
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
-    return [torch.empty_like(v), q.new_empty((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=torch.float32)]
-
-
-def _backward(
-    do: Tensor,
-    d_last: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    initial: Tensor | None,
-    scale: float,
-    chunk_size: int | None,
-    gate_gradients: bool,
-) -> list[Tensor]:
-    """Return gradients of q, k, v, g, initial, in this order, without those that are None or not asked for.
-
-    All implementations have this backward pass, TFLA's.
-    """
-    grads = kernels_of("tfla").backward(
-        *(do, d_last, q, k, v, g, initial),
-        scale=scale,
-        chunk_size=_chunk_size(q, v, chunk_size),
-        gate_gradients=gate_gradients,
-    )
-    return [x for x in grads if x is not None]
-
-
-def _fake_backward(
-    do: Tensor, d_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *others: Any
-) -> list[Tensor]:
-    *_, gate_gradients = others
-    return [torch.empty_like(x) for x in (q, k, v, g if gate_gradients else None, initial) if x is not None]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -96,5 +44,58 @@ def _gradients(ctx: Any, do: Tensor | None, d_last: Tensor | None) -> tuple[Tens
     return dq, dk, dv, dg, None if tensors[4] is None else next(found), None, None, None
 
 
-forward: Callable[..., list[Tensor]] = define("gla", _forward, _fake_forward, Gradients(_save_for_backward, _gradients))
-backward: Callable[..., list[Tensor]] = define("gla_backward", _backward, _fake_backward, FIRST_ORDER)
+@operators.custom_op("gla", Gradients(_save_for_backward, _gradients))
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    initial: Tensor | None,
+    scale: float,
+    chunk_size: int | None,
+    implementation: str,
+) -> list[Tensor]:
+    """Return [o, the last state (B, H, d_qk, d_hv) float32] of q, k, g (B, H, T, d_qk) and v (B, H, T, d_hv)."""
+    if implementation == "walkthrough":
+        return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale))
+    L = _chunk_size(q, v, chunk_size)
+    return list(kernels_of(implementation).forward(Arguments(q, k, v, g, initial), scale=scale, chunk_size=L))
+
+
+@operators.register_fake("gla")
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
+    return [torch.empty_like(v), q.new_empty((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=torch.float32)]
+
+
+@operators.custom_op("gla_backward", FIRST_ORDER)
+def backward(
+    do: Tensor,
+    d_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    initial: Tensor | None,
+    scale: float,
+    chunk_size: int | None,
+    gate_gradients: bool,
+) -> list[Tensor]:
+    """Return gradients of q, k, v, g, initial, in this order, without those that are None or not asked for.
+
+    All implementations have this backward pass, TFLA's.
+    """
+    grads = kernels_of("tfla").backward(
+        *(do, d_last, Arguments(q, k, v, g, initial)),
+        scale=scale,
+        chunk_size=_chunk_size(q, v, chunk_size),
+        gate_gradients=gate_gradients,
+    )
+    return [x for x in grads if x is not None]
+
+
+@operators.register_fake("gla_backward")
+def _fake_backward(
+    do: Tensor, d_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *others: Any
+) -> list[Tensor]:
+    *_, gate_gradients = others
+    return [torch.empty_like(x) for x in (q, k, v, g if gate_gradients else None, initial) if x is not None]

@@ -30,7 +30,7 @@ from torch import Tensor
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.launching import enqueue
 
-from .plan import Plan
+from .call import Call
 from .scores import Weighted
 from .tiles import load_matrix, load_rows, load_vector, rows, store_rows
 
@@ -118,24 +118,25 @@ def parallel_outputs(x, y, z, out, scores, totals, states, sizes, config: tl.con
     store_rows(out, acc, b, h, t, column, T, d_hv)
 
 
-def outputs(plan: Plan, weighted: Weighted, v: Tensor, states: Tensor, first_state: bool) -> Tensor:
+def outputs(call: Call, weighted: Weighted, v: Tensor, states: Tensor, first_state: bool) -> Tensor:
     """Return o like v (B, H, T, d_hv), of the states before chunks; `first_state`: the first is not zero."""
-    return _launch(plan, weighted.q, weighted.k, v, v, weighted, states, _config(plan, False, first_state))
+    return _launch(call, weighted.q, weighted.k, v, v, weighted, states, _config(call, False, first_state))
 
 
-def d_values(plan: Plan, weighted: Weighted, v: Tensor, do: Tensor, d_states: Tensor, last: bool) -> Tensor:
+def d_values(call: Call, weighted: Weighted, v: Tensor, do: Tensor, d_states: Tensor, last: bool) -> Tensor:
     """Return dv like v, of gradients of the states after chunks; `last`: that of the last chunk's is not zero."""
-    return _launch(plan, weighted.k, weighted.q, do, v, weighted, d_states, _config(plan, True, last))
+    return _launch(call, weighted.k, weighted.q, do, v, weighted, d_states, _config(call, True, last))
 
 
-def _config(plan: Plan, reverse: bool, first_state: bool) -> OutputsConfig:
-    blocks = plan.blocks
-    return OutputsConfig(reverse, first_state, plan.precision, blocks.tile, blocks.inner, blocks.outer)
+def _config(call: Call, reverse: bool, first_state: bool) -> OutputsConfig:
+    blocks = call.plan.blocks
+    return OutputsConfig(reverse, first_state, call.precision, blocks.tile, blocks.inner, blocks.outer)
 
 
 def _launch(
-    plan: Plan, x: Tensor, y: Tensor, z: Tensor, like: Tensor, weighted: Weighted, states: Tensor, config: OutputsConfig
+    call: Call, x: Tensor, y: Tensor, z: Tensor, like: Tensor, weighted: Weighted, states: Tensor, config: OutputsConfig
 ) -> Tensor:
+    plan = call.plan
     out = torch.empty_like(like)
     programs = plan.batch * plan.heads * plan.tiles * cdiv(plan.d_hv, config.outer)
     half = x.element_size() == 2

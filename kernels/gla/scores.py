@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tflabench.kernels.launching import enqueue
 
-from .plan import Plan
+from .call import Call
 from .tiles import load_gates, load_rows, pair_scores, rows, store_matrix, sums_of_segments
 
 
@@ -82,9 +82,10 @@ def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
     store_matrix(weighted.scores, scores, bh, t, r, T, TILE)
 
 
-def weigh(plan: Plan, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
+def weigh(call: Call, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
     """Return `Weighted` of q, k and g (B, H, T, d_qk)."""
     B, H, T, d = q.shape
+    plan = call.plan
     tile = plan.blocks.tile
     weighted = Weighted(
         q.new_empty((B * H, T, d)),
@@ -94,8 +95,8 @@ def weigh(plan: Plan, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
     )
     enqueue(
         tile_scores, B * H * plan.tiles,
-        rows(q), rows(k), rows(g), weighted, plan.scale, H, T, d,
-        config=ScoresConfig(tile, plan.blocks.block, plan.levels, plan.reach, plan.precision),
+        rows(q), rows(k), rows(g), weighted, call.scale, H, T, d,
+        config=ScoresConfig(tile, plan.blocks.block, plan.levels, plan.reach, call.precision),
         num_warps=8, num_stages=1,
     )  # fmt: skip
     return weighted

@@ -24,7 +24,7 @@ from torch import Tensor
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.launching import enqueue
 
-from .plan import Plan
+from .call import Call
 from .tiles import load_matrix, load_rows, load_vector, rows, store_matrix
 
 
@@ -201,8 +201,9 @@ class Walk(NamedTuple):
     crossing: Tensor | None
 
 
-def walk(plan: Plan, side: Side) -> Walk:
+def walk(call: Call, side: Side) -> Walk:
     """Return the states of a whole sequence."""
+    plan = call.plan
     u, v = plan.blocks.u, plan.blocks.v
     heads, shape = plan.batch * plan.heads, (plan.d_qk, plan.d_hv)
     v_blocks = cdiv(plan.d_hv, v)
@@ -219,42 +220,44 @@ def walk(plan: Plan, side: Side) -> Walk:
     stored = Matrices(None, None, None, states, side.other, crossing)
     ends, decays = empty(heads * segments, *shape), empty(heads * segments, plan.d_qk)
     if segments == 1:
-        _launch(plan, side, stored._replace(initial=side.first, ends=ends, decays=decays), plan.tiles)
+        _launch(call, side, stored._replace(initial=side.first, ends=ends, decays=decays), plan.tiles)
         last = ends
     else:
-        _launch(plan, side, Matrices(None, ends, decays, None, None, None), segment_tiles)
+        _launch(call, side, Matrices(None, ends, decays, None, None, None), segment_tiles)
         before, last = torch.empty_like(ends), empty(heads, *shape)
         enqueue(
             join_segments, heads * blocks,
             ends, decays, side.first, before, last, segments, *shape,
-            config=_config(plan, side, Matrices(side.first, None, None, None, None, None)),
+            config=_config(call, side, Matrices(side.first, None, None, None, None, None)),
         )  # fmt: skip
-        _launch(plan, side, stored._replace(initial=before), segment_tiles)
+        _launch(call, side, stored._replace(initial=before), segment_tiles)
     if crossing is not None:
         crossing = crossing.sum(1).view(plan.batch, plan.heads, plan.chunks, plan.d_qk)
     return Walk(states, last.view(plan.batch, plan.heads, *shape), crossing)
 
 
-def _launch(plan: Plan, side: Side, matrices: Matrices, segment_tiles: int) -> None:
+def _launch(call: Call, side: Side, matrices: Matrices, segment_tiles: int) -> None:
+    plan = call.plan
     blocks = cdiv(plan.d_qk, plan.blocks.u) * cdiv(plan.d_hv, plan.blocks.v)
     segments = cdiv(plan.tiles, segment_tiles)
     enqueue(
         chunk_states, plan.batch * plan.heads * segments * blocks,
         side.x, rows(side.z), side.totals, matrices,
         Sizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles, segment_tiles), segments,
-        config=_config(plan, side, matrices), num_warps=4, num_stages=3 if side.x.element_size() == 2 else 1,
+        config=_config(call, side, matrices), num_warps=4, num_stages=3 if side.x.element_size() == 2 else 1,
     )  # fmt: skip
 
 
-def _config(plan: Plan, side: Side, matrices: Matrices) -> StatesConfig:
+def _config(call: Call, side: Side, matrices: Matrices) -> StatesConfig:
+    blocks = call.plan.blocks
     return StatesConfig(
         reverse=side.reverse,
         initial=matrices.initial is not None,
         ends=matrices.ends is not None,
         states=matrices.states is not None,
         crossing=matrices.crossing is not None,
-        precision=plan.precision,
-        tile=plan.blocks.tile,
-        u=plan.blocks.u,
-        v=plan.blocks.v,
+        precision=call.precision,
+        tile=blocks.tile,
+        u=blocks.u,
+        v=blocks.v,
     )

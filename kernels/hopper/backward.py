@@ -9,12 +9,13 @@ belongs to a step i, as x does, and forward has taken its log2 from x: dh itself
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tflabench.kernels import gates
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_shapes import TILE
@@ -23,7 +24,6 @@ from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned, made_like
-from tflabench.kernels.types import Gate
 
 from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
@@ -68,21 +68,18 @@ class KernelResults(NamedTuple):
     dskip: Tensor | None
 
 
-def backward(  # noqa: PLR0913  as `backends.Kernels` has it
-    dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
-    initial: State | None, saved: tuple[Tensor, ...], *,
-    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
-    skip: Tensor | None = None, gate_gradients: bool = True,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+def backward(
+    dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
+) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent, and dskip if there is a skip.
 
     Args:
         dh: gradient of h; d_last: of the last state's C and n, None or with None fields where there is none.
-        saved: as `forward` returned it; the other arguments as given to it.
-        gate_gradients: without them df and di are None, and the walks are faster by the row sums that these need.
+        saved: as `forward` returned it; arguments and options as given to it.
+        options: without `gate_gradients` df and di are None, and the walks are faster by the row sums that these need.
     """
-    del state_dtype, config
-    given = (q, k, v, f, i)
+    q, k, v, f, i, initial, skip = arguments
+    gate, scale, gate_gradients = options.gate, options.scale, options.gate_gradients
     sizes, device = Sizes.of(q, v), figures(q.device)
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
@@ -91,7 +88,7 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
     plan = plans.backward(
-        sizes, device, chunk_size,
+        sizes, device, options.chunk_size,
         gate_gradients=gate_gradients, end=C_0 is not None, of_last_n=dn is not None,
     )  # fmt: skip
     states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC)
@@ -118,9 +115,9 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
         df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
     if scale < 0:
         dq = -dq
-    dq, dk = sum_shared(dq, given[0]), sum_shared(dk, given[1])
+    dq, dk = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k)
     C_given, n_given = (None, None) if initial is None else initial[:2]
-    pairs = zip((dq, dk, dv, df, di, dC_0, dn_0), (*given, C_given, n_given), strict=True)
+    pairs = zip((dq, dk, dv, df, di, dC_0, dn_0), (*arguments[:5], C_given, n_given), strict=True)
     made = tuple(made_like(x, like) for x, like in pairs)
     return made if skip is None or dskip is None else (*made, dskip.to(skip.dtype))
 

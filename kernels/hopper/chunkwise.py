@@ -26,7 +26,6 @@ def kernels() -> Kernels:
         default_chunk_size=default_chunk_size,
         shares_heads=True,
         adds_skip=True,
-        cuts_freely=True,
     )
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.plan import hopper as plans
@@ -228,28 +229,22 @@ def launch_walk(
     )  # fmt: skip
 
 
-def forward(  # noqa: PLR0913  as `backends.Kernels` has it
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
-    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None,
-    skip: Tensor | None = None, return_last_state: bool = True, cut_freely: bool = False,
-) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
+def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return h, the last state or None, and what `backward` needs in addition to the inputs (see `empty_saved`).
 
     Args:
-        q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); bfloat16 or float16, any
-            strides (copied where TMA cannot take them).
-        f, i: gates as `Gate` describes them; initial: state before the first step, float32.
-        chunk_size: L, a multiple of 64: steps between two states in memory; nothing below T materialises none at all.
-        state_dtype: without effect: states are float32, one every L steps.
-        skip: (H,), for a gate without normaliser: h_t has skip v_t added.
-        return_last_state: without it the last of several segments needs no state pass.
-        cut_freely: chunk_size is that of backward, for which states are saved; forward may cut the sequence otherwise.
+        arguments: as `backends.Kernels` has them; q, k and v bfloat16 or float16, copied where TMA cannot take their
+            strides.
+        options: chunk_size is a multiple of 64; one of T or more makes no state at all. `state_dtype` has no effect:
+            states are float32. Without `return_last_state` the last of several segments needs no state pass. With
+            `cut_freely` states are saved for backward's chunk size, and h may cut the sequence otherwise.
     """
-    del state_dtype, config
+    q, k, v, f, i, initial, skip = arguments
+    gate, scale, return_last_state = options.gate, options.scale, options.return_last_state
     B, H, T, _ = v.shape
     plan = plans.forward(
-        Sizes.of(q, v), figures(q.device), chunk_size,
-        normalise=gate.normalize, end=return_last_state, cut_freely=cut_freely,
+        Sizes.of(q, v), figures(q.device), options.chunk_size,
+        normalise=gate.normalize, end=return_last_state, cut_freely=options.cut_freely,
     )  # fmt: skip
     kept = None if plan.h.kept is None else _empty_states(q, v, plan.h.kept.count)
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
@@ -316,12 +311,9 @@ def _empty_states(q: Tensor, v: Tensor, count: int) -> Tensor:
     return torch.empty((B, H, count, q.shape[-1], d_hv), dtype=torch.float32, device=q.device)
 
 
-def empty_saved(
-    q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype = torch.float32, config: Any = None
-) -> tuple[Tensor, ...]:
+def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
     """Return what `forward` saves, uninitialised (`plans.saved`)."""
-    del state_dtype, config
-    shapes = plans.saved(Sizes.of(q, v), chunk_size, stabilised=gate.stabilized)
+    shapes = plans.saved(Sizes.of(q, v), options.chunk_size, stabilised=options.gate.stabilized)
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
 from tflabench.kernels import gates
-from tflabench.kernels.backends import Kernels
+from tflabench.kernels.backends import Arguments, KernelOptions, Kernels
 from tflabench.kernels.cover import cdiv
-from tflabench.kernels.gates import GradientSums, LogGates
+from tflabench.kernels.gates import GradientSums
 from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
 from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile
@@ -74,81 +74,68 @@ def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = Tru
     return plans.default_chunk_size(Sizes.of(q, v), levels)
 
 
-def empty_saved(
-    q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, state_dtype: torch.dtype, config: TileConfig | None
-) -> tuple[Tensor, ...]:
+def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
     """Return tensors as `forward` saves them, uninitialised.
 
     These are 1 / denominator of a normalised gate, then chunk states if they are kept.
     """
     batch, heads, T, d_hv = v.shape
-    d_qk = q.shape[-1]
+    d_qk, gate, config = q.shape[-1], options.gate, options.config
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))
     if config is not None and config.keep_states:
-        lead = (batch, heads, cdiv(T, fitting(chunk_size, T)), d_qk)
-        shapes.append(((*lead, d_hv), _stored(q.dtype, state_dtype)))
+        lead = (batch, heads, cdiv(T, fitting(options.chunk_size, T)), d_qk)
+        shapes.append(((*lead, d_hv), _stored(q.dtype, options.state_dtype)))
         if gate.normalize:
             shapes.append((lead, torch.float32))
     return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
 
 
-def forward(  # noqa: PLR0913  as `backends.Kernels` has it
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, initial: State | None, *,
-    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32,
-    config: TileConfig | None = None, skip: Tensor | None = None, return_last_state: bool = True,
-) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:  # fmt: skip
+def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return H, the last state or None, and what `backward` needs and does not get as inputs.
 
     Args:
-        q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v: (B, H, T, d_hv); any strides of batch,
-            head and time, one of DTYPES.
-        f, i: gates as `Gate` describes them.
-        initial: state before the first step (float32), None is zero.
-        chunk_size: L, a multiple of 16; how often a state is materialised.
-        state_dtype: of the chunk states, where it is narrower than what q's dtype calls for.
-        skip: (H,), for a gate without normaliser: H_t has skip v_t added.
-        return_last_state: nothing is saved without: the walk over chunk states ends with it.
+        arguments: as `backends.Kernels` has them; q, k and v one of DTYPES.
+        options: chunk_size is a multiple of 16. `state_dtype` is that of chunk states, where it is narrower than what
+            q's dtype calls for. The last state costs nothing: the walk over chunk states ends with it.
     """
-    v_given = v
-    q, k, v = aligned(q), aligned(k), aligned(v)
-    inputs = Inputs(q, k, v, _weights(skip))
-    plan = plans.planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
-    call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
+    q, k, v = aligned(arguments.q), aligned(arguments.k), aligned(arguments.v)
+    initial = arguments.initial
+    inputs = Inputs(q, k, v, _weights(arguments.skip))
+    call = _call(q, v, arguments, options)
+    plan = call.plan
     C, n = _matrices(initial)
-    states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, state_dtype))
+    states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, options.state_dtype))
     h, inverse = hidden(call, inputs, States(states.states, states.n_states, initial is not None))
     m_last = None if call.gates.m is None else call.gates.m[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if plan.config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
-    h = made_like(h, v_given)
+    h = made_like(h, arguments.v)
     assert h is not None
-    return h, State(states.last, states.n_last, m_last) if return_last_state else None, saved
+    return h, State(states.last, states.n_last, m_last) if options.return_last_state else None, saved
 
 
-def backward(  # noqa: PLR0913  as `backends.Kernels` has it
-    dh: Tensor, d_last: State | None, q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None,
-    initial: State | None, saved: tuple[Tensor, ...], *,
-    gate: Gate, scale: float, chunk_size: int, state_dtype: torch.dtype = torch.float32,
-    config: TileConfig | None = None, skip: Tensor | None = None, gate_gradients: bool = True,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+def backward(
+    dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
+) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), and dskip if there is a skip.
 
     Those of an absent gate or initial state are None.
 
     Args:
         dh: gradient of H; d_last: of the last state's C and n (m is a constant), itself or its fields None without one.
-        saved: as `forward` returned it; the other arguments as given to it.
-        gate_gradients: without them df and di are None.
+        saved: as `forward` returned it; arguments and options as given to it.
+        options: without `gate_gradients` df and di are None.
     """
-    given = (q, k, v, f, i)
+    q, k, v, f, i, initial, skip = arguments
+    gate = options.gate
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    plan = plans.planned(Sizes.of(q, v), chunk_size, q.dtype.itemsize, device.figures(q.device), config)
-    call = Call(plan, gate, _log_gates(f, i, gate, v, initial), scale, float32_precision(q.dtype))
+    call = _call(q, v, arguments, options)
+    plan = call.plan
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
-    dtype = _stored(q.dtype, state_dtype)
+    dtype = _stored(q.dtype, options.state_dtype)
     kept = list(saved)
     inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
 
@@ -172,10 +159,10 @@ def backward(  # noqa: PLR0913  as `backends.Kernels` has it
     dk, kdk = d_keys(call, inputs, States(back.states, dn_states, dC is not None or dn is not None))
     dv = d_values(call, inputs, States(back.states, None, dC is not None))
     df = di = None
-    if gate_gradients:
+    if options.gate_gradients:
         df, di = gates.gate_gradients(f, i, gate, call.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
-    grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), given, strict=True)]
+    grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), arguments[:5], strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
     if initial is None:
         return (*grads, None, None, *dskip)
@@ -188,9 +175,17 @@ def _weights(skip: Tensor | None) -> Tensor | None:
     return None if skip is None else skip.float().contiguous()
 
 
-def _log_gates(f: Tensor, i: Tensor | None, gate: Gate, v: Tensor, initial: State | None) -> LogGates:
-    m_0 = None if initial is None else initial.m
-    return gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
+def _call(q: Tensor, v: Tensor, arguments: Arguments, options: KernelOptions) -> Call:
+    """Return what launchers are told of a call with q and v, as kernels take them."""
+    m_0 = None if arguments.initial is None else arguments.initial.m
+    lead = (v.shape[0], v.shape[1], v.shape[2])
+    return Call(
+        plans.planned(Sizes.of(q, v), options.chunk_size, q.dtype.itemsize, device.figures(q.device), options.config),
+        options.gate,
+        gates.log_gates(arguments.f, arguments.i, options.gate, lead, m_0),
+        options.scale,
+        float32_precision(q.dtype),
+    )
 
 
 def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:

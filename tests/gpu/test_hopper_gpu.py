@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
-from tflabench.kernels.hopper import backward, forward
+from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.hopper import backward
 from tflabench.kernels.hopper.chunkwise import kernels
+from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_shapes import D_HV, D_QK
 from tflabench.kernels.types import Implementation
 
@@ -102,7 +104,12 @@ def test_without_gate_gradients(
     gate: str, d_qk: int, d_hv: int, T: int, L: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """dk and dv then come from one walk where it takes the head dimensions."""
-    monkeypatch.setattr(tfla_cases.chunkwise, "backward", partial(kernels().backward, gate_gradients=False))
+    backward = kernels().backward
+
+    def without(dh: Any, d_last: Any, arguments: Arguments, saved: Any, options: KernelOptions) -> Any:
+        return backward(dh, d_last, arguments, saved, options._replace(gate_gradients=False))
+
+    monkeypatch.setattr(tfla_cases.chunkwise, "backward", without)
     case = Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=T, L=L, dtype=dtype, states=True)
     assert failures(case, absent=frozenset({"df", "di"})) == []
 
@@ -114,8 +121,15 @@ def test_forward_cut_otherwise_than_backward(
     gate: str, d_qk: int, d_hv: int, L: int, own: int, gates: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As "auto" cuts long sequences: h writes down the states that segments of backward start from."""
-    monkeypatch.setattr(tfla_cases.chunkwise, "forward", partial(kernels().forward, cut_freely=True))
-    monkeypatch.setattr(forward, "chosen_for_forward", lambda _shape: SimpleNamespace(chunk_size=lambda _T: own))
+    made = kernels().forward
+
+    def cut_freely(arguments: Arguments, options: KernelOptions) -> Any:
+        return made(arguments, options._replace(cut_freely=True))
+
+    monkeypatch.setattr(tfla_cases.chunkwise, "forward", cut_freely)
+    chosen = SimpleNamespace(chunk_size=lambda _T: own)
+    monkeypatch.setattr(plans.hopper_segments, "chosen_for_forward", lambda _shape: chosen)
+    monkeypatch.setattr(plans, "forward", plans.forward.__wrapped__)  # not remembered
     assert failures(Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=1000, L=L, gates=gates, states=L == 320)) == []
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.tfla import chunkwise
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
@@ -30,15 +31,15 @@ def measure(shape: tuple[int, int, int, int, int], L: int, gate_name: str) -> di
     torch.manual_seed(0)
     q, k, v, dh = (torch.randn(B, H, T, d, device="cuda", dtype=torch.bfloat16) for d in (d_qk, d_qk, d_hv, d_hv))
     f, i = torch.randn(B, H, T, device="cuda") + 3, torch.randn(B, H, T, device="cuda")
-    options = {"gate": gate, "scale": d_qk**-0.5, "chunk_size": L}
+    arguments, options = Arguments(q, k, v, f, i), KernelOptions(gate, d_qk**-0.5, L)
     flush = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
 
     def fw():
-        return chunkwise.forward(q, k, v, f, i, None, **options)
+        return chunkwise.forward(arguments, options)
 
     def fwbw():
         _, _, saved = fw()
-        chunkwise.backward(dh, None, q, k, v, f, i, None, saved, **options)
+        chunkwise.backward(dh, None, arguments, saved, options)
 
     row: dict[str, object] = {"shape": shape, "L": L, "gate": gate_name}
     for name, run in (("fw", fw), ("fwbw", fwbw)):
@@ -58,7 +59,7 @@ def measure(shape: tuple[int, int, int, int, int], L: int, gate_name: str) -> di
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     _, _, saved = fw()
-    chunkwise.backward(dh, None, q, k, v, f, i, None, saved, **options)
+    chunkwise.backward(dh, None, arguments, saved, options)
     row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
     return row
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
 from tflabench.implementations.bundled import refuse_decode, refuse_kernels
 from tflabench.implementations.mlstm import OPEN
-from tflabench.kernels.gla import config
+from tflabench.kernels.plan import gla as plans
 from tflabench.kernels.plan import tfla as tfla_plan
 from tflabench.kernels.plan.sizes import refuses_dtype
 from tflabench.problem import Problem
@@ -56,7 +56,7 @@ class Kernels:
 
 def usual_chunk_size(problem: Problem) -> int:
     """Return the chunk size that the Triton kernels take where none is given."""
-    return config.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
+    return plans.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
 
 
 def build(kernels: Kernels, problem: Problem, device: torch.device) -> Case:
@@ -124,17 +124,17 @@ def shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
     return _blocks(problem).shared_bytes(problem.element_bytes, 10 * capability[0] + capability[1])
 
 
-def _blocks(problem: Problem) -> config.Blocks:
+def _blocks(problem: Problem) -> plans.Blocks:
     p = problem
     chunk_size = p.chunk_size or usual_chunk_size(p)
-    return config.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tfla_plan.fitting(chunk_size, p.seq_len))
+    return plans.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tfla_plan.fitting(chunk_size, p.seq_len))
 
 
 def refuses(problem: Problem, device: str) -> str | None:
     """Return why the Triton kernels cannot run this, or None."""
     if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tfla_plan.DTYPES):
         return reason
-    return config.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
+    return plans.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def _implementation(kernels: Kernels) -> Implementation:

@@ -1,11 +1,18 @@
-"""Choose tiles of the kernels, for any shape. Imports neither torch nor triton: what they need can be told anywhere."""
+"""Plan the kernels of Gated Linear Attention: the sizes that they take, their tiles, chunks and segments."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tflabench.kernels.cover import next_power_of_2
-from tflabench.kernels.plan.tfla import StateTiles, buffered, has_asynchronous_products, largest_tile
+from tflabench.kernels.cover import cdiv, next_power_of_2
+
+from .sizes import USUAL, Sizes
+from .tfla import StateTiles, buffered, fitting, has_asynchronous_products, largest_tile
+
+# By dtype, the bits that a channel may close in a tile with one reference for all pairs of its steps.
+REACH = {"bfloat16": 80.0, "float16": 16.0, "float32": 80.0}
+DTYPES = tuple(REACH)
+PROGRAMS = 264  # the walk over states is cut into segments until it has about this many, on `USUAL` multiprocessors
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,72 @@ class Blocks:
             largest_tile(chunk_size, 64), _block(d_qk, 64), _block(d_qk, 128), _block(d_hv, 256),
             _block(d_qk, 64), _block(d_hv, 128), _block(d_hv, 128),
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say how a call is run.
+
+    Attributes:
+        batch, heads, T, d_qk, d_hv: the shape.
+        chunk_size: steps between two states in memory, a multiple of every tile.
+        blocks: how kernels cut it.
+        reach: bits that a channel may close in a tile with one reference for all pairs of its steps.
+        programs: at least as many should run at once.
+    """
+
+    batch: int
+    heads: int
+    T: int
+    d_qk: int
+    d_hv: int
+    chunk_size: int
+    blocks: Blocks
+    reach: float
+    programs: int
+
+    @staticmethod
+    def of(sizes: Sizes, chunk_size: int, dtype: str, multiprocessors: int) -> Plan:
+        """Return the plan of a call.
+
+        Args:
+            chunk_size: L as given; longer than the sequence it is that of one chunk.
+            dtype: of q, k and v.
+            multiprocessors: of the GPU.
+        """
+        batch, heads, _, T, d_qk, d_hv = sizes
+        L = fitting(chunk_size, T)
+        return Plan(
+            *(batch, heads, T, d_qk, d_hv),
+            chunk_size=L,
+            blocks=Blocks.for_shape(d_qk, d_hv, 4 if dtype == "float32" else 2, L),
+            reach=REACH[dtype],
+            programs=PROGRAMS * multiprocessors // USUAL.multiprocessors,
+        )
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the sequence."""
+        return cdiv(self.T, self.blocks.tile)
+
+    @property
+    def chunk_tiles(self) -> int:
+        """Tiles of a chunk."""
+        return self.chunk_size // self.blocks.tile
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the sequence."""
+        return cdiv(self.T, self.chunk_size)
+
+    @property
+    def levels(self) -> int:
+        """Times that a tile can be halved."""
+        return self.blocks.tile.bit_length() - 1
+
+    def segments(self, programs: int) -> int:
+        """Return how many segments to cut the sequence into, where each has this many programs."""
+        return max(1, min(self.chunks, self.programs // programs))
 
 
 def default_chunk_size(d_qk: int, d_hv: int, T: int) -> int:
