@@ -245,6 +245,23 @@ def test_functions_of_fla(name: str, bthd: dict[str, Any]) -> None:
     assert getattr(fla, name)(**bthd)[1] is None
 
 
+def test_a_keyword_that_fla_has_renamed(bthd: dict[str, Any]) -> None:
+    bthd["gk"] = bthd.pop("g")
+    S = torch.randn(1, 2, 16, 16, device=DEVICE)
+    states = {"initial_state": S.mT, "output_final_state": True}
+    o, last = fla.fused_recurrent_gla(**bthd, **states, state_v_first=True)
+    with pytest.warns(DeprecationWarning, match="transpose_state_layout is now state_v_first"):
+        again = fla.fused_recurrent_gla(**bthd, **states, transpose_state_layout=True)
+    assert last is not None
+    assert again[1] is not None
+    assert torch.equal(o, again[0])
+    assert torch.equal(last, again[1])
+    with pytest.raises(ValueError, match="both given"):
+        fla.fused_recurrent_gla(**bthd, state_v_first=True, transpose_state_layout=True)
+    with pytest.raises(TypeError, match="head_first"):
+        fla.fused_recurrent_gla(**bthd, head_first=True)  # type: ignore[call-arg]
+
+
 def test_fla_in_packed_sequences(bthd: dict[str, Any]) -> None:
     _, cu_seqlens, _ = packed()
     o, last = fla.chunk_gla(**bthd, cu_seqlens=cu_seqlens, output_final_state=True)

@@ -8,6 +8,9 @@ refused and not passed over, and a `chunk_size` is only needed to override what 
 
 from __future__ import annotations
 
+import warnings
+from typing import TypedDict, Unpack
+
 import torch
 from torch import Tensor
 
@@ -169,6 +172,12 @@ def chunk_gla(
 fused_chunk_gla = chunk_gla
 
 
+class Renamed(TypedDict, total=False):
+    """Keywords of earlier versions of fla; `transpose_state_layout` is now `state_v_first`."""
+
+    transpose_state_layout: bool
+
+
 def fused_recurrent_gla(
     q: Tensor,
     k: Tensor,
@@ -181,12 +190,21 @@ def fused_recurrent_gla(
     reverse: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    **renamed: Unpack[Renamed],
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `chunk_gla` with g = gk (B, T, H, d_qk); None is no decay. `reverse`: from the last step to the first.
 
     Raises:
-        ValueError: gates of v (gv), or `reverse` with packed sequences.
+        TypeError: an unknown keyword.
+        ValueError: gates of v (gv), `reverse` with packed sequences, or a keyword by both of its names.
     """
+    for name in renamed:
+        if name != "transpose_state_layout":
+            raise TypeError(f"fused_recurrent_gla() got an unexpected keyword argument {name!r}")
+        if state_v_first:
+            raise ValueError("state_v_first and transpose_state_layout are both given: it must be the first alone")
+        warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning, stacklevel=2)
+        state_v_first = renamed["transpose_state_layout"]
     if gv is not None:
         raise ValueError("gv is a tensor: it must be None, these kernels have no gates of v")
     if reverse and cu_seqlens is not None:
