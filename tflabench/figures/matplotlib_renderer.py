@@ -251,8 +251,6 @@ def _heat_map(ax: Axes, found: HeatMap) -> None:
     norm = (LogNorm if found.scale == "log" else Normalize)(found.low, found.high)
     style = {"norm": norm, "cmap": "viridis", "shading": "nearest", "rasterized": True}
     drawn = ax.pcolormesh(found.x, found.y, np.clip(found.values, found.low, found.high), **style)
-    if found.level is not None:
-        ax.contour(found.x, found.y, found.values, levels=[found.level], colors="white", linewidths=0.7)
     if found.label:
         bar = ax.figure.colorbar(drawn, cax=ax.inset_axes((1.05, 0, 0.06, 1)))
         bar.outline.set_visible(False)  # type: ignore[operator]

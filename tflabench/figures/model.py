@@ -92,13 +92,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Span:
-    """A shaded range of one axis, with words at its end."""
+    """A shaded range of one axis."""
 
     side: Side
     low: float
     high: float
     colour: str
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Values over a grid as colours from `low` to `high`; `level` draws a contour.
+    """Values over a grid as colours from `low` to `high`.
 
     Attributes:
         values: of shape (y, x).
@@ -162,7 +161,6 @@ class HeatMap:
     high: float
     scale: Scale = "linear"
     label: str = ""
-    level: float | None = None
 
 
 Item = Curve | Band | Rule | Span | Cross | Note | Bars | Stack | HeatMap

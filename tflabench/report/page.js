@@ -86,9 +86,8 @@
     const font = { color: style.color, family: style.fontFamily, size: 12 };
     Object.assign(layout, { font, paper_bgcolor: "transparent", plot_bgcolor: "transparent" });
     if (narrow.matches) {
-      layout.annotations = layout.annotations.filter(({ name }) => name !== "end");
       Object.assign(layout.margin, { r: 12, l: 48 });
-      layout.height = Math.max(360, layout.height - 120);
+      Object.assign(layout.legend, { orientation: "h", y: -0.25 });
       for (const axis of [layout.xaxis, layout.yaxis]) axis.tickfont = { size: 10 };
     }
     for (const trace of found.data) trace.visible = !(trace.meta && hidden(trace.meta));
@@ -106,14 +105,6 @@
     if (!self.Plotly || !shown) return;
     $("head").textContent = shown.title;
     $("setting").textContent = shown.setting;
-    $("names").replaceChildren(
-      ...shown.plot.names.map(({ glyph, colour, label }) => {
-        const line = tag("li", ` ${label}`);
-        const ink = theme() === "dark" ? (data.dark[colour] ?? colour) : colour;
-        line.prepend(tag("span", glyph, { style: `color:${ink}` }));
-        return line;
-      }),
-    );
     plotted("plot", shown.plot);
     const names = ["gpu", "results", "dtype", "pass"];
     const roof = data.rooflines.find((one) => names.every((name) => one[name] === shown[name]));
