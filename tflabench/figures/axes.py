@@ -10,7 +10,7 @@ import numpy as np
 
 from tflabench.figures.captions import compact
 from tflabench.figures.facets import Slice
-from tflabench.figures.model import Axis
+from tflabench.figures.model import Axis, Band, Curve, Item
 from tflabench.figures.quantities import AXES
 
 MOST_TICKS = 7  # that fit below a panel 45 mm wide
@@ -71,16 +71,37 @@ def upwards(label: str, values: Iterable[float], room: float = 0.0) -> Axis:
     if not known:
         return Axis(label, "linear", (0.0, 1.0), ((0.0, ""),))
     if max(known) > 8 * min(known):
-        return logarithmic(label, min(known), max(known), room)
+        return logarithmic(label, *known, room=room)
     high = max(known) / (1 - MARGIN - room)
     return Axis(label, "linear", (0.0, high), linear_ticks(0.0, high))
 
 
-def logarithmic(label: str, low: float, high: float, room: float = 0.0) -> Axis:
-    """Return a logarithmic axis with margins around `low` and `high`."""
+def logarithmic(label: str, *values: float, room: float = 0.0) -> Axis:
+    """Return a logarithmic axis with margins around the least and the greatest value."""
+    low, high = min(values), max(values)
     span = max(math.log10(high / low), 0.3) / (1 - 2 * MARGIN - room)
     limits = (10 ** (math.log10(low) - MARGIN * span), 10 ** (math.log10(high) + (MARGIN + room) * span))
     return Axis(label, "log", limits, log_ticks(*limits))
+
+
+def around(label: str, *values: float) -> Axis:
+    """Return an axis with margins around values, logarithmic where they differ by more than four times."""
+    low, high = min(values), max(values)
+    if high > 4 * low:
+        return logarithmic(label, low, high)
+    room = 2 * MARGIN * ((high - low) or high)
+    return linear(label, low - room, high + room)
+
+
+def held(items: Iterable[Item]) -> list[float]:
+    """Return what a y axis must hold: the values of curves and bands."""
+    found: list[float] = []
+    for item in items:
+        if isinstance(item, Curve):
+            found.extend(item.y)
+        elif isinstance(item, Band):
+            found += [*item.lower, *item.upper]
+    return found
 
 
 def linear(label: str, low: float, high: float) -> Axis:

@@ -85,7 +85,7 @@ def draw(figure: Figure) -> Drawing:
     left, below, right = _margins(rows, axes)
     title = _text(drawing, figure.title, WIDTH - 2 * EDGE, fontsize=TITLE, weight="bold", va="top")
     setting = _text(drawing, figure.setting, WIDTH - 2 * EDGE, fontsize=SMALL, color="0.35", va="top")
-    width = WIDTH / figure.columns - EDGE
+    width = WIDTH / figure.columns - 2 * EDGE
     heads = [[_text(drawing, panel.title, width, fontsize=TEXT, va="bottom") for panel in row] for row in rows]
     named = [0.04 + SMALL_LINE * any(_upright(panel) for panel in row) for row in rows]
     above = [max(map(_height, row)) + room + 0.02 for row, room in zip(heads, named, strict=True)]
