@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,16 +90,16 @@ def around(label: str, *values: float) -> Axis:
     low, high = min(values), max(values)
     if high > 4 * low:
         return logarithmic(label, low, high)
-    room = 2 * MARGIN * ((high - low) or high)
+    room = 3 * MARGIN * ((high - low) or high)
     return linear(label, low - room, high + room)
 
 
 def held(items: Iterable[Item]) -> list[float]:
-    """Return what a y axis must hold: the values of curves and bands."""
+    """Return what a y axis must hold: the values of curves, of their whiskers, and of bands."""
     found: list[float] = []
     for item in items:
         if isinstance(item, Curve):
-            found.extend(item.y)
+            found.extend(chain(item.y, *(item.spread or ())))
         elif isinstance(item, Band):
             found += [*item.lower, *item.upper]
     return found

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tflabench.figures.axes import CROSS_LEVEL, Swept, linear, swept, upwards
+from tflabench.figures.axes import CROSS_LEVEL, Swept, held, linear, swept, upwards
 from tflabench.figures.captions import caption, legend_name, missing
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import Highlights, chosen, device_name, finding, title
@@ -41,6 +40,15 @@ class Chart:
     lit: Highlights
     theory: bool
 
+    @classmethod
+    def of(
+        cls, source: Source, part: Slice, quantity: Quantity, lit: Highlights | None = None, theory: bool = True
+    ) -> Chart:
+        """Return the chart of a slice of a source's rows; without `lit` the source says what to highlight."""
+        unit, size = quantity.unit(part.rows)
+        lit = lit or chosen(part.rows, quantity, source.looks, source.highlight)
+        return cls(part, quantity, unit, size, source.looks, lit, theory and quantity.theory is not None)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Return the implementations that are highlighted."""
@@ -66,16 +74,14 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     Args:
         theory: draw the bounds of the leading kernel as a band, where the quantity has any.
     """
-    unit, size = quantity.unit(part.rows)
-    lit = chosen(part.rows, quantity, source.looks, source.highlight)
-    chart = Chart(part, quantity, unit, size, source.looks, lit, theory and quantity.theory is not None)
+    chart = Chart.of(source, part, quantity, theory=theory)
     single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
     panels, heads = [], []
     for pass_, rows in by_pass(part.rows).items():
         found = finding(source.records_of(rows), quantity, None if single else part.axis)
         heads.append(title(found, pass_, device_name(rows)))
         words = f"{PASSES[pass_]}: {found.subject} {found.words}" if found.words else PASSES[pass_]
-        own = {} if single else columns_of(rows, part.axis, quantity)
+        own = {} if single else columns_of(rows, part.axis)
         panels.append(ranking(chart, rows, words) if single else over_axis(chart, own, words))
     whole = f"{quantity.name}{'' if single else f' over {_axis_name(part)}'}, {device_name(part.rows)}"
     if len(panels) == 1:
@@ -99,48 +105,39 @@ def over_axis(chart: Chart, own: dict[str, Columns], words: str) -> Panel:
     `own`: as `columns_of` gives them, of one pass.
     """
     x = swept(chart.part)
-    items: list[Item] = []
-    for name in chart.looks:
-        if name in own and name not in chart.names:
-            items += curve(chart, x, own[name], name)
-    if chart.theory and chart.leader in own:
-        items += _band(chart, x, own[chart.leader])
+    behind = [name for name in chart.looks if name in own and name not in chart.names]
+    context = [line for name in behind for line in curve(chart, x, own[name], name)]
+    items: list[Item] = [*_band(chart, x, own[chart.leader])] if chart.theory and chart.leader in own else []
     for name in chart.names[::-1]:
-        if name in own:
-            items += curve(chart, x, own[name], name)
+        items += curve(chart, x, own[name], name) if name in own else []
     crosses = [cross for name in chart.names if name in own for cross in _crosses(chart, x, own[name], name)]
     levels = max((sum(other.x == cross.x for other in crosses) for cross in crosses), default=0)
-    y = upwards(chart.label, _heights(items), room=0.03 + min(0.2, CROSS_LEVEL * levels))
-    measured = any(isinstance(item, Curve) for item in items)
-    return Panel(words, x.axis, y, (*items, *crosses), "" if measured else "no point was measured")
+    known = [value for value in held(items) if value > 0]
+    low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)  # more of the context is not shown
+    known += [value for value in held(context) if low < value < high]
+    y = upwards(chart.label, known, room=0.03 + min(0.2, CROSS_LEVEL * levels))
+    measured = any(isinstance(item, Curve) for item in (*context, *items))
+    return Panel(words, x.axis, y, (*context, *items, *crosses), "" if measured else "no point was measured")
 
 
-def columns_of(rows: Rows, axis: str, *quantities: Quantity) -> dict[str, Columns]:
-    """Return the columns that lines need, of each implementation, in the order of the axis; missing values are last."""
-    names = {axis, "timed", "noisy", "throttled", "status"}
-    names |= {name for one in quantities for name in (one.column, *(one.spread or ()), *(one.theory or ()))}
-    keys = [rows[name].factorize(sort=True, use_na_sentinel=False)[0] for name in (axis, "implementation")]
-    order = np.lexsort(keys)
-    table = {name: rows[name].to_numpy()[order] for name in (*names, "implementation")}
-    table |= {"index": rows.index.to_numpy()[order], "known": rows[axis].notna().to_numpy()[order]}
-    ends = [0, *(np.flatnonzero(np.diff(keys[1][order])) + 1), len(order)]
-    return {
-        table["implementation"][start]: {name: values[start:end] for name, values in table.items()}
-        for start, end in pairwise(ends)
-        if end
-    }
+def columns_of(rows: Rows, axis: str) -> dict[str, Columns]:
+    """Return the columns of each implementation as arrays, in the order of the axis; missing values are last."""
+    ordered = rows.sort_values(axis, kind="stable")
+    table = {name: ordered[name].to_numpy() for name in ordered}
+    table |= {"index": ordered.index.to_numpy(), "known": ordered[axis].notna().to_numpy()}
+    return {name: kept(table, where) for name, where in ordered.groupby("implementation").indices.items()}
 
 
 def kept(own: Columns, where: np.ndarray) -> Columns:
-    """Return the columns of some of the rows."""
-    return own if where.all() else {name: values[where] for name, values in own.items()}
+    """Return the columns of some of the rows: a flag for each, or places."""
+    return {name: values[where] for name, values in own.items()}
 
 
 def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
     quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
     axis = chart.part.axis
-    drawn = own["timed"] & np.isfinite(own[quantity.column].astype(float))
+    drawn = own["timed"] & np.isfinite(own[quantity.column])
     if not drawn.any():
         return []
     alike = len(chart.lit.alike.get(name, ()))
@@ -148,15 +145,15 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     role = "highlight" if lit else "context"
     if not own["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
         done = kept(own, drawn)
-        level = float(np.median(done[quantity.column].astype(float)) / chart.size)
+        level = float(np.median(done[quantity.column]) / chart.size)
         ends = np.array(x.axis.limits)
         same = [int(done["index"][0])] * 2
         return [Curve(label, ends, [level] * 2, Ink(ink.colour, "", ink.dash), role, rows=same, name=name)]
     own = kept(own | {"drawn": drawn}, own["known"])
-    y = np.where(own["drawn"], own[quantity.column].astype(float), np.nan) / chart.size
+    y = np.where(own["drawn"], own[quantity.column], np.nan) / chart.size
     spread = None
     if quantity.spread and lit:
-        low, high = (own[column].astype(float) / chart.size for column in quantity.spread)
+        low, high = (own[column] / chart.size for column in quantity.spread)
         spread = (np.where(np.isnan(y), np.nan, low), np.where(np.isnan(y), np.nan, high))
     return [
         Curve(
@@ -171,7 +168,7 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
 
 
 def _band(chart: Chart, x: Swept, own: Columns) -> list[Band]:
-    low, high = (own[column].astype(float) / chart.size for column in chart.quantity.theory or ())
+    low, high = (own[column] / chart.size for column in chart.quantity.theory or ())
     known = own["known"] & ~np.isnan(low) & ~np.isnan(high)
     if not known.any() or chart.part.axis == "dtype":
         return []
@@ -186,29 +183,13 @@ def _crosses(chart: Chart, x: Swept, own: Columns, name: str) -> Iterator[Cross]
         yield Cross(float(place), chart.looks[name].ink, int(index))
 
 
-def _heights(items: Sequence[Item]) -> Iterator[float]:
-    """Yield what the y axis must hold: highlighted lines and bands; context within four times their range."""
-    lit: list[float] = []
-    for item in items:
-        if isinstance(item, Band):
-            lit += [*item.lower, *item.upper]
-        elif isinstance(item, Curve) and item.role == "highlight":
-            lit += [*item.y, *(value for side in item.spread or () for value in side)]
-    known = [value for value in lit if value > 0]
-    yield from known
-    low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)
-    for item in items:
-        if isinstance(item, Curve) and item.role == "context":
-            yield from (value for value in item.y if low < value < high)
-
-
 def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     """Return bars at a single point, the best on top, with theory behind and the percentage of the problem's bound.
 
     What was not measured has its status in place of the bar.
     """
     column = chart.quantity.column
-    known = rows["timed"] & np.isfinite(rows[column].astype(float))
+    known = rows["timed"] & np.isfinite(rows[column])
     ordered = rows.assign(value=rows[column].where(known)).sort_values("value", na_position="last")
     shows = chart.quantity == RUNTIME
     bars: list[tuple[Any, ...]] = []
@@ -217,7 +198,7 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
         value = row["value"] / chart.size
         percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
         said = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
-        bounds = tuple(row[list(chart.quantity.theory or ())].astype(float) / chart.size) if chart.theory else None
+        bounds = tuple(row[list(chart.quantity.theory or ())] / chart.size) if chart.theory else None
         colour = OWNERS[look.owner] if row["implementation"] in chart.names else GREY
         bars.append((legend_name(look, row["implementation"], rows), float(value), said, colour, bounds, int(index)))
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])

@@ -77,20 +77,14 @@ def require(patterns: Sequence[str], names: Collection[str], option: str) -> Non
 
 def _ratios(rows: Rows, quantity: Quantity) -> dict[str, dict[Any, float]]:
     """Return by implementation how many times the least value at each of its points it takes."""
-    done = rows["timed"].to_numpy() & (rows[quantity.column].to_numpy(float) > 0)
-    columns = ("implementation", "pass", "seq_len", "batch", "dtype", "heads", "d_hv", "chunk_asked", quantity.column)
-    least: dict[Any, float] = {}
-    points = []
-    for name, *shape, heads, d_hv, chunk, value in zip(
-        *(rows[c].to_numpy()[done].tolist() for c in columns), strict=True
-    ):
-        problem = (*shape, heads * d_hv)
-        least[problem] = min(value, least.get(problem, value))
-        asked = None if chunk != chunk else chunk  # NaN is no key
-        points.append((name, problem, (*shape, heads, asked), value))
+    done = rows[rows["timed"] & (rows[quantity.column] > 0)]
+    place = ["pass", "seq_len", "batch", "dtype"]
+    least = done.groupby([*place, done["heads"] * done["d_hv"]])[quantity.column].transform("min")
+    asked = done["chunk_asked"].fillna("")  # NaN is no key
+    points = zip(*(done[name] for name in (*place, "heads")), asked, strict=True)
     table: dict[str, dict[Any, float]] = {}
-    for name, problem, point, value in points:
-        table.setdefault(name, {})[point] = value / least[problem]
+    for name, point, ratio in zip(done["implementation"], points, done[quantity.column] / least, strict=True):
+        table.setdefault(name, {})[point] = ratio
     return table
 
 

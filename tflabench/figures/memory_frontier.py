@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tflabench.conclusions.advise import Advice, Choice, frontier
-from tflabench.figures.axes import MARGIN, linear, logarithmic
+from tflabench.figures.axes import around
 from tflabench.figures.looks import GREY, VERMILION, looks
-from tflabench.figures.model import Axis, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
+from tflabench.figures.model import Curve, Figure, Ink, Item, Key, Note, Panel, Rule
 from tflabench.implementations.registry import implementations
 
 GIB = 2.0**30
@@ -42,8 +42,12 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
         ),
         setting=setting,
         panels=(
-            Panel("", _axis("memory [GiB]", sizes), _axis(f"time of a step [{unit}]", [s / size for s in times]),
-                  tuple(items)),
+            Panel(
+                "",
+                around("memory [GiB]", *sizes),
+                around(f"time of a step [{unit}]", *(s / size for s in times)),
+                tuple(items),
+            ),
         ),
         keys=(Key("recommended", Ink(VERMILION, "circle"), "hollow"),),
         caption=(
@@ -51,7 +55,7 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
             *notes,
         ),
         height=2.6,
-    )  # fmt: skip
+    )
 
 
 def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
@@ -93,12 +97,3 @@ def _inks() -> dict[str, Ink]:
 
 def _places(choices: Sequence[Choice], size: float) -> tuple[list[float], list[float]]:
     return [choice.memory_bytes / GIB for choice in choices], [choice.step_s / size for choice in choices]
-
-
-def _axis(label: str, values: Sequence[float]) -> Axis:
-    """Return an axis that holds the values, logarithmic where they differ much."""
-    low, high = min(values), max(values)
-    if high > LOG_FROM * low:
-        return logarithmic(label, low, high)
-    room = 2 * MARGIN * ((high - low) or high)
-    return linear(label, low - room, high + room)

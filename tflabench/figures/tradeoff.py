@@ -10,7 +10,7 @@ from tflabench.figures.curves import Chart, columns_of, keys, notes, over_axis
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import Highlights, device_name
 from tflabench.figures.model import Axis, Curve, Figure, Note, Panel
-from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass
+from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
 
 TICKS = 4  # below a panel of half the width
@@ -20,10 +20,10 @@ def draw(stem: str, source: Source, part: Slice, name: str) -> Figure:
     """Return runtime (left) and peak memory (right) of one implementation over its chunk size, a row a pass."""
     part = replace(part, rows=part.rows[part.rows["implementation"] == name])
     look, panels, best = source.looks[name], [], []
+    runtime, memory = (Chart.of(source, part, quantity, Highlights((name,))) for quantity in (RUNTIME, MEMORY))
     for pass_, rows in by_pass(part.rows).items():
-        runtime = _chart(source, part, name, RUNTIME)
-        for chart in (runtime, _chart(source, part, name, MEMORY)):
-            panel = over_axis(chart, columns_of(rows, part.axis, chart.quantity), PASSES[pass_])
+        for chart in (runtime, memory):
+            panel = over_axis(chart, columns_of(rows, part.axis), PASSES[pass_])
             panels.append(replace(panel, x=_fewer_ticks(panel.x), items=_nameless(panel)))
         if ring := _best(rows, runtime):
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
@@ -35,16 +35,11 @@ def draw(stem: str, source: Source, part: Slice, name: str) -> Figure:
         setting=caption(part.rows, part.axis),
         panels=tuple(panels),
         columns=2,
-        keys=keys(_chart(source, part, name, RUNTIME)),
-        caption=("Ring: the least runtime.", *notes(_chart(source, part, name, RUNTIME), source)),
+        keys=keys(runtime),
+        caption=("Ring: the least runtime.", *notes(runtime, source)),
         rows=part.rows,
         height=1.3,
     )
-
-
-def _chart(source: Source, part: Slice, name: str, quantity: Quantity) -> Chart:
-    unit, size = quantity.unit(part.rows)
-    return Chart(part, quantity, unit, size, source.looks, Highlights((name,)), quantity.theory is not None)
 
 
 def _best(rows: Rows, chart: Chart) -> Note | None:

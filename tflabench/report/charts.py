@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tflabench.figures import curves, facets, memory_time, plotly_renderer, roofline
 from tflabench.figures.captions import caption
 from tflabench.figures.facets import Slice
-from tflabench.figures.highlights import SYMBOLS, chosen, device_name, finding, title
+from tflabench.figures.highlights import SYMBOLS, device_name, finding, title
 from tflabench.figures.model import Panel
 from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
 from tflabench.figures.source import Source
@@ -66,12 +66,9 @@ def _views(source: Source, part: Slice) -> Iterator[View]:
     """Yield runtime and peak memory over the axis of a slice of one pass, and one against the other."""
     rows, single, symbol = part.rows, _single(part), SYMBOLS.get(part.axis, part.axis)
     quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
-    own, device = curves.columns_of(rows, part.axis, *quantities), device_name(rows)
-    found: list[curves.Chart] = []
-    for quantity in quantities:
-        lit = chosen(rows, quantity, source.looks)
-        chart = curves.Chart(part, quantity, *quantity.unit(rows), source.looks, lit, quantity.theory is not None)
-        found.append(chart)
+    own, device = curves.columns_of(rows, part.axis), device_name(rows)
+    found = [curves.Chart.of(source, part, quantity) for quantity in quantities]
+    for chart, quantity in zip(found, quantities, strict=True):
         said = finding(source.records_of(rows), quantity, None if single else part.axis)
         panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, own, "")
         name = quantity.name.lower() if single else f"{quantity.name.lower()} over {symbol}"
