@@ -1,24 +1,26 @@
-"""Runtime and memory: over an axis, or ranked where there is a single point."""
+"""Runtime and memory: over an axis, ranked where there is a single point, over each other, and of one kernel over L."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tflabench.figures.axes import CROSS_LEVEL, Swept, held, linear, swept, upwards
-from tflabench.figures.captions import caption, legend_name, missing
+from tflabench.figures.axes import CROSS_LEVEL, Swept, held, linear, logarithmic, swept, upwards
+from tflabench.figures.captions import caption, compact, legend_name, missing
 from tflabench.figures.facets import Slice
-from tflabench.figures.highlights import Highlights, chosen, device_name, finding, title
+from tflabench.figures.highlights import SYMBOLS, Highlights, chosen, device_name, finding, title
 from tflabench.figures.looks import GREY, OWNERS, Look
-from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Panel
-from tflabench.figures.quantities import AXES, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
+from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Note, Panel
+from tflabench.figures.quantities import AXES, MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
 from tflabench.figures.source import Source
 
 BACKGROUND = Ink(GREY)
+TICKS = 4  # below a panel of half the width
 Columns = dict[str, Any]  # of the rows of one implementation: arrays
 
 
@@ -110,8 +112,8 @@ def over_axis(chart: Chart, own: dict[str, Columns], words: str) -> Panel:
     items: list[Item] = [*_band(chart, x, own[chart.leader])] if chart.theory and chart.leader in own else []
     for name in chart.names[::-1]:
         items += curve(chart, x, own[name], name) if name in own else []
-    crosses = [cross for name in chart.names if name in own for cross in _crosses(chart, x, own[name], name)]
-    levels = max((sum(other.x == cross.x for other in crosses) for cross in crosses), default=0)
+    crosses = _crosses(chart, x, own)
+    levels = max((cross.level + 1 for cross in crosses), default=0)
     known = [value for value in held(items) if value > 0]
     low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)  # more of the context is not shown
     known += [value for value in held(context) if low < value < high]
@@ -176,11 +178,15 @@ def _band(chart: Chart, x: Swept, own: Columns) -> list[Band]:
     return [Band(x.position(own[chart.part.axis][known]), low[known], high[known], colour)]
 
 
-def _crosses(chart: Chart, x: Swept, own: Columns, name: str) -> Iterator[Cross]:
-    """Yield a cross for each point of a highlighted implementation that was asked for and not measured."""
-    failed = kept(own, own["known"] & ~own["timed"])
-    for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
-        yield Cross(float(place), chart.looks[name].ink, int(index))
+def _crosses(chart: Chart, x: Swept, own: dict[str, Columns]) -> list[Cross]:
+    """Return a cross for each point of a highlighted implementation that was asked for and not measured."""
+    found: list[Cross] = []
+    for name in filter(own.__contains__, chart.names):
+        failed = kept(own[name], own[name]["known"] & ~own[name]["timed"])
+        for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
+            level = sum(other.x == place for other in found)
+            found.append(Cross(float(place), chart.looks[name].ink, int(index), level))
+    return found
 
 
 def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
@@ -252,3 +258,69 @@ def _setting(part: Slice, single: bool) -> str:
 
 def _axis_name(part: Slice) -> str:
     return AXES[part.axis].partition(" [")[0]
+
+
+def over_memory(charts: Sequence[Chart], own: dict[str, Columns], words: str) -> Panel:
+    """Return runtime over peak memory of one pass, with the ends of the fastest line named.
+
+    What has no peak memory is left out.
+
+    Args:
+        charts: of peak memory and of runtime over the axis; what the second highlights is highlighted.
+        own: as `columns_of` gives them.
+    """
+    axis, names, looks = charts[1].part.axis, charts[1].names, charts[1].looks
+    columns = [chart.quantity.column for chart in charts]
+    done = {name: kept(one, one["timed"] & (one[columns[0]] > 0) & (one[columns[1]] > 0)) for name, one in own.items()}
+    done = {name: one for name, one in done.items() if len(one["index"])}
+    if not done:
+        return Panel(words, Axis(charts[0].label), Axis(charts[1].label), (), "no point was measured")
+    lines: list[Curve] = []
+    notes: list[Note] = []
+    for name in [*(name for name in done if name not in names), *(name for name in names[::-1] if name in done)]:
+        one, lit = done[name], name in names
+        x, y = (one[column] / chart.size for column, chart in zip(columns, charts, strict=True))
+        label, ink = (looks[name].title, looks[name].ink) if lit else ("", BACKGROUND)
+        hollow, role = (flagged(one).tolist(), "highlight") if lit else ((), "context")
+        lines.append(Curve(label, x, y, ink, role, hollow=hollow, rows=one["index"].tolist(), name=name))
+        ends = one[axis][[0, -1]]
+        if name in names[:1] and ends[0] != ends[1] and axis in SYMBOLS:
+            notes = [Note(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
+    x_axis, y_axis = (
+        logarithmic(chart.label, *(value for line in lines for value in getattr(line, side)))
+        for chart, side in zip(charts, "xy", strict=True)
+    )
+    return Panel(words, x_axis, y_axis, (*lines, *notes))
+
+
+def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
+    """Return runtime (left) and peak memory (right) of one implementation over its chunk size, a row a pass.
+
+    That is the paper's Fig. 5.
+    """
+    part = replace(part, rows=part.rows[part.rows["implementation"] == name])
+    look, panels, best = source.looks[name], [], []
+    charts = [Chart.of(source, part, quantity, Highlights((name,))) for quantity in (RUNTIME, MEMORY)]
+    for pass_, rows in by_pass(part.rows).items():
+        for chart in charts:
+            panel = over_axis(chart, columns_of(rows, part.axis), PASSES[pass_])
+            ticks = panel.x.ticks[::-1][:: math.ceil(len(panel.x.ticks) / TICKS)][::-1]
+            nameless = (replace(item, label="") if isinstance(item, Curve) else item for item in panel.items)
+            panels.append(replace(panel, x=replace(panel.x, ticks=ticks), items=tuple(nameless)))
+        if len(done := rows[rows["status"] == "ok"]):
+            least = done.loc[done["ms_median"].idxmin()]
+            ring = Note(least[part.axis], least["ms_median"] / charts[0].size, "", look.ink.colour, ring=True)
+            panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
+            best.append(f"L\u00a0=\u00a0{ring.x:.0f} {PASSES[pass_]}")
+    found = f": fastest at {', '.join(best)}" if best else ""
+    return Figure(
+        stem=stem,
+        title=f"{look.title}, {device_name(part.rows)}{found}",
+        setting=caption(part.rows, part.axis),
+        panels=tuple(panels),
+        columns=2,
+        keys=keys(charts[0]),
+        caption=("Ring: the least runtime.", *notes(charts[0], source)),
+        rows=part.rows,
+        height=1.3,
+    )

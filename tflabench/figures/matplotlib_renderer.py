@@ -30,7 +30,7 @@ WIDTH = 85 / 25.4  # inches
 EDGE, GAP = 0.05, 0.12  # inches: around the figure, between panels of a row
 LEGEND, SMALL_LINE = 0.14, 0.1  # inches from one line of text to the next
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
-NAME, LABEL, KEYS = 19, 30, 62  # letters of a name beside a panel in one line, before a bar, and of the legend
+NAME, LABEL, KEYS = 20, 30, 62  # letters of a name beside a panel in one line, before a bar, and of the legend
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,
@@ -42,14 +42,6 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.4,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "xtick.major.width": 0.5,
-    "ytick.major.width": 0.5,
-    "xtick.major.size": 2.0,
-    "ytick.major.size": 2.0,
-    "xtick.major.pad": 2.0,
-    "ytick.major.pad": 2.0,
     "axes.labelpad": 2.0,
     "lines.linewidth": 1.1,
     "lines.markersize": 3.4,
@@ -66,6 +58,9 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "tflabench",  # the same figure gives the same file
     "pdf.fonttype": 42,
 }
+for _side in ("xtick", "ytick"):
+    STYLE |= {f"{_side}.labelsize": SMALL, f"{_side}.major.width": 0.5}
+    STYLE |= {f"{_side}.major.size": 2.0, f"{_side}.major.pad": 2.0}
 styled = matplotlib.rc_context(STYLE)
 UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 MARKERS = {
@@ -133,7 +128,7 @@ def _text(drawing: Drawing, words: str, inches: float, **style: Any) -> Text:
     text = drawing.text(EDGE / WIDTH, 0, words, linespacing=1.15, **style)
     lines = text.get_window_extent().width / drawing.dpi / inches
     for letters in range(int(1.15 * len(words) / max(lines, 1)), 8, -1):
-        text.set_text("\n".join(wrap(words.replace(" = ", "\u00a0=\u00a0"), letters)))
+        text.set_text("\n".join(wrap(words.replace(" = ", "\u00a0=\u00a0"), letters, break_on_hyphens=False)))
         if text.get_window_extent().width <= inches * drawing.dpi:
             break
     return text
@@ -150,13 +145,8 @@ def _panel(drawing: Drawing, panel: Panel, label_x: bool) -> Axes:
     _set(ax, "x", panel.x, label_x)
     _set(ax, "y", panel.y, True)
     ax.grid(visible=not any(isinstance(item, (HeatMap, Bars)) for item in panel.items), axis="y")
-    levels: dict[float, int] = {}
     for item in panel.items:
-        if isinstance(item, Cross):
-            levels[item.x] = levels.get(item.x, -1) + 1
-            style: dict[str, Any] = {"marker": "x", "ms": 3, "mew": 0.8, "color": item.ink.colour, "ls": ""}
-            ax.plot([item.x], [0.98 - CROSS_LEVEL * levels[item.x]], transform=ax.get_xaxis_transform(), **style)
-        elif not isinstance(item, Note):
+        if not isinstance(item, Note):
             DRAWN[type(item)](ax, item)
     if panel.empty:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color="0.35")
@@ -196,6 +186,11 @@ def _curve(ax: Axes, curve: Curve) -> None:
         ax.plot(x[hollow], y[hollow], **style | {"linestyle": "", "markerfacecolor": "white", "zorder": 2.2})
     if curve.spread:
         ax.vlines(x, *curve.spread, color=curve.ink.colour, linewidth=0.6, zorder=1.9)  # type: ignore[arg-type]
+
+
+def _cross(ax: Axes, cross: Cross) -> None:
+    style: dict[str, Any] = {"marker": "x", "ms": 3, "mew": 0.8, "color": cross.ink.colour, "ls": ""}
+    ax.plot([cross.x], [0.98 - CROSS_LEVEL * cross.level], transform=ax.get_xaxis_transform(), **style)
 
 
 def _band(ax: Axes, band: model.Band) -> None:
@@ -248,7 +243,8 @@ def _heat_map(ax: Axes, found: HeatMap) -> None:
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
-    model.Band: _band, Bars: _bars, Curve: _curve, HeatMap: _heat_map, Rule: _rule, model.Span: _span, Stack: _stack,
+    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule, model.Span: _span,
+    Stack: _stack,
 }  # fmt: skip
 
 
@@ -312,7 +308,11 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
         y = item.value if isinstance(item, Rule) else [value for value in item.y if math.isfinite(value)][-1]
         part = ax.transAxes.inverted().transform(ax.transData.transform((ax.get_xlim()[1], y)))[1]
         names.append(
-            (height * min(max(float(part), 0.0), 1.0), wrap(item.label, NAME, max_lines=2, placeholder="…"), item)
+            (
+                height * min(max(float(part), 0.0), 1.0),
+                wrap(item.label, NAME, max_lines=2, placeholder="…", break_on_hyphens=False),
+                item,
+            )
         )
     names.sort(key=lambda name: name[0])
     sizes = [SMALL_LINE * len(lines) + 0.02 for _, lines, _ in names]

@@ -102,11 +102,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Cross:
-    """A point that was asked for and not measured: a mark at the top of the panel. `row` is its index."""
+    """A point that was asked for and not measured: a mark at the top of the panel.
+
+    Attributes:
+        row: its index.
+        level: how many stand above it.
+    """
 
     x: float
     ink: Ink
     row: int
+    level: int = 0
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,8 @@ def draw(panel: Panel) -> dict[str, Any]:
         "hovermode": "closest",
         "barmode": "overlay",
     }
-    traces = [trace for item in panel.items for trace in DRAWN.get(type(item), _nothing)(item)]
-    return {"data": [{"showlegend": False} | trace for trace in (*traces, *_crosses(panel))], "layout": layout}
-
-
-def _nothing(item: object) -> list[Trace]:
-    return []
+    traces = [trace for item in panel.items if type(item) in DRAWN for trace in DRAWN[type(item)](item)]
+    return {"data": [{"showlegend": False} | trace for trace in traces], "layout": layout}
 
 
 def numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
@@ -108,20 +104,13 @@ def _bars(bars: Bars) -> list[Trace]:
     return [behind, drawn] if known else [drawn]
 
 
-DRAWN: dict[type, Callable[[Any], list[Trace]]] = {Curve: _curve, Band: _band, Bars: _bars}
+def _cross(cross: Cross) -> list[Trace]:
+    mark = {"symbol": "x-thin", "size": 7, "line": {"color": cross.ink.colour, "width": 1.6}}
+    at: Trace = {"x": numbers([cross.x]), "y": [1 - CROSS_LEVEL * (cross.level + 0.5)], "yaxis": "y2"}
+    return [{"type": "scatter", "mode": "markers", "customdata": [cross.row], "hoverinfo": "none", "marker": mark} | at]
 
 
-def _crosses(panel: Panel) -> Iterator[Trace]:
-    """Yield a mark at the top for each cross, one below the other where several stand at one x."""
-    taken: dict[float, int] = {}
-    for cross in panel.items:
-        if isinstance(cross, Cross):
-            level = taken[cross.x] = taken.get(cross.x, 0) + 1
-            yield {
-                "type": "scatter", "mode": "markers", "x": numbers([cross.x]), "y": [1 - CROSS_LEVEL * (level - 0.5)],
-                "yaxis": "y2", "customdata": [cross.row], "hoverinfo": "none",
-                "marker": {"symbol": "x-thin", "size": 7, "line": {"color": cross.ink.colour, "width": 1.6}},
-            }  # fmt: skip
+DRAWN: dict[type, Callable[[Any], list[Trace]]] = {Curve: _curve, Band: _band, Bars: _bars, Cross: _cross}
 
 
 def _axis(axis: Axis) -> dict[str, Any]:

@@ -86,6 +86,7 @@ MEMORY = Quantity(
     (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)),
     ("small in memory", "less memory than", "more memory than"),
 )
+QUANTITIES = {"runtime": RUNTIME, "memory": MEMORY}
 
 
 def by_pass(rows: Rows) -> dict[str, Rows]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tflabench.figures import curves, facets, memory_time, plotly_renderer, roofline
+from tflabench.figures import curves, facets, plotly_renderer, roofline
 from tflabench.figures.captions import caption
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import SYMBOLS, device_name, finding, title
@@ -75,7 +75,7 @@ def _views(source: Source, part: Slice) -> Iterator[View]:
         yield View(name, title(said, rows["pass"].iloc[0], device), panel)
     if len(found) == 2:
         name = "runtime over memory" if single else f"runtime over memory, along {symbol}"
-        yield View(name, f"Runtime over peak memory, {device}", memory_time.panel(source, found[::-1], own, ""))
+        yield View(name, f"Runtime over peak memory, {device}", curves.over_memory(found[::-1], own, ""))
 
 
 def _single(part: Slice) -> bool:
