@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from statistics import fmean
@@ -66,6 +66,14 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
         elif len(alike) < MOST:
             alike[name] = []
     return Highlights(tuple(sorted(alike, key=lambda name: (excess[name], name))), alike)
+
+
+def ranked(values: Iterable[tuple[str, float]]) -> dict[str, bool]:
+    """Return names in the order of the least value of each, and whether each is among the MOST that a figure names."""
+    least: dict[str, float] = {}
+    for name, value in values:
+        least[name] = min(value, least.get(name, value))
+    return {name: rank < MOST for rank, name in enumerate(sorted(least, key=least.__getitem__))}
 
 
 def require(patterns: Sequence[str], names: Collection[str], option: str) -> None:

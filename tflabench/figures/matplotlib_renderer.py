@@ -264,16 +264,13 @@ def _notes(ax: Axes, notes: Sequence[Note]) -> None:
     adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
 
 
-def _dense(ax: Axes, line: Line2D, step: float = 4.0) -> np.ndarray:
-    """Return points along a line, `step` pixels apart, in data coordinates."""
-    points = line.get_transform().transform(np.column_stack([line.get_xdata(orig=False), line.get_ydata(orig=False)]))
-    points = points[np.isfinite(points).all(axis=1)]
-    if len(points) < 2 or line.get_linestyle() == "None":
-        return ax.transData.inverted().transform(points)
-    lengths = np.r_[0, np.cumsum(np.hypot(*np.diff(points, axis=0).T))]
-    at = np.arange(0, lengths[-1], step)
-    spread = np.column_stack([np.interp(at, lengths, points[:, n]) for n in (0, 1)])
-    return ax.transData.inverted().transform(spread)
+def _dense(ax: Axes, line: Line2D) -> np.ndarray:
+    """Return some hundred points along a line, in data coordinates."""
+    path = line.get_path().transformed(line.get_transform())
+    if line.get_linestyle() != "None":
+        path = path.interpolated(200 // np.shape(path.vertices)[0] + 1)
+    points = np.asarray(path.vertices, float)
+    return ax.transData.inverted().transform(points[np.isfinite(points).all(axis=1)])
 
 
 # --- names in the margins

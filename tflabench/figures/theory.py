@@ -9,14 +9,13 @@ import numpy as np
 
 from tflabench.figures.axes import held, powers, upwards
 from tflabench.figures.gpus import roofs, short, sources, under
+from tflabench.figures.highlights import ranked
 from tflabench.figures.looks import BLUE, GREEN, GREY, MARKERS, ORANGE, VERMILION, Look
 from tflabench.figures.model import Band, Curve, Figure, Ink, Item, Key, Panel, Rule, Span
 from tflabench.figures.quantities import AXES
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import Gpu
-
-MOST_NAMES = 7  # implementations named in one panel
 
 
 class Measured(NamedTuple):
@@ -110,13 +109,9 @@ def _points(measured: Sequence[Measured], looks: Mapping[str, Look]) -> list[Cur
 
     Colours say whose they are; markers tell them apart in this figure.
     """
-    best: dict[str, float] = {}
-    for own in measured:
-        best[own.label] = max(own.flops_per_s, best.get(own.label, 0.0))
     points = []
-    for rank, label in enumerate(sorted(best, key=best.__getitem__, reverse=True)):
+    for rank, (label, named) in enumerate(ranked((own.label, -own.flops_per_s) for own in measured).items()):
         x, y = np.array([own[1:] for own in measured if own.label == label]).T
-        named = rank < MOST_NAMES
         colour = looks[label].ink.colour if named and label in looks else GREY
         ink = Ink(colour, MARKERS[rank % len(MARKERS)] if named else "circle")
         role = "highlight" if named else "context"

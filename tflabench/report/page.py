@@ -18,16 +18,18 @@ from typing import Any
 import tflabench
 from tflabench.figures import plotly_renderer
 from tflabench.figures.source import Source
+from tflabench.problem import InputError
 from tflabench.report import charts, details, lookup
 from tflabench.rows.load import Results, find_results
+
+INSTALL = "pip install 'tflabench[report]'"
 
 
 def render(directory: Path) -> str:
     """Return the page about the results in and below a folder, as HTML.
 
     Raises:
-        InputError: no results, or rows that cannot be read.
-        ModuleNotFoundError: the package plotly is missing.
+        InputError: no results, rows that cannot be read, or plotly is missing.
     """
     plotly = _plotly()
     with _no_collection(), ThreadPoolExecutor(2) as pool:  # the charts need one core
@@ -62,7 +64,7 @@ def _plotly() -> bytes:
     """Return Plotly's script, from the Python package, which need not be imported for that."""
     found = find_spec("plotly")
     if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("no package plotly", name="plotly")
+        raise InputError(f"the report needs the package plotly, which is not installed: {INSTALL}")
     return (Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_bytes()
 
 
