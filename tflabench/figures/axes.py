@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tflabench.figures.captions import compact
+from tflabench.figures.captions import compact, shorten
 from tflabench.figures.facets import Slice
 from tflabench.figures.model import Axis, Band, Curve, Item
 from tflabench.figures.quantities import AXES
 
 MOST_TICKS = 7  # that fit below a panel 45 mm wide
 CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses at its top to the next
+LONGEST = 30  # letters of the label of a bar
 MARGIN = 0.05  # of an axis, free on either side of what is drawn
 Ticks = tuple[tuple[float, str], ...]
 
@@ -54,6 +55,12 @@ def over(label: str, values: Sequence[float], scale: Any = "log", most: int = MO
         margin = max(high / low, 2**0.5) ** MARGIN
         limits = (low / margin, high * margin)
     return Axis(label, scale, limits, tuple((value, compact(value)) for value in shown))
+
+
+def labels(words: Sequence[str]) -> Axis:
+    """Return the y axis of bars: a label before each, the first on top."""
+    ticks = tuple((float(place), shorten(label, LONGEST)) for place, label in enumerate(reversed(words)))
+    return Axis("", "linear", (-0.6, len(words) - 0.4), ticks)
 
 
 def powers(label: str, low: float, high: float) -> Axis:

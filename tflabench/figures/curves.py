@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tflabench.figures.axes import CROSS_LEVEL, Swept, held, linear, logarithmic, swept, upwards
+from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, logarithmic, swept, upwards
 from tflabench.figures.captions import caption, compact, legend_name, missing
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import SYMBOLS, Highlights, chosen, device_name, finding, title
@@ -208,10 +208,10 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
         colour = OWNERS[look.owner] if row["implementation"] in chart.names else GREY
         bars.append((legend_name(look, row["implementation"], rows), float(value), said, colour, bounds, int(index)))
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
-    labels, values, said, colours, ranges, indices = zip(*bars, strict=True)
-    items = (Bars(labels, values, said, colours, ranges if chart.theory else (), indices),)
+    names, values, said, colours, ranges, indices = zip(*bars, strict=True)
+    items = (Bars(names, values, said, colours, ranges if chart.theory else (), indices),)
     empty = "" if known.any() else "no point was measured"
-    return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), Axis(""), items, empty)
+    return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), labels(names), items, empty)
 
 
 def keys(chart: Chart) -> tuple[Key, ...]:

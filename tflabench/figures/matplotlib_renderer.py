@@ -20,17 +20,18 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from tflabench.figures import model
 from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks, spread
+from tflabench.figures.captions import shorten
 from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Note, Panel, Rule, Stack
 
 WIDTH = 85 / 25.4  # inches
 EDGE, GAP = 0.05, 0.12  # inches: around the figure, between panels of a row
 LEGEND, SMALL_LINE = 0.14, 0.1  # inches from one line of text to the next
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
-NAME, LABEL, KEYS = 20, 30, 62  # letters of a name beside a panel in one line, before a bar, and of the legend
+NAME, KEYS = 20, 62  # letters of a line of a name beside a panel, and of the legend
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,
@@ -157,15 +158,12 @@ def _panel(drawing: Drawing, panel: Panel, label_x: bool) -> Axes:
 def _set(ax: Axes, side: str, axis: Axis, labelled: bool) -> None:
     """Set scale, limits, ticks and label of one axis."""
     own = ax.xaxis if side == "x" else ax.yaxis
-    (ax.set_xscale if side == "x" else ax.set_yscale)(axis.scale)
+    ax.set(**{f"{side}scale": axis.scale, f"{side}label": axis.label if labelled else ""})
     if axis.limits:
-        (ax.set_xlim if side == "x" else ax.set_ylim)(*axis.limits)
+        ax.set(**{f"{side}lim": axis.limits})
     if axis.ticks:
         own.set_ticks([value for value, _ in axis.ticks], [words for _, words in axis.ticks])
     own.set_minor_locator(NullLocator())
-    own.set_minor_formatter(NullFormatter())
-    if labelled:
-        own.set_label_text(axis.label)
 
 
 def _curve(ax: Axes, curve: Curve) -> None:
@@ -218,8 +216,6 @@ def _bars(ax: Axes, bars: Bars) -> None:
         style: dict[str, Any] = {"style": "italic", "color": "0.4"} if math.isnan(value) else {}
         said = ax.annotate(words, at, (3, 0), textcoords="offset points", va="center", fontsize=SMALL, **style)
         said.set_in_layout(False)  # the axis leaves room for it
-    ax.set_yticks(places, [shorten(label, LABEL) for label in bars.labels])
-    ax.set_ylim(-0.6, len(places) - 0.4)
 
 
 def _stack(ax: Axes, stack: Stack) -> None:
@@ -373,8 +369,3 @@ def _legend(drawing: Drawing, keys: Sequence[Key]) -> None:
     longest = KEYS - 6 * len(keys) - sum(lengths) + max(lengths, default=0)
     words = [shorten(key.words, max(longest, 8)) for key in keys]
     drawing.legend(handles, words, loc="lower left", ncols=len(keys) or 1)
-
-
-def shorten(text: str, most: int) -> str:
-    """Return a text of at most so many letters, its end replaced by "…" where it is longer."""
-    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

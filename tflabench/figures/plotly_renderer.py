@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tflabench.figures.axes import CROSS_LEVEL
+from tflabench.figures.captions import shorten
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Note, Panel
 
 HEIGHT, BAR = 480, 22  # pixels of a panel, and of each bar in it
@@ -30,7 +31,7 @@ def draw(panel: Panel) -> dict[str, Any]:
         "height": max([HEIGHT, *(BAR * count + MARGIN["t"] + MARGIN["b"] for count in bars)]),
         "margin": MARGIN,
         "xaxis": _axis(panel.x),
-        "yaxis": _axis(panel.y) | (_places(panel) if bars else {}),
+        "yaxis": _axis(panel.y) | ({"automargin": True} if bars else {}),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "annotations": list(_words(panel)),
         "showlegend": True,
@@ -63,7 +64,7 @@ def _curve(curve: Curve) -> list[Trace]:
     }
     ends = [value for value in curve.y if math.isfinite(value)]
     if curve.label and ends:  # the highest line comes first in the legend
-        trace |= {"showlegend": True, "name": escape(shorten(curve.label)), "legendrank": -ends[-1]}
+        trace |= {"showlegend": True, "name": escape(shorten(curve.label, LONGEST)), "legendrank": -ends[-1]}
     if marks:
         drawn = [f"{symbol}-open" if open_ else symbol for open_ in hollow] if any(hollow) else symbol
         trace["marker"] = {"symbol": drawn, "size": 5 if context else 8, "color": curve.ink.colour}
@@ -127,15 +128,6 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return found
 
 
-def _places(panel: Panel) -> dict[str, Any]:
-    """Return the ticks of bars: a label each."""
-    labels = next(item.labels for item in panel.items if isinstance(item, Bars))
-    words = [escape(shorten(label)) for label in labels]
-    return {"tickvals": list(range(len(words)))[::-1], "ticktext": words, "range": [-0.6, len(words) - 0.4]} | {
-        "automargin": True
-    }
-
-
 def _words(panel: Panel) -> Iterator[dict[str, Any]]:
     """Yield the words in a panel: notes, and why it is empty."""
     for item in panel.items:
@@ -151,8 +143,3 @@ def _words(panel: Panel) -> Iterator[dict[str, Any]]:
 def _place(axis: Axis, value: float) -> float:
     """Return where annotations have a value: they count in decades on a logarithmic axis."""
     return math.log10(value) if axis.scale == "log" else value
-
-
-def shorten(text: str) -> str:
-    """Return a text of at most LONGEST characters, its end replaced by "…" where it is longer."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1].rstrip()}…"

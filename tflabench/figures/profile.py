@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
-from tflabench.figures.axes import linear
+from tflabench.figures.axes import labels, linear
 from tflabench.figures.gpus import Roof, roof_name, under, unit
 from tflabench.figures.looks import BLACK, BLUE, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILION
-from tflabench.figures.model import Axis, Bars, Curve, Figure, Ink, Panel
+from tflabench.figures.model import Bars, Curve, Figure, Ink, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +114,7 @@ def _bars(parts: Sequence[tuple[str, float]], points: dict[str, Point], kind: st
     colours = [points[name].ink.colour if name in points else plain for name in names]
     words = [f"{value:.3g} ({value / sum(ms):.0%})" for value in ms]
     x = linear("time [ms]", 0.0, 1.45 * max(ms))
-    return Panel(f"time by {kind}", x, Axis(""), (Bars(names, ms, words, colours),))
+    return Panel(f"time by {kind}", x, labels(names), (Bars(names, ms, words, colours),))
 
 
 def _roofline(profile: Profile, points: dict[str, Point]) -> Panel:
