@@ -127,12 +127,13 @@ def columns_of(rows: Rows, axis: str) -> dict[str, Columns]:
     ordered = rows.sort_values(axis, kind="stable")
     table = {name: ordered[name].to_numpy() for name in ordered}
     table |= {"index": ordered.index.to_numpy(), "known": ordered[axis].notna().to_numpy()}
-    return {name: kept(table, where) for name, where in ordered.groupby("implementation").indices.items()}
+    places = ordered.groupby("implementation").indices
+    return {name: {column: values[own] for column, values in table.items()} for name, own in places.items()}
 
 
 def kept(own: Columns, where: np.ndarray) -> Columns:
-    """Return the columns of some of the rows: a flag for each, or places."""
-    return {name: values[where] for name, values in own.items()}
+    """Return the columns of some of the rows."""
+    return own if where.all() else {name: values[where] for name, values in own.items()}
 
 
 def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
