@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from tflabench import figures
 from tflabench.conclusions.contests import owner
@@ -426,7 +427,7 @@ def test_names_are_words_whatever_they_hold(name, tmp_path):
     for figure in made(rows).values():
         matplotlib_renderer.write(figure, tmp_path / "figure.svg")
     drawing = matplotlib_renderer.draw(made(rows, ["runtime"])["runtime-seq_len"])
-    said = " ".join(text.get_text().replace("\n", " ") for text in drawing.texts)
+    said = " ".join(text.get_text().replace("\n", " ") for text in drawing.findobj(Text))
     assert re.sub(r"\s+", " ", HOSTILE[name])[:15].strip() in said
 
 

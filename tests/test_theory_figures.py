@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))
 from figure_cases import tradeoff
@@ -85,4 +86,4 @@ def test_chunk_sizes_too_close_to_name_or_draw_each_are_thinned_out():
     named = [item.label for item in upright if item.label]
     assert named[0] == "L = 64"
     assert 3 <= len(named) < len(upright) < 20
-    assert set(named) <= {text.get_text() for text in draw(figure).texts}
+    assert set(named) <= {text.get_text() for text in draw(figure).findobj(Text)}

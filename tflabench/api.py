@@ -136,11 +136,12 @@ def plot(
         InputError: no rows, rows of several devices, missing columns, an unknown axis or quantity, or a pattern that
             matches no implementation.
     """
-    from tflabench.figures import facets, measured
+    from tflabench import figures
+    from tflabench.figures import facets
     from tflabench.figures.matplotlib_renderer import draw
 
-    part = measured.source(df, _listed(highlight))
-    return draw(measured.largest(part, axis or next(iter(facets.swept_axes(part.rows)), "seq_len"), quantity))
+    part = figures.source_of(df, _listed(highlight))
+    return draw(figures.largest(part, axis or next(iter(facets.swept_axes(part.rows)), "seq_len"), quantity))
 
 
 def sweep(  # noqa: PLR0913  public

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tflabench.figures import curves, facets, roofline, tradeoff
+from tflabench.figures import curves, facets, roofline
 from tflabench.figures.files import check_formats, write_figures
 from tflabench.figures.highlights import require
 from tflabench.figures.model import Figure
-from tflabench.figures.quantities import MEMORY, RUNTIME
+from tflabench.figures.quantities import AXES, QUANTITIES, Rows
 from tflabench.figures.source import Source
 from tflabench.implementations.registry import nearest
 from tflabench.problem import InputError
-from tflabench.rows.load import find_results
+from tflabench.rows.load import Results, find_results
+from tflabench.rows.table import rows_of
 
 WHAT = ("runtime", "memory", "chunk", "roofline")
 
@@ -63,7 +64,7 @@ def figures(source: Source, what: Sequence[str] = WHAT) -> Iterator[Figure]:
     """Yield every figure that the rows of a source make."""
     rows = source.rows
     axes = facets.swept_axes(rows) or ["seq_len"]
-    for name, quantity in (("runtime", RUNTIME), ("memory", MEMORY)):
+    for name, quantity in QUANTITIES.items():
         for axis in axes if name in what else ():
             for part in facets.split(rows, axis):
                 yield curves.draw(f"{name}-{part.stem}", source, part, quantity)
@@ -72,7 +73,39 @@ def figures(source: Source, what: Sequence[str] = WHAT) -> Iterator[Figure]:
             for name in source.looks:
                 own = part.rows[part.rows["implementation"] == name]
                 if own["chunk_size"].nunique() > 1:
-                    yield tradeoff.draw("-".join(["chunk", name, *part.tags]), source, part, name)
+                    yield curves.tradeoff("-".join(["chunk", name, *part.tags]), source, part, name)
     if "roofline" in what:
         for dtype, own in rows.groupby("dtype"):
             yield roofline.draw(f"roofline-{dtype}", source, own)
+
+
+def source_of(table: Rows, highlight: Sequence[str] = ()) -> Source:
+    """Return what figures start from, of a table that `rows.table.frame` made; of every point the last row.
+
+    Raises:
+        InputError: no rows, rows of several devices, missing columns, or a pattern to highlight that matches nothing.
+    """
+    last = {row.point: row for row in sorted(rows_of(table), key=lambda row: row.started_at)}
+    if not last:
+        raise InputError("the table has no rows: give some that tflabench.load or tflabench.sweep returned")
+    devices = sorted({row.device for row in last.values()})
+    if len(devices) > 1:
+        raise InputError(f"the table has rows of {' and '.join(devices)}: give those of one, df[df['device'] == ...]")
+    names = dict.fromkeys(row.implementation for row in last.values())
+    require(highlight, names, "highlight")
+    return Source.of(Results(Path(), tuple(last.values()), {}), highlight)
+
+
+def largest(source: Source, axis: str, quantity: str) -> Figure:
+    """Return the figure of a quantity over an axis that shows most rows.
+
+    Raises:
+        InputError: an unknown axis or quantity, or an axis that no row has.
+    """
+    for name, value, known in (("axis", axis, AXES), ("quantity", quantity, QUANTITIES)):
+        if value not in known:
+            raise InputError(f"{name} is {value!r}: it must be one of {', '.join(known)}")
+    if source.rows[axis].isna().all():
+        raise InputError(f"axis is {axis!r}, which no row has: {nearest(axis, facets.swept_axes(source.rows))}")
+    part = max(facets.split(source.rows, axis), key=lambda part: len(part.rows))
+    return curves.draw(f"{quantity}-{part.stem}", source, part, QUANTITIES[quantity])

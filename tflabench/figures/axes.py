@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tflabench.figures.captions import compact
+from tflabench.figures.captions import compact, shorten
 from tflabench.figures.facets import Slice
-from tflabench.figures.model import Axis
+from tflabench.figures.model import Axis, Band, Curve, Item
 from tflabench.figures.quantities import AXES
 
 MOST_TICKS = 7  # that fit below a panel 45 mm wide
 CROSS_LEVEL = 0.045  # of a panel's height, from one row of crosses at its top to the next
+LONGEST = 30  # letters of the label of a bar
 MARGIN = 0.05  # of an axis, free on either side of what is drawn
 Ticks = tuple[tuple[float, str], ...]
 
@@ -55,6 +57,12 @@ def over(label: str, values: Sequence[float], scale: Any = "log", most: int = MO
     return Axis(label, scale, limits, tuple((value, compact(value)) for value in shown))
 
 
+def labels(words: Sequence[str]) -> Axis:
+    """Return the y axis of bars: a label before each, the first on top."""
+    ticks = tuple((float(place), shorten(label, LONGEST)) for place, label in enumerate(reversed(words)))
+    return Axis("", "linear", (-0.6, len(words) - 0.4), ticks)
+
+
 def powers(label: str, low: float, high: float) -> Axis:
     """Return a logarithmic axis from `low` to `high` with ticks at powers of two."""
     exponents = range(math.ceil(math.log2(low)), math.floor(math.log2(high) + 1e-9) + 1)
@@ -71,16 +79,37 @@ def upwards(label: str, values: Iterable[float], room: float = 0.0) -> Axis:
     if not known:
         return Axis(label, "linear", (0.0, 1.0), ((0.0, ""),))
     if max(known) > 8 * min(known):
-        return logarithmic(label, min(known), max(known), room)
+        return logarithmic(label, *known, room=room)
     high = max(known) / (1 - MARGIN - room)
     return Axis(label, "linear", (0.0, high), linear_ticks(0.0, high))
 
 
-def logarithmic(label: str, low: float, high: float, room: float = 0.0) -> Axis:
-    """Return a logarithmic axis with margins around `low` and `high`."""
+def logarithmic(label: str, *values: float, room: float = 0.0) -> Axis:
+    """Return a logarithmic axis with margins around the least and the greatest value."""
+    low, high = min(values), max(values)
     span = max(math.log10(high / low), 0.3) / (1 - 2 * MARGIN - room)
     limits = (10 ** (math.log10(low) - MARGIN * span), 10 ** (math.log10(high) + (MARGIN + room) * span))
     return Axis(label, "log", limits, log_ticks(*limits))
+
+
+def around(label: str, *values: float) -> Axis:
+    """Return an axis with margins around values, logarithmic where they differ by more than four times."""
+    low, high = min(values), max(values)
+    if high > 4 * low:
+        return logarithmic(label, low, high)
+    room = 3 * MARGIN * ((high - low) or high)
+    return linear(label, low - room, high + room)
+
+
+def held(items: Iterable[Item]) -> list[float]:
+    """Return what a y axis must hold: the values of curves, of their whiskers, and of bands."""
+    found: list[float] = []
+    for item in items:
+        if isinstance(item, Curve):
+            found.extend(chain(item.y, *(item.spread or ())))
+        elif isinstance(item, Band):
+            found += [*item.lower, *item.upper]
+    return found
 
 
 def linear(label: str, low: float, high: float) -> Axis:

@@ -151,3 +151,8 @@ def compact(value: float) -> str:
     """Return a count as ticks and notes write it: 65536 is 64Ki, 512 is 512."""
     value = int(value)
     return f"{value // 1024}Ki" if value >= 1024 and value % 1024 == 0 else str(value)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most so many letters, its end replaced by "…" where it is longer."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

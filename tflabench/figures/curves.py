@@ -1,25 +1,26 @@
-"""Runtime and memory: over an axis, or ranked where there is a single point."""
+"""Runtime and memory: over an axis, ranked where there is a single point, over each other, and of one kernel over L."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tflabench.figures.axes import CROSS_LEVEL, Swept, linear, swept, upwards
-from tflabench.figures.captions import caption, legend_name, missing
+from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, logarithmic, swept, upwards
+from tflabench.figures.captions import caption, compact, legend_name, missing
 from tflabench.figures.facets import Slice
-from tflabench.figures.highlights import Highlights, chosen, device_name, finding, title
+from tflabench.figures.highlights import SYMBOLS, Highlights, chosen, device_name, finding, title
 from tflabench.figures.looks import GREY, OWNERS, Look
-from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Panel
-from tflabench.figures.quantities import AXES, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
+from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Note, Panel
+from tflabench.figures.quantities import AXES, MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
 from tflabench.figures.source import Source
 
 BACKGROUND = Ink(GREY)
+TICKS = 4  # below a panel of half the width
 Columns = dict[str, Any]  # of the rows of one implementation: arrays
 
 
@@ -40,6 +41,15 @@ class Chart:
     looks: dict[str, Look]
     lit: Highlights
     theory: bool
+
+    @classmethod
+    def of(
+        cls, source: Source, part: Slice, quantity: Quantity, lit: Highlights | None = None, theory: bool = True
+    ) -> Chart:
+        """Return the chart of a slice of a source's rows; without `lit` the source says what to highlight."""
+        unit, size = quantity.unit(part.rows)
+        lit = lit or chosen(part.rows, quantity, source.looks, source.highlight)
+        return cls(part, quantity, unit, size, source.looks, lit, theory and quantity.theory is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,16 +76,14 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     Args:
         theory: draw the bounds of the leading kernel as a band, where the quantity has any.
     """
-    unit, size = quantity.unit(part.rows)
-    lit = chosen(part.rows, quantity, source.looks, source.highlight)
-    chart = Chart(part, quantity, unit, size, source.looks, lit, theory and quantity.theory is not None)
+    chart = Chart.of(source, part, quantity, theory=theory)
     single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
     panels, heads = [], []
     for pass_, rows in by_pass(part.rows).items():
         found = finding(source.records_of(rows), quantity, None if single else part.axis)
         heads.append(title(found, pass_, device_name(rows)))
         words = f"{PASSES[pass_]}: {found.subject} {found.words}" if found.words else PASSES[pass_]
-        own = {} if single else columns_of(rows, part.axis, quantity)
+        own = {} if single else columns_of(rows, part.axis)
         panels.append(ranking(chart, rows, words) if single else over_axis(chart, own, words))
     whole = f"{quantity.name}{'' if single else f' over {_axis_name(part)}'}, {device_name(part.rows)}"
     if len(panels) == 1:
@@ -99,36 +107,28 @@ def over_axis(chart: Chart, own: dict[str, Columns], words: str) -> Panel:
     `own`: as `columns_of` gives them, of one pass.
     """
     x = swept(chart.part)
-    items: list[Item] = []
-    for name in chart.looks:
-        if name in own and name not in chart.names:
-            items += curve(chart, x, own[name], name)
-    if chart.theory and chart.leader in own:
-        items += _band(chart, x, own[chart.leader])
+    behind = [name for name in chart.looks if name in own and name not in chart.names]
+    context = [line for name in behind for line in curve(chart, x, own[name], name)]
+    items: list[Item] = [*_band(chart, x, own[chart.leader])] if chart.theory and chart.leader in own else []
     for name in chart.names[::-1]:
-        if name in own:
-            items += curve(chart, x, own[name], name)
-    crosses = [cross for name in chart.names if name in own for cross in _crosses(chart, x, own[name], name)]
-    levels = max((sum(other.x == cross.x for other in crosses) for cross in crosses), default=0)
-    y = upwards(chart.label, _heights(items), room=0.03 + min(0.2, CROSS_LEVEL * levels))
-    measured = any(isinstance(item, Curve) for item in items)
-    return Panel(words, x.axis, y, (*items, *crosses), "" if measured else "no point was measured")
+        items += curve(chart, x, own[name], name) if name in own else []
+    crosses = _crosses(chart, x, own)
+    levels = max((cross.level + 1 for cross in crosses), default=0)
+    known = [value for value in held(items) if value > 0]
+    low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)  # more of the context is not shown
+    known += [value for value in held(context) if low < value < high]
+    y = upwards(chart.label, known, room=0.03 + min(0.2, CROSS_LEVEL * levels))
+    measured = any(isinstance(item, Curve) for item in (*context, *items))
+    return Panel(words, x.axis, y, (*context, *items, *crosses), "" if measured else "no point was measured")
 
 
-def columns_of(rows: Rows, axis: str, *quantities: Quantity) -> dict[str, Columns]:
-    """Return the columns that lines need, of each implementation, in the order of the axis; missing values are last."""
-    names = {axis, "timed", "noisy", "throttled", "status"}
-    names |= {name for one in quantities for name in (one.column, *(one.spread or ()), *(one.theory or ()))}
-    keys = [rows[name].factorize(sort=True, use_na_sentinel=False)[0] for name in (axis, "implementation")]
-    order = np.lexsort(keys)
-    table = {name: rows[name].to_numpy()[order] for name in (*names, "implementation")}
-    table |= {"index": rows.index.to_numpy()[order], "known": rows[axis].notna().to_numpy()[order]}
-    ends = [0, *(np.flatnonzero(np.diff(keys[1][order])) + 1), len(order)]
-    return {
-        table["implementation"][start]: {name: values[start:end] for name, values in table.items()}
-        for start, end in pairwise(ends)
-        if end
-    }
+def columns_of(rows: Rows, axis: str) -> dict[str, Columns]:
+    """Return the columns of each implementation as arrays, in the order of the axis; missing values are last."""
+    ordered = rows.sort_values(axis, kind="stable")
+    table = {name: ordered[name].to_numpy() for name in ordered}
+    table |= {"index": ordered.index.to_numpy(), "known": ordered[axis].notna().to_numpy()}
+    places = ordered.groupby("implementation").indices
+    return {name: {column: values[own] for column, values in table.items()} for name, own in places.items()}
 
 
 def kept(own: Columns, where: np.ndarray) -> Columns:
@@ -140,7 +140,7 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     """Return the line of one implementation, broken where nothing was measured; none where nothing was."""
     quantity, look, lit = chart.quantity, chart.looks[name], name in chart.names
     axis = chart.part.axis
-    drawn = own["timed"] & np.isfinite(own[quantity.column].astype(float))
+    drawn = own["timed"] & np.isfinite(own[quantity.column])
     if not drawn.any():
         return []
     alike = len(chart.lit.alike.get(name, ()))
@@ -148,15 +148,15 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     role = "highlight" if lit else "context"
     if not own["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
         done = kept(own, drawn)
-        level = float(np.median(done[quantity.column].astype(float)) / chart.size)
+        level = float(np.median(done[quantity.column]) / chart.size)
         ends = np.array(x.axis.limits)
         same = [int(done["index"][0])] * 2
         return [Curve(label, ends, [level] * 2, Ink(ink.colour, "", ink.dash), role, rows=same, name=name)]
     own = kept(own | {"drawn": drawn}, own["known"])
-    y = np.where(own["drawn"], own[quantity.column].astype(float), np.nan) / chart.size
+    y = np.where(own["drawn"], own[quantity.column], np.nan) / chart.size
     spread = None
     if quantity.spread and lit:
-        low, high = (own[column].astype(float) / chart.size for column in quantity.spread)
+        low, high = (own[column] / chart.size for column in quantity.spread)
         spread = (np.where(np.isnan(y), np.nan, low), np.where(np.isnan(y), np.nan, high))
     return [
         Curve(
@@ -171,7 +171,7 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
 
 
 def _band(chart: Chart, x: Swept, own: Columns) -> list[Band]:
-    low, high = (own[column].astype(float) / chart.size for column in chart.quantity.theory or ())
+    low, high = (own[column] / chart.size for column in chart.quantity.theory or ())
     known = own["known"] & ~np.isnan(low) & ~np.isnan(high)
     if not known.any() or chart.part.axis == "dtype":
         return []
@@ -179,27 +179,15 @@ def _band(chart: Chart, x: Swept, own: Columns) -> list[Band]:
     return [Band(x.position(own[chart.part.axis][known]), low[known], high[known], colour)]
 
 
-def _crosses(chart: Chart, x: Swept, own: Columns, name: str) -> Iterator[Cross]:
-    """Yield a cross for each point of a highlighted implementation that was asked for and not measured."""
-    failed = kept(own, own["known"] & ~own["timed"])
-    for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
-        yield Cross(float(place), chart.looks[name].ink, int(index))
-
-
-def _heights(items: Sequence[Item]) -> Iterator[float]:
-    """Yield what the y axis must hold: highlighted lines and bands; context within four times their range."""
-    lit: list[float] = []
-    for item in items:
-        if isinstance(item, Band):
-            lit += [*item.lower, *item.upper]
-        elif isinstance(item, Curve) and item.role == "highlight":
-            lit += [*item.y, *(value for side in item.spread or () for value in side)]
-    known = [value for value in lit if value > 0]
-    yield from known
-    low, high = (min(known) / 4, 4 * max(known)) if known else (0.0, np.inf)
-    for item in items:
-        if isinstance(item, Curve) and item.role == "context":
-            yield from (value for value in item.y if low < value < high)
+def _crosses(chart: Chart, x: Swept, own: dict[str, Columns]) -> list[Cross]:
+    """Return a cross for each point of a highlighted implementation that was asked for and not measured."""
+    found: list[Cross] = []
+    for name in filter(own.__contains__, chart.names):
+        failed = kept(own[name], own[name]["known"] & ~own[name]["timed"])
+        for place, index in zip(x.position(failed[chart.part.axis]), failed["index"], strict=True):
+            level = sum(other.x == place for other in found)
+            found.append(Cross(float(place), chart.looks[name].ink, int(index), level))
+    return found
 
 
 def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
@@ -208,7 +196,7 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     What was not measured has its status in place of the bar.
     """
     column = chart.quantity.column
-    known = rows["timed"] & np.isfinite(rows[column].astype(float))
+    known = rows["timed"] & np.isfinite(rows[column])
     ordered = rows.assign(value=rows[column].where(known)).sort_values("value", na_position="last")
     shows = chart.quantity == RUNTIME
     bars: list[tuple[Any, ...]] = []
@@ -217,14 +205,14 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
         value = row["value"] / chart.size
         percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
         said = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
-        bounds = tuple(row[list(chart.quantity.theory or ())].astype(float) / chart.size) if chart.theory else None
+        bounds = tuple(row[list(chart.quantity.theory or ())] / chart.size) if chart.theory else None
         colour = OWNERS[look.owner] if row["implementation"] in chart.names else GREY
         bars.append((legend_name(look, row["implementation"], rows), float(value), said, colour, bounds, int(index)))
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
-    labels, values, said, colours, ranges, indices = zip(*bars, strict=True)
-    items = (Bars(labels, values, said, colours, ranges if chart.theory else (), indices),)
+    names, values, said, colours, ranges, indices = zip(*bars, strict=True)
+    items = (Bars(names, values, said, colours, ranges if chart.theory else (), indices),)
     empty = "" if known.any() else "no point was measured"
-    return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), Axis(""), items, empty)
+    return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), labels(names), items, empty)
 
 
 def keys(chart: Chart) -> tuple[Key, ...]:
@@ -271,3 +259,69 @@ def _setting(part: Slice, single: bool) -> str:
 
 def _axis_name(part: Slice) -> str:
     return AXES[part.axis].partition(" [")[0]
+
+
+def over_memory(charts: Sequence[Chart], own: dict[str, Columns], words: str) -> Panel:
+    """Return runtime over peak memory of one pass, with the ends of the fastest line named.
+
+    What has no peak memory is left out.
+
+    Args:
+        charts: of peak memory and of runtime over the axis; what the second highlights is highlighted.
+        own: as `columns_of` gives them.
+    """
+    axis, names, looks = charts[1].part.axis, charts[1].names, charts[1].looks
+    columns = [chart.quantity.column for chart in charts]
+    done = {name: kept(one, one["timed"] & (one[columns[0]] > 0) & (one[columns[1]] > 0)) for name, one in own.items()}
+    done = {name: one for name, one in done.items() if len(one["index"])}
+    if not done:
+        return Panel(words, Axis(charts[0].label), Axis(charts[1].label), (), "no point was measured")
+    lines: list[Curve] = []
+    notes: list[Note] = []
+    for name in [*(name for name in done if name not in names), *(name for name in names[::-1] if name in done)]:
+        one, lit = done[name], name in names
+        x, y = (one[column] / chart.size for column, chart in zip(columns, charts, strict=True))
+        label, ink = (looks[name].title, looks[name].ink) if lit else ("", BACKGROUND)
+        hollow, role = (flagged(one).tolist(), "highlight") if lit else ((), "context")
+        lines.append(Curve(label, x, y, ink, role, hollow=hollow, rows=one["index"].tolist(), name=name))
+        ends = one[axis][[0, -1]]
+        if name in names[:1] and ends[0] != ends[1] and axis in SYMBOLS:
+            notes = [Note(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
+    x_axis, y_axis = (
+        logarithmic(chart.label, *(value for line in lines for value in getattr(line, side)))
+        for chart, side in zip(charts, "xy", strict=True)
+    )
+    return Panel(words, x_axis, y_axis, (*lines, *notes))
+
+
+def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
+    """Return runtime (left) and peak memory (right) of one implementation over its chunk size, a row a pass.
+
+    That is the paper's Fig. 5.
+    """
+    part = replace(part, rows=part.rows[part.rows["implementation"] == name])
+    look, panels, best = source.looks[name], [], []
+    charts = [Chart.of(source, part, quantity, Highlights((name,))) for quantity in (RUNTIME, MEMORY)]
+    for pass_, rows in by_pass(part.rows).items():
+        for chart in charts:
+            panel = over_axis(chart, columns_of(rows, part.axis), PASSES[pass_])
+            ticks = panel.x.ticks[::-1][:: math.ceil(len(panel.x.ticks) / TICKS)][::-1]
+            nameless = (replace(item, label="") if isinstance(item, Curve) else item for item in panel.items)
+            panels.append(replace(panel, x=replace(panel.x, ticks=ticks), items=tuple(nameless)))
+        if len(done := rows[rows["status"] == "ok"]):
+            least = done.loc[done["ms_median"].idxmin()]
+            ring = Note(least[part.axis], least["ms_median"] / charts[0].size, "", look.ink.colour, ring=True)
+            panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
+            best.append(f"L\u00a0=\u00a0{ring.x:.0f} {PASSES[pass_]}")
+    found = f": fastest at {', '.join(best)}" if best else ""
+    return Figure(
+        stem=stem,
+        title=f"{look.title}, {device_name(part.rows)}{found}",
+        setting=caption(part.rows, part.axis),
+        panels=tuple(panels),
+        columns=2,
+        keys=keys(charts[0]),
+        caption=("Ring: the least runtime.", *notes(charts[0], source)),
+        rows=part.rows,
+        height=1.3,
+    )

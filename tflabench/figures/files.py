@@ -33,12 +33,9 @@ def write_figure(figure: Figure, path: Path) -> list[Path]:
     Raises:
         InputError: another suffix than those of FORMATS, or a file that cannot be written.
     """
-    from tflabench.figures.matplotlib_renderer import write
-
     check_format(path)
     try:
-        write(figure, path)
-        return [path, *_write_words(figure, path.parent / path.stem)]
+        return _write(figure, path.with_suffix(""), [path.suffix.lstrip(".")])
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
@@ -49,27 +46,23 @@ def write_figures(figures: Iterable[Figure], folder: Path, formats: Sequence[str
     Raises:
         InputError: a folder that cannot be made or written into.
     """
-    from tflabench.figures.matplotlib_renderer import write
-
-    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for figure in figures:
-            for format_ in formats:
-                written.append(folder / f"{figure.stem}.{format_}")
-                write(figure, written[-1])
-            written += _write_words(figure, folder / figure.stem)
+        return [path for figure in figures for path in _write(figure, folder / figure.stem, formats)]
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): give another folder with --out") from None
-    return written
 
 
-def _write_words(figure: Figure, start: Path) -> list[Path]:
-    """Write caption and rows as `start`.txt and `start`.csv; return the files."""
+def _write(figure: Figure, start: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a figure as `start`.png and so on, its caption as `start`.txt and its rows as .csv; return the files."""
+    from tflabench.figures.matplotlib_renderer import write
+
+    *drawings, words, table = (start.with_name(f"{start.name}.{ending}") for ending in (*formats, "txt", "csv"))
+    for path in drawings:
+        write(figure, path)
     heads = [figure.title, figure.setting, *(panel.title for panel in figure.panels)]
-    files = [start.with_name(f"{start.name}.txt")]
-    files[0].write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
-    if figure.rows is not None and len(figure.rows):
-        files.append(start.with_name(f"{start.name}.csv"))
-        flat(figure.rows.drop(columns=OWN_COLUMNS, errors="ignore")).to_csv(files[-1], index=False)
-    return files
+    words.write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
+    if figure.rows is None or not len(figure.rows):
+        return [*drawings, words]
+    flat(figure.rows.drop(columns=OWN_COLUMNS, errors="ignore")).to_csv(table, index=False)
+    return [*drawings, words, table]

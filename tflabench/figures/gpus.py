@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 
+from tflabench.figures.axes import held, logarithmic
 from tflabench.figures.looks import BLACK, GREEN, ORANGE, PURPLE, SKY
-from tflabench.figures.model import Curve, Ink, Rule
+from tflabench.figures.model import Curve, Ink, Panel, Rule, Side
 from tflabench.theory.hardware import Ceilings, Gpu
 from tflabench.theory.roofline import attainable
 
@@ -23,6 +25,7 @@ INKS = {
 }
 OTHERS = tuple(Ink(BLACK, dash=dash) for dash in ("dash", "dot", "dashdot", "solid"))
 APART = 0.17  # of a panel's width, between the names of chunk sizes above it
+RATES = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
 ALIKE = 1.05  # intensities within this factor share a name
 
 
@@ -36,15 +39,51 @@ def ink(gpu: Gpu) -> Ink:
     return INKS.get(short(gpu), OTHERS[0])
 
 
-def roofs(gpus: Sequence[Gpu], limits: tuple[float, float]) -> Iterator[Curve]:
-    """Yield the roof of each GPU between two intensities in TFLOP/s, named by rate and bandwidth."""
-    others, taken = cycle(OTHERS), set()
+class Roof(NamedTuple):
+    """The roof min(beta I, alpha) of a chip (eq. 119), and the words and line that it is drawn with."""
+
+    ceilings: Ceilings
+    label: str
+    ink: Ink
+
+
+def roofs(gpus: Sequence[Gpu]) -> list[Roof]:
+    """Return the roof of each GPU, named by rate and bandwidth; GPUs of one name have lines of their own."""
+    others, found = cycle(OTHERS), {}
     for gpu in gpus:
-        name = short(gpu)
-        line = INKS[name] if name in INKS and name not in taken else next(others)
-        named = gpu.name if name in taken else name
-        taken.add(name)
-        yield roof(gpu.ceilings, limits, 1e12, roof_name(named, gpu.ceilings), line)
+        name = short(gpu) if short(gpu) not in found else gpu.name
+        found[name] = Roof(gpu.ceilings, roof_name(name, gpu.ceilings), INKS.get(name) or next(others))
+    return list(found.values())
+
+
+def under(
+    roofs: Sequence[Roof],
+    points: Sequence[Curve],
+    sizes: Mapping[int, float] = {},
+    unit: tuple[str, float] = RATES[0],
+    words: tuple[str, str] = ("arithmetic intensity", "rate"),
+) -> Panel:
+    """Return a roofline: points at FLOP/byte and at a rate in `unit`, and the intensity of chunk sizes upright.
+
+    Args:
+        unit: name and size in FLOP/s, as RATES has them.
+        words: what intensities and rates are called.
+    """
+    marks = [*sizes.values(), *(roof.ceilings.intensity for roof in roofs), *(x for own in points for x in own.x)]
+    x = logarithmic(f"{words[0]} [FLOP/byte]", min(marks or [1.0]) / 1.5, max(marks or [1.0]) * 1.5)
+    assert x.limits
+    lines = []
+    for roof in roofs:
+        corners = np.array([x.limits[0], roof.ceilings.intensity, x.limits[1]])
+        lines.append(Curve(roof.label, corners, attainable(roof.ceilings, corners) / unit[1], roof.ink, "theory"))
+    y = logarithmic(f"{words[1]} [{unit[0]}]", *(held([*lines, *points]) or [1.0]))
+    return Panel("", x, y, (*size_rules(sizes, x.limits), *lines, *points))
+
+
+def unit(rates: Iterable[float]) -> tuple[str, float]:
+    """Return the largest unit that the highest rate reaches, and its size in FLOP/s."""
+    top = max(rates, default=0.0)
+    return next((unit for unit in RATES if top >= unit[1]), RATES[-1])
 
 
 def rate(flops_per_s: float) -> str:
@@ -52,18 +91,12 @@ def rate(flops_per_s: float) -> str:
     return f"{flops_per_s / 1e12:,.4g} TFLOP/s" if flops_per_s >= 1e12 else f"{flops_per_s / 1e9:,.4g} GFLOP/s"
 
 
-def roof(ceilings: Ceilings, limits: tuple[float, float], size: float, label: str, line: Ink) -> Curve:
-    """Return the roof min(beta I, alpha) (eq. 119) between two intensities, in units of `size` FLOP/s."""
-    corners = np.array([limits[0], ceilings.intensity, limits[1]])
-    return Curve(label, corners, attainable(ceilings, corners) / size, line, role="theory")
-
-
 def roof_name(name: str, ceilings: Ceilings) -> str:
     """Return the words at a roof: whose it is, its rate and its bandwidth."""
     return f"{name}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e12:.3g} TB/s"
 
 
-def intensity_rules(gpus: Sequence[Gpu], side: str) -> Iterator[Rule]:
+def intensity_rules(gpus: Sequence[Gpu], side: Side) -> Iterator[Rule]:
     """Yield a rule at the intensity of each GPU; those within 5% of the one below share its name."""
     groups: list[list[Gpu]] = []
     for gpu in sorted(gpus, key=lambda gpu: gpu.ceilings.intensity):
@@ -75,7 +108,7 @@ def intensity_rules(gpus: Sequence[Gpu], side: str) -> Iterator[Rule]:
         name = ", ".join(map(short, group))
         for gpu in group:
             label = f"{name} {group[0].ceilings.intensity:.0f}" if side == "y" else name
-            yield Rule(side, gpu.ceilings.intensity, label if gpu is group[0] else "")  # type: ignore[arg-type]
+            yield Rule(side, gpu.ceilings.intensity, label if gpu is group[0] else "")
 
 
 def size_rules(intensities: Mapping[int, float], limits: tuple[float, float]) -> Iterator[Rule]:

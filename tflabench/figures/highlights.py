@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from statistics import fmean
@@ -68,6 +68,14 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
     return Highlights(tuple(sorted(alike, key=lambda name: (excess[name], name))), alike)
 
 
+def ranked(values: Iterable[tuple[str, float]]) -> dict[str, bool]:
+    """Return names in the order of the least value of each, and whether each is among the MOST that a figure names."""
+    least: dict[str, float] = {}
+    for name, value in values:
+        least[name] = min(value, least.get(name, value))
+    return {name: rank < MOST for rank, name in enumerate(sorted(least, key=least.__getitem__))}
+
+
 def require(patterns: Sequence[str], names: Collection[str], option: str) -> None:
     """Raise InputError for a pattern that matches none of the implementations; `option` is what the user gave it as."""
     for pattern in patterns:
@@ -77,20 +85,14 @@ def require(patterns: Sequence[str], names: Collection[str], option: str) -> Non
 
 def _ratios(rows: Rows, quantity: Quantity) -> dict[str, dict[Any, float]]:
     """Return by implementation how many times the least value at each of its points it takes."""
-    done = rows["timed"].to_numpy() & (rows[quantity.column].to_numpy(float) > 0)
-    columns = ("implementation", "pass", "seq_len", "batch", "dtype", "heads", "d_hv", "chunk_asked", quantity.column)
-    least: dict[Any, float] = {}
-    points = []
-    for name, *shape, heads, d_hv, chunk, value in zip(
-        *(rows[c].to_numpy()[done].tolist() for c in columns), strict=True
-    ):
-        problem = (*shape, heads * d_hv)
-        least[problem] = min(value, least.get(problem, value))
-        asked = None if chunk != chunk else chunk  # NaN is no key
-        points.append((name, problem, (*shape, heads, asked), value))
+    done = rows[rows["timed"] & (rows[quantity.column] > 0)]
+    place = ["pass", "seq_len", "batch", "dtype"]
+    least = done.groupby([*place, done["heads"] * done["d_hv"]])[quantity.column].transform("min")
+    asked = done["chunk_asked"].fillna("")  # NaN is no key
+    points = zip(*(done[name] for name in (*place, "heads")), asked, strict=True)
     table: dict[str, dict[Any, float]] = {}
-    for name, problem, point, value in points:
-        table.setdefault(name, {})[point] = value / least[problem]
+    for name, point, ratio in zip(done["implementation"], points, done[quantity.column] / least, strict=True):
+        table.setdefault(name, {})[point] = ratio
     return table
 
 

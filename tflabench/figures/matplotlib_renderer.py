@@ -6,49 +6,32 @@ Names of lines stand in the margin right of a panel, in the order of the lines, 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from textwrap import wrap
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb
 from matplotlib.figure import Figure as Drawing
-from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.textpath import text_to_path
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+from matplotlib.ticker import NullLocator
 
+from tflabench.figures import model
 from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks, spread
-from tflabench.figures.model import (
-    Axis,
-    Band,
-    Bars,
-    Cross,
-    Curve,
-    Figure,
-    HeatMap,
-    Ink,
-    Key,
-    Note,
-    Panel,
-    Rule,
-    Span,
-    Stack,
-)
+from tflabench.figures.captions import shorten
+from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Note, Panel, Rule, Stack
 
 WIDTH = 85 / 25.4  # inches
-EDGE, GAP = 0.05, 0.42  # inches: around the figure, between panels of a row
-BAR_GAP = 0.6  # inches between panels of a row that have colour bars
-MOST_MARGIN = 1.12  # inches for names beside a panel
-HANDLE = 0.2  # inches of line before a name
-LINE, SMALL_LINE = 0.115, 0.1  # inches from one line of text to the next
+EDGE, GAP = 0.05, 0.12  # inches: around the figure, between panels of a row
+LEGEND, SMALL_LINE = 0.14, 0.1  # inches from one line of text to the next
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
-TICKS, LABEL, LEGEND = 0.15, 0.14, 0.14  # inches below a panel, and of the legend
+NAME, KEYS = 20, 62  # letters of a line of a name beside a panel, and of the legend
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,
@@ -60,24 +43,25 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.4,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "xtick.major.width": 0.5,
-    "ytick.major.width": 0.5,
-    "xtick.major.size": 2.0,
-    "ytick.major.size": 2.0,
-    "xtick.major.pad": 2.0,
-    "ytick.major.pad": 2.0,
     "axes.labelpad": 2.0,
     "lines.linewidth": 1.1,
     "lines.markersize": 3.4,
     "text.parse_math": False,  # a name is not a formula
+    "text.hinting": "no_hinting",  # words are as wide on a screen as on paper
     "legend.fontsize": SMALL,
     "legend.frameon": False,
+    "legend.borderpad": 0.0,
+    "legend.borderaxespad": 0.6,
+    "legend.handlelength": 2.4,
+    "legend.handletextpad": 0.5,
+    "legend.columnspacing": 1.4,
     "savefig.dpi": 300,
     "svg.hashsalt": "tflabench",  # the same figure gives the same file
     "pdf.fonttype": 42,
 }
+for _side in ("xtick", "ytick"):
+    STYLE |= {f"{_side}.labelsize": SMALL, f"{_side}.major.width": 0.5}
+    STYLE |= {f"{_side}.major.size": 2.0, f"{_side}.major.pad": 2.0}
 styled = matplotlib.rc_context(STYLE)
 UNDATED: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 MARKERS = {
@@ -87,45 +71,37 @@ MARKERS = {
 DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 1.2)), "dot": (0, (1.2, 1)), "dashdot": (0, (5, 1.2, 1.2, 1.2))}
 
 
-class Row(NamedTuple):
-    """The panels of one row, with the inches around them."""
-
-    panels: Sequence[Panel]
-    titles: list[list[str]]
-    above: float
-    below: float
-    left: float
-    right: float
-
-
 @styled
 def draw(figure: Figure) -> Drawing:
-    """Return the figure drawn, as high as its panels need."""
-    titles = wrap(figure.title, WIDTH - 2 * EDGE, TITLE, bold=True)
-    settings = wrap(figure.setting, WIDTH - 2 * EDGE, SMALL)
-    rows = _rows(figure)
-    gap = BAR_GAP if any(map(_has_colour_bar, figure.panels)) else GAP
-    top = EDGE + LINE * len(titles) + SMALL_LINE * len(settings) + 0.06
-    height = top + sum(row.above + figure.height + row.below for row in rows) + LEGEND * bool(figure.keys) + EDGE
-    drawing = Drawing(figsize=(WIDTH, height), facecolor="white")
-    sheet = _Sheet(drawing, WIDTH, height)
-    sheet.write(titles, EDGE, height - EDGE, fontsize=TITLE, weight="bold", va="top")
-    sheet.write(settings, EDGE, height - EDGE - LINE * len(titles) - 0.03, fontsize=SMALL, color="0.35", va="top")
+    """Return the figure drawn, as high as its panels need: they are placed when the room that words take is known."""
+    drawing = Drawing(figsize=(WIDTH, figure.height), facecolor="white")
+    rows = [figure.panels[start : start + figure.columns] for start in range(0, len(figure.panels), figure.columns)]
+    shared = len({panel.x.label for panel in figure.panels}) == 1
+    axes = [[_panel(drawing, panel, not shared or row is rows[-1]) for panel in row] for row in rows]
+    left, below, right = _margins(rows, axes)
+    title = _text(drawing, figure.title, WIDTH - 2 * EDGE, fontsize=TITLE, weight="bold", va="top")
+    setting = _text(drawing, figure.setting, WIDTH - 2 * EDGE, fontsize=SMALL, color="0.35", va="top")
+    width = WIDTH / figure.columns - 2 * EDGE
+    heads = [[_text(drawing, panel.title, width, fontsize=TEXT, va="bottom") for panel in row] for row in rows]
+    named = [0.04 + SMALL_LINE * any(_upright(panel) for panel in row) for row in rows]
+    above = [max(map(_height, row)) + room + 0.02 for row, room in zip(heads, named, strict=True)]
+    top = EDGE + _height(title) + _height(setting) + 0.07
+    height = top + sum(above) + len(rows) * figure.height + below.max(axis=1).sum() + LEGEND * bool(figure.keys) + EDGE
+    drawing.set_size_inches(WIDTH, height)
+    title.set_y(1 - EDGE / height)
+    setting.set_y(1 - (EDGE + _height(title) + 0.03) / height)
     y = height - top
-    for row in rows:
-        y -= row.above + figure.height
-        width = (WIDTH - row.left - row.right - (figure.columns - 1) * gap) / figure.columns
-        for n, (panel, words) in enumerate(zip(row.panels, row.titles, strict=True)):
-            x = row.left + n * (width + gap)
-            box = Box(x, y, width, figure.height)
-            ax = sheet.axes(box)
-            _panel(ax, panel, label_x=row.below > TICKS)
-            above = _names_above(sheet, ax, panel, box)
-            start = EDGE if n == 0 else x - 0.15
-            sheet.write(words, start, y + figure.height + 0.04 + above, fontsize=TEXT, va="bottom")
-            _names_beside(sheet, ax, panel, box)
-        y -= row.below
-    _legend(sheet, figure.keys)
+    for n, row in enumerate(axes):
+        y -= above[n] + figure.height
+        x, width = EDGE, (WIDTH - 2 * EDGE - (left + right)[n].sum() - GAP * (figure.columns - 1)) / figure.columns
+        for m, ax in enumerate(row):
+            heads[n][m].set_position((x / WIDTH, (y + figure.height + named[n]) / height))
+            ax.set_position(((x + left[n, m]) / WIDTH, y / height, width / WIDTH, figure.height / height))
+            _names_above(ax, rows[n][m])
+            _notes(ax, [item for item in rows[n][m].items if isinstance(item, Note)])
+            x += left[n, m] + width + right[n, m] + GAP
+        y -= below[n].max()
+    _legend(drawing, figure.keys)
     return drawing
 
 
@@ -135,61 +111,59 @@ def write(figure: Figure, path: Path) -> None:
     draw(figure).savefig(path, metadata=UNDATED.get(path.suffix.lstrip(".")))
 
 
-def _rows(figure: Figure) -> list[Row]:
-    """Return the rows of panels; the label of x stands below the last one only where all share it."""
-    shared = len({panel.x.label for panel in figure.panels}) == 1
-    found = []
-    for start in range(0, len(figure.panels), figure.columns):
-        panels = figure.panels[start : start + figure.columns]
-        titles = [wrap(panel.title, WIDTH / figure.columns - EDGE, TEXT) for panel in panels]
-        above = LINE * max(map(len, titles)) + 0.06 + max(map(_above, panels))
-        last = start + figure.columns >= len(figure.panels)
-        labelled = any(panel.x.label for panel in panels) and (last or not shared)
-        alike = panels if _has_bars(panels[0]) else [panel for panel in figure.panels if not _has_bars(panel)]
-        margins = max(map(_left, alike)), max(map(_right, alike))
-        found.append(Row(panels, titles, above, TICKS + LABEL * labelled, *margins))
-    return found
+def _margins(rows: Sequence[Sequence[Panel]], axes: Sequence[Sequence[Axes]]) -> np.ndarray:
+    """Return the inches left of, below and right of each panel that its words take, of shape (side, row, column).
+
+    Rows share them left and right; those with bars, whose labels are long, among themselves.
+    """
+    boxes = [[(ax.get_tightbbox(), ax.bbox) for ax in row] for row in axes]
+    found = np.array([[(b.x0 - o.x0, b.y0 - o.y0, o.x1 - b.x1) for o, b in row] for row in boxes])  # type: ignore[union-attr]
+    bars = np.array([any(isinstance(item, Bars) for item in row[0].items) for row in rows])
+    for alike in (bars, ~bars):
+        found[alike, :, ::2] = found[alike, :, ::2].max(axis=0, initial=0)
+    return found.transpose(2, 0, 1) / axes[0][0].figure.dpi
 
 
-def _has_bars(panel: Panel) -> bool:
-    """Return whether a panel has bars, whose labels need a margin of their own."""
-    return any(isinstance(item, Bars) for item in panel.items)
+def _text(drawing: Drawing, words: str, inches: float, **style: Any) -> Text:
+    """Return words in lines of at most `inches`; none ends at an equals sign."""
+    text = drawing.text(EDGE / WIDTH, 0, words, linespacing=1.15, **style)
+    lines = text.get_window_extent().width / drawing.dpi / inches
+    for letters in range(int(1.15 * len(words) / max(lines, 1)), 8, -1):
+        text.set_text("\n".join(wrap(words.replace(" = ", "\u00a0=\u00a0"), letters, break_on_hyphens=False)))
+        if text.get_window_extent().width <= inches * drawing.dpi:
+            break
+    return text
 
 
-def _has_colour_bar(panel: Panel) -> bool:
-    return any(isinstance(item, HeatMap) and item.label for item in panel.items)
+def _height(text: Text) -> float:
+    """Return the inches that a text is high."""
+    return text.get_window_extent().height / text.figure.dpi  # type: ignore[union-attr]
 
 
-def _panel(ax: Axes, panel: Panel, label_x: bool) -> None:
-    """Draw the items of a panel on axes that are set before, because some items ask for their limits."""
+def _panel(drawing: Drawing, panel: Panel, label_x: bool) -> Axes:
+    """Return a panel drawn but for its notes, on axes that are set before: some items ask for their limits."""
+    ax = drawing.add_axes((0.3, 0, 0.4, 1))
     _set(ax, "x", panel.x, label_x)
     _set(ax, "y", panel.y, True)
     ax.grid(visible=not any(isinstance(item, (HeatMap, Bars)) for item in panel.items), axis="y")
-    levels: dict[float, int] = {}
     for item in panel.items:
-        if isinstance(item, Cross):
-            levels[item.x] = levels.get(item.x, -1) + 1
-            style: dict[str, Any] = {"marker": "x", "ms": 3, "mew": 0.8, "color": item.ink.colour, "ls": ""}
-            ax.plot([item.x], [0.98 - CROSS_LEVEL * levels[item.x]], transform=ax.get_xaxis_transform(), **style)
-        elif not isinstance(item, Note):
+        if not isinstance(item, Note):
             DRAWN[type(item)](ax, item)
-    _notes(ax, [item for item in panel.items if isinstance(item, Note)])
     if panel.empty:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color="0.35")
+    _names_beside(ax, panel)
+    return ax
 
 
 def _set(ax: Axes, side: str, axis: Axis, labelled: bool) -> None:
     """Set scale, limits, ticks and label of one axis."""
     own = ax.xaxis if side == "x" else ax.yaxis
-    (ax.set_xscale if side == "x" else ax.set_yscale)(axis.scale)
+    ax.set(**{f"{side}scale": axis.scale, f"{side}label": axis.label if labelled else ""})
     if axis.limits:
-        (ax.set_xlim if side == "x" else ax.set_ylim)(*axis.limits)
+        ax.set(**{f"{side}lim": axis.limits})
     if axis.ticks:
         own.set_ticks([value for value, _ in axis.ticks], [words for _, words in axis.ticks])
     own.set_minor_locator(NullLocator())
-    own.set_minor_formatter(NullFormatter())
-    if labelled:
-        own.set_label_text(axis.label)
 
 
 def _curve(ax: Axes, curve: Curve) -> None:
@@ -212,7 +186,12 @@ def _curve(ax: Axes, curve: Curve) -> None:
         ax.vlines(x, *curve.spread, color=curve.ink.colour, linewidth=0.6, zorder=1.9)  # type: ignore[arg-type]
 
 
-def _band(ax: Axes, band: Band) -> None:
+def _cross(ax: Axes, cross: Cross) -> None:
+    style: dict[str, Any] = {"marker": "x", "ms": 3, "mew": 0.8, "color": cross.ink.colour, "ls": ""}
+    ax.plot([cross.x], [0.98 - CROSS_LEVEL * cross.level], transform=ax.get_xaxis_transform(), **style)
+
+
+def _band(ax: Axes, band: model.Band) -> None:
     ax.fill_between(band.x, band.lower, band.upper, color=band.colour, alpha=0.16, linewidth=0, zorder=1.5)  # type: ignore[arg-type]
 
 
@@ -221,7 +200,7 @@ def _rule(ax: Axes, rule: Rule) -> None:
     line(rule.value, color=rule.ink.colour, ls=DASHES[rule.ink.dash], lw=0.7, zorder=1.7)
 
 
-def _span(ax: Axes, span: Span) -> None:
+def _span(ax: Axes, span: model.Span) -> None:
     area = ax.axvspan if span.side == "x" else ax.axhspan
     area(span.low, span.high, color=span.colour, alpha=0.18, lw=0, zorder=1)
 
@@ -235,9 +214,8 @@ def _bars(ax: Axes, bars: Bars) -> None:
     for place, value, words in zip(places, bars.values, bars.words, strict=True):
         at = (0.0 if math.isnan(value) else value, place)
         style: dict[str, Any] = {"style": "italic", "color": "0.4"} if math.isnan(value) else {}
-        ax.annotate(words, at, (3, 0), textcoords="offset points", va="center", fontsize=SMALL, **style)
-    ax.set_yticks(places, [shorten(label, WIDTH * 0.42, SMALL) for label in bars.labels])
-    ax.set_ylim(-0.6, len(places) - 0.4)
+        said = ax.annotate(words, at, (3, 0), textcoords="offset points", va="center", fontsize=SMALL, **style)
+        said.set_in_layout(False)  # the axis leaves room for it
 
 
 def _stack(ax: Axes, stack: Stack) -> None:
@@ -251,8 +229,6 @@ def _heat_map(ax: Axes, found: HeatMap) -> None:
     norm = (LogNorm if found.scale == "log" else Normalize)(found.low, found.high)
     style = {"norm": norm, "cmap": "viridis", "shading": "nearest", "rasterized": True}
     drawn = ax.pcolormesh(found.x, found.y, np.clip(found.values, found.low, found.high), **style)
-    if found.level is not None:
-        ax.contour(found.x, found.y, found.values, levels=[found.level], colors="white", linewidths=0.7)
     if found.label:
         bar = ax.figure.colorbar(drawn, cax=ax.inset_axes((1.05, 0, 0.06, 1)))
         bar.outline.set_visible(False)  # type: ignore[operator]
@@ -263,7 +239,8 @@ def _heat_map(ax: Axes, found: HeatMap) -> None:
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
-    Band: _band, Bars: _bars, Curve: _curve, HeatMap: _heat_map, Rule: _rule, Span: _span, Stack: _stack,
+    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule, model.Span: _span,
+    Stack: _stack,
 }  # fmt: skip
 
 
@@ -283,58 +260,16 @@ def _notes(ax: Axes, notes: Sequence[Note]) -> None:
     adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
 
 
-def _dense(ax: Axes, line: Line2D, step: float = 4.0) -> np.ndarray:
-    """Return points along a line, `step` pixels apart, in data coordinates."""
-    points = line.get_transform().transform(np.column_stack([line.get_xdata(orig=False), line.get_ydata(orig=False)]))
-    points = points[np.isfinite(points).all(axis=1)]
-    if len(points) < 2 or line.get_linestyle() == "None":
-        return ax.transData.inverted().transform(points)
-    lengths = np.r_[0, np.cumsum(np.hypot(*np.diff(points, axis=0).T))]
-    at = np.arange(0, lengths[-1], step)
-    spread = np.column_stack([np.interp(at, lengths, points[:, n]) for n in (0, 1)])
-    return ax.transData.inverted().transform(spread)
+def _dense(ax: Axes, line: Line2D) -> np.ndarray:
+    """Return some hundred points along a line, in data coordinates."""
+    path = line.get_path().transformed(line.get_transform())
+    if line.get_linestyle() != "None":
+        path = path.interpolated(200 // np.shape(path.vertices)[0] + 1)
+    points = np.asarray(path.vertices, float)
+    return ax.transData.inverted().transform(points[np.isfinite(points).all(axis=1)])
 
 
 # --- names in the margins
-
-
-class Box(NamedTuple):
-    """The place of a panel, in inches from the lower left corner of the figure."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-class _Sheet(NamedTuple):
-    """A figure on which places are given in inches."""
-
-    figure: Drawing
-    width: float
-    height: float
-
-    def axes(self, box: Box) -> Axes:
-        return self.figure.add_axes(
-            (box.x / self.width, box.y / self.height, box.width / self.width, box.height / self.height)
-        )
-
-    def write(self, lines: Sequence[str], x: float, y: float, **style: Any) -> None:
-        if any(lines):
-            self.figure.text(x / self.width, y / self.height, "\n".join(lines), linespacing=1.15, **style)
-
-    def line(self, x: Sequence[float], y: float, **style: Any) -> None:
-        places = [value / self.width for value in x]
-        self.figure.add_artist(Line2D(places, [y / self.height] * len(places), **style))
-
-
-class Name(NamedTuple):
-    """A name for a margin: its lines of text, its ink, and where it wants to stand, in inches along the margin."""
-
-    lines: list[str]
-    ink: Ink
-    joined: bool
-    at: float
 
 
 def _named(panel: Panel) -> list[Curve | Rule]:
@@ -358,130 +293,79 @@ def _parts(stack: Stack) -> list[Curve]:
     return found
 
 
-def _names_beside(sheet: _Sheet, ax: Axes, panel: Panel, box: Box) -> None:
+def _names_beside(ax: Axes, panel: Panel) -> None:
     """Write the names of lines right of a panel, near where they end, with a sample of the line before each."""
+    height = ax.bbox.height / ax.figure.dpi
     names = []
     for item in _named(panel):
         y = item.value if isinstance(item, Rule) else [value for value in item.y if math.isfinite(value)][-1]
-        part = float(ax.transAxes.inverted().transform(ax.transData.transform((ax.get_xlim()[1], y)))[1])
-        lines = wrap(item.label, MOST_MARGIN - HANDLE - 0.06, SMALL, most=2)
-        names.append(Name(lines, item.ink, getattr(item, "joined", True), box.y + min(max(part, 0), 1) * box.height))
-    names.sort(key=lambda name: name.at)
-    sizes = [SMALL_LINE * len(name.lines) + 0.02 for name in names]
-    start = box.x + box.width + 0.05
-    for name, y in zip(names, spread([name.at for name in names], sizes, box.y, box.y + box.height), strict=True):
-        style: dict[str, Any] = {"color": name.ink.colour, "ls": DASHES[name.ink.dash] if name.joined else ""}
-        sheet.line([start, start + HANDLE], y, lw=1.1, **style)
-        sheet.line([start + HANDLE / 2], y, marker=MARKERS[name.ink.marker], ms=3.4, color=name.ink.colour)
-        sheet.write(name.lines, start + HANDLE + 0.04, y, fontsize=SMALL, va="center", color=_readable(name.ink.colour))
+        part = ax.transAxes.inverted().transform(ax.transData.transform((ax.get_xlim()[1], y)))[1]
+        names.append(
+            (
+                height * min(max(float(part), 0.0), 1.0),
+                wrap(item.label, NAME, max_lines=2, placeholder="…", break_on_hyphens=False),
+                item,
+            )
+        )
+    names.sort(key=lambda name: name[0])
+    sizes = [SMALL_LINE * len(lines) + 0.02 for _, lines, _ in names]
+    places = spread([place for place, *_ in names], sizes, 0.0, height)
+    for (_, lines, item), y in zip(names, places, strict=True):
+        handle = _sample(item.ink, joined=isinstance(item, Rule) or item.joined)
+        style: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, y / height)}
+        name = Legend(ax, [handle], ["\n".join(lines)], labelcolor=_readable(item.ink.colour), **style)
+        name.set_clip_on(False)
+        ax.add_artist(name)
 
 
-def _names_above(sheet: _Sheet, ax: Axes, panel: Panel, box: Box) -> float:
-    """Write the names of upright rules above a panel; returns the inches that they take."""
-    rules = [item for item in panel.items if isinstance(item, Rule) and item.side == "x" and item.label]
-    places = [box.x + box.width * float(_part(ax, rule.value)) for rule in rules]
-    order = sorted(range(len(rules)), key=places.__getitem__)
-    sizes = [text_width(rules[n].label, SMALL) + 0.06 for n in order]
-    for n, x in zip(order, spread([places[n] for n in order], sizes, box.x - 0.2, WIDTH - EDGE), strict=True):
-        style: dict[str, Any] = {"fontsize": SMALL, "ha": "center", "va": "bottom"}
-        sheet.write([rules[n].label], x, box.y + box.height + 0.03, color=_readable(rules[n].ink.colour), **style)
-    return _above(panel)
+def _upright(panel: Panel) -> list[Rule]:
+    """Return the rules that have a name above the panel, from left to right."""
+    named = [item for item in panel.items if isinstance(item, Rule) and item.side == "x" and item.label]
+    return sorted(named, key=lambda rule: rule.value)
 
 
-def _part(ax: Axes, x: float) -> float:
-    return ax.transAxes.inverted().transform(ax.transData.transform((x, ax.get_ylim()[0])))[0]
+def _names_above(ax: Axes, panel: Panel) -> None:
+    """Write the names of upright rules above a panel, clear of each other."""
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "ha": "center", "va": "bottom"}
+    texts = [
+        ax.annotate(
+            rule.label, (rule.value, 1), (0, 2), ax.get_xaxis_transform(), color=_readable(rule.ink.colour), **style
+        )
+        for rule in _upright(panel)
+    ]
+    boxes, points = [text.get_window_extent() for text in texts], 72 / ax.figure.dpi
+    wanted = [(box.x0 + box.x1) / 2 for box in boxes]
+    widths = [box.width + 4 / points for box in boxes]
+    for text, x, place in zip(
+        texts, wanted, spread(wanted, widths, ax.bbox.x0 - 14 / points, ax.figure.bbox.width), strict=True
+    ):
+        text.xyann = ((place - x) * points, 2)
 
 
-def _left(panel: Panel) -> float:
-    """Return the inches left of a panel that ticks and label of y take."""
-    labels = [words for _, words in panel.y.ticks]
-    for item in panel.items:
-        if isinstance(item, Bars):
-            labels = [shorten(label, WIDTH * 0.42, SMALL) for label in item.labels]
-    widest = max((text_width(label, SMALL) for label in labels), default=0.2)
-    return EDGE + widest + 0.06 + (0.13 if panel.y.label else 0.0)
-
-
-def _right(panel: Panel) -> float:
-    """Return the inches right of a panel that names of lines, or a colour bar, take."""
-    if _has_colour_bar(panel):
-        return 0.55
-    lines = [wrap(item.label, MOST_MARGIN - HANDLE - 0.06, SMALL, most=2) for item in _named(panel)]
-    widest = max((text_width(line, SMALL) for label in lines for line in label), default=0.0)
-    return widest + HANDLE + 0.05 + 0.06 + EDGE if lines else 0.12
-
-
-def _above(panel: Panel) -> float:
-    named = any(isinstance(item, Rule) and item.side == "x" and item.label for item in panel.items)
-    return SMALL_LINE if named else 0.0
+def _sample(ink: Ink, joined: bool = True, hollow: bool = False) -> Line2D:
+    """Return a line as legends show it."""
+    style: dict[str, Any] = {"markerfacecolor": "white"} if hollow else {}
+    ls = DASHES[ink.dash] if joined else ""
+    return Line2D([], [], color=ink.colour, ls=ls, lw=1.1, marker=MARKERS[ink.marker], ms=3.4, mew=0.6, **style)
 
 
 def _readable(colour: str) -> str:
     """Return the ink for words of a colour: darker where it is too light to read on white."""
-    red, green, blue = (int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5))
+    red, green, blue = to_rgb(colour)
     light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     factor = min(1.0, 0.42 / light) if light else 1.0
-    return "#" + "".join(f"{round(255 * factor * channel):02x}" for channel in (red, green, blue))
+    return to_hex((factor * red, factor * green, factor * blue))
 
 
-def _legend(sheet: _Sheet, keys: Sequence[Key]) -> None:
+def _legend(drawing: Drawing, keys: Sequence[Key]) -> None:
     """Draw the legend below the panels, in one row; the longest words are cut where it does not fit."""
-    widths = [text_width(key.words, SMALL) for key in keys]
-    room = WIDTH - 2 * EDGE - len(keys) * (HANDLE + 0.14)
-    x, y = EDGE, EDGE + 0.06
-    for key, width in zip(keys, widths, strict=True):
-        longest = room - sum(widths) + width if width == max(widths) else width
-        words = shorten(key.words, max(longest, 0.3), SMALL)
-        if key.kind == "area":
-            corner = (x / sheet.width, (y - 0.035) / sheet.height)
-            size = (HANDLE / sheet.width, 0.07 / sheet.height)
-            sheet.figure.add_artist(Rectangle(corner, *size, color=key.ink.colour, alpha=0.3, lw=0))
-        else:
-            hollow: dict[str, Any] = {"markerfacecolor": "white"} if key.kind == "hollow" else {}
-            ls = "" if key.kind == "hollow" else DASHES[key.ink.dash]
-            sheet.line([x, x + HANDLE], y, color=key.ink.colour, ls=ls, lw=1.1)
-            style: dict[str, Any] = {"marker": MARKERS[key.ink.marker], "ms": 3.4, "mew": 0.6, "color": key.ink.colour}
-            sheet.line([x + HANDLE / 2], y, **style, **hollow)
-        sheet.write([words], x + HANDLE + 0.04, y, fontsize=SMALL, va="center")
-        x += HANDLE + 0.14 + text_width(words, SMALL)
-
-
-# --- words
-
-
-EQUALS = re.compile(r"(?<!=) (?!=)")  # a space that is not beside an equals sign
-
-
-def wrap(text: str, width: float, size: float, most: int | None = None, bold: bool = False) -> list[str]:
-    """Return a text in lines of at most `width` inches; what does not fit into `most` lines is cut off with "…".
-
-    A line never ends at an equals sign.
-    """
-    lines = [""]
-    for word in EQUALS.split(text):
-        longer = f"{lines[-1]} {word}".strip()
-        if text_width(longer, size, bold) <= width or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    if most and len(lines) > most:
-        lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]
-    return [shorten(line, width, size, bold) for line in lines if line]
-
-
-def shorten(text: str, width: float, size: float, bold: bool = False) -> str:
-    """Return a text of at most `width` inches, its end replaced by "…" where it is longer."""
-    if text_width(text, size, bold) <= width:
-        return text
-    while text and text_width(f"{text}…", size, bold) > width:
-        text = text[:-1]
-    return f"{text.rstrip()}…"
-
-
-@cache
-def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Return the inches that a text takes at a size in points."""
-    if not text.strip():
-        return 0.0
-    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
-    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72 + 0.01
+    handles = [
+        Patch(color=key.ink.colour, alpha=0.3, lw=0)
+        if key.kind == "area"
+        else _sample(key.ink, joined=key.kind == "line", hollow=key.kind == "hollow")
+        for key in keys
+    ]
+    lengths = [len(key.words) for key in keys]
+    longest = KEYS - 6 * len(keys) - sum(lengths) + max(lengths, default=0)
+    words = [shorten(key.words, max(longest, 8)) for key in keys]
+    drawing.legend(handles, words, loc="lower left", ncols=len(keys) or 1)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pandas as pd
 
 from tflabench.conclusions.advise import Advice, Choice, frontier
-from tflabench.figures.axes import MARGIN, linear, logarithmic
+from tflabench.figures.axes import around
+from tflabench.figures.highlights import ranked
 from tflabench.figures.looks import GREY, VERMILION, looks
-from tflabench.figures.model import Axis, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
+from tflabench.figures.model import Curve, Figure, Ink, Item, Key, Note, Panel, Rule
 from tflabench.implementations.registry import implementations
 
 GIB = 2.0**30
 LOG_FROM = 4.0  # largest over least value, from which an axis is logarithmic
-MOST_NAMES = 7  # kernels named
 MOST_NOTES = 2  # choices of the recommended kernel whose L is named besides
 
 
@@ -42,8 +42,12 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
         ),
         setting=setting,
         panels=(
-            Panel("", _axis("memory [GiB]", sizes), _axis(f"time of a step [{unit}]", [s / size for s in times]),
-                  tuple(items)),
+            Panel(
+                "",
+                around("memory [GiB]", *sizes),
+                around(f"time of a step [{unit}]", *(s / size for s in times)),
+                tuple(items),
+            ),
         ),
         keys=(Key("recommended", Ink(VERMILION, "circle"), "hollow"),),
         caption=(
@@ -51,20 +55,17 @@ def draw(advice: Advice, setting: str, notes: Sequence[str]) -> Figure:
             *notes,
         ),
         height=2.6,
-    )  # fmt: skip
+    )
 
 
 def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
     """Return the line of each kernel; those beyond the seven fastest are grey."""
-    least: dict[str, float] = {}
-    for choice in considered:
-        least[choice.kernel.name] = min(choice.step_s, least.get(choice.kernel.name, choice.step_s))
     inks, found = _inks(), []
-    for rank, name in enumerate(sorted(least, key=least.__getitem__)):
+    for name, named in ranked((choice.kernel.name, choice.step_s) for choice in considered).items():
         own = frontier([choice for choice in considered if choice.kernel.name == name])
-        named = rank < MOST_NAMES
+        x, y = [choice.memory_bytes / GIB for choice in own], [choice.step_s / size for choice in own]
         ink, role = (inks.get(name, Ink(GREY, "circle")), "highlight") if named else (Ink(GREY), "context")
-        found.append(Curve(name if named else "", *_places(own, size), ink, role, name=name))
+        found.append(Curve(name if named else "", x, y, ink, role, name=name))
     return found
 
 
@@ -89,16 +90,3 @@ def _inks() -> dict[str, Ink]:
     columns = ("name", "title", "family", "package", "gate")
     rows = pd.DataFrame([{column: getattr(impl, column) for column in columns} for impl in implementations()])
     return {name: look.ink for name, look in looks(rows.rename(columns={"name": "implementation"})).items()}
-
-
-def _places(choices: Sequence[Choice], size: float) -> tuple[list[float], list[float]]:
-    return [choice.memory_bytes / GIB for choice in choices], [choice.step_s / size for choice in choices]
-
-
-def _axis(label: str, values: Sequence[float]) -> Axis:
-    """Return an axis that holds the values, logarithmic where they differ much."""
-    low, high = min(values), max(values)
-    if high > LOG_FROM * low:
-        return logarithmic(label, low, high)
-    room = 2 * MARGIN * ((high - low) or high)
-    return linear(label, low - room, high + room)

@@ -92,22 +92,27 @@ class Rule:
 
 @dataclass(frozen=True)
 class Span:
-    """A shaded range of one axis, with words at its end."""
+    """A shaded range of one axis."""
 
     side: Side
     low: float
     high: float
     colour: str
-    label: str = ""
 
 
 @dataclass(frozen=True)
 class Cross:
-    """A point that was asked for and not measured: a mark at the top of the panel. `row` is its index."""
+    """A point that was asked for and not measured: a mark at the top of the panel.
+
+    Attributes:
+        row: its index.
+        level: how many stand above it.
+    """
 
     x: float
     ink: Ink
     row: int
+    level: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Values over a grid as colours from `low` to `high`; `level` draws a contour.
+    """Values over a grid as colours from `low` to `high`.
 
     Attributes:
         values: of shape (y, x).
@@ -162,7 +167,6 @@ class HeatMap:
     high: float
     scale: Scale = "linear"
     label: str = ""
-    level: float | None = None
 
 
 Item = Curve | Band | Rule | Span | Cross | Note | Bars | Stack | HeatMap

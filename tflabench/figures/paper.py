@@ -2,20 +2,22 @@
 
     FIGURES["fig17"]("sig", "fw", rows) -> Figure        rows: as `load.read_rows` gives them, or None
 
-Every function takes a gate ("exp" or "sig"), a pass ("fw" or "fwbw") and rows, of which it draws those of one problem:
+Every figure takes a gate ("exp" or "sig"), a pass ("fw" or "fwbw") and rows, of which it draws those of one problem:
 see `Overlay`. Counts are the published ones (Table 17) unless a caption says otherwise. GPUs are those of the paper's
 Table 18, and the H200 of NVIDIA's datasheet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import Any
 
 import numpy as np
 
-from tflabench.figures.axes import linear, logarithmic, powers, upwards
-from tflabench.figures.gpus import ink, intensity_rules, roofs, short, size_rules, sources
+from tflabench.figures.axes import held, linear, logarithmic, powers, upwards
+from tflabench.figures.gpus import ink, intensity_rules, roofs, short, sources, under
 from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
 from tflabench.figures.overlay import PAPER, Overlay, Series
@@ -24,7 +26,7 @@ from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.problem import Pass, Problem
 from tflabench.theory import cost, fused
 from tflabench.theory.chunk_size import Tradeoff
-from tflabench.theory.cost import Gate
+from tflabench.theory.cost import Formulation, Gate
 from tflabench.theory.hardware import Ceilings, Gpu, find
 
 CAUSAL_INKS = {0.5: Ink(BLUE), 0.66: Ink(GREEN, dash="dash"), 1.0: Ink(VERMILION, dash="dashdot")}
@@ -44,25 +46,45 @@ MEASURED = Key("measured", Ink(GREY, "square"))
 COUNTED = "Modelled: published counts (Table 17), F_causal = 0.5"
 RATES = "Measured rates: modelled FLOPs over measured time."
 BACKWARD = "The paper counts forward passes. The backward is derived from its section B.3 (tflabench.theory.cost)."
+DIMENSIONS = np.geomspace(32, 2048, 100)
+OVER_DIMENSIONS = powers(AXES["d_hv"], 32, 2048)
 
 
-class Asked(NamedTuple):
-    """A figure of the paper for one gate and pass."""
+@dataclass(frozen=True)
+class Asked:
+    """A figure of the paper for one gate and pass, and the rows that may be laid over."""
 
     number: int
     gate: Gate
     pass_: Pass
+    rows: Rows | None
 
-    def figure(self, words: str, setting: str, panels: Iterable[Panel], caption: Iterable[str], **rest: Any) -> Figure:
-        """Return a figure whose title says `words` of this gate and pass; `rest` as `Figure` has it."""
-        derived = [BACKWARD] if self.pass_ == "fwbw" else []
+    @cached_property
+    def sweep(self) -> Overlay:
+        """Return the rows that are laid over."""
+        return Overlay.of(self.rows, self.gate, self.pass_)
+
+    def figure(
+        self, words: str, panels: Iterable[Panel], caption: Iterable[str], gpus: Sequence[Gpu] = (), **rest: Any
+    ) -> Figure:
+        """Return a figure whose title says `words` of this gate and pass; `rest` as `Figure` has it.
+
+        Args:
+            gpus: those in it, whose sources the caption names.
+        """
+        laid_over = {"setting": self.sweep.setting, "rows": self.sweep.rows} if "sweep" in vars(self) else {}
         return Figure(
             f"fig{self.number}-{self.gate}-{self.pass_}",
             f"mLSTM{self.gate} {PASSES[self.pass_]}, theory: {words}",
-            setting,
-            tuple(panels),
-            caption=(f"Fig. {self.number} of the paper, which is of sig's forward.", *caption, *derived),
-            **rest,
+            panels=tuple(panels),
+            caption=(
+                f"Fig. {self.number} of the paper, which is of sig's forward.",
+                *caption,
+                *([sources(gpus)] if gpus else []),
+                *(self.sweep.origin if laid_over else []),
+                *([BACKWARD] if self.pass_ == "fwbw" else []),
+            ),
+            **laid_over | rest,
         )
 
     def equation(self, number: int) -> str:
@@ -76,15 +98,28 @@ class Asked(NamedTuple):
         return Tradeoff(problem, self.gate, ceilings or find("paper-H100").ceilings, **options)
 
 
-def fig15(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+FIGURES: dict[str, Callable[..., Figure]] = {}
+
+
+def _of_the_paper(drawn: Callable[[Asked], Figure]) -> Callable[..., Figure]:
+    """Return a figure as a function of gate, pass and rows, and list it in FIGURES."""
+
+    @wraps(drawn)
+    def figure(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+        return drawn(Asked(int(drawn.__name__.removeprefix("fig")), gate, pass_, rows))
+
+    FIGURES[drawn.__name__] = figure
+    return figure
+
+
+@_of_the_paper
+def fig15(asked: Asked) -> Figure:
     """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
-    del rows  # FLOPs are counted, not measured
-    asked = Asked(15, gate, pass_)
     panels = [_flops_panel(asked, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
     least = [item.x for panel in panels for item in panel.items if isinstance(item, Note)]
     return asked.figure(
         f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}",
-        "T = 8192, one head and sequence",
+        setting="T = 8192, one head and sequence",
         panels=panels,
         keys=(Key("fewest FLOPs", RING, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
         caption=[
@@ -96,57 +131,54 @@ def fig15(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
 
 def _flops_panel(asked: Asked, d_qk: int, d_hv: int) -> Panel:
     T, sizes = PAPER.seq_len, np.geomspace(1, PAPER.seq_len, 300)
-    gate, pass_ = asked.gate, asked.pass_
-    items: list[Item] = []
+
+    def gflops(form: Formulation, chunk_size: Any, factor: float = 0.5) -> Any:
+        count = cost.flop_polynomial(form, asked.gate, d_qk, d_hv, causal_factor=factor, pass_=asked.pass_)
+        return count(chunk_size) * (T / chunk_size if form == "chunkwise" else 1) / 1e9
+
+    lines: list[Item] = []
+    rings = []
     for factor, line in CAUSAL_INKS.items():
-        count = cost.flop_polynomial("chunkwise", gate, d_qk, d_hv, causal_factor=factor, pass_=pass_)
-        flops = T / sizes * count(sizes) / 1e9
-        whole = cost.flop_polynomial("parallel", gate, d_qk, d_hv, causal_factor=factor, pass_=pass_)(T) / 1e9
         least = asked.tradeoff(d_qk, d_hv, causal_factor=factor).flop_optimal
-        items += [
-            Curve(f"F_causal = {factor:g}", sizes, flops, line, role="theory"),
-            Curve("", [T], [whole], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
-            Note(least, T / least * count(least) / 1e9, "", line.colour, ring=True),
+        lines += [
+            Curve(f"F_causal = {factor:g}", sizes, gflops("chunkwise", sizes, factor), line, "theory"),
+            Curve("", [T], [gflops("parallel", T, factor)], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
         ]
-    recurrent = cost.flop_polynomial("recurrent", gate, d_qk, d_hv, pass_=pass_)(T) / 1e9
-    tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=pass_), gate, T).flops / 1e9
-    items += [
-        Rule("y", recurrent, "recurrent form", Ink("#767676", dash="dash")),
+        rings.append(Note(least, gflops("chunkwise", least, factor), "", line.colour, ring=True))
+    tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=asked.pass_), asked.gate, T).flops / 1e9
+    rules = [
+        Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash")),
         Rule("y", tiled, "fused kernels", FUSED),
     ]
-    heights = [float(value) for item in items if isinstance(item, Curve) for value in item.y]
-    y = logarithmic("FLOPs [GFLOP]", min(*heights, tiled, recurrent), max(heights))
-    least = [item.x for item in items if isinstance(item, Note)]
-    title = f"d_qk = {d_qk}, d_hv = {d_hv}: fewest at L = {min(least):.0f} to {max(least):.0f}"
-    return Panel(title, powers(AXES["chunk_size"], 1, T), y, tuple(items))
+    y = logarithmic("FLOPs [GFLOP]", *held(lines), *(rule.value for rule in rules))
+    found = [ring.x for ring in rings]
+    title = f"d_qk = {d_qk}, d_hv = {d_hv}: fewest at L = {min(found):.0f} to {max(found):.0f}"
+    return Panel(title, powers(AXES["chunk_size"], 1, T), y, (*lines, *rings, *rules))
 
 
-def fig16(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+@_of_the_paper
+def fig16(asked: Asked) -> Figure:
     """Return the L of fewest FLOPs over d_hv (eq. 111), for d_qk half of d_hv and equal to it."""
-    del rows
-    asked, d_hv = Asked(16, gate, pass_), np.geomspace(32, 2048, 100)
-    lines = {
-        p_qk: [
-            _line(f"F_causal = {f:g}", look, d_hv, _optima(asked, d_hv, p_qk, "flop_optimal", causal_factor=f))
-            for f, look in CAUSAL_INKS.items()
+    panels = {}
+    for p_qk, words in ((0.5, "0.5 "), (1.0, "")):
+        models = {f: [asked.tradeoff(p_qk * d, d, causal_factor=f) for d in DIMENSIONS] for f in CAUSAL_INKS}
+        panels[f"d_qk = {words}d_hv"] = [
+            Curve(f"F_causal = {f:g}", DIMENSIONS, [model.flop_optimal for model in models[f]], line, "theory")
+            for f, line in CAUSAL_INKS.items()
         ]
-        for p_qk in (0.5, 1.0)
-    }
-    y = _from_zero("L of fewest FLOPs [tokens]", [curve for curves in lines.values() for curve in curves])
+    shared = _panels(panels, OVER_DIMENSIONS, _from_zero("L of fewest FLOPs [tokens]", *panels.values()))
     return asked.figure(
-        f"the L of fewest FLOPs stays below {y.limits[1]:.0f}",  # type: ignore[index]
-        f"{asked.equation(111)}, published counts",
-        panels=(
-            Panel(f"d_qk = {'' if p_qk == 1 else f'{p_qk:g} '}d_hv", _over_dimensions(), y, tuple(curves))
-            for p_qk, curves in lines.items()
-        ),
+        f"the L of fewest FLOPs stays below {shared[0].y.limits[1]:.0f}",  # type: ignore[index]
+        setting=f"{asked.equation(111)}, published counts",
+        panels=shared,
         caption=[f"Modelled: {asked.equation(111)}, published counts (Table 17)."],
     )
 
 
-def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+@_of_the_paper
+def fig17(asked: Asked) -> Figure:
     """Return theoretical runtime over L, a line a GPU, and measured rows with the bounds of their GPU."""
-    asked, sweep = Asked(17, gate, pass_), Overlay.of(rows, gate, pass_)
+    sweep, gate = asked.sweep, asked.gate
     gpus = _with(sweep.gpu, "paper-A100", "paper-H100", "H200", "paper-B200")
     home = next((gpu for gpu in gpus if sweep.gpu and short(gpu) == short(sweep.gpu)), find("paper-H100"))
     sizes, measured = _sizes(sweep), sweep.series()
@@ -154,35 +186,27 @@ def fig17(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
     if short(home) in FUSED_ON:
         steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
         walks = [fused.runtime(sweep.problem.with_(chunk_size=int(size)), gate, home) * 1e3 for size in steps]
-        items.append(_line(f"fused, {short(home)}", FUSED, steps, walks))
+        items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
     items += [own.curve(own.sizes, own.ms) for own in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
     words = f"{_article(home)} is fastest at L = {best:.0f}"
+    keys = [Key("least, at the L beside", RING, "hollow")]
     if measured:
         chunkwise = [own for own in measured if own.chunkwise]
         fastest = min(chunkwise or measured, key=lambda own: own.ms.min())
         kind = "chunkwise" if chunkwise else "fused"
         words += f", the best measured {kind} kernel at {fastest.sizes[fastest.best]:.0f}"
-    keys = [Key("least, at the L beside", RING, "hollow")]
-    if measured:
-        keys = [
-            Key("least", RING, "hollow"),
-            Key(f"bounds on {short(home)}", ink(home), "area"),
-            MEASURED,
-        ]
+        keys = [Key("least", RING, "hollow"), Key(f"bounds on {short(home)}", ink(home), "area"), MEASURED]
     return asked.figure(
         words,
-        sweep.setting,
-        panels=(Panel("", _over_sizes(sizes), upwards("runtime [ms]", _heights(items)), tuple(items)),),
+        [Panel("", _over_sizes(sizes), upwards("runtime [ms]", held(items)), tuple(items))],
         keys=tuple(keys),
         caption=[
             f"Lines: nothing overlaps (eq. 116). Rings: the least, {asked.equation(121)}.",
             *(["Shaded: down to where all overlaps."] if measured else []),
             f"Fused kernels: theory, all overlaps (tflabench.theory.fused). {COUNTED}, states in float32.",
-            sources(gpus),
-            *sweep.origin,
         ],
-        rows=sweep.rows,
+        gpus=gpus,
         height=2.5,
     )
 
@@ -198,171 +222,137 @@ def _runtime(sweep: Overlay, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) ->
         yield Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour)
 
 
-def fig18(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+@_of_the_paper
+def fig18(asked: Asked) -> Figure:
     """Return arithmetic intensity over L for several head dimensions, states in 4 and 2 bytes, and that of GPUs."""
-    del rows
-    asked, sizes = Asked(18, gate, pass_), np.geomspace(16, 8192, 200)
+    sizes = np.geomspace(16, 8192, 200)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100", "H200", "paper-B200")]
-    found = {}
-    for state_bytes in STATES:
-        found[state_bytes] = []
+    panels: dict[str, list[Item]] = {title: [*intensity_rules(gpus, "y")] for title in STATES.values()}
+    for state_bytes, title in STATES.items():
         for d_hv, line in DIM_INKS.items():
-            model = asked.tradeoff(d_hv / 2, d_hv, state_bytes=state_bytes)
-            intensity = model.flops_per_chunk(sizes) / model.bytes_per_chunk(sizes)
-            found[state_bytes].append(_line(f"d_hv = {d_hv}", line, sizes, intensity))
-    y = upwards("intensity [FLOP/byte]", (value for curves in found.values() for curve in curves for value in curve.y))
+            cost = asked.tradeoff(d_hv / 2, d_hv, state_bytes=state_bytes).cost(sizes)
+            panels[title].append(Curve(f"d_hv = {d_hv}", sizes, cost.intensity, line, "theory"))
+    y = upwards("intensity [FLOP/byte]", (value for items in panels.values() for value in held(items)))
     return asked.figure(
         "intensity grows with L and passes that of every GPU",
-        "d_qk = d_hv / 2; dotted: intensity of GPUs",
-        panels=(
-            Panel(title, _over_sizes(sizes), y, (*intensity_rules(gpus, "y"), *found[state_bytes]))
-            for state_bytes, title in STATES.items()
-        ),
+        setting="d_qk = d_hv / 2; dotted: intensity of GPUs",
+        panels=_panels(panels, _over_sizes(sizes), y),
         caption=[
             "Above a GPU's line a kernel is bound by computing, below it by moving (eqs. 117-118).",
             f"{COUNTED}.",
-            sources(gpus),
         ],
+        gpus=gpus,
         height=1.75,
     )
 
 
-def fig19(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+@_of_the_paper
+def fig19(asked: Asked) -> Figure:
     """Return rooflines, the intensity of each L as an upright line, and on it what was measured at that L."""
-    asked, sweep = Asked(19, gate, pass_), Overlay.of(rows, gate, pass_)
+    sweep = asked.sweep
     gpus = _with(sweep.gpu, "paper-V100", "paper-A100", "paper-H100")
-    tradeoff = Tradeoff(sweep.problem, gate, gpus[-1].ceilings)
-    intensities = {2**n: float(tradeoff.cost(2**n).intensity) for n in range(6, 13)}
+    tradeoff = Tradeoff(sweep.problem, asked.gate, gpus[-1].ceilings)
     points = []
     for own in sweep.series():
         at = sweep.cost(own, tradeoff)
         points.append(own.curve(at.intensity, at.flops / own.ms / 1e9))
-    marks = [*intensities.values(), *(gpu.ceilings.intensity for gpu in gpus), *(x for own in points for x in own.x)]
-    limits = (min(marks) / 1.6, max(marks) * 1.6)
-    lines = list(roofs(gpus, limits))
-    rates = _heights([*lines, *points])
-    words = f"from L = {tradeoff.overlapped_optimal:.0f} on computing bounds {_article(gpus[-1])}"
     return asked.figure(
-        words,
-        sweep.setting,
-        panels=(
-            Panel(
-                "",
-                Axis("arithmetic intensity [FLOP/byte]", "log", limits, logarithmic("", *limits).ticks),
-                logarithmic("rate [TFLOP/s]", min(rates), max(rates)),
-                (*size_rules(intensities, limits), *lines, *points),
-            ),
-        ),
+        f"from L = {tradeoff.overlapped_optimal:.0f} on computing bounds {_article(gpus[-1])}",
+        [under(roofs(gpus), points, {2**n: float(tradeoff.cost(2**n).intensity) for n in range(6, 13)})],
         keys=(Key("roof", Ink(GREY)), MEASURED) if points else (),
         caption=[
             "Upright: the intensity of chunk sizes. It meets a roof at the rate that this GPU can reach (eq. 119).",
             f"{COUNTED}, states in float32. {RATES if points else ''}".strip(),
-            sources(gpus),
-            *sweep.origin,
         ],
-        rows=sweep.rows,
+        gpus=gpus,
         height=2.4,
     )
 
 
-def fig20(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+@_of_the_paper
+def fig20(asked: Asked) -> Figure:
     """Return FLOP/s, FLOPs and runtime over L: the rate grows because the work does, and the runtime does not fall."""
-    asked, sweep = Asked(20, gate, pass_), Overlay.of(rows, gate, pass_)
+    sweep = asked.sweep
     gpu = sweep.gpu or find("paper-H100")
-    tradeoff, sizes = Tradeoff(sweep.problem, gate, gpu.ceilings), _sizes(sweep)
+    tradeoff, sizes = Tradeoff(sweep.problem, asked.gate, gpu.ceilings), _sizes(sweep)
     flops, time = tradeoff.cost(sizes).flops, tradeoff.time(sizes)
     look, best = ink(gpu), tradeoff.runtime_optimal
-    rate: list[Item] = [
-        Band(sizes, flops / time.upper / 1e12, flops / time.lower / 1e12, look.colour),
-        _line(short(gpu), look, sizes, flops / time.upper / 1e12),
-    ]
-    work: list[Item] = [_line("chunkwise", Ink(GREY), sizes, flops / 1e12)]
-    runtime: list[Item] = [
-        Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour),
-        _line(short(gpu), look, sizes, time.upper * 1e3),
-    ]
+    lower, upper = time.lower * 1e3, time.upper * 1e3
+    rate, work, runtime = "rate [TFLOP/s]", "FLOPs [TFLOP]", "runtime [ms]"
+    items: dict[str, list[Item]] = {
+        rate: [Band(sizes, flops / upper / 1e9, flops / lower / 1e9, look.colour)],
+        work: [Curve("chunkwise", sizes, flops / 1e12, Ink(GREY), "theory")],
+        runtime: [Band(sizes, lower, upper, look.colour)],
+    }
+    items[rate].append(Curve(short(gpu), sizes, flops / upper / 1e9, look, "theory"))
+    items[runtime].append(Curve(short(gpu), sizes, upper, look, "theory"))
     for own in sweep.series():
         count = sweep.cost(own, tradeoff).flops
-        rate.append(own.curve(own.sizes, count / own.ms / 1e9))
-        work += [] if own.chunkwise else [own.curve(own.sizes, count / 1e12)]
-        runtime += [own.curve(own.sizes, own.ms), Note(own.sizes[own.best], own.ms[own.best], "", ring=True)]
+        items[rate].append(own.curve(own.sizes, count / own.ms / 1e9))
+        items[work] += [] if own.chunkwise else [own.curve(own.sizes, count / 1e12)]
+        items[runtime] += [own.curve(own.sizes, own.ms), Note(own.sizes[own.best], own.ms[own.best], "", ring=True)]
     if not sweep.gpu:
-        runtime.append(Note(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
+        items[runtime].append(Note(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
     measured = [MEASURED] if sweep.gpu else []
-    parts = {"rate": ("rate [TFLOP/s]", rate), "work": ("FLOPs [TFLOP]", work), "runtime": ("runtime [ms]", runtime)}
     return asked.figure(
         f"the rate rises with L, but the runtime is least at L = {best:.0f}",
-        sweep.setting,
-        panels=(
-            Panel(title, _over_sizes(sizes), _from_zero(label, items), tuple(items))
-            for title, (label, items) in parts.items()
+        (
+            Panel(title, _over_sizes(sizes), _from_zero(label, items[label]), tuple(items[label]))
+            for title, label in (("rate", rate), ("work", work), ("runtime", runtime))
         ),
         keys=(Key("least", RING, "hollow"), Key(f"bounds on {short(gpu)}", look, "area"), *measured),
         caption=[
             "Lines: nothing overlaps. Shaded: down to where all overlaps.",
             f"{COUNTED}, states in float32. {RATES if measured else ''}".strip(),
-            sources([gpu]),
-            *sweep.origin,
         ],
-        rows=sweep.rows,
+        gpus=[gpu],
         height=1.35,
     )
 
 
-def fig21(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+@_of_the_paper
+def fig21(asked: Asked) -> Figure:
     """Return the L of least runtime over d_hv (eq. 121), states in 4 and 2 bytes, a line a GPU."""
-    del rows
-    asked, d_hv = Asked(21, gate, pass_), np.geomspace(32, 2048, 100)
     gpus = [find(name) for name in ("paper-A100", "paper-H100", "H200", "paper-B200")]
-    lines = {
-        state_bytes: [
-            _line(short(gpu), ink(gpu), d_hv, _optima(asked, d_hv, 0.5, ceilings=gpu.ceilings, state_bytes=state_bytes))
-            for gpu in gpus
-        ]
-        for state_bytes in STATES
-    }
-    y = _from_zero("L of least runtime [tokens]", [curve for curves in lines.values() for curve in curves])
+    panels: dict[str, list[Item]] = {title: [] for title in STATES.values()}
+    for state_bytes, title in STATES.items():
+        for gpu in gpus:
+            models = [asked.tradeoff(0.5 * d, d, gpu.ceilings, state_bytes=state_bytes) for d in DIMENSIONS]
+            best = [model.runtime_optimal for model in models]
+            panels[title].append(Curve(short(gpu), DIMENSIONS, best, ink(gpu), "theory"))
     return asked.figure(
         "the best L grows with the head dimension; states in bfloat16 ask for less",
-        "d_qk = d_hv / 2",
-        panels=(Panel(STATES[size], _over_dimensions(), y, tuple(curves)) for size, curves in lines.items()),
-        caption=[f"{COUNTED}; {asked.equation(121)}.", sources(gpus)],
+        setting="d_qk = d_hv / 2",
+        panels=_panels(panels, OVER_DIMENSIONS, _from_zero("L of least runtime [tokens]", *panels.values())),
+        caption=[f"{COUNTED}; {asked.equation(121)}."],
+        gpus=gpus,
     )
 
 
-def fig22(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
+@_of_the_paper
+def fig22(asked: Asked) -> Figure:
     """Return the L of least runtime over a GPU's intensity (eq. 121), GPUs as upright lines, and the measured best."""
-    asked, sweep = Asked(22, gate, pass_), Overlay.of(rows, gate, pass_)
-    intensity = np.linspace(80, 400, 100)
+    sweep, intensity = asked.sweep, np.linspace(80, 400, 100)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "H200", "paper-B200", "paper-H100")]
-    lines = []
+    items: list[Item] = []
     for d_hv, look in DIM_INKS.items():
         ceilings = [Ceilings(value, 1.0, "given", "") for value in intensity]
         best = [asked.tradeoff(d_hv / 2, d_hv, own).runtime_optimal for own in ceilings]
-        lines.append(_line(f"d_hv = {d_hv}", look, intensity, best))
+        items.append(Curve(f"d_hv = {d_hv}", intensity, best, look, "theory"))
     # To the fused kernels L is no trade of bytes for FLOPs.
     points = [_fastest(own, sweep.gpu) for own in sweep.series() if sweep.gpu and own.chunkwise]
+    items += points
+    x, y = linear("intensity of the GPU [FLOP/byte]", 80, 400), _from_zero("L of least runtime [tokens]", items)
     measured = f"Points: the fastest L measured at d_hv = {sweep.problem.d_hv}."
-    x = linear("intensity of the GPU [FLOP/byte]", 80, 400)
-    y = _from_zero("L of least runtime [tokens]", [*lines, *points])
     return asked.figure(
         "the more FLOPs a GPU has for a byte, the larger the best L",
-        "d_qk = d_hv / 2, states in float32",
-        panels=(Panel("", x, y, (*intensity_rules(gpus, "x"), *lines, *points)),),
+        [Panel("", x, y, (*intensity_rules(gpus, "x"), *items))],
+        setting="d_qk = d_hv / 2, states in float32",
         keys=(Key(f"measured best, d_hv = {sweep.problem.d_hv}", Ink(GREY, "square")),) if points else (),
-        caption=[f"{COUNTED}; {asked.equation(121)}.", *([measured] if points else []), sources(gpus), *sweep.origin],
-        rows=sweep.rows,
+        caption=[f"{COUNTED}; {asked.equation(121)}.", *([measured] if points else [])],
+        gpus=gpus,
         height=2.4,
     )
-
-
-FIGURES: dict[str, Callable[..., Figure]] = {
-    figure.__name__: figure for figure in (fig15, fig16, fig17, fig18, fig19, fig20, fig21, fig22)
-}
-
-
-def _line(label: str, look: Ink, x: Any, y: Any) -> Curve:
-    return Curve(label, x, y, look, role="theory")
 
 
 def _fastest(own: Series, gpu: Gpu) -> Curve:
@@ -370,11 +360,6 @@ def _fastest(own: Series, gpu: Gpu) -> Curve:
     size, row = own.sizes[own.best], int(own.rows.index[own.best])
     label = f"{own.title}: {size:.0f}"
     return Curve(label, [gpu.ceilings.intensity], [size], own.ink, joined=False, rows=[row], name=own.name)
-
-
-def _optima(asked: Asked, d_hv: np.ndarray, p_qk: float, which: str = "runtime_optimal", **options: Any) -> list[float]:
-    """Return the best L at every d_hv; `options` as `Tradeoff` has them."""
-    return [getattr(asked.tradeoff(p_qk * d, d, **options), which) for d in d_hv]
 
 
 def _sizes(sweep: Overlay) -> np.ndarray:
@@ -394,19 +379,14 @@ def _article(gpu: Gpu) -> str:
     return f"{'an' if name[0] in 'AHLRM' else 'a'} {name}"
 
 
-def _heights(items: Sequence[Item]) -> list[float]:
-    """Return what a y axis must hold: the values of curves and bands."""
-    curves = [value for item in items if isinstance(item, Curve) for value in item.y]
-    return [*curves, *(value for item in items if isinstance(item, Band) for value in (*item.lower, *item.upper))]
+def _panels(items: Mapping[str, Sequence[Item]], x: Axis, y: Axis) -> list[Panel]:
+    """Return panels that share their axes, by title."""
+    return [Panel(title, x, y, tuple(own)) for title, own in items.items()]
 
 
-def _from_zero(label: str, items: Sequence[Item]) -> Axis:
-    return linear(label, 0.0, 1.06 * max(_heights(items)))
+def _from_zero(label: str, *items: Sequence[Item]) -> Axis:
+    return linear(label, 0.0, 1.06 * max(value for own in items for value in held(own)))
 
 
 def _over_sizes(sizes: np.ndarray) -> Axis:
     return powers(AXES["chunk_size"], float(sizes[0]), float(sizes[-1]))
-
-
-def _over_dimensions() -> Axis:
-    return powers(AXES["d_hv"], 32, 2048)

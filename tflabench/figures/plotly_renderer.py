@@ -12,45 +12,35 @@ from typing import Any
 
 import numpy as np
 
-from tflabench.figures.axes import CROSS_LEVEL, spread
-from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Note, Panel, Rule, Span
+from tflabench.figures.axes import CROSS_LEVEL
+from tflabench.figures.captions import shorten
+from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Note, Panel
 
 HEIGHT, BAR = 480, 22  # pixels of a panel, and of each bar in it
-NAME, LONGEST = 17, 28  # pixels from one name beside a panel to the next; characters of it
-MARGIN = {"l": 58, "r": 222, "t": 14, "b": 46}
-# Markers as names show them.
-GLYPHS = {
-    "": "–", "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "pentagon": "⬟",
-    "cross": "✚", "hexagon": "⬢", "star": "★", "triangle-left": "◀", "triangle-right": "▶", "x": "✖",
-}  # fmt: skip
+MARGIN = {"l": 58, "r": 24, "t": 14, "b": 46}  # the legend makes room for itself
+LONGEST = 34  # characters of a name
 # Colour on white -> colour on black, where the same would be lost.
 DARK = {"#000000": "#f2f2f2", "#595959": "#b4b4b4", "#404040": "#c8c8c8", "#9a9a9a": "#6f7782", "#0072b2": "#3aa0dd"}
 Trace = dict[str, Any]
 
 
 def draw(panel: Panel) -> dict[str, Any]:
-    """Return the panel as {"data": traces, "layout": layout, "names": what a legend says of its lines}."""
+    """Return the panel as {"data": traces, "layout": layout}."""
     bars = [len(item.labels) for item in panel.items if isinstance(item, Bars)]
-    height = max(HEIGHT, *(BAR * count + MARGIN["t"] + MARGIN["b"] for count in bars)) if bars else HEIGHT
-    data = [trace for item in panel.items for trace in DRAWN.get(type(item), _nothing)(item)]
-    names = _names(panel)
     layout: dict[str, Any] = {
-        "height": height,
-        "margin": MARGIN | ({"r": 24} if bars or not names else {}),
+        "height": max([HEIGHT, *(BAR * count + MARGIN["t"] + MARGIN["b"] for count in bars)]),
+        "margin": MARGIN,
         "xaxis": _axis(panel.x),
-        "yaxis": _axis(panel.y) | (_places(panel) if bars else {}),
+        "yaxis": _axis(panel.y) | ({"automargin": True} if bars else {}),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
-        "shapes": list(_shapes(panel)),
-        "annotations": [*_words(panel), *_beside(panel, height)],
-        "showlegend": False,
+        "annotations": list(_words(panel)),
+        "showlegend": True,
+        "legend": {"traceorder": "normal", "font": {"size": 11}, "itemclick": False, "itemdoubleclick": False},
         "hovermode": "closest",
         "barmode": "overlay",
     }
-    return {"data": [*data, *_crosses(panel)], "layout": layout, "names": names}
-
-
-def _nothing(item: object) -> list[Trace]:
-    return []
+    traces = [trace for item in panel.items if type(item) in DRAWN for trace in DRAWN[type(item)](item)]
+    return {"data": [{"showlegend": False} | trace for trace in traces], "layout": layout}
 
 
 def numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
@@ -72,6 +62,9 @@ def _curve(curve: Curve) -> list[Trace]:
         "meta": curve.name,
         "hoverinfo": "none" if curve.rows else "skip",
     }
+    ends = [value for value in curve.y if math.isfinite(value)]
+    if curve.label and ends:  # the highest line comes first in the legend
+        trace |= {"showlegend": True, "name": escape(shorten(curve.label, LONGEST)), "legendrank": -ends[-1]}
     if marks:
         drawn = [f"{symbol}-open" if open_ else symbol for open_ in hollow] if any(hollow) else symbol
         trace["marker"] = {"symbol": drawn, "size": 5 if context else 8, "color": curve.ink.colour}
@@ -112,20 +105,13 @@ def _bars(bars: Bars) -> list[Trace]:
     return [behind, drawn] if known else [drawn]
 
 
-DRAWN: dict[type, Callable[[Any], list[Trace]]] = {Curve: _curve, Band: _band, Bars: _bars}
+def _cross(cross: Cross) -> list[Trace]:
+    mark = {"symbol": "x-thin", "size": 7, "line": {"color": cross.ink.colour, "width": 1.6}}
+    at: Trace = {"x": numbers([cross.x]), "y": [1 - CROSS_LEVEL * (cross.level + 0.5)], "yaxis": "y2"}
+    return [{"type": "scatter", "mode": "markers", "customdata": [cross.row], "hoverinfo": "none", "marker": mark} | at]
 
 
-def _crosses(panel: Panel) -> Iterator[Trace]:
-    """Yield a mark at the top for each cross, one below the other where several stand at one x."""
-    taken: dict[float, int] = {}
-    for cross in panel.items:
-        if isinstance(cross, Cross):
-            level = taken[cross.x] = taken.get(cross.x, 0) + 1
-            yield {
-                "type": "scatter", "mode": "markers", "x": numbers([cross.x]), "y": [1 - CROSS_LEVEL * (level - 0.5)],
-                "yaxis": "y2", "customdata": [cross.row], "hoverinfo": "none",
-                "marker": {"symbol": "x-thin", "size": 7, "line": {"color": cross.ink.colour, "width": 1.6}},
-            }  # fmt: skip
+DRAWN: dict[type, Callable[[Any], list[Trace]]] = {Curve: _curve, Band: _band, Bars: _bars, Cross: _cross}
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
@@ -142,41 +128,13 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return found
 
 
-def _places(panel: Panel) -> dict[str, Any]:
-    """Return the ticks of bars: a label each."""
-    labels = next(item.labels for item in panel.items if isinstance(item, Bars))
-    words = [escape(shorten(label)) for label in labels]
-    return {"tickvals": list(range(len(words)))[::-1], "ticktext": words, "range": [-0.6, len(words) - 0.4]} | {
-        "automargin": True
-    }
-
-
-def _shapes(panel: Panel) -> Iterator[dict[str, Any]]:
-    for item in panel.items:
-        if isinstance(item, (Rule, Span)):
-            other = "y" if item.side == "x" else "x"
-            low, high = (item.value, item.value) if isinstance(item, Rule) else (item.low, item.high)
-            ends = {f"{item.side}0": low, f"{item.side}1": high, f"{other}0": 0, f"{other}1": 1}
-            shape = {**ends, f"{other}ref": "paper", "layer": "below"}
-            if isinstance(item, Rule):
-                yield shape | {"type": "line", "line": {"color": item.ink.colour, "width": 1.2, "dash": item.ink.dash}}
-            else:
-                yield shape | {"type": "rect", "fillcolor": f"{item.colour}2e", "line": {"width": 0}}
-
-
 def _words(panel: Panel) -> Iterator[dict[str, Any]]:
-    """Yield the words in a panel: notes, names of rules and spans, and why it is empty."""
+    """Yield the words in a panel: notes, and why it is empty."""
     for item in panel.items:
         if isinstance(item, Note) and item.words:
             x, y = (_place(axis, value) for axis, value in ((panel.x, item.x), (panel.y, item.y)))
             style = {"showarrow": False, "xshift": 4, "yshift": 9, "xanchor": "left"}
             yield {"x": x, "y": y, "text": escape(item.words), "font": {"color": item.colour, "size": 11}} | style
-        elif isinstance(item, (Rule, Span)) and item.label:
-            across = item.side == "x"
-            value = _place(panel.x if across else panel.y, item.value if isinstance(item, Rule) else item.high)
-            at = {"x": value, "y": 1, "yref": "paper"} if across else {"x": 1, "y": value, "xref": "paper"}
-            anchor = {"xanchor": "right", "yanchor": "top" if across else "bottom"}
-            yield {**at, **anchor, "text": escape(shorten(item.label)), "showarrow": False, "font": {"size": 11}}
     if panel.empty:
         middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
         yield {**middle, "text": escape(panel.empty), "showarrow": False, "font": {"size": 14}}
@@ -185,41 +143,3 @@ def _words(panel: Panel) -> Iterator[dict[str, Any]]:
 def _place(axis: Axis, value: float) -> float:
     """Return where annotations have a value: they count in decades on a logarithmic axis."""
     return math.log10(value) if axis.scale == "log" else value
-
-
-def _named(panel: Panel) -> list[tuple[Curve, float]]:
-    """Return the curves that have a name, with their last value, the highest first."""
-    found = [
-        (item, [value for value in item.y if math.isfinite(value)][-1])
-        for item in panel.items
-        if isinstance(item, Curve) and item.label and np.isfinite(np.asarray(item.y, float)).any()
-    ]
-    return sorted(found, key=lambda one: -one[1])
-
-
-def _names(panel: Panel) -> list[dict[str, str]]:
-    """Return what a legend below a narrow chart says: plain texts, the highest line first."""
-    return [
-        {"name": curve.name, "label": curve.label, "glyph": GLYPHS[curve.ink.marker], "colour": curve.ink.colour}
-        for curve, _ in _named(panel)
-    ]
-
-
-def _beside(panel: Panel, height: int) -> Iterator[dict[str, Any]]:
-    """Yield the names of curves right of the panel, at the height of their ends and clear of each other."""
-    low, high = panel.y.limits or (0.0, 1.0)
-    span = [_place(panel.y, end) for end in (low, high)]
-    room = height - MARGIN["t"] - MARGIN["b"]
-    named = _named(panel)
-    wanted = [room * (span[1] - _place(panel.y, value)) / (span[1] - span[0]) for _, value in named]
-    for (curve, _), y in zip(named, spread(wanted, [NAME] * len(named), 0, room), strict=True):
-        glyph = f'<span style="color:{curve.ink.colour}">{GLYPHS[curve.ink.marker]}</span>'
-        yield {
-            "name": "end", "text": f"{glyph} {escape(shorten(curve.label))}", "x": 1, "xref": "paper", "yref": "paper",
-            "y": 1 - y / room, "xanchor": "left", "yanchor": "middle", "xshift": 6, "showarrow": False, "align": "left",
-        }  # fmt: skip
-
-
-def shorten(text: str) -> str:
-    """Return a text of at most LONGEST characters, its end replaced by "…" where it is longer."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1].rstrip()}…"

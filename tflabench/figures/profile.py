@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
-from tflabench.figures.axes import linear, logarithmic
-from tflabench.figures.gpus import roof, roof_name
+from tflabench.figures.axes import labels, linear
+from tflabench.figures.gpus import Roof, roof_name, under, unit
 from tflabench.figures.looks import BLACK, BLUE, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILION
-from tflabench.figures.model import Axis, Bars, Curve, Figure, Ink, Panel
-from tflabench.theory.roofline import attainable
+from tflabench.figures.model import Bars, Curve, Figure, Ink, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,33 +114,21 @@ def _bars(parts: Sequence[tuple[str, float]], points: dict[str, Point], kind: st
     colours = [points[name].ink.colour if name in points else plain for name in names]
     words = [f"{value:.3g} ({value / sum(ms):.0%})" for value in ms]
     x = linear("time [ms]", 0.0, 1.45 * max(ms))
-    return Panel(f"time by {kind}", x, Axis(""), (Bars(names, ms, words, colours),))
+    return Panel(f"time by {kind}", x, labels(names), (Bars(names, ms, words, colours),))
 
 
 def _roofline(profile: Profile, points: dict[str, Point]) -> Panel:
-    ceilings, seconds, total = profile.ceilings, profile.ms / 1e3, profile.total
-    calls = {"the call, modelled": (float(profile.model.intensity), float(profile.model.flops) / seconds)}
+    """Return the call and its kernels under the roof; the call as modelled is hollow."""
+    ceilings, total, modelled = profile.ceilings, profile.total, "the call, modelled"
+    per_s = 1e3 / profile.ms
+    calls = {modelled: Point(float(profile.model.intensity), float(profile.model.flops) * per_s, CALL)}
     if total and total.intensity and total.flops:
-        calls["the call, counted"] = (total.intensity, total.flops / seconds)
-    places = [*calls.values(), *((point.intensity, point.flops_per_s) for point in points.values())]
-    size, unit = (1e12, "TFLOP/s") if max(ceilings.flops_per_s, *(y for _, y in places)) >= 1e12 else (1e9, "GFLOP/s")
-    x = logarithmic("arithmetic intensity [FLOP/byte]", *_ends([*(x for x, _ in places), ceilings.intensity]))
-    assert x.limits
-    low = float(attainable(ceilings, x.limits[0]))
-    heights = [value / size for value in (low, ceilings.flops_per_s, *(y for _, y in places))]
-    curves = [roof(ceilings, x.limits, size, roof_name("roof", ceilings), ROOF)]
-    curves.append(Curve("", *_columns(list(calls.values()), size), Ink(VERMILION, dash="dot"), "theory"))
-    for name, (intensity, flops_per_s) in calls.items():
-        hollow = [name == "the call, modelled"]
-        curves.append(Curve(name, [intensity], [flops_per_s / size], CALL, joined=False, hollow=hollow))
-    for name, point in points.items():
-        curves.append(Curve(name, [point.intensity], [point.flops_per_s / size], point.ink, joined=False))
-    return Panel("roofline", x, logarithmic(f"rate [{unit}]", min(heights), max(heights)), tuple(curves))
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values) / 1.5, max(values) * 1.5
-
-
-def _columns(places: Sequence[tuple[float, float]], size: float) -> tuple[list[float], list[float]]:
-    return [x for x, _ in places], [y / size for _, y in places]
+        calls["the call, counted"] = Point(total.intensity, total.flops * per_s, CALL)
+    rates = unit([ceilings.flops_per_s, *(point.flops_per_s for point in (*calls.values(), *points.values()))])
+    size = rates[1]
+    way = [point.intensity for point in calls.values()], [point.flops_per_s / size for point in calls.values()]
+    curves = [Curve("", *way, Ink(VERMILION, dash="dot"), "theory")]
+    for name, (intensity, flops_per_s, ink) in (*calls.items(), *points.items()):
+        hollow = [True] if name == modelled else ()
+        curves.append(Curve(name, [intensity], [flops_per_s / size], ink, joined=False, hollow=hollow))
+    return replace(under([Roof(ceilings, roof_name("roof", ceilings), ROOF)], curves, unit=rates), title="roofline")

@@ -11,12 +11,12 @@ import numpy as np
 
 from tflabench.conclusions.compare import Comparison, Match
 from tflabench.figures import facets
-from tflabench.figures.axes import linear, logarithmic
+from tflabench.figures.axes import around, held
 from tflabench.figures.captions import caption, missing, provenance
 from tflabench.figures.curves import Chart, columns_of, over_axis
 from tflabench.figures.highlights import MOST, Highlights
-from tflabench.figures.looks import looks
-from tflabench.figures.model import Axis, Curve, Figure, Ink, Key, Panel, Rule, Span
+from tflabench.figures.looks import Look, looks
+from tflabench.figures.model import Figure, Ink, Key, Panel, Rule, Span
 from tflabench.figures.quantities import PASSES, Quantity, Rows, by_pass, drawable
 from tflabench.rows.table import frame
 
@@ -43,15 +43,23 @@ def draw(found: Comparison, sides: tuple[Side, Side], stem: str) -> Iterator[Fig
     rows = _frame(found.matches)
     parts = [part for axis in facets.swept_axes(rows) or ["seq_len"] for part in facets.split(rows, axis)]
     a, b = (frame([getattr(match, side) for match in found.matches]) for side in "ab")
-    origins = tuple(dict.fromkeys((provenance(a, sides[0].runs), provenance(b, sides[1].runs))))
     threshold = max(match.threshold.value for match in found.matches)
+    keys = [Key(f"within the threshold of {100 * threshold:.3g}%", SAME, "area")]
+    ambiguous = Key("ambiguous", Ink("#595959", "circle"), "hollow")
     for part in parts:
-        figure = _draw(part, threshold)
-        yield replace(
-            figure,
+        table = looks(part.rows)
+        yield Figure(
             stem=stem if len(parts) == 1 else f"{stem}-{part.stem}",
             title=f"Runtime of B over A: B = {sides[1].name}, A = {sides[0].name}",
-            caption=(*figure.caption, *origins),
+            setting=caption(part.rows, part.axis),
+            panels=tuple(_panels(part, table, threshold)),
+            keys=(*keys, *([ambiguous] if part.rows["noisy"].any() else [])),
+            caption=(
+                "Whiskers: what the intervals [min, p80] of both sides allow.",
+                *missing(part.rows, part.axis, table),
+                *dict.fromkeys((provenance(a, sides[0].runs), provenance(b, sides[1].runs))),
+            ),
+            rows=part.rows,
         )
 
 
@@ -79,32 +87,14 @@ def _span(match: Match) -> tuple[float, float]:
     return b.ms_min / a.ms_p80, b.ms_p80 / a.ms_min
 
 
-def _draw(part: facets.Slice, threshold: float) -> Figure:
-    table, rows = looks(part.rows), part.rows
-    far = rows.assign(far=np.abs(np.log(rows["ratio"]))).groupby("implementation")["far"].max()
-    names = tuple(str(name) for name in far.dropna().sort_values(ascending=False).index[:MOST])
+def _panels(part: facets.Slice, table: dict[str, Look], threshold: float) -> Iterator[Panel]:
+    """Yield a panel a pass, with those highlighted whose ratio is farthest from 1."""
+    far = part.rows.assign(far=np.abs(np.log(part.rows["ratio"]))).groupby("implementation")["far"].max()
+    names = tuple(far.dropna().sort_values(ascending=False).index[:MOST])
     chart = Chart(part, RATIO, "×", 1.0, table, Highlights(names), False)
-    band = Span("y", 1 / (1 + threshold), 1 + threshold, SAME.colour)
-    panels = []
-    for pass_, own in by_pass(rows).items():
-        panel = over_axis(chart, columns_of(own, part.axis, RATIO), f"{PASSES[pass_]}; above 1, B is slower")
-        y = _around_one(panel, threshold)
-        panels.append(replace(panel, y=y, items=(band, Rule("y", 1.0, ink=Ink("#4d4d4d")), *panel.items)))
-    keys = [Key(f"within the threshold of {100 * threshold:.3g}%", SAME, "area")]
-    if rows["noisy"].any():
-        keys.append(Key("ambiguous", Ink("#595959", "circle"), "hollow"))
-    notes = ["Whiskers: what the intervals [min, p80] of both sides allow.", *missing(rows, part.axis, table)]
-    return Figure("", "", caption(rows, part.axis), tuple(panels), keys=tuple(keys), caption=tuple(notes), rows=rows)
-
-
-def _around_one(panel: Panel, threshold: float) -> Axis:
-    """Return limits that hold the ratios, 1 and the threshold; logarithmic where they differ by more than 3 times."""
-    curves = [item for item in panel.items if isinstance(item, Curve)]
-    shown = [value for curve in curves for values in (curve.y, *(curve.spread or ())) for value in values]
     margin = 1 + max(threshold, 0.01)
-    known = [value for value in shown if math.isfinite(value)]
-    low, high = min([*known, 1 / margin]), max([*known, margin])
-    if high > 3 * low:
-        return logarithmic(panel.y.label, low, high)
-    room = 0.15 * (high - low)
-    return linear(panel.y.label, low - room, high + room)
+    band = (Span("y", 1 / (1 + threshold), 1 + threshold, SAME.colour), Rule("y", 1.0, ink=Ink("#4d4d4d")))
+    for pass_, own in by_pass(part.rows).items():
+        panel = over_axis(chart, columns_of(own, part.axis), f"{PASSES[pass_]}; above 1, B is slower")
+        y = around(panel.y.label, 1 / margin, margin, *filter(math.isfinite, held(panel.items)))
+        yield replace(panel, y=y, items=(*band, *panel.items))

@@ -125,27 +125,26 @@ def _curves(
     `sheets`: what a file's name ends in -> patterns of the implementations it shows.
     """
     from tflabench.figures import curves, facets
-    from tflabench.figures.quantities import MEMORY, RUNTIME
+    from tflabench.figures.quantities import QUANTITIES
 
-    known = {"runtime": RUNTIME, "memory": MEMORY}
     for sheet, patterns in sheets.items():
         names = source.rows["implementation"]
         shown = source.rows[[any(fnmatchcase(each, pattern) for pattern in split(patterns)) for each in names]]
         if (shown["status"] == "ok").any():
             for quantity, part in product(quantities, facets.split(shown, axis)):
                 words = [name, *([sheet] if sheet else []), *([quantity] if len(quantities) > 1 else []), *part.tags]
-                yield curves.draw("-".join(words), source.only(part.rows), part, known[quantity], theory=False)
+                yield curves.draw("-".join(words), source.only(part.rows), part, QUANTITIES[quantity], theory=False)
 
 
 def _tradeoffs(name: str, source: Source) -> Iterator[Figure]:
     """Yield runtime and memory over the chunk size, a figure an implementation."""
-    from tflabench.figures import facets, tradeoff
+    from tflabench.figures import curves, facets
 
     for part in facets.split(source.rows, "chunk_size"):
         for each in source.looks:
             own = part.rows[part.rows["implementation"] == each]
             if own.loc[own["status"] == "ok", "chunk_size"].nunique() > 1:
-                yield tradeoff.draw("-".join([name, each, *part.tags]), source.only(own), part, each)
+                yield curves.tradeoff("-".join([name, each, *part.tags]), source.only(own), part, each)
 
 
 def _theory(name: str, source: Source) -> Iterator[Figure]:

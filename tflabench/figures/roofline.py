@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-from tflabench.figures.axes import logarithmic
 from tflabench.figures.captions import caption
 from tflabench.figures.curves import BACKGROUND
-from tflabench.figures.gpus import rate, roof
+from tflabench.figures.gpus import Roof, rate, under, unit
 from tflabench.figures.highlights import chosen, device_name
 from tflabench.figures.looks import MARKERS, Look
-from tflabench.figures.model import Curve, Figure, Ink, Item, Panel
+from tflabench.figures.model import Curve, Figure, Ink
 from tflabench.figures.quantities import PASSES, RUNTIME, Rows, by_pass
 from tflabench.figures.source import Source
 from tflabench.theory.hardware import DATASHEET_DTYPES, Ceilings, from_device_name
 
 ROOF = Ink("#404040")
-RATES = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
-INTENSITY = "arithmetic intensity, modelled [FLOP/byte]"
+WORDS = ("arithmetic intensity, modelled", "achieved rate")
+NONE = "no point was measured"
 
 
 def draw(stem: str, source: Source, rows: Rows) -> Figure:
@@ -31,19 +32,15 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
         intensity=done["model_flops"] / done["model_bytes"], rate=done["model_flops"] / done["ms_median"] * 1e3
     )
     ceilings = roof_of(rows, source.runs)
-    unit, size = _unit([*done["rate"], ceilings.flops_per_s if ceilings else 0.0])
+    roofs = [Roof(ceilings, f"{ceilings.provenance} roof", ROOF)] if ceilings else []
+    rates = unit([*done["rate"], *(roof.ceilings.flops_per_s for roof in roofs)])
     names = chosen(rows, RUNTIME, source.looks, source.highlight).names
-    ridge = [ceilings.intensity] if ceilings else []
-    marks = [*done["intensity"], *ridge] or [1.0]
-    x = logarithmic(INTENSITY, min(marks) / 1.3, max(marks) * 1.3)
-    roofs = [roof(ceilings, x.limits, size, f"{ceilings.provenance} roof", ROOF)] if ceilings and x.limits else []
-    heights = [*(done["rate"] / size), *(value for curve in roofs for value in curve.y)] or [1.0]
-    y = logarithmic(f"achieved rate [{unit}]", min(heights), max(heights))
-    panels = []
-    for pass_ in by_pass(rows):
-        own = done[done["pass"] == pass_]
-        items: tuple[Item, ...] = (*roofs, *_points(own, source, names, size))
-        panels.append(Panel(PASSES[pass_], x, y, items, "" if len(own) else "no point was measured"))
+    points = {p: list(_points(done[done["pass"] == p], source, names, rates[1])) for p in by_pass(rows)}
+    whole = under(roofs, [*chain(*points.values())], unit=rates, words=WORDS)
+    panels = [
+        replace(whole, title=PASSES[pass_], items=(*whole.items[: len(roofs)], *own), empty=NONE if not own else "")
+        for pass_, own in points.items()
+    ]
     return Figure(
         stem=stem,
         title=f"Roofline, {device_name(rows)}",
@@ -103,9 +100,3 @@ def _notes(rows: Rows, ceilings: Ceilings | None, source: Source) -> Iterator[st
     if len(failed):
         yield f"Not measured: {', '.join(f'{count} {status}' for status, count in failed.items())}."
     yield source.origin
-
-
-def _unit(rates: list[float]) -> tuple[str, float]:
-    """Return the largest unit that the highest rate reaches, and its size in FLOP/s."""
-    top = max(rates, default=0.0)
-    return next((unit for unit in RATES if top >= unit[1]), RATES[-1])

@@ -7,17 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tflabench.figures.axes import logarithmic, powers, upwards
-from tflabench.figures.gpus import roofs, short, size_rules, sources
+from tflabench.figures.axes import held, powers, upwards
+from tflabench.figures.gpus import roofs, short, sources, under
+from tflabench.figures.highlights import ranked
 from tflabench.figures.looks import BLUE, GREEN, GREY, MARKERS, ORANGE, VERMILION, Look
-from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Panel, Rule, Span
+from tflabench.figures.model import Band, Curve, Figure, Ink, Item, Key, Panel, Rule, Span
 from tflabench.figures.quantities import AXES
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import Gpu
-
-MOST_NAMES = 7  # implementations named in one panel
-INTENSITY = "arithmetic intensity [FLOP/byte]"
 
 
 class Measured(NamedTuple):
@@ -42,6 +40,7 @@ def runtime_over_chunk_size(
     time, memory = tradeoff.time(sizes), tradeoff.memory(np.ceil(sizes)) / 2**30
     low, high = tradeoff.within()
     mark = Ink(VERMILION)
+    budget = [memory_budget / 2**30] if memory_budget else []
     runtime: tuple[Item, ...] = (
         Span("x", low, high, ORANGE),
         Band(sizes, time.lower * 1e3, time.upper * 1e3, BLUE),
@@ -54,17 +53,15 @@ def runtime_over_chunk_size(
         Curve("peak memory", sizes, memory, Ink(GREEN), "theory"),
         Rule("x", recommended, "", mark),
     ]
-    if memory_budget:
-        peak.append(Rule("y", memory_budget / 2**30, "budget", Ink(VERMILION, dash="dash")))
+    peak += [Rule("y", allowed, "budget", Ink(VERMILION, dash="dash")) for allowed in budget]
     x = powers(AXES["chunk_size"], float(sizes[0]), float(sizes[-1]))
-    held = [*memory, *([memory_budget / 2**30] if memory_budget else [])]
     return Figure(
         stem="optimal-chunk",
         title=f"Theory: least runtime at L = {least:.0f}, recommended is L = {recommended}",
         setting=setting,
         panels=(
-            Panel("runtime", x, upwards("runtime [ms]", [*(time.lower * 1e3), *(time.upper * 1e3)]), runtime),
-            Panel("memory", x, upwards("peak memory [GiB]", held), tuple(peak)),
+            Panel("runtime", x, upwards("runtime [ms]", held(runtime)), runtime),
+            Panel("memory", x, upwards("peak memory [GiB]", [*held(peak), *budget]), tuple(peak)),
         ),
         keys=(Key(f"within 5% of the least: {low} to {high}", Ink(ORANGE), "area"),),
         caption=(
@@ -89,24 +86,13 @@ def roofline(
         measured: of which the seven fastest implementations are named, the others grey.
         looks: of measured implementations, by label.
     """
-    intensities = {size: float(cost.intensity) for size, cost in costs.items()}
-    marks = [*intensities.values(), *(gpu.ceilings.intensity for gpu in gpus), *(own.intensity for own in measured)]
-    limits = (min(marks) / 2, max(marks) * 2)
-    lines, points = list(roofs(gpus, limits)), _points(measured, looks)
-    rates = [float(value) for curve in (*lines, *points) for value in curve.y]
+    points = _points(measured, looks)
     sizes = f"L = {min(costs)}" + (f" to {max(costs)}" if len(costs) > 1 else "")
     return Figure(
         stem="roofline",
         title=f"Rooflines of {', '.join(dict.fromkeys(map(short, gpus)))}, and where {sizes} meets them",
         setting=setting,
-        panels=(
-            Panel(
-                "",
-                Axis(INTENSITY, "log", limits, logarithmic("", *limits).ticks),
-                logarithmic("rate [TFLOP/s]", min(rates), max(rates)),
-                (*size_rules(intensities, limits), *lines, *points),
-            ),
-        ),
+        panels=(under(roofs(gpus), points, {size: float(cost.intensity) for size, cost in costs.items()}),),
         caption=(
             "Upright: the intensity of chunk sizes, where there is room. It meets a roof at the rate of this GPU.",
             "Left of the bend of a roof moving bounds a kernel, right of it computing.",
@@ -123,13 +109,9 @@ def _points(measured: Sequence[Measured], looks: Mapping[str, Look]) -> list[Cur
 
     Colours say whose they are; markers tell them apart in this figure.
     """
-    best: dict[str, float] = {}
-    for own in measured:
-        best[own.label] = max(own.flops_per_s, best.get(own.label, 0.0))
     points = []
-    for rank, label in enumerate(sorted(best, key=best.__getitem__, reverse=True)):
+    for rank, (label, named) in enumerate(ranked((own.label, -own.flops_per_s) for own in measured).items()):
         x, y = np.array([own[1:] for own in measured if own.label == label]).T
-        named = rank < MOST_NAMES
         colour = looks[label].ink.colour if named and label in looks else GREY
         ink = Ink(colour, MARKERS[rank % len(MARKERS)] if named else "circle")
         role = "highlight" if named else "context"

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tflabench.problem import InputError
 
-INSTALL = "pip install 'tflabench[report]'"
-
 
 def write(directory: Path | str, out: Path | str | None = None) -> Path:
     """Write the report of a results folder, or of all below a folder; return the file (default: report.html in it).
@@ -22,12 +20,7 @@ def write(directory: Path | str, out: Path | str | None = None) -> Path:
     out = Path(out) if out else directory / "report.html"
     from tflabench.report import page
 
-    try:
-        html = page.render(directory)
-    except ModuleNotFoundError as error:
-        if error.name != "plotly":
-            raise
-        raise InputError(f"the report needs the package plotly, which is not installed: {INSTALL}") from None
+    html = page.render(directory)
     try:
         out.write_text(html, encoding="utf-8")
     except OSError as error:

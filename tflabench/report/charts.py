@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from tflabench.figures import curves, facets, memory_time, plotly_renderer, roofline
+from tflabench.figures import curves, facets, plotly_renderer, roofline
 from tflabench.figures.captions import caption
 from tflabench.figures.facets import Slice
-from tflabench.figures.highlights import SYMBOLS, chosen, device_name, finding, title
+from tflabench.figures.highlights import SYMBOLS, device_name, finding, title
 from tflabench.figures.model import Panel
 from tflabench.figures.quantities import MEMORY, PASSES, RUNTIME, by_pass
 from tflabench.figures.source import Source
@@ -28,7 +28,7 @@ def charts(source: Source) -> Iterator[dict[str, Any]]:
     for key, rows in ordered.groupby(list(SHARED), sort=False):
         for axis in facets.swept_axes(rows) or ["seq_len"]:
             for part in facets.split(rows, axis):
-                yield from _of_slice(source, part, dict(zip(SHARED, key, strict=True)))
+                yield from _of_slice(source, part, key)
 
 
 def rooflines(source: Source) -> Iterator[dict[str, Any]]:
@@ -36,49 +36,33 @@ def rooflines(source: Source) -> Iterator[dict[str, Any]]:
     for key, rows in source.rows.groupby(list(SHARED[:-1]), sort=False):
         figure = roofline.draw("roofline", source, rows)
         for pass_, panel in zip(by_pass(rows), figure.panels, strict=True):
-            shared: dict[str, Any] = dict(zip(SHARED, (*key, pass_), strict=True))
-            said = _chosen(shared, title=figure.title, setting=figure.caption[0])
-            yield said | {"plot": plotly_renderer.draw(panel)}
+            yield _chosen((*key, pass_), panel, title=figure.title, setting=figure.caption[0])
 
 
-def _of_slice(source: Source, part: Slice, shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    size = caption(part.rows, part.axis).replace(f", {shared['dtype']}", "")
-    size = f"T = {int(part.rows['seq_len'].iloc[0])}, {size}" if _single(part) else size
-    for view in _views(source, part):
-        plot = plotly_renderer.draw(view.panel)
-        yield _chosen(shared, view=view.name, size=size, title=view.title, setting=size) | {"plot": plot}
+def _chosen(key: tuple[str, ...], panel: Panel, **said: str) -> dict[str, Any]:
+    """Return a chart: what selects it (`key`: values of SHARED) and what is said of it, and its plot."""
+    device, folder, dtype, pass_ = key
+    shared = {"gpu": device, "results": folder, "dtype": dtype, "pass": PASSES[pass_]}
+    return {**shared, **said, "plot": plotly_renderer.draw(panel)}
 
 
-def _chosen(shared: dict[str, Any], **said: str) -> dict[str, Any]:
-    found = {"gpu": shared["device"], "results": shared["folder"], "dtype": shared["dtype"]}
-    return found | {"pass": PASSES[shared["pass"]]} | said
-
-
-class View(NamedTuple):
-    """One way to look at a slice."""
-
-    name: str
-    title: str
-    panel: Panel
-
-
-def _views(source: Source, part: Slice) -> Iterator[View]:
+def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield runtime and peak memory over the axis of a slice of one pass, and one against the other."""
     rows, single, symbol = part.rows, _single(part), SYMBOLS.get(part.axis, part.axis)
+    size = caption(rows, part.axis).replace(f", {rows['dtype'].iloc[0]}", "")
+    size = f"T = {int(rows['seq_len'].iloc[0])}, {size}" if single else size
+    along, over = ("", "") if single else (f", along {symbol}", f" over {symbol}")
+    own, device = curves.columns_of(rows, part.axis), device_name(rows)
     quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
-    own, device = curves.columns_of(rows, part.axis, *quantities), device_name(rows)
-    found: list[curves.Chart] = []
-    for quantity in quantities:
-        lit = chosen(rows, quantity, source.looks)
-        chart = curves.Chart(part, quantity, *quantity.unit(rows), source.looks, lit, quantity.theory is not None)
-        found.append(chart)
+    found = [curves.Chart.of(source, part, quantity) for quantity in quantities]
+    for chart, quantity in zip(found, quantities, strict=True):
         said = finding(source.records_of(rows), quantity, None if single else part.axis)
         panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, own, "")
-        name = quantity.name.lower() if single else f"{quantity.name.lower()} over {symbol}"
-        yield View(name, title(said, rows["pass"].iloc[0], device), panel)
+        head = title(said, rows["pass"].iloc[0], device)
+        yield _chosen(key, panel, view=f"{quantity.name.lower()}{over}", size=size, title=head, setting=size)
     if len(found) == 2:
-        name = "runtime over memory" if single else f"runtime over memory, along {symbol}"
-        yield View(name, f"Runtime over peak memory, {device}", memory_time.panel(source, found[::-1], own, ""))
+        panel, head = curves.over_memory(found[::-1], own, ""), f"Runtime over peak memory, {device}"
+        yield _chosen(key, panel, view=f"runtime over memory{along}", size=size, title=head, setting=size)
 
 
 def _single(part: Slice) -> bool:

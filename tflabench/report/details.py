@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.claims import CLAIMS, KERNELS, check_all
 from tflabench.figures.quantities import PASSES
-from tflabench.report.stored import Stored
+from tflabench.figures.source import Source
 from tflabench.rows.errors import find_errors
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
-# Column of the table -> heading; those of NUMBERS hold numbers, the others words.
+# Column of the table -> heading.
 COLUMNS = {
     "title": "kernel", "implementation": "name", "gate": "gate", "device": "GPU", "folder": "results", "pass": "pass",
     "dtype": "type", "seq_len": "T", "batch": "batch", "heads": "heads", "d_qk": "d_qk", "d_hv": "d_hv",
@@ -26,15 +27,10 @@ COLUMNS = {
     "percent_of_own_roofline": "of its own roofline [%]", "tflops": "rate [TFLOP/s]", "peak_gib": "peak [GiB]",
     "rel_error": "error", "status": "status", "remarks": "remarks",
 }  # fmt: skip
-NUMBERS = (
-    "seq_len", "batch", "heads", "d_qk", "d_hv", "chunk_size", "ms_median", "ms_p20", "ms_p80", "model_ms_lower",
-    "percent_of_bound", "percent_of_own_roofline", "tflops", "peak_gib", "rel_error",
-)  # fmt: skip
 
 
-def table(stored: Stored) -> list[dict[str, Any]]:
+def table(source: Source) -> list[dict[str, Any]]:
     """Return the columns of all rows: heading and values; words once each, with the place of each row's among them."""
-    source = stored.source
     own: dict[str, Any] = {
         "folder": source.rows["folder"].tolist(),
         "pass": [PASSES.get(row.pass_, row.pass_) for row in source.records],
@@ -44,13 +40,13 @@ def table(stored: Stored) -> list[dict[str, Any]]:
     }
     found = []
     for name, heading in COLUMNS.items():
-        values = own.get(name) or [getattr(row, name) for row in source.records]
         column: dict[str, Any] = {"name": name, "heading": heading}
-        if name in NUMBERS:
-            column["values"] = [_number(value) for value in values]
-        else:
+        values = own.get(name) or [getattr(row, name) for row in source.records]
+        if any(isinstance(value, str) for value in values):
             places = {word: n for n, word in enumerate(dict.fromkeys(values))}
             column |= {"words": list(places), "values": [places[value] for value in values]}
+        else:
+            column["values"] = [_number(value) for value in values]
         found.append(column)
     return found
 
@@ -67,7 +63,7 @@ def _number(value: float | None) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
-def claims(directory: Path, results: Sequence[Results]) -> list[list[str]]:
+def claims(directory: Path, results: Iterable[Results]) -> list[list[str]]:
     """Return a line a claim and set of kernels: verdict, claim, source, kernels, values or reason, deciding command."""
     names = {need.name.format(kernels) for one in CLAIMS for need in one.needs.values() for kernels in KERNELS}
     own = [replace(one, rows=tuple(row for row in one.rows if row.implementation in names)) for one in results]
@@ -81,15 +77,14 @@ def claims(directory: Path, results: Sequence[Results]) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def machines(stored: Stored) -> list[dict[str, Any]]:
+def machines(named: Mapping[str, Results]) -> list[dict[str, Any]]:
     """Return what is known of every machine and set of versions, once each, with the folders measured there."""
     found: dict[str, dict[str, Any]] = {}
-    for name, results in zip(stored.names, stored.results, strict=True):
-        devices = {row.run_id: row.device for row in results.rows}
-        for run, device in devices.items():
+    for name, results in named.items():
+        for run, device in {row.run_id: row.device for row in results.rows}.items():
             facts = [["device", device], *_facts(results.runs.get(run, {}))]
             found.setdefault(str(facts), {"facts": facts, "folders": {}})["folders"][name] = None
-    return [{"folders": list(one["folders"]), "facts": one["facts"]} for one in found.values()]
+    return [one | {"folders": list(one["folders"])} for one in found.values()]
 
 
 def _facts(run: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -106,13 +101,12 @@ def _facts(run: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [f"ceilings, {dtype}", f"{rates} ({roof['provenance']}: {roof['source']})"]
 
 
-def commands(directory: Path, stored: Stored) -> list[list[str]]:
+def commands(directory: Path, named: Mapping[str, Results]) -> list[list[str]]:
     """Return every command with what it did: those that measured the rows, then those that show them."""
     found = []
-    for name, results in zip(stored.names, stored.results, strict=True):
-        for run in dict.fromkeys(row.run_id for row in results.rows):
+    for name, results in named.items():
+        for run, count in Counter(row.run_id for row in results.rows).items():
             arguments = results.runs.get(run, {}).get("arguments")
-            count = sum(row.run_id == run for row in results.rows)
             said = shlex.join(["tflabench", *arguments]) if arguments else "(not recorded)"
             found.append([said, f"{count} rows of {name}, run {run}"])
     shown = {"report": "writes this page", "plot": "draws the figures", "claims": "prints the claims"}

@@ -59,18 +59,14 @@ def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
         if row.family == "mlstm" and row.gate in GATES and timed(row):
             for gate in (row.gate, GATES[0]):
                 found.setdefault((_shape(row), gate), []).append((index, row))
-    return {shape.key(gate): _first_two(own) for (shape, gate), own in found.items()}
-
-
-def _first_two(own: list[tuple[int, Row]]) -> list[Best]:
-    ordered = sorted(own, key=lambda one: one[1].ms_median or 0.0)
-    first = ordered[0][1]
-    others = (one for one in ordered if one[1].implementation != first.implementation and _same_occasion(first, one[1]))
-    return [_of_row(*one) for one in (ordered[0], *list(others)[:1])]
-
-
-def _same_occasion(one: Row, other: Row) -> bool:
-    return one.comparison_id == other.comparison_id and one.run_id == other.run_id
+    best = {}
+    for (shape, gate), own in found.items():
+        (index, first), *others = sorted(own, key=lambda one: one[1].ms_median or 0.0)
+        occasion = first.comparison_id, first.run_id
+        peers = [one for one in others if (one[1].comparison_id, one[1].run_id) == occasion]
+        second = [one for one in peers if one[1].implementation != first.implementation][:1]
+        best[shape.key(gate)] = [_of_row(*one) for one in ((index, first), *second)]
+    return best
 
 
 def _of_row(index: int, row: Row) -> Best:

@@ -6,34 +6,38 @@ import base64
 import gc
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import tflabench
 from tflabench.figures import plotly_renderer
-from tflabench.figures.captions import provenance
+from tflabench.figures.source import Source
+from tflabench.problem import InputError
 from tflabench.report import charts, details, lookup
-from tflabench.report.stored import Stored, read
+from tflabench.rows.load import Results, find_results
+
+INSTALL = "pip install 'tflabench[report]'"
 
 
 def render(directory: Path) -> str:
     """Return the page about the results in and below a folder, as HTML.
 
     Raises:
-        InputError: no results, or rows that cannot be read.
-        ModuleNotFoundError: the package plotly is missing.
+        InputError: no results, rows that cannot be read, or plotly is missing.
     """
     plotly = _plotly()
     with _no_collection(), ThreadPoolExecutor(2) as pool:  # the charts need one core
-        stored = read(directory)
-        grid = pool.submit(lookup.in_another_process, lookup.shapes(stored.source.records))
+        named = {_name(results.folder, directory): results for results in find_results(directory)}
+        source = _source(named)
+        grid = pool.submit(lookup.in_another_process, lookup.shapes(source.records))
         script = pool.submit(_packed, plotly)
-        payload = _payload(directory, stored)
+        payload = _payload(directory, named, source)
         payload["lookup"]["modelled"] = grid.result()
         parts = {"css": _text("page.css"), "script": _text("page.js"), "plotly": script.result()}
         text = json.dumps(payload, separators=(",", ":"), allow_nan=False, default=asdict)
@@ -60,7 +64,7 @@ def _plotly() -> bytes:
     """Return Plotly's script, from the Python package, which need not be imported for that."""
     found = find_spec("plotly")
     if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("no package plotly", name="plotly")
+        raise InputError(f"the report needs the package plotly, which is not installed: {INSTALL}")
     return (Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js").read_bytes()
 
 
@@ -73,26 +77,38 @@ def _packed(content: bytes) -> str:
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 
-def _payload(directory: Path, stored: Stored) -> dict[str, Any]:
-    """Return all that the script shows, as plain values."""
-    source = stored.source
-    name = directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix()
+def _name(folder: Path, directory: Path) -> str:
+    return folder.relative_to(directory).as_posix() if folder != directory else directory.resolve().name
+
+
+def _source(named: Mapping[str, Results]) -> Source:
+    """Return the rows of all folders as figures draw them; `folder` is the name of each row's."""
+    rows = tuple(row for results in named.values() for row in results.rows)
+    source = Source.of(Results(Path(), rows, dict(chain(*(results.runs.items() for results in named.values())))))
+    return source.only(source.rows.assign(folder=[name for name, results in named.items() for _ in results.rows]))
+
+
+def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> dict[str, Any]:
+    """Return all that the script shows, as plain values.
+
+    Args:
+        named: the folders with results, by the names that the page has for them.
+    """
     return {
-        "title": name,
+        "title": directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         "version": tflabench.__version__,
-        "origin": provenance(source.rows, source.runs),
+        "origin": source.origin,
         "selectors": charts.SELECTORS,
         "charts": list(charts.charts(source)),
         "rooflines": list(charts.rooflines(source)),
-        "rows": details.table(stored),
-        "numbers": details.NUMBERS,
+        "rows": details.table(source),
         "lookup": {
             "gates": lookup.GATES,
             "measured": lookup.measured(source.records),
             "commands": lookup.commands(dict.fromkeys(row.device for row in source.records)),
         },
-        "claims": details.claims(directory, stored.results),
-        "machines": details.machines(stored),
-        "commands": details.commands(directory, stored),
+        "claims": details.claims(directory, named.values()),
+        "machines": details.machines(named),
+        "commands": details.commands(directory, named),
         "dark": plotly_renderer.DARK,
     }
