@@ -31,7 +31,7 @@ WIDTH = 85 / 25.4  # inches
 EDGE, GAP = 0.05, 0.12  # inches: around the figure, between panels of a row
 LEGEND, SMALL_LINE = 0.14, 0.1  # inches from one line of text to the next
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
-NAME, KEYS = 20, 62  # letters of a line of a name beside a panel, and of the legend
+NAME, KEYS = 20, 66  # letters of a line of a name beside a panel, and of the legend
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,
