@@ -19,6 +19,7 @@ from tflabench.rows.load import find_results, read_results, read_rows
 from tflabench.rows.schema import Row
 from tflabench.theory import calibrated
 from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.cost import TITLES
 from tflabench.theory.hardware import find
 
 FIG_17 = {"batch": 8, "heads": 8, "seq_len": 8192, "d_qk": 256, "d_hv": 512}
@@ -81,13 +82,25 @@ def named(figure: Figure) -> dict[str, Curve]:
 
 
 class TestPaper:
+    @pytest.mark.parametrize("number", [17, 19, 20, 22])
+    def test_kernels_of_gla_are_laid_over_its_theory(self, number, tmp_path):
+        gla = {"family": "linear_attention", "gate": None, "formulation": "chunkwise"}
+        rows = [row("tfla_sig_xl", 64, 1.0)]
+        rows += [row("tfla_sig_xl", size, 2.0, implementation="tfla_gla_xl", title="GLA", **gla) for size in (128, 256)]
+        rows += [row("tfla_sig_xl", 16, 9.0, implementation="gla_chunk_fuse", **gla)]
+        figure = paper.FIGURES[f"fig{number}"]("gla", "fw", read_rows(folder(tmp_path / "gla", rows)))
+        (measured,) = {curve.name for curve in items(figure, Curve) if curve.rows}
+        assert measured == "tfla_gla_xl"
+        assert "fused" not in words(figure).lower()
+        assert "a decay a channel" in words(figure)
+
     @pytest.mark.parametrize("name", paper.FIGURES)
-    @pytest.mark.parametrize(("gate", "pass_"), [("sig", "fw"), ("exp", "fwbw")])
+    @pytest.mark.parametrize(("gate", "pass_"), [("sig", "fw"), ("exp", "fwbw"), ("gla", "fw")])
     def test_every_figure_is_made_from_theory_alone(self, name, gate, pass_):
         figure = paper.FIGURES[name](gate, pass_)
         assert figure.stem == f"{name}-{gate}-{pass_}"
         backward = pass_ == "fwbw"
-        assert figure.title.startswith(f"mLSTM{gate} forward{' + backward' if backward else ''}, theory: ")
+        assert figure.title.startswith(f"{TITLES[gate]} forward{' + backward' if backward else ''}, theory: ")
         assert f"Fig. {name[3:]} of the paper" in figure.caption[0]
         assert "Modelled: " in words(figure)
         assert ("section B.3" in words(figure)) == backward

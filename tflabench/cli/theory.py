@@ -20,7 +20,7 @@ def theory(
     overlay: Overlay = None,
     gate: Annotated[
         str,
-        typer.Option(metavar="GATES", rich_help_panel=PROBLEM, help="Input gates: exp and sig, comma-separated."),
+        typer.Option(metavar="GATES", rich_help_panel=PROBLEM, help="Gates: exp and sig of the mLSTM, and gla."),
     ] = "exp,sig",
     pass_: Annotated[
         str,
@@ -38,11 +38,12 @@ def theory(
     from tflabench.figures import paper
     from tflabench.figures.files import FORMATS, write_figures
     from tflabench.rows.load import read_rows
+    from tflabench.theory.cost import GATES
 
     wanted = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     for name in wanted:
         one_of("figure", name, ("all", *paper.FIGURES))
-    gates = [one_of("gate", word.strip(), ("exp", "sig")) for word in gate.split(",")]
+    gates = [one_of("gate", word.strip(), GATES) for word in gate.split(",")]
     passes = [one_of("pass", word.strip(), ("fw", "fwbw")) for word in pass_.split(",")]
     formats = [one_of("format", word.strip(), FORMATS) for word in format_.split(",")]
     rows = read_rows(overlay) if overlay else None

@@ -10,7 +10,7 @@ import numpy as np
 from tflabench.figures.looks import looks
 from tflabench.figures.model import Curve, Ink, Numbers
 from tflabench.figures.quantities import Rows, drawable
-from tflabench.implementations.registry import modelled
+from tflabench.implementations import registry
 from tflabench.problem import Pass, Problem
 from tflabench.theory import fused
 from tflabench.theory.chunk_size import Tradeoff
@@ -84,14 +84,8 @@ class Overlay:
         if rows is None:
             return cls(problem)
         own: Rows = drawable(rows)
-        counted = np.array([modelled(name) is not None for name in own["implementation"]], dtype=bool)
-        own = own[
-            (own["status"] == "ok")
-            & (own["gate"] == gate)
-            & (own["pass"] == pass_)
-            & own["chunk_size"].notna()
-            & counted
-        ]
+        counted = np.array([_counts(name, gate) for name in own["implementation"]], dtype=bool)
+        own = own[(own["status"] == "ok") & (own["pass"] == pass_) & own["chunk_size"].notna() & counted]
         if own.empty:
             return cls(problem, asked=True)
         part = max((part for _, part in own.groupby(["device", *SIZE, "dtype"])), key=_richness)
@@ -104,7 +98,7 @@ class Overlay:
         """Return the rows by implementation, without the gate in titles: a figure has one."""
         if self.rows is None:
             return []
-        gate = f"mLSTM{self.rows['gate'].iloc[0]} "
+        gate = f"mLSTM{self.rows['gate'].iloc[0]} "  # of GLA there is one kernel
         return [
             Series(name, look.title.replace(gate, ""), look.ink, self.rows[self.rows["implementation"] == name])
             for name, look in looks(self.rows).items()
@@ -132,6 +126,14 @@ class Overlay:
         days = sorted({str(started)[:10] for started in self.rows["started_at"]})
         when = " to ".join(dict.fromkeys((days[0], days[-1])))
         return [f"Measured on {self.rows['device'].iloc[0]}, {when}."]
+
+
+def _counts(name: str, gate: Gate) -> bool:
+    """Return whether an implementation is a kernel of this gate that the model counts."""
+    impl = registry.find(name)
+    if impl is None:
+        return False
+    return impl.operation == "gla" and impl.chunked if gate == "gla" else impl.gate == gate and bool(impl.modelled)
 
 
 def _richness(part: Rows) -> tuple[int, bool, float]:

@@ -1,9 +1,9 @@
-"""Figures 15 to 22 of the paper, for either gate, forward and with the backward: theory, measured rows laid over.
+"""Figures 15 to 22 of the paper, for any gate, forward and with the backward: theory, measured rows laid over.
 
     FIGURES["fig17"]("sig", "fw", rows) -> Figure        rows: as `load.read_rows` gives them, or None
 
-Every figure takes a gate ("exp" or "sig"), a pass ("fw" or "fwbw") and rows, of which it draws those of one problem:
-see `Overlay`. Counts are the published ones (Table 17) unless a caption says otherwise. GPUs are those of the paper's
+Every figure takes a gate ("exp", "sig" or "gla"), a pass ("fw" or "fwbw") and rows, of which it draws those of one
+problem: see `Overlay`. Counts are the published ones (Table 17), of GLA the sums of Table 8. GPUs are those of the paper's
 Table 18, and the H200 of NVIDIA's datasheet.
 """
 
@@ -43,7 +43,6 @@ FUSED = Ink(BLACK, dash="dot")
 FUSED_ON = ("H100", "H200")
 RING = Ink(GREY, "circle")
 MEASURED = Key("measured", Ink(GREY, "square"))
-COUNTED = "Modelled: published counts (Table 17), F_causal = 0.5"
 RATES = "Measured rates: modelled FLOPs over measured time."
 BACKWARD = "The paper counts forward passes. The backward is derived from its section B.3 (tflabench.theory.cost)."
 DIMENSIONS = np.geomspace(32, 2048, 100)
@@ -75,7 +74,7 @@ class Asked:
         laid_over = {"setting": self.sweep.setting, "rows": self.sweep.rows} if "sweep" in vars(self) else {}
         return Figure(
             f"fig{self.number}-{self.gate}-{self.pass_}",
-            f"mLSTM{self.gate} {PASSES[self.pass_]}, theory: {words}",
+            f"{cost.TITLES[self.gate]} {PASSES[self.pass_]}, theory: {words}",
             panels=tuple(panels),
             caption=(
                 f"Fig. {self.number} of the paper, which is of sig's forward.",
@@ -86,6 +85,21 @@ class Asked:
             ),
             **laid_over | rest,
         )
+
+    @property
+    def counts(self) -> str:
+        """Return which counts are drawn, in words."""
+        return "counts as of Table 8, a decay a channel" if self.gate == "gla" else "published counts (Table 17)"
+
+    @property
+    def counted(self) -> str:
+        """Return the sentence of the caption that says so."""
+        return f"Modelled: {self.counts}, F_causal = 0.5"
+
+    @property
+    def has_fused(self) -> bool:
+        """Return whether there are fused kernels of this gate."""
+        return self.gate != "gla"
 
     def equation(self, number: int) -> str:
         """Return the name of an equation that the paper prints for sig's forward only."""
@@ -123,8 +137,8 @@ def fig15(asked: Asked) -> Figure:
         panels=panels,
         keys=(Key("fewest FLOPs", RING, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
         caption=[
-            "Modelled: Table 17 as published. The parallel form has one chunk of all T steps, the recurrent form T.",
-            f"Fused: tflabench.theory.fused, tiles of {TILE} steps at every L.",
+            f"Modelled: {asked.counts}. The parallel form has one chunk of all T steps, the recurrent form T.",
+            *([f"Fused: tflabench.theory.fused, tiles of {TILE} steps at every L."] if asked.has_fused else []),
         ],
     )
 
@@ -145,11 +159,10 @@ def _flops_panel(asked: Asked, d_qk: int, d_hv: int) -> Panel:
             Curve("", [T], [gflops("parallel", T, factor)], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
         ]
         rings.append(Note(least, gflops("chunkwise", least, factor), "", line.colour, ring=True))
-    tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=asked.pass_), asked.gate, T).flops / 1e9
-    rules = [
-        Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash")),
-        Rule("y", tiled, "fused kernels", FUSED),
-    ]
+    rules = [Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash"))]
+    if asked.has_fused:
+        tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=asked.pass_), asked.gate, T).flops / 1e9
+        rules.append(Rule("y", tiled, "fused kernels", FUSED))
     y = logarithmic("FLOPs [GFLOP]", *held(lines), *(rule.value for rule in rules))
     found = [ring.x for ring in rings]
     title = f"d_qk = {d_qk}, d_hv = {d_hv}: fewest at L = {min(found):.0f} to {max(found):.0f}"
@@ -169,9 +182,9 @@ def fig16(asked: Asked) -> Figure:
     shared = _panels(panels, OVER_DIMENSIONS, _from_zero("L of fewest FLOPs [tokens]", *panels.values()))
     return asked.figure(
         f"the L of fewest FLOPs stays below {shared[0].y.limits[1]:.0f}",  # type: ignore[index]
-        setting=f"{asked.equation(111)}, published counts",
+        setting=f"{asked.equation(111)}, {asked.counts}",
         panels=shared,
-        caption=[f"Modelled: {asked.equation(111)}, published counts (Table 17)."],
+        caption=[f"Modelled: {asked.equation(111)}, {asked.counts}."],
     )
 
 
@@ -183,7 +196,7 @@ def fig17(asked: Asked) -> Figure:
     home = next((gpu for gpu in gpus if sweep.gpu and short(gpu) == short(sweep.gpu)), find("paper-H100"))
     sizes, measured = _sizes(sweep), sweep.series()
     items = [item for gpu in gpus for item in _runtime(sweep, Tradeoff(sweep.problem, gate, gpu.ceilings), gpu, sizes)]
-    if short(home) in FUSED_ON:
+    if asked.has_fused and short(home) in FUSED_ON:
         steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
         walks = [fused.runtime(sweep.problem.with_(chunk_size=int(size)), gate, home) * 1e3 for size in steps]
         items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
@@ -204,7 +217,8 @@ def fig17(asked: Asked) -> Figure:
         caption=[
             f"Lines: nothing overlaps (eq. 116). Rings: the least, {asked.equation(121)}.",
             *(["Shaded: down to where all overlaps."] if measured else []),
-            f"Fused kernels: theory, all overlaps (tflabench.theory.fused). {COUNTED}, states in float32.",
+            *(["Fused kernels: theory, all overlaps (tflabench.theory.fused)."] if asked.has_fused else []),
+            f"{asked.counted}, states in float32.",
         ],
         gpus=gpus,
         height=2.5,
@@ -239,7 +253,7 @@ def fig18(asked: Asked) -> Figure:
         panels=_panels(panels, _over_sizes(sizes), y),
         caption=[
             "Above a GPU's line a kernel is bound by computing, below it by moving (eqs. 117-118).",
-            f"{COUNTED}.",
+            f"{asked.counted}.",
         ],
         gpus=gpus,
         height=1.75,
@@ -262,7 +276,7 @@ def fig19(asked: Asked) -> Figure:
         keys=(Key("roof", Ink(GREY)), MEASURED) if points else (),
         caption=[
             "Upright: the intensity of chunk sizes. It meets a roof at the rate that this GPU can reach (eq. 119).",
-            f"{COUNTED}, states in float32. {RATES if points else ''}".strip(),
+            f"{asked.counted}, states in float32. {RATES if points else ''}".strip(),
         ],
         gpus=gpus,
         height=2.4,
@@ -303,7 +317,7 @@ def fig20(asked: Asked) -> Figure:
         keys=(Key("least", RING, "hollow"), Key(f"bounds on {short(gpu)}", look, "area"), *measured),
         caption=[
             "Lines: nothing overlaps. Shaded: down to where all overlaps.",
-            f"{COUNTED}, states in float32. {RATES if measured else ''}".strip(),
+            f"{asked.counted}, states in float32. {RATES if measured else ''}".strip(),
         ],
         gpus=[gpu],
         height=1.35,
@@ -324,7 +338,7 @@ def fig21(asked: Asked) -> Figure:
         "the best L grows with the head dimension; states in bfloat16 ask for less",
         setting="d_qk = d_hv / 2",
         panels=_panels(panels, OVER_DIMENSIONS, _from_zero("L of least runtime [tokens]", *panels.values())),
-        caption=[f"{COUNTED}; {asked.equation(121)}."],
+        caption=[f"{asked.counted}; {asked.equation(121)}."],
         gpus=gpus,
     )
 
@@ -349,7 +363,7 @@ def fig22(asked: Asked) -> Figure:
         [Panel("", x, y, (*intensity_rules(gpus, "x"), *items))],
         setting="d_qk = d_hv / 2, states in float32",
         keys=(Key(f"measured best, d_hv = {sweep.problem.d_hv}", Ink(GREY, "square")),) if points else (),
-        caption=[f"{COUNTED}; {asked.equation(121)}.", *([measured] if points else [])],
+        caption=[f"{asked.counted}; {asked.equation(121)}.", *([measured] if points else [])],
         gpus=gpus,
         height=2.4,
     )

@@ -67,12 +67,12 @@ def operation(name: str, gate: str | None = None) -> str | None:
     """Return the operation of an implementation of this name, or of an mLSTM of this gate; None where unknown."""
     if gate:
         return f"mlstm_{gate}"
-    return impl.operation if (impl := _find(name)) else None
+    return impl.operation if (impl := find(name)) else None
 
 
 def modelled(name: str) -> Modelled | None:
     """Return what an implementation of this name is to the calibrated model; None where it is unknown."""
-    return impl.modelled if (impl := _find(name)) else None
+    return impl.modelled if (impl := find(name)) else None
 
 
 def plugged() -> tuple[Implementation, ...]:
@@ -138,5 +138,6 @@ def split(patterns: str) -> list[str]:
     return [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
 
 
-def _find(name: str) -> Implementation | None:
+def find(name: str) -> Implementation | None:
+    """Return the implementation of exactly this name, None where there is none."""
     return next((impl for impl in implementations() if impl.name == name), None)
