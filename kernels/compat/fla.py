@@ -204,7 +204,7 @@ def fused_recurrent_gla(
         if state_v_first:
             raise ValueError("state_v_first and transpose_state_layout are both given: it must be the first alone")
         warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning, stacklevel=2)
-        state_v_first = renamed["transpose_state_layout"]
+        state_v_first = bool(renamed.get("transpose_state_layout"))
     if gv is not None:
         raise ValueError("gv is a tensor: it must be None, these kernels have no gates of v")
     if reverse and cu_seqlens is not None:

@@ -3,8 +3,8 @@
     FIGURES["fig17"]("sig", "fw", rows) -> Figure        rows: as `load.read_rows` gives them, or None
 
 Every figure takes a gate ("exp", "sig" or "gla"), a pass ("fw" or "fwbw") and rows, of which it draws those of one
-problem: see `Overlay`. Counts are the published ones (Table 17), of GLA the sums of Table 8. GPUs are those of the paper's
-Table 18, and the H200 of NVIDIA's datasheet.
+problem: see `Overlay`. Counts are the published ones (Table 17), of GLA the sums of Table 8. GPUs are those of the
+paper's Table 18, and the H200 of NVIDIA's datasheet.
 """
 
 from __future__ import annotations
