@@ -232,16 +232,20 @@ def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
     page = opened("h100", "#open=fold-rows")
     page.click("#clear")
     held = Page(written["h100"].read_text())
-    name = page.evaluate("plot.data.find(({ marker, meta }) => marker && meta).meta")
+    name, label = page.evaluate("(({ meta, name }) => [meta, name])(plot.data.find(({ name, meta }) => name && meta))")
+    ends = "plot.layout.annotations.map(({ name }) => name)"
+    assert label in page.evaluate(ends)
     names = [held.cell("implementation", n) for n in range(len(held.columns["pass"]["values"]))]
     shown = "plot.data.filter(({ meta, visible }) => meta && visible).map(({ meta }) => meta)"
     page.select_option("#kernel", name)
     page.click("#hide")
     assert name not in page.evaluate(shown)
+    assert label not in page.evaluate(ends)
     assert page.inner_text("#count").endswith(f"of {len(names) - names.count(name)} rows")
     page.select_option("#kernel", name)
     page.click("#only")
     assert set(page.evaluate(shown)) == {name}
+    assert page.evaluate(ends) == [label]
     assert page.inner_text("#count").endswith(f"of {names.count(name)} rows")
     with page.expect_download() as download:
         page.click("#csv")
@@ -311,6 +315,9 @@ def test_a_phone_scrolls_down_only(opened, name):
     assert fits(page)
     for box in page.locator("select:visible, input:visible, button:visible").all()[:20]:
         assert box.bounding_box()["x"] + box.bounding_box()["width"] <= PHONE["width"]
+    assert page.locator("#plot .annotation").count() == page.evaluate(
+        "plot.layout.annotations.filter(({ name }) => name === undefined).length"
+    )
     label, legend = (page.locator(part).bounding_box() for part in ("#plot .xtitle", "#plot .legend"))
     assert legend["y"] >= label["y"] + label["height"]
     assert legend["x"] + legend["width"] <= PHONE["width"]

@@ -12,29 +12,39 @@ from typing import Any
 
 import numpy as np
 
-from tflabench.figures.axes import CROSS_LEVEL
+from tflabench.figures.axes import CROSS_LEVEL, spread
 from tflabench.figures.captions import shorten
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Note, Panel
 
 HEIGHT, BAR = 480, 22  # pixels of a panel, and of each bar in it
-MARGIN = {"l": 58, "r": 24, "t": 14, "b": 46}  # the legend makes room for itself
-LONGEST = 34  # characters of a name
+MARGIN = {"l": 58, "r": 24, "t": 14, "b": 46}
+BESIDE, NAME, LONGEST = 256, 17, 35  # pixels right of a panel for names, and of each in height; characters of it
+# Markers as names show them.
+GLYPHS = {
+    "": "–", "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "pentagon": "⬟",
+    "cross": "✚", "hexagon": "⬢", "star": "★", "triangle-left": "◀", "triangle-right": "▶", "x": "✖",
+}  # fmt: skip
 # Colour on white -> colour on black, where the same would be lost.
 DARK = {"#000000": "#f2f2f2", "#595959": "#b4b4b4", "#404040": "#c8c8c8", "#9a9a9a": "#6f7782", "#0072b2": "#3aa0dd"}
 Trace = dict[str, Any]
 
 
 def draw(panel: Panel) -> dict[str, Any]:
-    """Return the panel as {"data": traces, "layout": layout}."""
+    """Return the panel as {"data": traces, "layout": layout}.
+
+    Names of lines are annotations at their ends; where there is no room for these a page shows the legend.
+    """
     bars = [len(item.labels) for item in panel.items if isinstance(item, Bars)]
+    height = max([HEIGHT, *(BAR * count + MARGIN["t"] + MARGIN["b"] for count in bars)])
+    names = list(_names(panel, height - MARGIN["t"] - MARGIN["b"]))
     layout: dict[str, Any] = {
-        "height": max([HEIGHT, *(BAR * count + MARGIN["t"] + MARGIN["b"] for count in bars)]),
-        "margin": MARGIN,
+        "height": height,
+        "margin": MARGIN | ({"r": BESIDE} if names else {}),
         "xaxis": _axis(panel.x),
         "yaxis": _axis(panel.y) | ({"automargin": True} if bars else {}),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
-        "annotations": list(_words(panel)),
-        "showlegend": True,
+        "annotations": [*_words(panel), *names],
+        "showlegend": False,
         "legend": {"traceorder": "normal", "font": {"size": 11}, "itemclick": False, "itemdoubleclick": False},
         "hovermode": "closest",
         "barmode": "overlay",
@@ -64,7 +74,7 @@ def _curve(curve: Curve) -> list[Trace]:
     }
     ends = [value for value in curve.y if math.isfinite(value)]
     if curve.label and ends:  # the highest line comes first in the legend
-        trace |= {"showlegend": True, "name": escape(shorten(curve.label, LONGEST)), "legendrank": -ends[-1]}
+        trace |= {"showlegend": True, "name": _name(curve), "legendrank": -ends[-1]}
     if marks:
         drawn = [f"{symbol}-open" if open_ else symbol for open_ in hollow] if any(hollow) else symbol
         trace["marker"] = {"symbol": drawn, "size": 5 if context else 8, "color": curve.ink.colour}
@@ -77,6 +87,10 @@ def _curve(curve: Curve) -> list[Trace]:
             "color": curve.ink.colour, "thickness": 1, "width": 0,
         }  # fmt: skip
     return [trace]
+
+
+def _name(curve: Curve) -> str:
+    return escape(shorten(curve.label, LONGEST))
 
 
 def _band(band: Band) -> list[Trace]:
@@ -143,3 +157,26 @@ def _words(panel: Panel) -> Iterator[dict[str, Any]]:
 def _place(axis: Axis, value: float) -> float:
     """Return where annotations have a value: they count in decades on a logarithmic axis."""
     return math.log10(value) if axis.scale == "log" else value
+
+
+def _names(panel: Panel, room: int) -> Iterator[dict[str, Any]]:
+    """Yield the names of lines right of a panel, at the height of their ends and clear of each other.
+
+    Args:
+        room: height of the panel in pixels.
+    """
+    found = [
+        (item, _place(panel.y, [value for value in item.y if math.isfinite(value)][-1]))
+        for item in panel.items
+        if isinstance(item, Curve) and item.label and np.isfinite(np.asarray(item.y, float)).any()
+    ]
+    found.sort(key=lambda one: -one[1])
+    low, high = (_place(panel.y, end) for end in panel.y.limits or (0.0, 1.0))
+    wanted = [room * (high - end) / (high - low) for _, end in found]
+    for (curve, _), y in zip(found, spread(wanted, [NAME] * len(found), 0, room), strict=True):
+        glyph, name = f'<span style="color:{curve.ink.colour}">{GLYPHS[curve.ink.marker]}</span>', _name(curve)
+        yield {
+            "name": name, "text": f"{glyph} {name}", "showarrow": False,
+            "x": 1, "xref": "paper", "xanchor": "left", "xshift": 6,
+            "y": 1 - y / room, "yref": "paper", "yanchor": "middle", "align": "left",
+        }  # fmt: skip
