@@ -265,8 +265,8 @@ def test_all_of_it_is_shown_by_the_same_command_with_full_which_measures_nothing
 
 
 def test_when_its_time_is_up_it_keeps_what_it_has_and_the_same_command_measures_the_rest():
-    arguments = ["-a", "head_dim=16", "-a", "heads=2", "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "26"]
-    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "25")
+    arguments = ["-a", "head_dim=16", "-a", "heads=2", "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "17"]
+    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "16")
     assert [(row["implementation"], row["seq_len"], row["status"]) for row in journal() if row["closed"]] == [
         ("fine", 64, "ok"),
         ("hangs", 64, "timeout"),  # rounds under way are finished
