@@ -172,12 +172,33 @@ def test_a_node_that_leaves_before_it_answers_is_left_out(started: Started):
     with on_ray.Cluster({started.cluster.address!r}) as cluster:
         there = on_ray._alive()
         on_ray._alive = lambda: [*there, dict(there[0], NodeID="0" * 56, NodeName="left")]
-        print(*(node.name for node in cluster.nodes("cpu", [], mixed=False)))
+        nodes = cluster.nodes("cpu", [], mixed=False)
+    print(*(node.name for node in nodes))
     """
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1:] == [" ".join(sorted(started.nodes))], done.stderr
+
+
+def test_what_ray_says_of_its_workers_is_no_output(started: Started):
+    """A program that reads the JSON of a sweep would fail on it."""
+    code = f"""if True:
+    import os, time
+    from tflabench.bench.several import on_ray
+    with on_ray.Cluster({started.cluster.address!r}):
+        import ray
+        try:
+            ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
+        except ray.exceptions.WorkerCrashedError:
+            time.sleep(2)  # until Ray has said so
+    print("the output")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "the output\n", done.stderr
+    assert "(raylet)" in done.stderr
 
 
 def test_from_python_too(started: Started):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,13 +62,30 @@ def require_ray() -> None:
 class Cluster:
     """A connection to a Ray cluster, as long as the block lasts.
 
-    It is that of `address`; without one that which runs on this machine, or else one that is started here.
+    It is that of `address`; without one that which runs on this machine, or else one that is started here. What Ray
+    says of its workers goes to stderr.
 
     Raises:
         InputError: Ray is not installed, or no cluster answers at the address.
     """
 
     def __init__(self, address: str | None = None) -> None:
+        self._address, self._open = address, contextlib.ExitStack()
+
+    def __enter__(self) -> Cluster:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            self._connect(self._address)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        ray.shutdown()
+        self._open.close()
+
+    def _connect(self, address: str | None) -> None:
         require_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -86,14 +104,6 @@ class Cluster:
             reason = " ".join(str(error).split())[:200]
             where = "the default" if address is None else repr(address)
             raise InputError(f"--ray-address is {where}, and no Ray cluster answers there: {reason}") from None
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        import ray
-
-        ray.shutdown()
 
     def kind(self, device: str) -> DeviceKind:
         """Return the kind of device to measure on: for "auto" GPUs where a node has one.
