@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from io import StringIO
@@ -264,6 +265,15 @@ def test_all_of_it_is_shown_by_the_same_command_with_full_which_measures_nothing
     assert abs(len(done.stdout.splitlines()) - len(brief) - int(brief[-1].split()[1])) <= 2
 
 
+@pytest.fixture
+def own_lock(monkeypatch):
+    """Sweeps of tests in other processes measure on the same CPU: they are not to be waited for."""
+    with tempfile.TemporaryDirectory(prefix="lock-") as folder:  # short: paths of sockets are
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+
+
+@pytest.mark.usefixtures("own_lock")
 def test_when_its_time_is_up_it_keeps_what_it_has_and_the_same_command_measures_the_rest():
     arguments = ["-a", "head_dim=16", "-a", "heads=2", "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "17"]
     done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "16")
@@ -434,7 +444,8 @@ def test_rows_of_other_sources_are_not_mixed_with_new_ones():
     assert len(read_rows(f"{folder}-{own}")) == 1
 
 
-def test_a_second_sweep_on_a_device_waits_for_the_first(tmp_path):
+@pytest.mark.usefixtures("own_lock")
+def test_a_second_sweep_on_a_device_waits_for_the_first():
     slow = subprocess.Popen(
         command(*SWEEP, "--impl", "hangs", *TINY, "--pass", "fw", "--timeout", "6"),
         stdout=subprocess.DEVNULL,
