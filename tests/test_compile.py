@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
+sys.path.insert(0, str(Path(__file__).parent))
+from compiled import compiled_under
+
 SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
 TENSOR_MEMORY_COLUMNS = 512
 # Stores and loads; a tile row or two, outside the loop. On sm_100, which nobody has tuned, also n of the state walk.
@@ -22,20 +20,8 @@ SPILLED_BYTES = {80: 256, 90: 128, 100: 1024}
 @pytest.fixture(scope="module", params=["installed", "oldest"])
 def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each kernel uses, compiled in a process of its own (this one interprets)."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    if request.param == "oldest":
-        old = ROOT / OLD_TRITON
-        if not (old / "triton").is_dir():
-            pytest.skip(f"no Triton in {old}: `make test` puts the oldest supported there")
-        environment["PYTHONPATH"] = str(old)
     few = ["3"] if request.param == "oldest" else []  # one case an architecture
-    command = [sys.executable, "-P", str(ROOT / "tests" / "compile_tfla.py"), *few]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Warning" not in done.stderr, done.stderr[-2000:]  # Triton 3.9 warns of what 3.10 will do by default
-    found = json.loads(done.stdout)
-    assert (request.param == "oldest") == (found["triton"] == "3.6.0")
-    return found["kernels"]
+    return compiled_under(request.param, "compile_tfla.py", *few)["kernels"]
 
 
 def test_kernels_fit_the_chip(kernels: list[dict[str, Any]]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +23,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton.experimental.gluon")
 
 sys.path.insert(0, str(Path(__file__).parent))
+from compiled import compiled_under
 from hopper_emulation import emulate_walk_forward, emulated  # noqa: F401  a fixture
 
 from tflabench.kernels.hopper import backward as hopper_backward
@@ -36,8 +35,6 @@ from tflabench.kernels.hopper.segment_states import CarriedStates, carry
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.sizes import Device, Sizes
 
-ROOT = Path(__file__).parents[1]
-OLD_TRITON = Path(os.environ.get("TFLABENCH_OLD_TRITON", ".triton-3.6.0"))
 SHARED_BYTES = 232_448
 SPILLED_BYTES = 256  # stores and loads, outside the loops over tiles but for a few in the normalised h of 256/512
 SPILLED_BYTES_NEWER = {"128/256": 160, "256/512": 320, "64/64": 128}  # on Triton 3.9
@@ -216,19 +213,7 @@ FEW = [
 def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The Triton that ran and what each kernel uses, compiled in a process of its own (this one interprets)."""
     triton, shapes = request.param
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    if triton == "oldest":
-        old = ROOT / OLD_TRITON
-        if not (old / "triton").is_dir():
-            pytest.skip(f"no Triton in {old}: `make test` puts the oldest supported there")
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, (old, ROOT)))
-    command = [sys.executable, "-P", str(ROOT / "tests" / "compile_hopper.py"), *shapes]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Warning" not in done.stderr, done.stderr[-2000:]  # Triton 3.9 warns of what 3.10 will do by default
-    found = json.loads(done.stdout)
-    assert (triton == "oldest") == (found["triton"] == "3.6.0")
-    return found
+    return compiled_under(triton, "compile_hopper.py", *shapes)
 
 
 def test_kernels_fit_the_chip(compiled: dict[str, Any]) -> None:

@@ -154,5 +154,5 @@ def compact(value: float) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Return a text of at most so many letters, its end replaced by "…" where it is longer."""
+    """Return a text of at most `most` letters, its end replaced by "…" where it is longer."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
