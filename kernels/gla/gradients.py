@@ -162,6 +162,19 @@ def tile_gradients(  # noqa: PLR0915  the gradients of a tile share its operands
     end = tl.minimum(first + sizes.chunk_tiles, tiles)
     r = tl.arange(0, TILE)
     t = tile * TILE + r
+    at = (bh.to(tl.int64) * tiles + tile) * d + i
+
+    # Within it.
+    log2 = load_gates(inputs.g, b, h, t, i, T, d)
+    until, after = sums_of_segments(log2, TILE)
+    q_tile = load_rows(inputs.q, b, h, t, i, T, d)
+    k_tile = load_rows(inputs.k, b, h, t, i, T, d)
+    ds = products(inputs.do, inputs.v, b, h, t, t, sizes, config) * scale
+    own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
+    ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
+    dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
+    dq += own * k_tile.to(tl.float32)
+    dk += own * q_tile.to(tl.float32)
 
     # With steps before the tile.
     from_before = tl.zeros([TILE, BLOCK], tl.float32)
@@ -187,26 +200,16 @@ def tile_gradients(  # noqa: PLR0915  the gradients of a tile share its operands
         q_tile = load_matrix(weighted_q, bh, c, i, T, d)
         from_after = tl.dot(s.to(q_tile.dtype), q_tile, from_after, input_precision=config.precision)
 
-    # Within it.
     log2 = load_gates(inputs.g, b, h, t, i, T, d)
     until, after = sums_of_segments(log2, TILE)
-    from_before *= tl.exp2(until) * scale
-    from_after *= tl.exp2(after)
-    q_tile = load_rows(inputs.q, b, h, t, i, T, d)
-    k_tile = load_rows(inputs.k, b, h, t, i, T, d)
-    q, k = q_tile.to(tl.float32), k_tile.to(tl.float32)
-    ds = products(inputs.do, inputs.v, b, h, t, t, sizes, config) * scale
-    own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
-    ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
-    dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
-    store_rows(written.dq, from_before + dq + own * k, b, h, t, i, T, d)
-    store_rows(written.dk, from_after + dk + own * q, b, h, t, i, T, d)
+    store_rows(written.dq, from_before * (tl.exp2(until) * scale) + dq, b, h, t, i, T, d)
+    store_rows(written.dk, from_after * tl.exp2(after) + dk, b, h, t, i, T, d)
     if config.gates:
-        ending, beginning = q * from_before, k * from_after
+        ending = load_matrix(weighted_q, bh, t, i, T, d).to(tl.float32) * from_before
+        beginning = load_matrix(weighted_k, bh, t, i, T, d).to(tl.float32) * from_after
         later = tl.cumsum(pairs + ending, 0, reverse=True)
         earlier = tl.cumsum(beginning, 0) - beginning
         store_matrix(written.dg, later + earlier, bh, t, i, T, d)
-        at = (bh.to(tl.int64) * tiles + tile) * d + i
         tl.store(written.ending + at, tl.sum(ending, 0), mask=i < d)
         tl.store(written.beginning + at, tl.sum(beginning, 0), mask=i < d)
 
