@@ -31,7 +31,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int) -> Blocks:
         qk, hv = max(16, next_power_of_2(d_qk)), max(16, next_power_of_2(d_hv))
-        return Blocks(plan.largest_tile(chunk_size, 64), qk, qk, hv, qk, hv, hv)
+        return Blocks(plan.largest_tile(chunk_size, 64), qk, qk, qk, hv, qk, hv, hv)
 
     monkeypatch.setattr(Blocks, "for_shape", staticmethod(for_shape))
 
@@ -44,6 +44,8 @@ CASES = [
     Case(100, 128, 256, "down"),
     Case(1000, 16, 16, "usual", L=256),
     Case(1000, 16, 16, "zeros", L=1024, states=True),
+    Case(1, 48, 80, "zeros", dtype=torch.float16, states=True),  # all of dg comes from the initial state
+    Case(512, 32, 64, "usual", L=512, dtype=torch.float16),  # the errors of eight tiles add up in dg
 ]
 
 

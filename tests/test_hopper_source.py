@@ -37,7 +37,7 @@ from tflabench.kernels.plan.sizes import Device, Sizes
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
 from gluon_on_cpu import KERNELS, Deadlock, Machine
-from tfla_cases import Case, draw, failures
+from tfla_cases import Case, draw, failures, planned_anew
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
 
@@ -65,13 +65,6 @@ class Carry:
 def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (forward, backward):
         monkeypatch.setattr(module, "figures", lambda _device: Device(90, multiprocessors))
-
-
-def planned_anew(monkeypatch: pytest.MonkeyPatch, name: str, replaced: Any) -> None:
-    """Replace what plans call; none of them is remembered."""
-    monkeypatch.setattr(f"{plans.__name__}.{name}", replaced)
-    for remembered in ("forward", "backward"):
-        monkeypatch.setattr(plans, remembered, getattr(plans, remembered).__wrapped__)
 
 
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:

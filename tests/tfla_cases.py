@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from tflabench.kernels import reference
 from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.tfla import TileConfig
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla import chunkwise
@@ -240,6 +242,13 @@ def failures(case: Case, seed: int = 0, absent: frozenset[str] = frozenset()) ->
         for name, (ours, plain) in errors(case, seed, absent).items()
         if not ours <= 2 * plain + slack
     ]
+
+
+def planned_anew(monkeypatch: pytest.MonkeyPatch, name: str, replaced: Any) -> None:
+    """Replace what plans of the fused kernels call; none of these is remembered."""
+    monkeypatch.setattr(f"{plans.__name__}.{name}", replaced)
+    for remembered in ("forward", "backward"):
+        monkeypatch.setattr(plans, remembered, getattr(plans, remembered).__wrapped__)
 
 
 def errors_of_the_last_of_a_large_batch(chunk_size: int) -> list[float]:

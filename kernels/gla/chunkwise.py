@@ -66,10 +66,13 @@ def backward(
     q, k, v, g, initial = arguments
     call = Call.of(arguments, chunk_size, scale)
     weighted = weigh(call, q, k, g)
-    states = walk(call, Side(weighted.k, v, weighted.totals, _contiguous(initial))).states
+    first = _contiguous(initial)
+    states = walk(call, Side(weighted.k, v, weighted.totals, first)).states
     side = Side(weighted.q, do, weighted.totals, _contiguous(d_last), other=states, reverse=True)
     back = walk(call, side)
     assert back.crossing is not None
+    if first is not None:  # as it was given, where the walk has it rounded
+        back.crossing[:, :, 0] = (first * back.last).sum(-1)
     dv = d_values(call, weighted, v, do, back.states, d_last is not None)
     dq, dk, dg = gradients(
         *(call, arguments, do, weighted),

@@ -35,7 +35,7 @@ from torch.nn.functional import pad
 
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.plan.gla import Plan
+from tflabench.kernels.plan.gla import GRADIENT_STAGES, Plan
 
 from .call import Arguments, Call
 from .outputs import Sizes
@@ -268,7 +268,7 @@ def gradients(
         Inputs(*(rows(x) for x in (q, k, v, g, do))), weighted.q, weighted.k, weighted.totals, states,
         Written(rows(dq), rows(dk), within, ending, beginning), call.scale,
         Sizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
-        config=config, num_warps=8, num_stages=2 if q.element_size() == 2 else 1,
+        config=config, num_warps=8, num_stages=GRADIENT_STAGES if q.element_size() == 2 else 1,
     )  # fmt: skip
     if within is None or ending is None or beginning is None:
         return dq, dk, None

@@ -139,12 +139,11 @@ def _launch(
     plan = call.plan
     out = torch.empty_like(like)
     programs = plan.batch * plan.heads * plan.tiles * cdiv(plan.d_hv, config.outer)
-    half = x.element_size() == 2
     written = out if out.stride(-1) == 1 else torch.empty(like.shape, dtype=like.dtype, device=like.device)
     enqueue(
         parallel_outputs, programs,
         x, y, rows(z), rows(written), weighted.scores, weighted.totals, states,
         Sizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles),
-        config=config, num_warps=8 if half and config.outer > 128 else 4, num_stages=2 if half else 1,
+        config=config, num_warps=4, num_stages=2 if x.element_size() == 2 else 1,
     )  # fmt: skip
     return out if written is out else out.copy_(written)

@@ -96,7 +96,7 @@ def weigh(call: Call, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
     enqueue(
         tile_scores, B * H * plan.tiles,
         rows(q), rows(k), rows(g), weighted, call.scale, H, T, d,
-        config=ScoresConfig(tile, plan.blocks.block, plan.levels, plan.reach, call.precision),
-        num_warps=8, num_stages=1,
+        config=ScoresConfig(tile, plan.blocks.channels, plan.levels, plan.reach, call.precision),
+        num_warps=4, num_stages=1,
     )  # fmt: skip
     return weighted

@@ -12,6 +12,7 @@ from .tfla import StateTiles, buffered, fitting, has_asynchronous_products, larg
 # By dtype, the bits that a channel may close in a tile with one reference for all pairs of its steps.
 REACH = {"bfloat16": 80.0, "float16": 16.0, "float32": 80.0}
 DTYPES = tuple(REACH)
+GRADIENT_STAGES = 3  # of 16 bits: tiles of v and do in flight where gradients are made
 PROGRAMS = 264  # the walk over states is cut into segments until it has about this many, on `USUAL` multiprocessors
 
 
@@ -21,13 +22,15 @@ class Blocks:
 
     Attributes:
         tile: steps of a tile, a power of two from 16 on that divides the chunk size.
-        block: channels of q and k at a time, where tiles of scores and their gradients are made.
+        channels: of q and k at a time, where tiles of scores are made.
+        block: channels of a program that makes gradients of q, k and g.
         inner, outer: columns of q and k at a time, and of v, in the kernels of o and dv.
         u, v: rows and columns of the tile of a state that a program walks with.
         hidden: columns of v at a time where gradients of scores are made.
     """
 
     tile: int
+    channels: int
     block: int
     inner: int
     outer: int
@@ -42,7 +45,8 @@ class Blocks:
         scores = 0 if has_asynchronous_products(architecture) else 2 * self.tile * self.tile
         outputs = size * (self.tile * self.inner + loop + scores)
         states = StateTiles(self.tile, self.u, self.v, warps=4, stages=stages + 1 if size == 2 else 1)
-        return max(outputs, states.shared_bytes(size, architecture))
+        gradients = size * buffered(GRADIENT_STAGES if size == 2 else 1, architecture) * self.tile * 2 * self.hidden
+        return max(outputs, gradients, states.shared_bytes(size, architecture))
 
     @staticmethod
     def for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int) -> Blocks:
@@ -50,11 +54,11 @@ class Blocks:
         if size == 4:
             tile, qk, hv = 32, 32, 64
             return Blocks(
-                largest_tile(chunk_size, tile), _block(d_qk, qk), _block(d_qk, qk), _block(d_hv, hv),
+                largest_tile(chunk_size, tile), _block(d_qk, qk), _block(d_qk, qk), _block(d_qk, qk), _block(d_hv, hv),
                 _block(d_qk, qk), _block(d_hv, hv), _block(d_hv, qk),
             )  # fmt: skip
         return Blocks(
-            largest_tile(chunk_size, 64), _block(d_qk, 64), _block(d_qk, 128), _block(d_hv, 256),
+            largest_tile(chunk_size, 64), _block(d_qk, 32), _block(d_qk, 64), _block(d_qk, 128), _block(d_hv, 128),
             _block(d_qk, 64), _block(d_hv, 128), _block(d_hv, 128),
         )  # fmt: skip
 

@@ -14,15 +14,13 @@ import torch
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.hopper import backward
 from tflabench.kernels.hopper.chunkwise import kernels
-from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_shapes import D_HV, D_QK
 from tflabench.kernels.types import Implementation
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tfla_cases
-from tfla_cases import GATES, Case, computed, draw, failures
+from tfla_cases import GATES, Case, computed, draw, failures, planned_anew
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
@@ -90,7 +88,7 @@ def test_more_elements_than_an_int32_counts(chunk_size: int) -> None:
 @pytest.mark.parametrize("heads", [1, 8, 32])
 @pytest.mark.parametrize("T", [300, 4096])
 def test_dq_and_dk_of_heads_are_added_up_in_a_program(heads: int, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "heads_added_up", lambda q, v: heads)
+    planned_anew(monkeypatch, "heads_added_up", lambda *_: heads)
     case = Case(gate="mamba2_softplus", T=T, heads=64, sharing=32, d_qk=64, d_hv=64, L=1024, states=True)
     assert failures(case) == []
 
@@ -128,8 +126,7 @@ def test_forward_cut_otherwise_than_backward(
 
     monkeypatch.setattr(tfla_cases.chunkwise, "forward", cut_freely)
     chosen = SimpleNamespace(chunk_size=lambda _T: own)
-    monkeypatch.setattr(plans.hopper_segments, "chosen_for_forward", lambda _shape: chosen)
-    monkeypatch.setattr(plans, "forward", plans.forward.__wrapped__)  # not remembered
+    planned_anew(monkeypatch, "hopper_segments.chosen_for_forward", lambda _shape: chosen)
     assert failures(Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=1000, L=L, gates=gates, states=L == 320)) == []
 
 
