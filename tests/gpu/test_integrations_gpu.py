@@ -123,9 +123,10 @@ def layer_before_inside_after(library: str, layer: Callable[[], Tensor], calls: 
         assert off(a.float(), b.float()) < SAME_BFLOAT16
 
 
-def test_a_layer_of_fla_computes_the_same():
+@pytest.mark.parametrize("name", ["MultiScaleRetention", "GatedLinearAttention"])
+def test_a_layer_of_fla_computes_the_same(name: str):
     layers = pytest.importorskip("fla.layers", reason="flash-linear-attention is not installed")
-    layer = layers.MultiScaleRetention(hidden_size=512, num_heads=4).to("cuda", torch.bfloat16)
+    layer = getattr(layers, name)(hidden_size=512, num_heads=4).to("cuda", torch.bfloat16)
     x = torch.randn(2, 300, 512, device="cuda", dtype=torch.bfloat16)
     layer_before_inside_after("fla", lambda: layer(x)[0].detach(), 1)
 

@@ -1,4 +1,4 @@
-"""flash-linear-attention: Simple GLA, Retention and Lightning attention, wherever fla's modules or others have them."""
+"""flash-linear-attention: GLA, Simple GLA, Retention and Lightning attention, wherever fla's modules or others have them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from .core import Installed, Replacement, stand_in, wherever
 
 VERSIONS = {"flash-linear-attention": ("0.6",)}
 REPLACED = {
+    "chunk_gla": ours.chunk_gla,
+    "fused_chunk_gla": ours.fused_chunk_gla,
     "chunk_simple_gla": ours.chunk_simple_gla,
     "chunk_retention": ours.chunk_retention,
     "chunk_lightning_attn": ours.chunk_lightning_attn,
@@ -19,10 +21,7 @@ REPLACED = {
 }
 STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
 ATTENTION = "it returns attention scores, which ours never have"
-UNMEASURED = "nobody has run our kernels of it on a GPU yet; tflabench.kernels.compat.fla has them under this name"
 LEFT = {
-    "chunk_gla": UNMEASURED,
-    "fused_chunk_gla": UNMEASURED,
     "fused_recurrent_gla": STEPS,
     "fused_recurrent_simple_gla": STEPS,
     "fused_recurrent_retention": STEPS,
@@ -56,4 +55,7 @@ def refuses(*args: Any, **named: Any) -> str | None:
         return "it has keywords that fla is giving up"
     if named.get("g") is not None and named.get("g_gamma") is not None:
         return "it has both g and g_gamma"
+    given = dict(zip("qkv", args, strict=False)) | named
+    if any(given[name].shape[-1] % 16 for name in "qv" if name in given):
+        return "a head dimension is no multiple of 16: ours would run in plain PyTorch"
     return None
