@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -75,19 +74,11 @@ def test_memory_falls_with_the_chunk_size() -> None:
         assert peaks[L] - peaks[M] == pytest.approx(states[L] - states[M], rel=0.1)
 
 
+@pytest.mark.usefixtures("untuned")
 @pytest.mark.parametrize("states", [False, True])
-def test_fla_computes_the_same(states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fla_computes_the_same(states: bool) -> None:
     """Both against float64: ours is at most twice as far from it as fla, as plain PyTorch is."""
     fla_ops = pytest.importorskip("fla.ops.gla")
-    tuner: Any = pytest.importorskip("triton.runtime.autotuner").Autotuner
-    tuned = tuner.run
-
-    def run(self: Any, *args: Any, **named: Any) -> Any:
-        """Take the first configuration: to compile and time all of them takes minutes."""
-        self.configs = self.configs[:1]
-        return tuned(self, *args, **named)
-
-    monkeypatch.setattr(tuner, "run", run)
     case = Case(1000, 128, 256, "usual", heads=4, dtype=torch.bfloat16, states=states)
     inputs, grads = draw(case)
     truth = expected(case, inputs, grads, torch.float64)

@@ -123,6 +123,7 @@ def layer_before_inside_after(library: str, layer: Callable[[], Tensor], calls: 
         assert off(a.float(), b.float()) < SAME_BFLOAT16
 
 
+@pytest.mark.usefixtures("untuned")
 @pytest.mark.parametrize("name", ["MultiScaleRetention", "GatedLinearAttention"])
 def test_a_layer_of_fla_computes_the_same(name: str):
     layers = pytest.importorskip("fla.layers", reason="flash-linear-attention is not installed")

@@ -1,4 +1,4 @@
-"""flash-linear-attention: GLA, Simple GLA, Retention and Lightning attention, wherever fla's modules or others have them."""
+"""flash-linear-attention: GLA, Simple GLA, Retention and Lightning attention, wherever modules have them."""
 
 from __future__ import annotations
 
