@@ -64,6 +64,7 @@ def test_missing_points_are_marked_named_and_break_the_line():
     figure = made(SWEEPS["lengths"], ["runtime"], highlight=["sdpa_math", "mamba2"])["runtime-seq_len"]
     crosses = [sorted(cross.x for cross in items(panel, Cross)) for panel in figure.panels]
     assert crosses == [[2**14, 2**15, 2**16], [2**13, 2**14, 2**15, 2**16]]
+    assert [key.words for key in figure.keys if key.kind == "cross"] == ["no time"]
     assert "× oom: sdpa math at 16Ki–64Ki (fw); sdpa math at 8Ki–64Ki (fwbw)" in figure.caption
     assert "○ wrong: mamba2 at 4Ki (fwbw)" in figure.caption
     assert np.isnan(lit(figure.panels[1])["sdpa_math"].y).tolist() == [False] * 4 + [True] * 4

@@ -14,7 +14,7 @@ from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, log
 from tflabench.figures.captions import caption, compact, legend_name, missing
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import SYMBOLS, Highlights, chosen, device_name, finding, title
-from tflabench.figures.looks import GREY, OWNERS, Look
+from tflabench.figures.looks import DARK_GREY, GREY, OWNERS, Look
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Note, Panel
 from tflabench.figures.quantities import AXES, MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
 from tflabench.figures.source import Source
@@ -94,7 +94,7 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         title=whole,
         setting=_setting(part, single),
         panels=tuple(panels),
-        keys=keys(chart),
+        keys=keys(chart, panels),
         caption=tuple(notes(chart, source, single)),
         rows=part.rows,
         height=0.15 * part.rows["implementation"].nunique() + 0.1 if single else 1.6,
@@ -215,14 +215,16 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
     return Panel(words, linear(chart.label, 0.0, most * (1.35 if shows else 1.2)), labels(names), items, empty)
 
 
-def keys(chart: Chart) -> tuple[Key, ...]:
-    """Return the legend: whose bounds the band is, and what hollow points are."""
+def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
+    """Return the legend: whose bounds the band is, and what hollow points and crosses are."""
     rows, found = chart.part.rows, []
     if chart.theory and chart.leader and rows[chart.quantity.theory[0]].notna().any():  # type: ignore[index]
         look = chart.looks[chart.leader]
         found.append(Key(f"bounds of {look.title}", Ink(look.ink.colour), "area"))
     if why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity):
-        found.append(Key(" or ".join(why), Ink("#595959", "circle"), "hollow"))
+        found.append(Key(" or ".join(why), Ink(DARK_GREY, "circle"), "hollow"))
+    if any(isinstance(item, Cross) for panel in panels for item in panel.items):
+        found.append(Key("no time", Ink(DARK_GREY), "cross"))
     return tuple(found)
 
 
@@ -320,7 +322,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
         setting=caption(part.rows, part.axis),
         panels=tuple(panels),
         columns=2,
-        keys=keys(charts[0]),
+        keys=keys(charts[0], panels),
         caption=("Ring: the least runtime.", *notes(charts[0], source)),
         rows=part.rows,
         height=1.3,

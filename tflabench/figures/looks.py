@@ -14,7 +14,7 @@ from tflabench.figures.quantities import Rows
 from tflabench.implementations.registry import implementations, operation
 
 BLUE, VERMILION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-ORANGE, SKY, BLACK, GREY = "#e69f00", "#56b4e9", "#000000", "#9a9a9a"
+ORANGE, SKY, BLACK, GREY, DARK_GREY = "#e69f00", "#56b4e9", "#000000", "#9a9a9a", "#595959"
 
 # Whose kernel -> colour, in the order in which figures choose what to highlight.
 OWNERS = {
@@ -32,7 +32,7 @@ MARKERS = (
 )  # fmt: skip
 DASHES: tuple[Dash, ...] = ("solid", "dash", "dot", "dashdot")
 # What several owners compute has the same marker in all their colours.
-SHARED = ("mlstm_exp", "mlstm_sig", "simple_gla", "retention", "mamba2", "lightning", "gated_retention")
+SHARED = ("mlstm_exp", "mlstm_sig", "simple_gla", "retention", "mamba2", "lightning", "gated_retention", "gla")
 
 
 @dataclass(frozen=True)

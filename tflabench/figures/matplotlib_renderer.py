@@ -68,6 +68,7 @@ MARKERS = {
     "": "", "circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "triangle-down": "v", "pentagon": "p",
     "cross": "P", "hexagon": "h", "star": "*", "triangle-left": "<", "triangle-right": ">", "x": "X",
 }  # fmt: skip
+CROSSED: dict[str, Any] = {"marker": "x", "ms": 3, "mew": 0.8, "ls": ""}
 DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 1.2)), "dot": (0, (1.2, 1)), "dashdot": (0, (5, 1.2, 1.2, 1.2))}
 
 
@@ -187,8 +188,8 @@ def _curve(ax: Axes, curve: Curve) -> None:
 
 
 def _cross(ax: Axes, cross: Cross) -> None:
-    style: dict[str, Any] = {"marker": "x", "ms": 3, "mew": 0.8, "color": cross.ink.colour, "ls": ""}
-    ax.plot([cross.x], [0.98 - CROSS_LEVEL * cross.level], transform=ax.get_xaxis_transform(), **style)
+    y = 0.98 - CROSS_LEVEL * cross.level
+    ax.plot([cross.x], [y], transform=ax.get_xaxis_transform(), color=cross.ink.colour, **CROSSED)
 
 
 def _band(ax: Axes, band: model.Band) -> None:
@@ -311,7 +312,7 @@ def _names_beside(ax: Axes, panel: Panel) -> None:
     sizes = [SMALL_LINE * len(lines) + 0.02 for _, lines, _ in names]
     places = spread([place for place, *_ in names], sizes, 0.0, height)
     for (_, lines, item), y in zip(names, places, strict=True):
-        handle = _sample(item.ink, joined=isinstance(item, Rule) or item.joined)
+        handle = _sample(item.ink, "line" if isinstance(item, Rule) or item.joined else "points")
         style: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, y / height)}
         name = Legend(ax, [handle], ["\n".join(lines)], labelcolor=_readable(item.ink.colour), **style)
         name.set_clip_on(False)
@@ -342,10 +343,12 @@ def _names_above(ax: Axes, panel: Panel) -> None:
         text.xyann = ((place - x) * points, 2)
 
 
-def _sample(ink: Ink, joined: bool = True, hollow: bool = False) -> Line2D:
-    """Return a line as legends show it."""
-    style: dict[str, Any] = {"markerfacecolor": "white"} if hollow else {}
-    ls = DASHES[ink.dash] if joined else ""
+def _sample(ink: Ink, kind: str = "line") -> Line2D:
+    """Return a line or mark as legends show it; `kind`: of a `Key`."""
+    if kind == "cross":
+        return Line2D([], [], color=ink.colour, **CROSSED)
+    style: dict[str, Any] = {"markerfacecolor": "white"} if kind == "hollow" else {}
+    ls = DASHES[ink.dash] if kind == "line" else ""
     return Line2D([], [], color=ink.colour, ls=ls, lw=1.1, marker=MARKERS[ink.marker], ms=3.4, mew=0.6, **style)
 
 
@@ -360,12 +363,11 @@ def _readable(colour: str) -> str:
 def _legend(drawing: Drawing, keys: Sequence[Key]) -> None:
     """Draw the legend below the panels, in one row; the longest words are cut where it does not fit."""
     handles = [
-        Patch(color=key.ink.colour, alpha=0.3, lw=0)
-        if key.kind == "area"
-        else _sample(key.ink, joined=key.kind == "line", hollow=key.kind == "hollow")
+        Patch(color=key.ink.colour, alpha=0.3, lw=0) if key.kind == "area" else _sample(key.ink, key.kind)
         for key in keys
     ]
     lengths = [len(key.words) for key in keys]
-    longest = KEYS - 6 * len(keys) - sum(lengths) + max(lengths, default=0)
+    mark, spare = (2.4, 6) if len(keys) < 3 else (1.3, 5)  # a mark's width in ems, and letters that each takes besides
+    longest = KEYS - spare * len(keys) - sum(lengths) + max(lengths, default=0)
     words = [shorten(key.words, max(longest, 8)) for key in keys]
-    drawing.legend(handles, words, loc="lower left", ncols=len(keys) or 1)
+    drawing.legend(handles, words, loc="lower left", ncols=len(keys) or 1, handlelength=mark)

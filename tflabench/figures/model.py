@@ -185,11 +185,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Key:
-    """A legend entry for what curves have in common: a line in this ink, or a filled area."""
+    """A legend entry for what curves have in common: a line or mark in this ink, or a filled area."""
 
     words: str
     ink: Ink
-    kind: Literal["line", "area", "hollow"] = "line"
+    kind: Literal["line", "area", "hollow", "cross"] = "line"
 
 
 @dataclass(frozen=True)
