@@ -70,8 +70,8 @@ class Options(TypedDict, total=False):
         config: for experts, how the TFLA kernels are tiled; None, the default, is `TileConfig.for_shape`.
         cu_seqlens: (N + 1,), int32 or int64, where N documents begin and end that lie end to end along T, from 0 to T;
             B is 1 then. States are one a document, (N, H, ...). None, the default, is one sequence. Without states in
-            or out all documents are one call. With them each is a call of its own, and offsets on a GPU are waited for:
-            give them on the CPU.
+            or out all documents are one call. With them those of one length that follow each other are, and offsets on
+            a GPU are waited for: give them on the CPU.
     """
 
     layout: Layout
@@ -517,15 +517,15 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     outputs: list[Tensor] = []
     states: list[State] = []
-    for document in packed.documents(call, packed.bounds(chosen.cu_seqlens, T)):
-        if document.v.shape[2] == 0:
-            h, last = document.v, document.initial or _nothing_written(document, gate)
+    for batch in packed.batches(call, packed.runs(packed.bounds(chosen.cu_seqlens, T))):
+        if batch.v.shape[2] == 0:
+            h, last = batch.v, batch.initial or _nothing_written(batch, gate)
         else:
-            h, last = _run(document, gate, chosen, return_last_state)
+            h, last = _run(batch, gate, chosen, return_last_state)
         outputs.append(h)
         if last is not None:
             states.append(last)
-    return torch.cat(outputs, 2), packed.joined(states) if return_last_state else None
+    return packed.end_to_end(outputs), packed.joined(states) if return_last_state else None
 
 
 def _nothing_written(call: Arguments, gate: Gate) -> State:

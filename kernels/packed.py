@@ -1,14 +1,14 @@
 """Packed sequences: documents laid end to end along T, in a batch of one.
 
 Without states in or out all documents are one sequence, whose forget gate is shut where a document begins. With states
-each document is a sequence of its own.
+documents of one length that follow each other are one batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any, cast
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -73,16 +73,27 @@ def as_one_sequence(call: Arguments, gate: Gate, cu_seqlens: Tensor) -> tuple[Ar
     return call._replace(f=f.masked_fill(shut, float("-inf"))), gate
 
 
-def documents(call: Arguments, bounds: list[int]) -> Iterator[Arguments]:
-    """Yield the call of each document, which has its own of the N states (N, H, ...)."""
-    lengths = [end - begin for begin, end in pairwise(bounds)]
+class Run(NamedTuple):
+    """Documents of one length that follow each other: how many, and their steps."""
 
-    def parts(x: Tensor | None) -> list[Tensor | None]:
-        if x is None or x.dim() == 1:
-            return [x] * len(lengths)
-        return [*split(x, lengths, 2)]
+    count: int
+    length: int
 
-    starts = [None] * len(lengths) if call.initial is None else _each_state(call.initial)
+
+def runs(bounds: list[int]) -> list[Run]:
+    """Return the documents as runs, of where they begin and end."""
+    lengths = (end - begin for begin, end in pairwise(bounds))
+    return [Run(len([*same]), length) for length, same in groupby(lengths)]
+
+
+def batches(call: Arguments, of: list[Run]) -> Iterator[Arguments]:
+    """Yield the call of each run, a batch of its documents, which have their own of the N states (N, H, ...)."""
+
+    def parts(x: Tensor | None) -> Sequence[Tensor | None]:
+        return [x] * len(of) if x is None or x.dim() == 1 else together(x, of)
+
+    counts = [run.count for run in of]
+    starts = [None] * len(of) if call.initial is None else _states(call.initial, counts)
     for q, k, v, f, i, start in zip(*(parts(x) for x in call[:5]), starts, strict=True):
         assert q is not None
         assert k is not None
@@ -91,14 +102,16 @@ def documents(call: Arguments, bounds: list[int]) -> Iterator[Arguments]:
         yield Arguments(q, k, v, f, i, start, call.skip)
 
 
-def _each_state(states: State) -> list[State]:
-    count = len(states.C)
-    n, m = (_each(x, count) for x in (states.n, states.m))
-    return [State(*parts) for parts in zip(split(states.C, [1] * count, 0), n, m, strict=True)]
+def together(x: Tensor, of: list[Run]) -> list[Tensor]:
+    """Return the documents of each run of x (1, H, T, ...) as a batch (count, H, length, ...); nothing is copied."""
+    parts = split(x, [count * length for count, length in of], 2)
+    return [part.squeeze(0).unflatten(1, run).transpose(0, 1) for part, run in zip(parts, of, strict=True)]
 
 
-def _each(x: Tensor | None, count: int) -> Sequence[Tensor | None]:
-    return [None] * count if x is None else split(x, [1] * count, 0)
+def end_to_end(batches: list[Tensor]) -> Tensor:
+    """Return documents (count, H, length, d) of runs end to end, (1, H, T, d): the inverse of `together`."""
+    parts = [x.transpose(0, 1).flatten(1, 2) for x in batches]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).unsqueeze(0)
 
 
 def split(x: Tensor, lengths: list[int], axis: int) -> list[Tensor]:
@@ -106,8 +119,13 @@ def split(x: Tensor, lengths: list[int], axis: int) -> list[Tensor]:
     return [*cast("Any", x).split(lengths, axis)]  # torch gives it no types
 
 
+def _states(states: State, counts: list[int]) -> list[State]:
+    n, m = ([None] * len(counts) if x is None else split(x, counts, 0) for x in states[1:])
+    return [State(*parts) for parts in zip(split(states.C, counts, 0), n, m, strict=True)]
+
+
 def joined(states: list[State]) -> State:
-    """Return one State of N documents, (N, H, ...), of the states of each."""
+    """Return one State of N documents, (N, H, ...), of the states of runs."""
     n, m = (_cat([state[part] for state in states]) for part in (1, 2))
     return State(torch.cat([state.C for state in states]), n, m)
 

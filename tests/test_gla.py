@@ -123,19 +123,19 @@ def test_the_walk_through_as_published_is_nan_behind_a_closed_gate() -> None:
 
 def packed() -> tuple[tuple[Any, ...], Any, list[int]]:
     inputs, _ = draw(Case(40, 16, 16, "usual", heads=2))
-    bounds = [0, 7, 23, 40]
+    bounds = [0, 7, 23, 31, 39, 40]  # two of one length in a row
     return tuple(inputs.values()), torch.tensor(bounds, device=DEVICE), bounds
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tfla"])
 def test_packed_sequences_are_sequences_of_their_own(implementation: Any) -> None:
     (q, k, v, g), cu_seqlens, bounds = packed()
-    S = torch.randn(3, 2, 16, 16, device=DEVICE)
+    S = torch.randn(5, 2, 16, 16, device=DEVICE)
     parts = [slice(a, b) for a, b in pairwise(bounds)]
 
     def alone(initial: Any) -> list[Any]:
         given = {"implementation": implementation, "return_last_state": True}
-        starts = [None if initial is None else State(initial[n : n + 1]) for n in range(3)]
+        starts = [None if initial is None else State(initial[n : n + 1]) for n in range(5)]
         return [
             ops.gla(q[:, :, s], k[:, :, s], v[:, :, s], g[:, :, s], initial_state=start, **given)
             for s, start in zip(parts, starts, strict=True)
@@ -268,7 +268,7 @@ def test_fla_in_packed_sequences(bthd: dict[str, Any]) -> None:
     _, cu_seqlens, _ = packed()
     o, last = fla.chunk_gla(**bthd, cu_seqlens=cu_seqlens, output_final_state=True)
     assert last is not None
-    assert last.shape == (3, 2, 16, 16)
+    assert last.shape == (5, 2, 16, 16)
     alone, _ = fla.chunk_gla(**{name: x[:, 7:23] for name, x in bthd.items()})
     torch.testing.assert_close(o[:, 7:23], alone, rtol=1e-4, atol=1e-5)
 

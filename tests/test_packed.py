@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from tflabench import ops
+from tflabench.kernels import api
 
 HEADS, T, D_QK, D_HV = 2, 60, 16, 32
-BOUNDS = [0, 1, 17, 17, 44, T]  # one of a single step, and one without steps
+BOUNDS = [0, 1, 9, 17, 17, 44, T]  # one of a single step, two of one length, and one without steps
 Inputs = dict[str, Tensor]
 
 
@@ -118,6 +119,26 @@ def test_each_document_has_its_states(name):
     assert_close([h, *last, *next(grads)], [wanted, *ends, *next(grads)], 1e-12)
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_documents_of_one_length_that_follow_each_other_are_one_call(name, monkeypatch):
+    run, arguments, gate = OPERATIONS[name]
+    x = inputs("cpu", torch.float64)
+    shapes = []
+
+    def counted(call: Any, *others: Any) -> Any:
+        shapes.append(call.v.shape)
+        return one_call(call, *others)
+
+    one_call = api._run
+    monkeypatch.setattr(api, "_run", counted)
+    offsets = torch.tensor([0, 15, 30, 45, T])
+    run(*arguments(x), initial_state=start_of(gate, 4, x["q"]), return_last_state=True, cu_seqlens=offsets)
+    assert shapes == [(4, HEADS, 15, D_HV)]
+    shapes.clear()
+    run(*arguments(x), return_last_state=True, cu_seqlens=torch.tensor([0, 20, 25, 30, T]))
+    assert shapes == [(1, HEADS, 20, D_HV), (2, HEADS, 5, D_HV), (1, HEADS, 30, D_HV)]
+
+
 def test_states_may_go_out_alone():
     x = inputs("cpu", torch.float64)
     tensors = [x[name] for name in ("q", "k", "v", "i", "f")]
@@ -125,8 +146,8 @@ def test_states_may_go_out_alone():
     assert last.n is not None
     assert last.m is not None
     assert last.C.shape == (len(BOUNDS) - 1, HEADS, D_QK, D_HV)
-    assert not last.C[2].any()
-    assert (last.m[2] == float("-inf")).all()
+    assert not last.C[3].any()
+    assert (last.m[3] == float("-inf")).all()
 
 
 def test_the_other_layout():

@@ -45,8 +45,8 @@ def chunk_simple_gla(
         initial_state: (B, H, d_qk, d_hv), or (.., d_hv, d_qk) with `state_v_first`; one a sequence with `cu_seqlens`.
         output_final_state: return the state after the last step, of each sequence with `cu_seqlens`.
         cu_seqlens: (N + 1), where N sequences laid one behind the other begin and end (B is 1 then). With states in or
-            out each sequence is a call of its own, and its bounds are read from the device unless `cu_seqlens_cpu`
-            has them.
+            out those of one length that follow each other are one call, and bounds are read from the device unless
+            `cu_seqlens_cpu` has them.
         chunk_size: steps between two states in memory; None lets the kernels choose.
 
     Returns:

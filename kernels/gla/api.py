@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import pairwise
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
@@ -119,7 +118,7 @@ def gla(
             shut = packed.begins(cu_seqlens, g.shape[2], g.device)[:, None]
             o, last = run(q, k, v, g.masked_fill(shut, float("-inf")), None)
         else:
-            o, last = _one_by_one(run, (q, k, v, g), first, cu_seqlens)
+            o, last = _in_batches(run, (q, k, v, g), first, cu_seqlens)
     if layout == "bthd":
         o = o.transpose(1, 2)
     return (o, State(last)) if return_last_state else o
@@ -152,23 +151,24 @@ class _Runner:
         return o, last
 
 
-def _one_by_one(
+def _in_batches(
     run: _Runner, inputs: tuple[Tensor, ...], initial: Tensor | None, cu_seqlens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    bounds = packed.bounds(cu_seqlens, inputs[0].shape[2])
-    lengths = [end - start for start, end in pairwise(bounds)]
+    runs = packed.runs(packed.bounds(cu_seqlens, inputs[0].shape[2]))
+    counts = [each.count for each in runs]
+    starts = [None] * len(runs) if initial is None else packed.split(initial, counts, 0)
     outputs: list[Tensor] = []
     states: list[Tensor] = []
-    for n, (q, k, v, g) in enumerate(zip(*(packed.split(x, lengths, 2) for x in inputs), strict=True)):
-        first = None if initial is None else initial[n : n + 1]
+    for q, k, v, g, first in zip(*(packed.together(x, runs) for x in inputs), starts, strict=True):
         if q.shape[2] == 0:
             work = torch.promote_types(v.dtype, torch.float32)
-            o, last = v, v.new_zeros(1, v.shape[1], q.shape[3], v.shape[3], dtype=work) if first is None else first
+            shape = (*v.shape[:2], q.shape[3], v.shape[3])
+            o, last = v, v.new_zeros(shape, dtype=work) if first is None else first
         else:
             o, last = run(q, k, v, g, first)
         outputs.append(o)
         states.append(last)
-    return torch.cat(outputs, 2), torch.cat(states)
+    return packed.end_to_end(outputs), torch.cat(states)
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, axes: str) -> None:
