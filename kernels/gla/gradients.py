@@ -109,36 +109,138 @@ class GradientsConfig:
     hidden: int
 
 
+class Place(NamedTuple):
+    """A tile of steps and a block of channels of one head.
+
+    Attributes:
+        bh: batch * heads + head.
+        b, h: batch and head.
+        tile: of the head's sequence.
+        t, i: its steps and channels.
+        chunk, chunks: the tile's chunk, and how many there are.
+        first, end: the chunk's first tile, and the one after its last.
+    """
+
+    bh: Any
+    b: Any
+    h: Any
+    tile: Any
+    t: Any
+    i: Any
+    chunk: Any
+    chunks: Any
+    first: Any
+    end: Any
+
+
 @triton.jit
-def products(x, y, b, h, t, c, sizes, config: tl.constexpr):
-    """Return x_t . y_c of steps t and c of one head, [tile, tile] float32, summed over d_hv."""
+def place_of_program(sizes, config: tl.constexpr):
+    """Return the `Place` of this program."""
+    TILE: tl.constexpr = config.tile
+    BLOCK: tl.constexpr = config.block
+    tiles, blocks = tl.cdiv(sizes.T, TILE), tl.cdiv(sizes.d_qk, BLOCK)
+    block = tl.program_id(0) % blocks  # neighbours share v and do through L2
+    tile = tl.program_id(0) // blocks % tiles
+    bh = tl.program_id(0) // blocks // tiles
+    chunk = tile // sizes.chunk_tiles
+    first = chunk * sizes.chunk_tiles
+    return Place(
+        bh,
+        bh // sizes.heads,
+        bh % sizes.heads,
+        tile,
+        tile * TILE + tl.arange(0, TILE),
+        block * BLOCK + tl.arange(0, BLOCK),
+        chunk,
+        tl.cdiv(tiles, sizes.chunk_tiles),
+        first,
+        tl.minimum(first + sizes.chunk_tiles, tiles),
+    )
+
+
+@triton.jit
+def products(x, y, place, c, sizes, config: tl.constexpr):
+    """Return x_t . y_c of the steps t of a place and steps c, [tile, tile] float32, summed over d_hv."""
     TILE: tl.constexpr = config.tile
     HV: tl.constexpr = config.hidden
     s = tl.zeros([TILE, TILE], tl.float32)
     for e in range(0, sizes.d_hv, HV):
         column = e + tl.arange(0, HV)
-        x_tile = load_rows(x, b, h, t, column, sizes.T, sizes.d_hv)
-        y_tile = load_rows(y, b, h, c, column, sizes.T, sizes.d_hv)
+        x_tile = load_rows(x, place.b, place.h, place.t, column, sizes.T, sizes.d_hv)
+        y_tile = load_rows(y, place.b, place.h, c, column, sizes.T, sizes.d_hv)
         s = tl.dot(x_tile, y_tile.T, s, input_precision=config.precision)  # [tile, hv] @ [hv, tile] -> [tile, tile]
     return s
 
 
 @triton.jit
-def read_state(acc, x, states, matrix, b, h, t, i, sizes, config: tl.constexpr):
-    """Return acc [tile, block] plus x_t times columns i of a state, turned: [tile, hv] @ [hv, block]."""
+def add_state(acc, x, states, place, sizes, config: tl.constexpr):
+    """Return acc [tile, block] plus x_t times the state of the place's chunk, turned: [tile, hv] @ [hv, block]."""
     HV: tl.constexpr = config.hidden
+    matrix = place.bh * place.chunks + place.chunk
     for e in range(0, sizes.d_hv, HV):
         column = e + tl.arange(0, HV)
-        x_tile = load_rows(x, b, h, t, column, sizes.T, sizes.d_hv)
-        state = load_matrix(states, matrix, i, column, sizes.d_qk, sizes.d_hv)
+        x_tile = load_rows(x, place.b, place.h, place.t, column, sizes.T, sizes.d_hv)
+        state = load_matrix(states, matrix, place.i, column, sizes.d_qk, sizes.d_hv)
         acc = tl.dot(x_tile, state.T, acc, input_precision=config.precision)
     return acc
 
 
 @triton.jit
-def tile_gradients(  # noqa: PLR0915  the gradients of a tile share its operands
-    inputs, weighted_q, weighted_k, totals, states, written, scale, sizes, config: tl.constexpr
+def add_tile(acc, x, y, weighted, totals, other, place, sizes, config: tl.constexpr):
+    """Return acc [tile, block] decayed over another tile, plus what that tile adds: (x y^T) weighted q or k."""
+    TILE: tl.constexpr = config.tile
+    T, d = sizes.T, sizes.d_qk
+    c = other * TILE + tl.arange(0, TILE)
+    s = products(x, y, place, c, sizes, config)
+    acc *= tl.exp2(load_vector(totals, place.bh * tl.cdiv(T, TILE) + other, place.i, d))[None, :]
+    z_tile = load_matrix(weighted, place.bh, c, place.i, T, d)
+    # [tile, tile] @ [tile, block] -> [tile, block]
+    return tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=config.precision)
+
+
+@triton.jit
+def gradients_within(inputs, scale, place, sizes, config: tl.constexpr):
+    """Return what steps of the tile itself add to dq and dk, and `pair_gradients`' sums for dg, [tile, block]."""
+    TILE: tl.constexpr = config.tile
+    T, d = sizes.T, sizes.d_qk
+    r = tl.arange(0, TILE)
+    log2 = load_gates(inputs.g, place.b, place.h, place.t, place.i, T, d)
+    until, _ = sums_of_segments(log2, TILE)
+    q_tile = load_rows(inputs.q, place.b, place.h, place.t, place.i, T, d)
+    k_tile = load_rows(inputs.k, place.b, place.h, place.t, place.i, T, d)
+    ds = products(inputs.do, inputs.v, place, place.t, sizes, config) * scale
+    own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
+    ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
+    dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
+    return dq + own * k_tile.to(tl.float32), dk + own * q_tile.to(tl.float32), pairs
+
+
+@triton.jit
+def store_gate_sums(
+    pairs, from_before, from_after, weighted_q, weighted_k, written, place, sizes, config: tl.constexpr
 ):
+    """Write dg, ending and beginning of `Written`.
+
+    Pairs of tiles are summed from the rounded q and k that their products are made of: what one tile adds for a pair
+    and another takes away cancels to float32.
+
+    Args:
+        pairs: of `gradients_within`.
+        from_before, from_after: [tile, block], sums over steps of other tiles, without the decays of this one.
+    """
+    T, d = sizes.T, sizes.d_qk
+    ending = load_matrix(weighted_q, place.bh, place.t, place.i, T, d).to(tl.float32) * from_before
+    beginning = load_matrix(weighted_k, place.bh, place.t, place.i, T, d).to(tl.float32) * from_after
+    later = tl.cumsum(pairs + ending, 0, reverse=True)
+    earlier = tl.cumsum(beginning, 0) - beginning
+    store_matrix(written.dg, later + earlier, place.bh, place.t, place.i, T, d)
+    at = (place.bh.to(tl.int64) * tl.cdiv(T, config.tile) + place.tile) * d + place.i
+    tl.store(written.ending + at, tl.sum(ending, 0), mask=place.i < d)
+    tl.store(written.beginning + at, tl.sum(beginning, 0), mask=place.i < d)
+
+
+@triton.jit
+def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scale, sizes, config: tl.constexpr):
     """Write `Written` of one tile of steps and one block of channels of one head.
 
     Args:
@@ -150,68 +252,29 @@ def tile_gradients(  # noqa: PLR0915  the gradients of a tile share its operands
     TILE: tl.constexpr = config.tile
     BLOCK: tl.constexpr = config.block
     T, d = sizes.T, sizes.d_qk
-    tiles, blocks = tl.cdiv(T, TILE), tl.cdiv(d, BLOCK)
-    chunks = tl.cdiv(tiles, sizes.chunk_tiles)
-    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)  # neighbours share v and do through L2
-    tile = tl.program_id(0) // blocks % tiles
-    bh = tl.program_id(0) // blocks // tiles
-    b, h = bh // sizes.heads, bh % sizes.heads
-    chunk = tile // sizes.chunk_tiles
-    matrix = bh * chunks + chunk
-    first = chunk * sizes.chunk_tiles
-    end = tl.minimum(first + sizes.chunk_tiles, tiles)
-    r = tl.arange(0, TILE)
-    t = tile * TILE + r
-    at = (bh.to(tl.int64) * tiles + tile) * d + i
+    place = place_of_program(sizes, config)
+    # The tile itself comes first: its halves take many registers, which the loops behind it do not.
+    dq, dk, pairs = gradients_within(inputs, scale, place, sizes, config)
 
-    # Within it.
-    log2 = load_gates(inputs.g, b, h, t, i, T, d)
-    until, after = sums_of_segments(log2, TILE)
-    q_tile = load_rows(inputs.q, b, h, t, i, T, d)
-    k_tile = load_rows(inputs.k, b, h, t, i, T, d)
-    ds = products(inputs.do, inputs.v, b, h, t, t, sizes, config) * scale
-    own = tl.sum(tl.where(r[:, None] == r[None, :], ds, 0.0), 1)[:, None]
-    ds = tl.where(r[:, None] > r[None, :], ds, 0.0)
-    dq, dk, pairs = pair_gradients(ds, q_tile, k_tile, log2, until, config)
-    dq += own * k_tile.to(tl.float32)
-    dk += own * q_tile.to(tl.float32)
-
-    # With steps before the tile.
     from_before = tl.zeros([TILE, BLOCK], tl.float32)
-    if (chunk != 0) | config.first:
-        from_before = read_state(from_before, inputs.do, states.before, matrix, b, h, t, i, sizes, config)
-    for other in range(first, tile):
-        c = other * TILE + r
-        s = products(inputs.do, inputs.v, b, h, t, c, sizes, config)
-        from_before *= tl.exp2(load_vector(totals, bh * tiles + other, i, d))[None, :]
-        k_tile = load_matrix(weighted_k, bh, c, i, T, d)
-        # [tile, tile] @ [tile, block] -> [tile, block]
-        from_before = tl.dot(s.to(k_tile.dtype), k_tile, from_before, input_precision=config.precision)
+    if (place.chunk != 0) | config.first:
+        from_before = add_state(from_before, inputs.do, states.before, place, sizes, config)
+    for other in range(place.first, place.tile):
+        from_before = add_tile(from_before, inputs.do, inputs.v, weighted_k, totals, other, place, sizes, config)
 
-    # With steps after it.
     from_after = tl.zeros([TILE, BLOCK], tl.float32)
-    if (chunk != chunks - 1) | config.last:
-        from_after = read_state(from_after, inputs.v, states.after, matrix, b, h, t, i, sizes, config)
-    for j in range(end - 1 - tile):
-        other = end - 1 - j
-        c = other * TILE + r
-        s = products(inputs.v, inputs.do, b, h, t, c, sizes, config)
-        from_after *= tl.exp2(load_vector(totals, bh * tiles + other, i, d))[None, :]
-        q_tile = load_matrix(weighted_q, bh, c, i, T, d)
-        from_after = tl.dot(s.to(q_tile.dtype), q_tile, from_after, input_precision=config.precision)
+    if (place.chunk != place.chunks - 1) | config.last:
+        from_after = add_state(from_after, inputs.v, states.after, place, sizes, config)
+    for j in range(place.end - 1 - place.tile):
+        other = place.end - 1 - j
+        from_after = add_tile(from_after, inputs.v, inputs.do, weighted_q, totals, other, place, sizes, config)
 
-    log2 = load_gates(inputs.g, b, h, t, i, T, d)
+    log2 = load_gates(inputs.g, place.b, place.h, place.t, place.i, T, d)
     until, after = sums_of_segments(log2, TILE)
-    store_rows(written.dq, from_before * (tl.exp2(until) * scale) + dq, b, h, t, i, T, d)
-    store_rows(written.dk, from_after * tl.exp2(after) + dk, b, h, t, i, T, d)
+    store_rows(written.dq, from_before * (tl.exp2(until) * scale) + dq, place.b, place.h, place.t, place.i, T, d)
+    store_rows(written.dk, from_after * tl.exp2(after) + dk, place.b, place.h, place.t, place.i, T, d)
     if config.gates:
-        ending = load_matrix(weighted_q, bh, t, i, T, d).to(tl.float32) * from_before
-        beginning = load_matrix(weighted_k, bh, t, i, T, d).to(tl.float32) * from_after
-        later = tl.cumsum(pairs + ending, 0, reverse=True)
-        earlier = tl.cumsum(beginning, 0) - beginning
-        store_matrix(written.dg, later + earlier, bh, t, i, T, d)
-        tl.store(written.ending + at, tl.sum(ending, 0), mask=i < d)
-        tl.store(written.beginning + at, tl.sum(beginning, 0), mask=i < d)
+        store_gate_sums(pairs, from_before, from_after, weighted_q, weighted_k, written, place, sizes, config)
 
 
 @triton.jit(do_not_specialize=["heads"])
