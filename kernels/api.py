@@ -519,7 +519,7 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
     states: list[State] = []
     for batch in packed.batches(call, packed.runs(packed.bounds(chosen.cu_seqlens, T))):
         if batch.v.shape[2] == 0:
-            h, last = batch.v, batch.initial or _nothing_written(batch, gate)
+            h, last = batch.v, _nothing_written(batch, gate)
         else:
             h, last = _run(batch, gate, chosen, return_last_state)
         outputs.append(h)
@@ -529,9 +529,12 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
 
 
 def _nothing_written(call: Arguments, gate: Gate) -> State:
-    """Return the state that a document without steps begins and ends with."""
+    """Return the state that documents without steps begin and end with."""
     (B, H, _, d_hv), d_qk = call.v.shape, call.q.shape[-1]
     dtype = torch.promote_types(call.v.dtype, torch.float32)
+    if call.initial is not None:
+        C, n, m = (None if x is None else x.to(dtype) for x in call.initial)
+        return State(cast("Tensor", C), n, m)
     return zero_state(gate, B, H, d_qk, d_hv, device=call.v.device, dtype=dtype)
 
 

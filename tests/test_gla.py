@@ -50,6 +50,30 @@ CASES = [
 
 
 @pytest.mark.usefixtures("large")
+def test_large_values_in_float16_stay_finite() -> None:
+    """Weighted from one reference of the tile they would not: q here is 1000, weights reach 2^8."""
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(1, 1, 64, 16, device=DEVICE) for _ in range(4))
+    given = [x.half().requires_grad_() for x in (1000 * q.sign(), 1e-3 * k.sign(), v)]
+    g = torch.full((1, 1, 64, 16), -0.17, device=DEVICE, requires_grad=True)
+    found = []
+    for implementation in ("tfla", "reference"):
+        o = ops.gla(*given, g, implementation=implementation)  # type: ignore[arg-type]
+        found.append([o, *torch.autograd.grad(o, (*given, g), do.half())])
+    for ours, wanted in zip(*found, strict=True):
+        assert distance(ours, wanted.double()) < 4e-3
+
+
+def test_the_gradient_of_a_turned_state_is_turned() -> None:
+    """As operators tell compilers that it is."""
+    inputs, _ = draw(Case(20, 16, 32, states=True))
+    S = inputs["S"].mT.contiguous().mT
+    args = [None, *(inputs[name] for name in "qkvg"), S, 0.25, 16, True]
+    grads = torch.ops.tflabench.gla_backward(torch.ones_like(inputs["v"]), *args)
+    assert grads[-1].stride() == S.stride()
+
+
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_and_every_gradient(case: Case) -> None:
     assert failures(case) == []
@@ -127,7 +151,7 @@ def packed() -> tuple[tuple[Any, ...], Any, list[int]]:
     return tuple(inputs.values()), torch.tensor(bounds, device=DEVICE), bounds
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tfla"])
+@pytest.mark.parametrize("implementation", ["reference", "tfla", "walkthrough"])
 def test_packed_sequences_are_sequences_of_their_own(implementation: Any) -> None:
     (q, k, v, g), cu_seqlens, bounds = packed()
     S = torch.randn(5, 2, 16, 16, device=DEVICE)

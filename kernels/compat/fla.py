@@ -67,7 +67,7 @@ def chunk_simple_gla(
         "chunk_size": "auto" if chunk_size is None else chunk_size,
         "initial_state": None if initial_state is None else State(initial_state),
         "scale": scale,
-        "cu_seqlens": cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+        "cu_seqlens": None if cu_seqlens is None else cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
     }
     gate = RETENTION if g.dim() == 1 else SIMPLE_GLA
     if not output_final_state:
@@ -159,7 +159,7 @@ def chunk_gla(
         initial_state=None if initial_state is None else State(initial_state),
         return_last_state=has_states,
         chunk_size="auto" if chunk_size is None else chunk_size,
-        cu_seqlens=cu_seqlens_cpu if cu_seqlens_cpu is not None and has_states else cu_seqlens,
+        cu_seqlens=cu_seqlens if cu_seqlens is None or cu_seqlens_cpu is None or not has_states else cu_seqlens_cpu,
     )
     if isinstance(found, Tensor):
         return found, None

@@ -32,6 +32,7 @@ from tflabench.kernels.types import SIMPLE_GLA, ChunkSize, GlaImplementation, La
 from . import operator, reference
 
 REFERENCE_CHUNK_SIZE = 32
+LARGEST_GRID = 65535  # of CUDA's second and third axis
 
 
 class GlaOptions(TypedDict, total=False):
@@ -114,7 +115,7 @@ def gla(
         first = None if initial is None else initial.C
         if cu_seqlens is None:
             o, last = run(q, k, v, g, first)
-        elif first is None and not return_last_state:
+        elif first is None and not return_last_state and implementation != "walkthrough":  # which takes no -inf
             shut = packed.begins(cu_seqlens, g.shape[2], g.device)[:, None]
             o, last = run(q, k, v, g.masked_fill(shut, float("-inf")), None)
         else:
@@ -144,11 +145,20 @@ class _Runner:
             raise ValueError(f"implementation is {implementation!r}: it needs the package triton, which is missing")
         if not torch.compiler.is_compiling():
             reason = operator.kernels_of("tfla").refuses(q, v, self.chunk_size)
+            if implementation == "walkthrough":
+                reason = reason or _walkthrough_refuses(q)
             if reason is not None:
                 raise ValueError(f"implementation is {implementation!r}: it must be one that can run here; it {reason}")
         initial = None if initial is None else initial.float()
         o, last = operator.forward(q, k, v, g, initial, self.scale, self.chunk_size, implementation)
         return o, last
+
+
+def _walkthrough_refuses(q: Tensor) -> str | None:
+    """Return why the published kernels cannot run on q (B, H, T, d_qk): CUDA's grids end; or None if they can."""
+    if q.shape[2] > 16 * LARGEST_GRID or q.shape[0] * q.shape[1] > LARGEST_GRID:
+        return f"takes at most {16 * LARGEST_GRID:,} steps, and {LARGEST_GRID:,} heads in a batch"
+    return None
 
 
 def _in_batches(
@@ -163,7 +173,7 @@ def _in_batches(
         if q.shape[2] == 0:
             work = torch.promote_types(v.dtype, torch.float32)
             shape = (*v.shape[:2], q.shape[3], v.shape[3])
-            o, last = v, v.new_zeros(shape, dtype=work) if first is None else first
+            o, last = v, v.new_zeros(shape, dtype=work) if first is None else first.to(work)
         else:
             o, last = run(q, k, v, g, first)
         outputs.append(o)

@@ -86,7 +86,7 @@ def backward(
     assert dq is not None
     assert dk is not None
     assert dv is not None
-    return dq, dk, dv, made_like(dg, g), None if initial is None else back.last
+    return dq, dk, dv, made_like(dg, g), None if initial is None else made_like(back.last, initial)
 
 
 def _contiguous(state: Tensor | None) -> Tensor | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 LOG2E = tl.constexpr(1.4426950408889634)
 # log2 of a decay that is 0 in float32. Sums of it are finite, and are added, never subtracted: they lose nothing.
 CLOSED = tl.constexpr(-150.0)
+LARGEST_FLOAT16 = tl.constexpr(65504.0)
 
 
 class Rows(NamedTuple):
@@ -123,6 +124,17 @@ def across_middles(level, TILE: tl.constexpr):
 
 
 @triton.jit
+def one_reference_does(q_given, k_given, log2, config: tl.constexpr):
+    """Return whether pairs of a tile may have one reference: no channel closes far, and weighted q and k are finite."""
+    least = tl.min(tl.sum(log2, 0), 0)
+    does = least >= -config.reach
+    if q_given.dtype == tl.float16:  # weights reach half of the tile's sum
+        most = tl.maximum(tl.max(tl.abs(q_given.to(tl.float32))), tl.max(tl.abs(k_given.to(tl.float32))))
+        does = does & (most * tl.exp2(-0.5 * least) < LARGEST_FLOAT16)
+    return does
+
+
+@triton.jit
 def weigh_by_one_reference(q_given, k_given, log2, until):
     """Return q and k weighted from and to half a tile's sum, rounded as they were given, and these weights."""
     reference = 0.5 * tl.sum(log2, 0)[None, :]
@@ -165,7 +177,7 @@ def pair_scores(q_given, k_given, log2, until, config: tl.constexpr):
         log2: log decays of the tile; until: their sums up to each step.
         config: has `tile`, `levels`, `reach` and `precision`.
     """
-    if tl.min(tl.sum(log2, 0), 0) >= -config.reach:
+    if one_reference_does(q_given, k_given, log2, config):
         x, y, _, _ = weigh_by_one_reference(q_given, k_given, log2, until)
         s = tl.dot(x, y.T, input_precision=config.precision)  # [tile, block] @ [block, tile] -> [tile, tile]
     else:
@@ -212,7 +224,7 @@ def pair_gradients(ds, q_given, k_given, log2, until, config: tl.constexpr):
         ds: [i, j] float32, gradient of the scores, with their scale, 0 for j >= i.
         q_given, k_given, log2, until, config: as in `pair_scores`; config has `block` too.
     """
-    if tl.min(tl.sum(log2, 0), 0) >= -config.reach:
+    if one_reference_does(q_given, k_given, log2, config):
         x, y, up, down = weigh_by_one_reference(q_given, k_given, log2, until)
         dq, dk, pairs = weighted_gradients(ds, x, y, up, down, config)
     else:

@@ -3,8 +3,9 @@
 They are what flash-linear-attention had as `fused_chunk_gla` before it deleted it: chunks of BT = 16 steps, blocks of
 BK channels of q and k and BV of v, all of them at most 64. Grids, loops and names are those of the walk-through.
 
-What they are not: right where a gate is -inf. Sums of log decays run from a chunk's start, and pairs of steps take the
-difference of two, which is inf - inf behind a closed gate: o is NaN there. A finite gate, however small, is right.
+What they are not: right where a gate all but closes. Sums of log decays run from a chunk's start, and pairs of steps
+take the difference of two. Behind a gate of -inf that is inf - inf, and o is NaN. Behind a very small one, such as
+-1e5, the sum has lost the digits of the gates that follow in its chunk, and o is wrong.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false

@@ -12,7 +12,6 @@ from .core import Installed, Replacement, stand_in, wherever
 VERSIONS = {"flash-linear-attention": ("0.6",)}
 REPLACED = {
     "chunk_gla": ours.chunk_gla,
-    "fused_chunk_gla": ours.fused_chunk_gla,
     "chunk_simple_gla": ours.chunk_simple_gla,
     "chunk_retention": ours.chunk_retention,
     "chunk_lightning_attn": ours.chunk_lightning_attn,
@@ -22,6 +21,7 @@ REPLACED = {
 STEPS = "its kernel for single tokens and short sequences; it continues from the states that ours return"
 ATTENTION = "it returns attention scores, which ours never have"
 LEFT = {
+    "fused_chunk_gla": "fla 0.6 has no kernel of it, and its layers would read the state that ours return transposed",
     "fused_recurrent_gla": STEPS,
     "fused_recurrent_simple_gla": STEPS,
     "fused_recurrent_retention": STEPS,
