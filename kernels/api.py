@@ -407,7 +407,14 @@ def lightning_slopes(heads: int, layer: int, layers: int, device: torch.device |
         heads: H.
         layer: 0 ... layers - 1; the slopes of later ones are smaller.
         layers: how many the network has.
+
+    Raises:
+        ValueError: there are no heads, or no such layer.
     """
+    if heads < 1:
+        raise ValueError(f"heads is {heads}: it must be 1 or more")
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer is {layer} of {layers} layers: it must be from 0 to one less than layers")
     return 8.0 / heads * (1 - layer / layers) * torch.arange(heads, dtype=torch.float32, device=device)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .backends import Arguments
 from .checks import kind
-from .reference import per_head_decays
+from .reference import per_head_decays, unflatten
 from .state import State
 from .types import Gate
 
@@ -76,7 +76,7 @@ def as_one_sequence(call: Arguments, gate: Gate, cu_seqlens: Tensor) -> tuple[Ar
 class Run(NamedTuple):
     """Documents of one length that follow each other: how many, and their steps."""
 
-    count: int
+    documents: int
     length: int
 
 
@@ -92,7 +92,7 @@ def batches(call: Arguments, of: list[Run]) -> Iterator[Arguments]:
     def parts(x: Tensor | None) -> Sequence[Tensor | None]:
         return [x] * len(of) if x is None or x.dim() == 1 else together(x, of)
 
-    counts = [run.count for run in of]
+    counts = [run.documents for run in of]
     starts = [None] * len(of) if call.initial is None else _states(call.initial, counts)
     for q, k, v, f, i, start in zip(*(parts(x) for x in call[:5]), starts, strict=True):
         assert q is not None
@@ -104,8 +104,8 @@ def batches(call: Arguments, of: list[Run]) -> Iterator[Arguments]:
 
 def together(x: Tensor, of: list[Run]) -> list[Tensor]:
     """Return the documents of each run of x (1, H, T, ...) as a batch (count, H, length, ...); nothing is copied."""
-    parts = split(x, [count * length for count, length in of], 2)
-    return [part.squeeze(0).unflatten(1, run).transpose(0, 1) for part, run in zip(parts, of, strict=True)]
+    parts = split(x, [documents * length for documents, length in of], 2)
+    return [unflatten(part.squeeze(0), 1, run).transpose(0, 1) for part, run in zip(parts, of, strict=True)]
 
 
 def end_to_end(batches: list[Tensor]) -> Tensor:

@@ -354,6 +354,14 @@ def test_dry_run_for_a_kind_of_gpu(invoke):
     assert err == "tflabench: --dry-run is for H100 and H200: give one kind of GPU, a selection is for one\n"
 
 
+def test_dry_run_for_a_gpu_of_amd_says_that_nothing_runs_there(invoke):
+    points = json.loads(invoke("sweep", "--dry-run", "--gpu", "MI300X", "--json")[1])["points"]
+    assert {point["refused"] for point in points if point["implementation"] in ("hopper_sig", "sdpa_cudnn")} == {
+        "needs an NVIDIA GPU, not one of AMD"
+    }
+    assert all(point["refused"] for point in points)
+
+
 def test_dry_run_for_a_gpu_that_need_not_be_here(invoke):
     """The main job on an H100: an mLSTM first, the most telling comparison whole before any other."""
     code, out, _ = invoke("sweep", "--dry-run", "--gpu", "H100", "--json")

@@ -190,6 +190,26 @@ def test_the_title_is_a_ratio_of_one_comparison():
     assert slower.title == "mLSTM forward, H200: 1.25x slower than mlstm_kernels at T\u00a0=\u00a04096"
 
 
+def test_the_title_divides_what_computes_the_same():
+    """Ours of the other gate is faster at T = 4096, where ours of this one was throttled."""
+    rows = [
+        r.model_copy(update={"throttled": True}) if (r.implementation, r.seq_len) == ("hopper_sig", 4096) else r
+        for r in compared()
+    ]
+    where = {"seq_len": 4096, "batch": 16, "comparison_id": rows[-1].comparison_id, "closed": True}
+    rows += [row("hopper_exp", ms_median=1.1, **where)]
+    title = made(rows, ["runtime"])["runtime-seq_len"].title
+    assert "4096" not in title
+    assert "faster than mlstm_kernels at T" in title
+
+
+def test_the_legend_has_no_band_that_is_not_drawn():
+    figure = made([row("tfla_sig_xl", dtype=dtype) for dtype in ("bfloat16", "float32")], ["runtime"])["runtime-dtype"]
+    assert not any(items(panel, Band) for panel in figure.panels)
+    assert not [key for key in figure.keys if key.kind == "area"]
+    assert not any(line.startswith("Shaded") for line in figure.caption)
+
+
 @pytest.mark.parametrize(
     "changes", [{"throttled": True}, {"comparison_id": "other"}, {"closed": False}, {"status": "wrong"}]
 )

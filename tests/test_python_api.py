@@ -76,6 +76,9 @@ def test_the_best_chunk_size_refuses_what_the_command_does():
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"gpu": "H1000"}, "no GPU is called 'H1000'"),
         ({"gate": "tanh"}, "gate is 'tanh'"),
+        ({"gpu": 3}, "gpu is 3: it must be a string"),
+        ({"d_qk": "256"}, "d_qk is '256': it must be a whole number"),
+        ({"d_hv": True}, "d_hv is True: it must be a whole number"),
         ({"memory_budget": "1MiB"}, "memory_budget is 1 MiB: it must be at least"),
     )
     for options, message in cases:
@@ -125,6 +128,17 @@ def test_a_table_that_is_none_of_ours_is_refused():
         tflabench.plot(frame(ROWS).assign(batch="many"))
 
 
+@pytest.mark.parametrize("path", ["", None, ["results"]])
+def test_what_is_no_folder_is_refused(path):
+    with pytest.raises(InputError, match=r"path is .*: it must be a results folder"):
+        tflabench.load(path)
+
+
+def test_what_is_no_table_is_refused():
+    with pytest.raises(InputError, match="df is a str: it must be a DataFrame"):
+        tflabench.plot("results/h100/quick")  # type: ignore[arg-type]
+
+
 def test_axes_are_values_ranges_or_several():
     assert _parsed({"seq_len": [512, "1024:2048:x2"], "chunk_size": [None, 64], "pass_": "both", "batch": 2}) == {
         "seq_len": (512, 1024, 2048),
@@ -144,6 +158,12 @@ def test_axes_are_values_ranges_or_several():
         ({"impl": ["sdpa_flash"]}, "none of the 8 points can run on cpu"),
         ({"plugin": "nowhere.py"}, "plugin 'nowhere.py' cannot be used"),
         ({"impl": "reference_sig", "out": __file__}, "it is a file, and this command needs a folder"),
+        ({"timeout": -1}, "timeout is -1: it must be a finite number of seconds, 1 or more"),
+        ({"timeout": float("nan")}, "timeout is nan"),
+        ({"timeout": "x"}, "timeout is 'x'"),
+        ({"stop_after": -1}, "stop_after is -1: it must be a finite number of seconds, 0 or more"),
+        ({"preset": 3}, "preset is 3: it must be a string"),
+        ({"impl": 3}, "names are 3: they must be a string, or a list of strings"),
         ({"gpus": 2}, "--gpus 2 and --device cpu are both given"),
         ({"gpu": ["H100"]}, "-a gpu=... is given without --executor ray"),
     ],

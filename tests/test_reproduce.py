@@ -191,6 +191,13 @@ def test_without_a_gpu_it_draws_what_is_stored_and_says_so(invoke, tmp_path):
     ]
 
 
+def test_a_dry_run_without_a_gpu_draws_nothing(invoke, tmp_path):
+    code, out, err = invoke("fig17", "--dry-run")
+    assert (code, out) == (0, "")
+    assert "nothing would be measured" in err
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

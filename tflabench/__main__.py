@@ -34,6 +34,9 @@ def main() -> None:
     if level := os.environ.get("TFLABENCH_LOG"):
         import logging
 
+        if level.upper() not in (known := logging.getLevelNamesMapping()):
+            print(f"tflabench: TFLABENCH_LOG is {level!r}: it must be one of {', '.join(known)}", file=sys.stderr)
+            sys.exit(2)
         logging.basicConfig(level=level.upper(), format="%(relativeCreated)7.0f ms  %(name)s  %(message)s")
     if interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,10 @@ A mistake in an argument is an `InputError`, a ValueError of one line. Heavy lib
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
+
+from tflabench.problem import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,8 +66,12 @@ def load(path: Path | str) -> pd.DataFrame:
     Raises:
         InputError: no such folder, no rows in it or below, or rows of another schema version.
     """
+    import os
+
     from tflabench.rows.load import read_rows
 
+    if not isinstance(cast("Any", path), (str, os.PathLike)) or path == "":
+        raise InputError(f"path is {path!r}: it must be a results folder, or a folder above several")
     return read_rows(path)
 
 
@@ -106,7 +113,12 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     from tflabench.theory.chunk_size import Tradeoff, usual_tile
     from tflabench.theory.cost import GATES
 
+    if gpu is not None:
+        _check_text("gpu", gpu)
     one_of("gate", gate, GATES)
+    for name, size in (("d_qk", d_qk), ("d_hv", d_hv), ("seq_len", seq_len), ("batch", batch), ("heads", heads)):
+        if not isinstance(cast("Any", size), Integral) or isinstance(cast("Any", size), bool):
+            raise InputError(f"{name} is {size!r}: it must be a whole number")
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)
     state_bytes = dtype_bytes("state_dtype", state_dtype)
     tradeoff = Tradeoff(problem, gate, chosen_gpu(gpu, dtype).ceilings, state_bytes=state_bytes)
@@ -140,6 +152,8 @@ def plot(
     from tflabench.figures import facets
     from tflabench.figures.matplotlib_renderer import draw
 
+    if not hasattr(df, "columns"):
+        raise InputError(f"df is a {type(df).__name__}: it must be a DataFrame of rows, as tflabench.load returns it")
     part = figures.source_of(df, _listed(highlight))
     return draw(figures.largest(part, axis or next(iter(facets.swept_axes(part.rows)), "seq_len"), quantity))
 
@@ -193,6 +207,10 @@ def sweep(  # noqa: PLR0913  public
     from tflabench.rows.table import frame
     from tflabench.selection.axes import take_kinds
 
+    measuring.check_seconds("timeout", timeout, 1)
+    if stop_after is not None:
+        measuring.check_seconds("stop_after", stop_after, 0)
+    _check_text("preset", preset)
     stop_at = measuring.end_of(stop_after)
     given = cast("dict[str, AxisValues]", axes)
     kinds, _ = take_kinds([f"gpu={_text(given.pop('gpu'))}"] if "gpu" in given else [])
@@ -215,10 +233,23 @@ def sweep(  # noqa: PLR0913  public
     return frame(done.rows)
 
 
+def _check_text(name: str, value: object) -> None:
+    """Raise InputError unless an argument is a string that says something."""
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{name} is {value!r}: it must be a string, not empty")
+
+
 def _listed(words: str | Sequence[str]) -> list[str]:
-    """Return the parts of a comma-separated string, or of several of them."""
+    """Return the parts of a comma-separated string, or of several of them.
+
+    Raises:
+        InputError: it is neither.
+    """
     from tflabench.implementations.registry import split
 
+    several: Any = [words] if isinstance(words, str) else words
+    if not isinstance(several, Sequence) or {str} != {type(word) for word in cast("Sequence[Any]", several)} | {str}:
+        raise InputError(f"names are {words!r}: they must be a string, or a list of strings")
     return split(words if isinstance(words, str) else ",".join(words))
 
 

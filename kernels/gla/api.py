@@ -165,7 +165,7 @@ def _in_batches(
     run: _Runner, inputs: tuple[Tensor, ...], initial: Tensor | None, cu_seqlens: Tensor
 ) -> tuple[Tensor, Tensor]:
     runs = packed.runs(packed.bounds(cu_seqlens, inputs[0].shape[2]))
-    counts = [each.count for each in runs]
+    counts = [each.documents for each in runs]
     starts = [None] * len(runs) if initial is None else packed.split(initial, counts, 0)
     outputs: list[Tensor] = []
     states: list[Tensor] = []

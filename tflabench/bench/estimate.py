@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.theory_columns import modelled
-from tflabench.implementations.packages import taken_as_installed
 from tflabench.problem import DeviceKind
 from tflabench.selection.points import Point
 from tflabench.theory import hardware
@@ -51,8 +49,9 @@ class Target:
 
     def refusal(self, point: Point) -> str | None:
         """Return why a point cannot run on it, or None."""
-        with nullcontext() if self.here else taken_as_installed():
-            return point.implementation.refusal(point.problem, self.kind, self.capability)
+        if self.gpu:
+            return point.implementation.refusal_on(point.problem, self.gpu)
+        return point.implementation.refusal(point.problem, self.kind, self.capability)
 
     def ceilings(self, dtype: str) -> Ceilings | None:
         """Return the ceilings known of it."""

@@ -134,11 +134,13 @@ def reproduce(  # noqa: PLR0913  options
 
     note = stderr()
     if machine.kind == "cpu":
-        note.print(f"No NVIDIA GPU here ({machine.name}): drawing the rows stored below {root}, measuring nothing.")
+        does = "nothing would be measured" if dry_run else f"drawing the rows stored below {root}, measuring nothing"
+        note.print(f"No NVIDIA GPU here ({machine.name}): {does}.")
     for line in notes:
         note.print(line)
-    if machine.kind == "cuda" and dry_run:
-        _print_selections(drawing, machine, protocol, Shown(timeout, full))
+    if dry_run:
+        if machine.kind == "cuda":
+            _print_selections(drawing, machine, protocol, Shown(timeout, full))
         return
     measured = _measured(drawing, settings, stop_at) if machine.kind == "cuda" else {}
     _draw(drawing, measured)

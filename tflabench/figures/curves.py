@@ -95,7 +95,7 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         setting=_setting(part, single),
         panels=tuple(panels),
         keys=keys(chart, panels),
-        caption=tuple(notes(chart, source, single)),
+        caption=tuple(notes(chart, source, panels, single)),
         rows=part.rows,
         height=0.15 * part.rows["implementation"].nunique() + 0.1 if single else 1.6,
     )
@@ -216,20 +216,32 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
 
 
 def keys(chart: Chart, panels: Sequence[Panel]) -> tuple[Key, ...]:
-    """Return the legend: whose bounds the band is, and what hollow points and crosses are."""
+    """Return the legend of what panels show: whose bounds the band is, and what hollow points and crosses are."""
     rows, found = chart.part.rows, []
-    if chart.theory and chart.leader and rows[chart.quantity.theory[0]].notna().any():  # type: ignore[index]
+    if chart.leader and _has_bounds(panels):
         look = chart.looks[chart.leader]
         found.append(Key(f"bounds of {look.title}", Ink(look.ink.colour), "area"))
-    if why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity):
+    hollow = any(isinstance(item, Curve) and any(item.hollow) for panel in panels for item in panel.items)
+    if hollow and (why := flags(rows[rows["implementation"].isin(chart.names)], chart.quantity)):
         found.append(Key(" or ".join(why), Ink(DARK_GREY, "circle"), "hollow"))
-    if any(isinstance(item, Cross) for panel in panels for item in panel.items):
-        found.append(Key("no time", Ink(DARK_GREY), "cross"))
-    return tuple(found)
+    return (*found, *key_of_crosses(panels))
 
 
-def notes(chart: Chart, source: Source, single: bool = False) -> Iterator[str]:
-    """Yield the lines of the caption file."""
+def key_of_crosses(panels: Sequence[Panel]) -> tuple[Key, ...]:
+    """Return the legend entry of crosses, where panels have any."""
+    crossed = any(isinstance(item, Cross) for panel in panels for item in panel.items)
+    return (Key("no time", Ink(DARK_GREY), "cross"),) if crossed else ()
+
+
+def _has_bounds(panels: Sequence[Panel]) -> bool:
+    """Return whether a panel has a band of theory, or bars with bounds behind them."""
+    items = [item for panel in panels for item in panel.items]
+    known = (np.isfinite(bounds).all() for item in items if isinstance(item, Bars) for bounds in item.ranges if bounds)
+    return any(isinstance(item, Band) for item in items) or any(known)
+
+
+def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = False) -> Iterator[str]:
+    """Yield the lines of the caption file of these panels."""
     rows = chart.part.rows
     asked = set(rows["implementation"])
     yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
@@ -242,7 +254,7 @@ def notes(chart: Chart, source: Source, single: bool = False) -> Iterator[str]:
     yield f"Colours: {', '.join(f'{owner} {colour}' for owner, colour in OWNERS.items())}."
     if chart.quantity.spread and not single:
         yield "Whiskers: 20th to 80th percentile of the samples."
-    if chart.theory and chart.leader:
+    if chart.leader and _has_bounds(panels):
         origins = sorted({str(origin) for origin in rows["ceilings"].dropna()})
         yield (
             f"Shaded: the bounds of {chart.looks[chart.leader].title} by its FLOPs and bytes, from max(FLOPs/rate, "
@@ -323,7 +335,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
         panels=tuple(panels),
         columns=2,
         keys=keys(charts[0], panels),
-        caption=("Ring: the least runtime.", *notes(charts[0], source)),
+        caption=("Ring: the least runtime.", *notes(charts[0], source, panels)),
         rows=part.rows,
         height=1.3,
     )

@@ -111,9 +111,10 @@ class Finding(NamedTuple):
 def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Finding:
     """Return in a few words how ours compares with its strongest peer; no words where no ratio may be taken.
 
-    Ours is our best mLSTM, or our best kernel where there is none. Its peer is the best mLSTM of another library, else
-    the best of all others. Both are of one closed comparison, neither was throttled. Of several comparisons the one
-    with most rows counts, then the one at the larger problem.
+    Ours is our best mLSTM, or our best kernel where there is none. Its peer is the best of other libraries that
+    computes the same, mLSTMexp or mLSTMsig; where no comparison has one, the best of all that is no mLSTM. Both are of
+    one closed comparison, neither was throttled. Of several comparisons the one with most rows counts, then the one at
+    the larger problem.
     """
     kernels = bundled_kernels()
     comparisons: dict[str, list[Row]] = {}
@@ -121,18 +122,23 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
         known = 0 < (getattr(row, quantity.column) or 0) < math.inf
         if row.comparison_id and row.closed and row.status == "ok" and not row.throttled and known:
             comparisons.setdefault(row.comparison_id, []).append(row)
-    subject = "mLSTM" if any(row.family == "mlstm" for row in records) else quantity.name
+    alike: list[tuple[Row, Row]] = []
+    apart: list[tuple[Row, Row]] = []
     for rows in sorted(comparisons.values(), key=lambda rows: (-len(rows), -rows[0].seq_len)):
         rows = sorted(rows, key=lambda row: getattr(row, quantity.column) or 0.0)
-        ours = _mlstm_first([row for row in rows if row.implementation in kernels])
-        others = [
-            row for row in rows if row.implementation not in kernels and not row.implementation.startswith("reference_")
-        ]
-        peers = _mlstm_first([row for row in others if ours and comparable(ours[0], row)])
-        if ours and peers:
-            name = "mLSTM" if ours[0].family == "mlstm" else ours[0].title
-            return Finding(name, _ratio(ours[0], peers[0], quantity, axis))
-    return Finding(subject, "")
+        ours = _mlstm_first([row for row in rows if row.implementation in kernels])[:1]
+        others = [row for row in rows if row.implementation not in kernels]
+        pairs = [(mine, peer) for mine in ours for peer in others if comparable(mine, peer)]
+        pairs = [(mine, peer) for mine, peer in pairs if not peer.implementation.startswith("reference_")]
+        for mine, peer in pairs:
+            if peer.family != "mlstm":
+                apart.append((mine, peer))
+            elif mine.gate == peer.gate:
+                alike.append((mine, peer))
+    for mine, peer in (*alike, *apart)[:1]:
+        name = "mLSTM" if mine.family == "mlstm" else mine.title
+        return Finding(name, _ratio(mine, peer, quantity, axis))
+    return Finding("mLSTM" if any(row.family == "mlstm" for row in records) else quantity.name, "")
 
 
 def _mlstm_first(rows: Sequence[Row]) -> list[Row]:

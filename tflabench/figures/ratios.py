@@ -13,7 +13,7 @@ from tflabench.conclusions.compare import Comparison, Match
 from tflabench.figures import facets
 from tflabench.figures.axes import around, held
 from tflabench.figures.captions import caption, missing, provenance
-from tflabench.figures.curves import Chart, columns_of, over_axis
+from tflabench.figures.curves import Chart, columns_of, key_of_crosses, over_axis
 from tflabench.figures.highlights import MOST, Highlights
 from tflabench.figures.looks import Look, looks
 from tflabench.figures.model import Figure, Ink, Key, Panel, Rule, Span
@@ -48,12 +48,13 @@ def draw(found: Comparison, sides: tuple[Side, Side], stem: str) -> Iterator[Fig
     ambiguous = Key("ambiguous", Ink("#595959", "circle"), "hollow")
     for part in parts:
         table = looks(part.rows)
+        panels = tuple(_panels(part, table, threshold))
         yield Figure(
             stem=stem if len(parts) == 1 else f"{stem}-{part.stem}",
             title=f"Runtime of B over A: B = {sides[1].name}, A = {sides[0].name}",
             setting=caption(part.rows, part.axis),
-            panels=tuple(_panels(part, table, threshold)),
-            keys=(*keys, *([ambiguous] if part.rows["noisy"].any() else [])),
+            panels=panels,
+            keys=(*keys, *([ambiguous] if part.rows["noisy"].any() else []), *key_of_crosses(panels)),
             caption=(
                 "Whiskers: what the intervals [min, p80] of both sides allow.",
                 *missing(part.rows, part.axis, table),

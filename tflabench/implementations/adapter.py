@@ -142,10 +142,12 @@ class Implementation:
         """
         with taken_as_installed():
             reason = self.refusal(problem, "cuda", gpu.capability)
-        if reason or not self.majors:
+        if reason:
             return reason
-        if gpu.vendor != "NVIDIA":
+        if gpu.vendor != "NVIDIA":  # nothing here was ever run on another
             return f"needs an NVIDIA GPU, not one of {gpu.vendor}"
+        if not self.majors:
+            return None
         if gpu.capability is None:
             lowest, highest = self.majors
             only = lowest == highest

@@ -134,6 +134,10 @@ def measure_comparisons(
     todo = pending(comparisons, store, settings.protocol, machine) if resume else list(comparisons)
     due = [point for comparison in todo for point in comparison.points]
     note.print(f"{title}\n{len(due)} of {len(points)} points to measure, in {len(todo)} comparisons, into {folder}")
+    waiting = {point.id for point in due}
+    late = sum(store.rows[p.id].status == "timeout" for p in points if p.id in store.rows and p.id not in waiting)
+    if late:
+        note.print(f"{late} of the others ended at a time limit: --no-resume measures them, and all else, anew.")
     say_refusals(due, machine.kind, note)
     interrupted = False
     sizes = {point.id: len(comparison.points) for comparison in todo for point in comparison.points}
@@ -255,6 +259,12 @@ def folder_for(folder: Path, given: bool) -> Path:
 def end_of(seconds: float | None) -> float:
     """Return the time of `time.monotonic` after this many seconds from now; infinity for None."""
     return inf if seconds is None else time.monotonic() + seconds
+
+
+def check_seconds(name: str, value: object, least: float) -> None:
+    """Raise InputError unless a limit of time is a finite number of at least so many seconds."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < inf:
+        raise InputError(f"{name} is {value!r}: it must be a finite number of seconds, {least:g} or more")
 
 
 def seconds_to_tune(text: str) -> float | None:

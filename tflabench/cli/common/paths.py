@@ -63,9 +63,11 @@ def file_to_write(out: Path, name: str, option: str = "--out") -> Path:
     Its folder is made.
 
     Raises:
-        InputError: the folder cannot be made.
+        InputError: its suffix is that of another kind of file than `name`, or the folder cannot be made.
     """
     path = out / name if out.is_dir() else out
+    if path.suffix not in ("", suffix := Path(name).suffix):
+        raise InputError(f"{option} is {out}: what is written there is a {suffix} file, give it that suffix")
     _make(path.parent, out, option)
     return path
 
@@ -78,8 +80,10 @@ def figure_to_write(out: Path, name: str) -> Path:
     """
     from tflabench.figures.files import check_format
 
-    check_format(out / name if out.is_dir() else out)
-    return file_to_write(out, name)
+    path = out / name if out.is_dir() else out
+    check_format(path)
+    _make(path.parent, out, "--out")
+    return path
 
 
 def folder_to_write(out: Path, option: str = "--out", make: bool = True) -> Path:
