@@ -11,15 +11,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tflabench.bench.protocol import PAPER
-from tflabench.bench.several import on_ray
+from tflabench.bench.several import host, on_ray
 from tflabench.bench.several.driver import Driver, Listener, Overview, Running
 from tflabench.bench.several.nodes import difference, require_alike
 from tflabench.bench.several.task import Began, Ended, Event, Fault, Note, Place, Task, Terms
@@ -189,6 +193,48 @@ def test_without_a_device_or_time_the_rest_is_left():
     assert len(drive(devices, 3)[0]) == 2
     assert devices.given == [(1, 0)]
     assert drive(Devices(script), 3, stop_at=time.monotonic())[0] == []
+
+
+def test_a_task_that_fails_when_the_time_is_up_is_left():
+    stop_at = time.monotonic() + 0.2
+
+    def script(task: Task) -> list[Event]:
+        time.sleep(0.25)
+        return [Began(A), Fault("crashed", "its process died", A)]
+
+    rows, said, _ = drive(Devices(script), stop_at=stop_at)
+    assert rows == []
+    assert said == ["Comparison 1 is left for the same command: on a: its process died"]
+
+
+def stuck(pipe: Connection) -> host._Process:
+    """A process that hangs, with a pipe that it does not use, in a session of its own as those of GPUs are."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    return host._Process(process, pipe, tempfile.TemporaryFile())
+
+
+def test_a_process_that_hangs_before_its_first_word_is_ended(monkeypatch):
+    """Its task has a GPU from the start, so its silence counts."""
+    ours, theirs = Pipe()
+    gpu = SimpleNamespace(name=A.device, uuid="GPU-1")
+    devices = host.OneHost([gpu], TERMS)  # type: ignore[list-item]
+    processes = [stuck(ours)]
+    monkeypatch.setattr(devices, "_started", lambda uuid: processes[0])
+    task = Task(1, comparison(64))
+    devices.start(task)
+    assert devices.wait(0) == [(task, Began(devices.usual_place(task)))]
+    assert devices.wait(0) == []
+    devices.stop(task)
+    assert processes[0].process.poll() == -signal.SIGKILL
+    theirs.close()
+
+
+def test_a_process_that_hangs_at_its_end_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(host, "GRACE_S", 0.1)
+    ours, theirs = Pipe()
+    theirs.close()
+    assert stuck(ours).obituary() == "its process died (SIGKILL)"
+    ours.close()
 
 
 def test_the_display_has_a_line_a_device():

@@ -202,11 +202,14 @@ class Driver:
                 self._failed(running, Fault("timeout", f"nothing was heard of it for {self._silent_s:g} s"))
 
     def _failed(self, running: Running, fault: Fault) -> None:
-        """Try a task once more, or make its points rows with the reason."""
+        """Try a task once more, leave it where the time is up, or make its points rows with the reason."""
         task, place = running.task, fault.place or running.place
         del self._running[task]
         task.faults.append(Fault(fault.status, fault.reason, place))
         where = f"on {place}: " if place else ""
+        if len(task.faults) < TRIES and time.monotonic() >= self._stop_at:
+            self._listener.say(f"Comparison {task.number} is left for the same command: {where}{fault.reason}")
+            return
         if len(task.faults) < TRIES:
             self._waiting.appendleft(task)
             self._listener.say(f"Comparison {task.number} is tried once more, elsewhere: {where}{fault.reason}")

@@ -16,7 +16,9 @@ from typing import IO
 
 from tflabench.bench.machine import Machine, node_name
 from tflabench.bench.process import last_words
-from tflabench.bench.several.task import Ended, Event, Fault, Place, Task, Terms
+from tflabench.bench.several.task import Began, Ended, Event, Fault, Place, Task, Terms
+
+GRACE_S = 2.0  # for a process that has closed its pipe to end
 
 
 @dataclass
@@ -28,8 +30,14 @@ class _Process:
     log: IO[bytes]
 
     def obituary(self) -> str:
-        """Wait for its end, and say how that came."""
-        how, last = last_words(self.process.wait(), self.log)
+        """Wait for its end, which is brought about where it does not come, and say how that came."""
+        try:
+            code = self.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            code = self.process.wait()
+        how, last = last_words(code, self.log)
         return f"its process died ({how})" + (f": {last}" if last else "")
 
     def kill(self) -> None:
@@ -55,6 +63,7 @@ class OneHost:
         self._places = {gpu.uuid or "": Place(self._node, gpu.name, gpu.uuid) for gpu in gpus}
         self._processes: dict[str, _Process] = {}  # by UUID
         self._at: dict[Task, str] = {}  # the UUID of the GPU that has it
+        self._given: list[Task] = []  # since the last `wait`
 
     def possible(self, task: Task) -> bool:
         """Return True: these GPUs stay."""
@@ -69,16 +78,19 @@ class OneHost:
         uuid = self._free_for(task)
         assert uuid is not None
         self._at[task] = uuid
+        self._given.append(task)
         if uuid not in self._processes:
             self._processes[uuid] = self._started(uuid)
         with contextlib.suppress(OSError):  # of a process that has died since, `wait` tells
             self._processes[uuid].pipe.send(task.comparison)
 
     def wait(self, timeout_s: float) -> list[tuple[Task, Event]]:
-        """Return what has come of tasks, as `ComparisonExecutor` says."""
+        """Return what has come of tasks, as `ComparisonExecutor` says. They have a GPU from their start."""
+        begun: list[tuple[Task, Event]] = [(task, Began(self._places[self._at[task]])) for task in self._given]
+        self._given.clear()
         tasks = {self._processes[uuid].pipe: task for task, uuid in self._at.items()}
         ready = wait(list(tasks), timeout_s)
-        return [(task, event) for pipe, task in tasks.items() if pipe in ready for event in self._said(task)]
+        return begun + [(task, event) for pipe, task in tasks.items() if pipe in ready for event in self._said(task)]
 
     def stop(self, task: Task) -> None:
         """End the process that has it."""
