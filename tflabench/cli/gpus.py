@@ -43,9 +43,9 @@ def gpus(as_json: JsonObject = False) -> None:
     ]
     console = Console()
     columns = (
-        "GPU", "bf16 dense\nTFLOP/s", "bandwidth\nTB/s", "I_acc\nFLOP/B", "memory\nGB", "SMs", "L2\nMiB",
-        "compute\ncapability", "shared\nKiB",
-    )  # fmt: skip
+        "GPU", "bf16\ndense\nTFLOP/s", "band-\nwidth\nTB/s", "I_acc\nFLOP/B", "mem.\nGB", "SMs", "L2\nMiB",
+        "capa-\nbility", "shared\nKiB",
+    )  # fmt: skip; 80 columns
     console.print(filled_table(columns, rows))
     console.print("Sources, in the order: rate and bandwidth; multiprocessors and L2.", style="bold")
     for gpu in hardware.KNOWN:
