@@ -36,3 +36,11 @@ def test_usage_errors_are_one_line(arguments, said):
 def test_no_arguments_show_the_help():
     done = tflabench()
     assert "optimal-chunk" in done.stdout + done.stderr
+
+
+def test_a_level_of_the_log_that_is_none_is_one_line_and_2(monkeypatch):
+    monkeypatch.setenv("TFLABENCH_LOG", "foo")
+    done = tflabench("gpus")
+    assert done.returncode == 2
+    assert done.stderr.startswith("tflabench: TFLABENCH_LOG is 'foo': it must be one of CRITICAL")
+    assert len(done.stderr.splitlines()) == 1

@@ -370,3 +370,12 @@ def test_wheels_carry_the_page():
     globs = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["tflabench"]
     carried = {path.name for glob in globs for path in (root / "tflabench").glob(glob)}
     assert {"page.html", "page.css", "page.js"} <= carried
+
+
+@pytest.mark.parametrize(("command", "out", "kind"), [("report", "x.pdf", ".html"), ("headline", "x.png", ".md")])
+def test_a_file_of_another_kind_is_refused(command, out, kind, tmp_path):
+    folder = write(tmp_path / "quick", [tfla(512)])
+    done = CliRunner().invoke(app, [command, str(folder), "--out", str(tmp_path / out)])
+    assert done.exit_code == 2
+    assert f"what is written there is a {kind} file" in done.output
+    assert not (tmp_path / out).exists()

@@ -66,7 +66,8 @@ def file_to_write(out: Path, name: str, option: str = "--out") -> Path:
         InputError: its suffix is that of another kind of file than `name`, or the folder cannot be made.
     """
     path = out / name if out.is_dir() else out
-    if path.suffix not in ("", suffix := Path(name).suffix):
+    suffix = Path(name).suffix
+    if suffix != ".png" and path.suffix not in ("", suffix):  # figures come in several formats, and say so themselves
         raise InputError(f"{option} is {out}: what is written there is a {suffix} file, give it that suffix")
     _make(path.parent, out, option)
     return path
