@@ -45,7 +45,7 @@ def gpus(as_json: JsonObject = False) -> None:
     columns = (
         "GPU", "bf16\ndense\nTFLOP/s", "band-\nwidth\nTB/s", "I_acc\nFLOP/B", "mem.\nGB", "SMs", "L2\nMiB",
         "capa-\nbility", "shared\nKiB",
-    )  # fmt: skip; 80 columns
+    )  # fmt: skip
     console.print(filled_table(columns, rows))
     console.print("Sources, in the order: rate and bandwidth; multiprocessors and L2.", style="bold")
     for gpu in hardware.KNOWN:
