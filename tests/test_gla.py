@@ -15,7 +15,7 @@ from tflabench.implementations import registry
 from tflabench.implementations.packages import taken_as_installed
 from tflabench.kernels.compat import fla
 from tflabench.kernels.cover import next_power_of_2
-from tflabench.kernels.gla import reference
+from tflabench.kernels.gla import reference, walkthrough
 from tflabench.kernels.plan import gla as plan
 from tflabench.kernels.plan.gla import Blocks
 from tflabench.ops import State
@@ -323,3 +323,27 @@ def test_the_bench_says_what_the_kernels_do_not_take() -> None:
     with taken_as_installed():
         reason = registry.get("tfla_gla_xl").refuses(problem, "cuda")
     assert reason == "takes a d_qk that is a multiple of 16 up to 1024, not 24"
+
+
+def test_offsets_on_the_cpu_say_nothing_alone() -> None:
+    """As in fla: without `cu_seqlens` the call is one sequence, with states or without."""
+    (q, k, v, g), cu_seqlens, _ = packed()
+    given = [x.transpose(1, 2) for x in (q, k, v, g)]
+    for states in (False, True):
+        o, _ = fla.chunk_gla(*given, output_final_state=states, cu_seqlens_cpu=cu_seqlens.cpu())
+        wanted, _ = fla.chunk_gla(*given, output_final_state=states)
+        assert torch.equal(o, wanted)
+
+
+def test_states_of_empty_documents_have_the_dtype_of_all_others() -> None:
+    (q, k, v, g), _, _ = packed()
+    S = torch.randn(3, 2, 16, 16, dtype=torch.float64, device=DEVICE)
+    offsets = torch.tensor([0, 20, 20, 40])
+    _, last = ops.gla(q, k, v, g, initial_state=State(S), return_last_state=True, cu_seqlens=offsets)
+    assert last.C.dtype == torch.float32
+    assert torch.equal(last.C[1], S[1].float())
+
+
+def test_the_published_kernels_say_where_grids_end() -> None:
+    long = torch.empty(1, 1, 16 * 65535 + 1, 16, device="meta")
+    assert "1,048,560 steps" in (walkthrough.refuses(long, long, None) or "")

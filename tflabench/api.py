@@ -207,10 +207,9 @@ def sweep(  # noqa: PLR0913  public
     from tflabench.rows.table import frame
     from tflabench.selection.axes import take_kinds
 
-    measuring.check_seconds("timeout", timeout, 1)
-    if stop_after is not None:
-        measuring.check_seconds("stop_after", stop_after, 0)
     _check_text("preset", preset)
+    measuring.check_seconds("timeout", timeout, 1)
+    measuring.check_seconds("stop_after", stop_after or 0, 0)
     stop_at = measuring.end_of(stop_after)
     given = cast("dict[str, AxisValues]", axes)
     kinds, _ = take_kinds([f"gpu={_text(given.pop('gpu'))}"] if "gpu" in given else [])
@@ -248,7 +247,7 @@ def _listed(words: str | Sequence[str]) -> list[str]:
     from tflabench.implementations.registry import split
 
     several: Any = [words] if isinstance(words, str) else words
-    if not isinstance(several, Sequence) or {str} != {type(word) for word in cast("Sequence[Any]", several)} | {str}:
+    if not isinstance(several, Sequence) or any(type(word) is not str for word in cast("Sequence[Any]", several)):
         raise InputError(f"names are {words!r}: they must be a string, or a list of strings")
     return split(words if isinstance(words, str) else ",".join(words))
 

@@ -21,6 +21,11 @@ from tflabench.kernels.state import State
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA
 
 
+def _offsets(cu_seqlens: Tensor | None, on_cpu: Tensor | None) -> Tensor | None:
+    """Return the offsets to read, those on the CPU if they are there too; alone these say nothing, as in fla."""
+    return cu_seqlens if cu_seqlens is None or on_cpu is None else on_cpu
+
+
 def chunk_simple_gla(
     q: Tensor,
     k: Tensor,
@@ -67,7 +72,7 @@ def chunk_simple_gla(
         "chunk_size": "auto" if chunk_size is None else chunk_size,
         "initial_state": None if initial_state is None else State(initial_state),
         "scale": scale,
-        "cu_seqlens": None if cu_seqlens is None else cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+        "cu_seqlens": _offsets(cu_seqlens, cu_seqlens_cpu),
     }
     gate = RETENTION if g.dim() == 1 else SIMPLE_GLA
     if not output_final_state:
@@ -159,7 +164,7 @@ def chunk_gla(
         initial_state=None if initial_state is None else State(initial_state),
         return_last_state=has_states,
         chunk_size="auto" if chunk_size is None else chunk_size,
-        cu_seqlens=cu_seqlens if cu_seqlens is None or cu_seqlens_cpu is None or not has_states else cu_seqlens_cpu,
+        cu_seqlens=_offsets(cu_seqlens, cu_seqlens_cpu),
     )
     if isinstance(found, Tensor):
         return found, None

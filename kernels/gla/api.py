@@ -32,7 +32,6 @@ from tflabench.kernels.types import SIMPLE_GLA, ChunkSize, GlaImplementation, La
 from . import operator, reference
 
 REFERENCE_CHUNK_SIZE = 32
-LARGEST_GRID = 65535  # of CUDA's second and third axis
 
 
 class GlaOptions(TypedDict, total=False):
@@ -144,21 +143,12 @@ class _Runner:
         if not HAS_TRITON:
             raise ValueError(f"implementation is {implementation!r}: it needs the package triton, which is missing")
         if not torch.compiler.is_compiling():
-            reason = operator.kernels_of("tfla").refuses(q, v, self.chunk_size)
-            if implementation == "walkthrough":
-                reason = reason or _walkthrough_refuses(q)
+            reason = operator.kernels_of(implementation).refuses(q, v, self.chunk_size)
             if reason is not None:
                 raise ValueError(f"implementation is {implementation!r}: it must be one that can run here; it {reason}")
         initial = None if initial is None else initial.float()
         o, last = operator.forward(q, k, v, g, initial, self.scale, self.chunk_size, implementation)
         return o, last
-
-
-def _walkthrough_refuses(q: Tensor) -> str | None:
-    """Return why the published kernels cannot run on q (B, H, T, d_qk): CUDA's grids end; or None if they can."""
-    if q.shape[2] > 16 * LARGEST_GRID or q.shape[0] * q.shape[1] > LARGEST_GRID:
-        return f"takes at most {16 * LARGEST_GRID:,} steps, and {LARGEST_GRID:,} heads in a batch"
-    return None
 
 
 def _in_batches(

@@ -27,7 +27,10 @@ from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.tfla.call import float32_precision
 
+from . import chunkwise
+
 CHUNK = 16  # BT
+LARGEST_GRID = 65535  # of CUDA's second and third axis
 BLOCK = 64  # BK and BV, at most
 INVERSE_LN2 = tl.constexpr(1.4426950408889634)
 
@@ -167,6 +170,13 @@ def combine(o: Tensor, A: Tensor, v: Tensor) -> Tensor:
     A = A.sum(0).view(B, H, -1, A.shape[-1], A.shape[-1])
     o2 = A.to(v.dtype) @ v.view(B, H, -1, A.shape[-1], d_hv)
     return o.sum(0).add_(o2.view(B, H, T, d_hv))
+
+
+def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:
+    """Return why these kernels, or `chunkwise` for their backward pass, cannot run on q and v, or None if they can."""
+    if q.shape[2] > CHUNK * LARGEST_GRID or q.shape[0] * q.shape[1] > LARGEST_GRID:
+        return f"takes at most {CHUNK * LARGEST_GRID:,} steps, and {LARGEST_GRID:,} heads in a batch"
+    return chunkwise.refuses(q, v, chunk_size)
 
 
 def forward(

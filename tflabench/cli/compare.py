@@ -14,7 +14,7 @@ import typer
 from tflabench.cli.common import app
 from tflabench.cli.common.console import stderr
 from tflabench.cli.common.options import MOST_CHOICES, Json
-from tflabench.cli.common.paths import ROWS, file_to_write, out_file
+from tflabench.cli.common.paths import ROWS, figure_to_write, out_file
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _draw(found: Comparison, left: _Side, right: _Side, out: Path) -> list[Path]
     from tflabench.figures import ratios
     from tflabench.figures.files import write_figure
 
-    path = file_to_write(out, "compare.png")
+    path = figure_to_write(out, "compare.png")
     drawn = ratios.draw(found, (ratios.Side(left.name, left.runs), ratios.Side(right.name, right.runs)), path.stem)
     return [file for figure in drawn for file in write_figure(figure, path.with_stem(figure.stem))]
 

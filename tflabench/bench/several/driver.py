@@ -207,12 +207,11 @@ class Driver:
         del self._running[task]
         task.faults.append(Fault(fault.status, fault.reason, place))
         where = f"on {place}: " if place else ""
-        if len(task.faults) < TRIES and time.monotonic() >= self._stop_at:
-            self._listener.say(f"Comparison {task.number} is left for the same command: {where}{fault.reason}")
-            return
         if len(task.faults) < TRIES:
             self._waiting.appendleft(task)
-            self._listener.say(f"Comparison {task.number} is tried once more, elsewhere: {where}{fault.reason}")
+            over = time.monotonic() >= self._stop_at
+            then = "left for the same command" if over else "tried once more, elsewhere"
+            self._listener.say(f"Comparison {task.number} is {then}: {where}{fault.reason}")
             return
         self._listener.say(f"Comparison {task.number} has failed: {where}{fault.reason}")
         self._closed += 1

@@ -262,7 +262,7 @@ def end_of(seconds: float | None) -> float:
 
 
 def check_seconds(name: str, value: object, least: float) -> None:
-    """Raise InputError unless a limit of time is a finite number of at least so many seconds."""
+    """Raise InputError unless a limit of time is a finite number of seconds, `least` or more."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < inf:
         raise InputError(f"{name} is {value!r}: it must be a finite number of seconds, {least:g} or more")
 

@@ -67,7 +67,7 @@ def file_to_write(out: Path, name: str, option: str = "--out") -> Path:
     """
     path = out / name if out.is_dir() else out
     suffix = Path(name).suffix
-    if suffix != ".png" and path.suffix not in ("", suffix):  # figures come in several formats, and say so themselves
+    if path.suffix not in ("", suffix):
         raise InputError(f"{option} is {out}: what is written there is a {suffix} file, give it that suffix")
     _make(path.parent, out, option)
     return path
