@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.launches import TERMS, Launch
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent))
+from committed import committed_checkout
+
 GIB = 2**30
 A100, H100, H200, B200 = map(hardware.find, ("A100", "H100", "H200", "B200"))
 OF_AN_A100 = 163 * 1024  # bytes of shared memory of a block
@@ -163,7 +166,7 @@ def test_below_its_lower_bound_it_says_what_is_counted_beyond_the_launches():
 
 
 def test_the_stored_errors_are_those_of_the_stored_rows():
-    made = held_out.errors_of(judge(find_results(ROOT / "results")).judged)
+    made = held_out.errors_of(judge(find_results(committed_checkout() / "results")).judged)
     assert len(made) == len(held_out.stored())
     for own, stored in zip(made, held_out.stored(), strict=True):
         assert asdict(own) == pytest.approx(asdict(stored), abs=2e-4), f"run `{held_out.COMMAND}`"

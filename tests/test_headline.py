@@ -15,6 +15,7 @@ from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
+from committed import committed_checkout
 from synthetic import APART, RUN, row, write
 
 RUN = RUN | {"arguments": ["sweep", "--preset", "paper-fig4", "--impl", "tfla*"], "commit": "0123456789ab"}
@@ -247,7 +248,7 @@ def test_an_empty_folder_is_one_line_and_exit_code_2(tmp_path):
 
 
 def test_the_committed_page_is_what_the_stored_rows_make(monkeypatch):
-    monkeypatch.chdir(Path(__file__).resolve().parent.parent)
+    monkeypatch.chdir(committed_checkout())
     results, command = Path("results"), ["tflabench", "headline", "results", "--out", "results/README.md"]
     made = headline.markdown(results, command, results)
     assert made == (results / "README.md").read_text(), f"rows have changed: run `{' '.join(command)}`"

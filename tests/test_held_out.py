@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -21,7 +22,10 @@ from tflabench.theory.calibrated import Judged
 from tflabench.theory.constants import ROUND_TRIP_S
 from tflabench.theory.launches import Chip, Launch
 
-RESULTS = Path(__file__).parents[1] / "results"
+sys.path.insert(0, str(Path(__file__).parent))
+from committed import committed_checkout
+
+RESULTS = committed_checkout() / "results"
 # Median absolute error in percent, on rows that no constant has seen, as `model-error results/h200 results/h100` names
 # and prints it: after new rows, take its numbers, and those of docs/theory.md.
 HELD_OUT = {
