@@ -77,8 +77,9 @@ TUPLES = {
         States(*[POINTER] * 3),
         backward_dqk.RowSumTensors(*[POINTER] * 3),
         POINTER,
+        "*i32",
     ),
-    "counts": Counts(*["i32"] * 8),  # type: ignore[arg-type]
+    "counts": Counts(*["i32"] * 11),  # type: ignore[arg-type]
 }  # fmt: skip
 TUPLES_OF = {
     walk_dkdv: {
@@ -151,14 +152,11 @@ def h_constants(d_qk: int, d_hv: int, *, halved: bool = False, **branches: bool)
     return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **branches}
 
 
-def dqk_constants(
-    d_qk: int, d_hv: int, *, row_sums: bool = True, more: bool = False, **branches: Any
-) -> dict[str, Any]:
-    """Of a walk for dq or dk, as `WalkConfig.of` takes them; more: of a second launch, if there is one."""
+def dqk_constants(d_qk: int, d_hv: int, *, row_sums: bool = True, **branches: Any) -> dict[str, Any]:
+    """Of a walk for dq or dk, as `WalkConfig.of` takes them."""
     shape = WalkShape.of(min(d_hv, 256), d_qk, sums=row_sums, norm=False)
-    first_column = 256 if more and d_hv > 256 else 0
-    independent = branches.get("reverse", False) and not first_column
-    roles = {"transposed": False, "row_sums": row_sums, "first_column": first_column, "independent": independent}
+    independent = branches.get("reverse", False)
+    roles = {"transposed": False, "row_sums": row_sums, "independent": independent}
     return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **roles, **branches}
 
 
@@ -189,20 +187,21 @@ def gradients_constants(num_heads: int, *, row_sums: bool = True, skip: bool = F
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
     """By name: the kernel, its constants, maxnreg."""
     h = partial(h_constants, d_qk, d_hv)
+    segments = partial(h, load_initial_state=True, store_final_state=True, of_segments=True)
     outputs = {
         "h": h(store_final_state=True),
         "h normalised": h(normalise=True, store_final_state=True),
         "h without the last state": h(),
         "h normalised without the last state": h(normalise=True),
-        "h of segments": h(load_initial_state=True),
-        "h normalised of segments": h(normalise=True, load_initial_state=True),
-        "h of segments of half the rows": h(load_initial_state=True, halved=True),
-        "h of a first segment": h(store_final_state=True, independent=True, halved=True),
-        "h normalised of a first segment": h(normalise=True, store_final_state=True, independent=True),
+        "h from a state": h(load_initial_state=True),
+        "h normalised from a state": h(normalise=True, load_initial_state=True),
+        "h of segments": segments(),
+        "h normalised of segments": segments(normalise=True),
+        "h of segments of half the rows": segments(halved=True),
         "h for segments": h(halved=True, keep_states=True),
         "h normalised for segments": h(normalise=True, keep_states=True),
-        "h of segments for others": h(load_initial_state=True, halved=True, keep_states=True),
-        "h normalised of segments for others": h(normalise=True, load_initial_state=True, keep_states=True),
+        "h of segments for others": segments(halved=True, keep_states=True),
+        "h normalised of segments for others": segments(normalise=True, keep_states=True),
         "h of shared heads and a skip connection": h(store_final_state=True, shared_heads=True, skip=True),  # Mamba 2
     }
     outputs["h of float16"], outputs["h normalised of float16"] = outputs["h"], outputs["h normalised"]
@@ -210,11 +209,11 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     walks = {
         "dq": dqk(),
         "dq without row sums": dqk(row_sums=False),
-        "dq of segments": dqk(load_initial_state=True, more=True),
+        "dq of segments": dqk(load_initial_state=True),
         "dq of shared heads and a skip connection": dqk(shared_heads=True, store_diagonal=True),  # Mamba 2
         "dk": dqk(reverse=True),
         "dk without row sums": dqk(row_sums=False, reverse=True),
-        "dk of segments": dqk(reverse=True, load_initial_state=True, more=True),
+        "dk of segments": dqk(reverse=True, load_initial_state=True),
         "dk with the state before": dqk(reverse=True, store_final_state=True),
     }
     walks["dq of float16"] = walks["dq"]

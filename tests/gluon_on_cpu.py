@@ -268,11 +268,21 @@ class Machine:
             "conversions": (upper, lower, nearest, remainder, rounded, widened),
             "row_sums": (exchanged,),
             "backward_dkdv": (self.launched,),
+            "pipeline": (self.publish_stores, self.wait_for_stores),
         }
         for function in assembly.get(name, ()):
             names[function.__name__] = function
             setattr(found, function.__name__, function)
         return found
+
+    def publish_stores(self, pointer: Pointer, count: Int) -> None:
+        self._role().finish_stores(0)
+        store(pointer, torch.tensor(int(count), dtype=torch.int32))
+
+    @staticmethod
+    def wait_for_stores(pointer: Pointer, count: Int) -> None:
+        """Programs run one after the other here, so what is waited for must be there."""
+        assert int(load(pointer)) >= int(count), "waits for a program that runs later"
 
     def launched(self, _items: int, register: str) -> Int:
         return Int({"ctaid": self.program.number, "nctaid": self.program.count}[register])

@@ -115,10 +115,10 @@ def test_bytes_a_step_are_those_of_the_kernels():
     assert [walk.step_bytes(2) - walk.tensor_bytes(2) for walk in of_fig_4] == [8, 8 + 3 * 4, 8 + 4]
     # At 128/512 a program holds half of dC: two walks.
     wider = walks(FIG_4.with_(d_hv=512, pass_="fwbw"))
-    assert {walk.name: walk.tensor_bytes(2) for walk in wider[2:]} == {"dk": 2 * (2 * 512 + 7 * 128), "dv": 2560}
-    # At 256/512 dq is launched twice, and the second launch adds to the output of the first: k, q, dq again, read too.
+    assert {walk.name: walk.tensor_bytes(2) for walk in wider[2:]} == {"dk": 2 * (2 * 512 + 3 * 128), "dv": 2560}
+    # At 256/512 programs share the columns of a state: k and q come through the L2, and there dq is added up.
     (dq,) = (walk for walk in walks(WIDE.with_(pass_="fwbw")) if walk.name == "dq")
-    assert dq.tensor_bytes(2) == 2 * (2 * 512 + 3 * 256 + 4 * 256)
+    assert dq.tensor_bytes(2) == 2 * (2 * 512 + 3 * 256)
     assert dq.sum_bytes == 3 * 4 * 4, "a part for every 128 of d_qk and 256 of d_hv"
 
 
@@ -223,15 +223,14 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         else:
             programs.append(given["num_items"])
         share = tiles_of(cut, counts.end_segment - walked, walked) / given["num_tiles"]
-        of_a_launch = 1 if config.transposed else 64 * config.blocks_key / d_hv
-        again = ["out_desc"] * config.add_to_output
-        for name in (name for name in [*given, *again] if name.endswith("_desc")):
-            columns = of_a_launch if name in ("query_desc", "key_desc") else 1
-            moved.append(given[name].base.nbytes * share * columns)
+        for name in (name for name in given if name.endswith("_desc")):
+            moved.append(given[name].base.nbytes * share)
         moved.extend(x.nbytes * share for x in (gates.x, gates.y))
-        initial = states.initial.nbytes * config.load_initial_state * walked / counts.num_segments
-        moved.append(initial * of_a_launch)
-        moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
+        loads, stores = config.load_initial_state, config.store_final_state
+        if config.of_segments:
+            loads, stores = counts.loads > 1, counts.stores > 1
+        moved.append(states.initial.nbytes * loads * walked / counts.num_segments)
+        moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * stores)
 
     def walk_dkdv(given):
         programs.append(given["num_items"])
@@ -422,22 +421,22 @@ def test_waves_are_programs_over_multiprocessors():
 
 @pytest.mark.parametrize("pass_", ["fw", "fwbw"])
 def test_the_best_l_fills_the_chip_and_no_more(pass_):
-    """One segment where batch and heads fill it; at T = 65536 what h needs, and dq and dk, which have half as many
-    programs.
+    """One segment where batch and heads fill it; at T = 65536 what h needs, and dq and dk, which at 128/256 have half
+    as many programs.
     """
     one = {"batch": 1, "seq_len": 65536, "pass_": pass_}
     assert fused.best_chunk_size(FIG_4.with_(pass_=pass_), "sig", H200) == 4096
-    for shape in (FIG_4.with_(**one), WIDE.with_(**one)):
-        best = fused.best_chunk_size(shape, "sig", H200)
-        assert best == {"fw": 14592, "fwbw": 8192}[pass_]
-        forward, _ = fused.planned(shape, "sig", best)
-        first = forward.first.items if forward.first else 0
-        assert (forward.cut.first_tiles, len(forward.h.segments), first) == {"fw": (112, 4, 32), "fwbw": (128, 8, 0)}[
-            pass_
-        ]
     two = {"batch": 2, "seq_len": 32768, "pass_": pass_}
-    for shape in (FIG_4.with_(**two), WIDE.with_(**two)):
-        assert fused.best_chunk_size(shape, "sig", H200) == {"fw": 13184, "fwbw": 8192}[pass_]
+    for shape, in_training in ((FIG_4, 8), (WIDE, 4)):  # of the wide one dq and dk have as many programs as h
+        best = fused.best_chunk_size(shape.with_(**one), "sig", H200)
+        assert best == {"fw": 14592, "fwbw": 65536 // in_training}[pass_]
+        forward, _ = fused.planned(shape.with_(**one), "sig", best)
+        first = forward.first.items if forward.first else 0
+        wanted = {"fw": (112, 4, 32), "fwbw": (1024 // in_training, in_training, 0)}[pass_]
+        assert (forward.cut.first_tiles, len(forward.h.segments), first) == wanted
+        assert fused.best_chunk_size(shape.with_(**two), "sig", H200) == {
+            "fw": 13184, "fwbw": 65536 // in_training,
+        }[pass_]  # fmt: skip
 
 
 def test_a_short_first_segment_spares_the_state_pass_two_of_them():

@@ -33,7 +33,7 @@ from tflabench.kernels.hopper.config import CarryConfig
 from tflabench.kernels.hopper.launch import PACK
 from tflabench.kernels.hopper.segment_states import CarriedStates, carry
 from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.plan.sizes import Device, Sizes, in_steps
 
 SHARED_BYTES = 232_448
 SPILLED_BYTES = 256  # stores and loads, outside the loops over tiles but for a few in the normalised h of 256/512
@@ -181,14 +181,14 @@ TILEWISE = (
 )
 MAIN = ":h;h normalised;h of segments;dq;dq without row sums;dk;dv;C, n;dC"
 OF_SEGMENTS = (
-    ";h of a first segment;h normalised of a first segment;h of segments for others;h normalised of segments for others"
+    ";h normalised of segments;h of segments for others;h normalised of segments for others;h from a state"
     ";h of segments of half the rows;h for segments"
 )
 
 
 # For the oldest Triton, which nobody tunes for any more: every kernel, in the branches that most calls take.
 FEW = [
-    "128/256:h;h normalised;h of segments;h normalised of a first segment;dq;dq without row sums;dk;dv"
+    "128/256:h;h normalised;h of segments;h normalised of segments;dq;dq without row sums;dk;dv"
     ";dk and dv;dk and dv without row sums;C, n;dC",
     "256/512:h;h normalised;h normalised without the last state;h of segments;dq;dk;dv;C, n;dC",
     "64/64:h of heads together;C of heads together;C of every tile;dC of every tile;gradients;gradients of a head",
@@ -284,28 +284,33 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
 
 
 @pytest.mark.parametrize(
-    ("batch", "heads", "T", "d_qk", "d_hv", "training", "in_training", "forward"),
+    ("batch", "heads", "T", "d_qk", "d_hv", "bandwidth", "training", "in_training", "forward"),
     [
-        (16, 16, 4096, 128, 256, 1, (1, 1), (1, 1)),
-        (4, 16, 16384, 128, 256, 2, (1, 2), (1, 3)),
-        (1, 16, 65536, 128, 256, 8, (5, 8), (5, 9)),
-        (8, 8, 8192, 256, 512, 1, (1, 1), (1, 1)),
-        (4, 8, 16384, 256, 512, 2, (1, 1), (1, 1)),
-        (1, 8, 65536, 256, 512, 8, (5, 5), (5, 5)),
+        (16, 16, 4096, 128, 256, 5.0, 1, (1, 1), (1, 1)),
+        (4, 16, 16384, 128, 256, 5.0, 2, (1, 1), (1, 1)),
+        (1, 16, 65536, 128, 256, 5.0, 8, (5, 8), (5, 8)),
+        (8, 8, 8192, 256, 512, 5.0, 1, (1, 1), (1, 1)),
+        (4, 8, 16384, 256, 512, 5.0, 1, (1, 1), (1, 1)),
+        (1, 8, 65536, 256, 512, 5.0, 4, (5, 5), (5, 5)),
         # 16 programs of half a state a head were a third slower (version 19), 47 in training a fifteenth (version 20).
-        (1, 1, 65536, 128, 256, 64, (64, 64), (47, 64)),
-        (2, 4, 1000, 128, 256, 8, (8, 8), (8, 8)),
+        (1, 1, 65536, 128, 256, 5.0, 64, (64, 64), (47, 47)),
+        (2, 4, 1000, 128, 256, 5.0, 8, (1, 1), (1, 1)),
+        # With less bandwidth a program is bound by memory sooner, and fewer segments read K and V again.
+        (2, 16, 32768, 128, 256, 3.5, 4, (1, 3), (1, 3)),
+        (1, 16, 65536, 128, 256, 3.5, 8, (4, 4), (4, 4)),
+        (1, 8, 65536, 256, 512, 3.5, 4, (5, 5), (5, 5)),
     ],
 )
 def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
-    batch: int, heads: int, T: int, d_qk: int, d_hv: int, training: int, in_training: tuple[int, int],
-    forward: tuple[int, int], monkeypatch: pytest.MonkeyPatch,
+    batch: int, heads: int, T: int, d_qk: int, d_hv: int, bandwidth: float, training: int,
+    in_training: tuple[int, int], forward: tuple[int, int], monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
-    """Of 132. At T = 16384 dq and dk alone would: 64 programs, a half of a state each; h has two a state, but where it
-    carries a normaliser. Segments of backward, of forward with a backward to come, and of forward alone (sig, exp).
+    """Of 132. At T = 16384 and 128/256 dq and dk alone would: 64 programs, half a state each; h has two a state.
+    Segments of backward, of forward with a backward to come, and of forward alone (sig, exp).
     """
+    device = Device(90, 132, bandwidth)
     monkeypatch.setattr(hopper_chunkwise, "refuses", lambda *_, **__: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(hopper_chunkwise.device, "figures", lambda _: device)
     q, v = (torch.empty(batch, heads, T, d, device="meta") for d in (d_qk, d_hv))
 
     def segments(gate: Gate, backward: bool) -> int:
@@ -315,9 +320,23 @@ def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
     assert (segments(MLSTM_SIG, backward=False), segments(MLSTM_EXP, backward=False)) == forward
     of_forward = [
         plans.forward(
-            Sizes.of(q, v), Device(90, 132), hopper_chunkwise.default_chunk_size(q, v, gate=gate, backward=True),
+            Sizes.of(q, v), device, hopper_chunkwise.default_chunk_size(q, v, gate=gate, backward=True),
             normalise=gate.normalize, cut_freely=True,
         ).cut.count
         for gate in (MLSTM_SIG, MLSTM_EXP)
     ]  # fmt: skip
     assert tuple(of_forward) == in_training
+
+
+@pytest.mark.parametrize(
+    ("clock", "width", "wanted"),
+    [(2_619_000, 5120, 3.5), (3_201_000, 6144, 5.0), (0, 0, Device(90, 132).bandwidth)],  # kHz, bits
+)
+def test_bandwidth_is_what_the_driver_tells(clock: int, width: int, wanted: float, monkeypatch: pytest.MonkeyPatch):
+    """3.35 and 4.92 TB/s, which datasheets give as 3.35 and 4.8; a driver that says nothing counts as the usual GPU."""
+    told = SimpleNamespace(multi_processor_count=132, memory_clock_rate=clock, memory_bus_width=width)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
+    bandwidth = hopper_chunkwise.device.bandwidth.__wrapped__
+    assert bandwidth(torch.device("cuda", 0)) == wanted
+    assert {in_steps(x) for x in (3.35e12, 3.352e12)} == {3.5}
+    assert {in_steps(x) for x in (4.8e12, 4.917e12)} == {5.0}

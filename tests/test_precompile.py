@@ -54,7 +54,7 @@ VARIES = {
     "walk_backward_dqk_with_sums": "config launch_pdl new",
     "walk_backward_dv": "config launch_pdl new",
     "walk_forward": "config launch_pdl new",
-    "walk_forward_normalised": "config",
+    "walk_forward_normalised": "config launch_pdl new",
     "walk_heads": "config",
 }
 

@@ -170,12 +170,12 @@ def _in_walks(
     q, k, v, _, skip = inputs
     H = v.shape[1]
     of_dq, *others = plan.walks
-    qdq, kdk = empty_row_sums(q, v) if gate_gradients else (None, None)
+    qdq, kdk = empty_row_sums(q, v) if of_dq.sums else (None, None)
     of_q = of_k = skip_dots = None
     if qdq and kdk:
         of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
     if skip is not None:
-        skip_dots = q.new_empty((of_dq.launches, *v.shape[:3]), dtype=torch.float32)
+        skip_dots = q.new_empty((of_dq.column_pieces, *v.shape[:3]), dtype=torch.float32)
     dq = _output(q, H)
     launch_dq(inputs, dh, dq, of_dq, initial=states.C, sums=of_q, diagonal=skip_dots)
     dk, dv = _output(k, H), _output(v, H)
@@ -187,7 +187,7 @@ def _in_walks(
         launch_dk(inputs, dh, dk, of_dk, states=States(states.dC, states.dC_0), sums=of_k)
         launch_dv(inputs, dh, dv, of_dv, initial=states.dC)
     dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))
-    return KernelResults(dq, dk, dv, qdq, kdk, None, dskip)
+    return KernelResults(dq, dk, dv, *((qdq, kdk) if gate_gradients else (None, None)), None, dskip)
 
 
 def _last_state(inputs: Inputs, of: plans.StatePass, C_0: Tensor | None) -> Tensor:

@@ -702,7 +702,7 @@ def pair(
     """
     VALUE_REGISTERS: gl.constexpr = config.value_registers
     program = allocate_program(num_items, counts, tensors, config, q_desc, x_desc)
-    begin_kernel(INDEPENDENT=True)  # the walk for dq, launched just before, makes nothing that this one reads
+    begin_kernel(independent=True)  # the walk for dq, launched just before, makes nothing that this one reads
     gl.warp_specialize(
         [
             (state_partition, (program,)),
@@ -714,7 +714,7 @@ def pair(
         [4, 1, 1, 1],
         [VALUE_REGISTERS, 24, 24, 24],
     )
-    end_kernel(INDEPENDENT=True)
+    end_kernel(independent=True)
 
 
 # --- Host -------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,10 @@ is the gradient of: row sums are those of primal * output. With them a program h
     state        8 warps   S and out^T, 128 rows; row sums through the state -> a ring of blocks of the output
     send         1 warp    copies blocks of the output to memory by TMA
 
+A state of 512 columns takes two programs, side by side so that they share the primal and the value in the L2. The
+second adds its output, by TMA, to what the first has stored: its `send` waits for a count of tiles that the first one's
+writes. The first never waits, and has the lower number, so it runs no later.
+
 One state partition has all rows, for instructions of two do not fit the cache. A warp of its own stores the output, so
 that no warp of `state` waits for a store or a fence.
 
@@ -42,9 +46,17 @@ from tflabench.kernels.plan.hopper_shapes import HEIGHT, WIDTH
 from .config import WalkConfig
 from .conversions import lower, rounded, upper, widened
 from .launch import Inputs, descriptor, pointers
-from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel
+from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel, publish_stores, wait_for_stores
 from .row_sums import store_warp_sums, write_sums
-from .schedule import Counts, Schedule, get_tile, get_work_item, read_count
+from .schedule import (
+    Counts,
+    Schedule,
+    get_column_piece,
+    get_part_offset,
+    get_row_piece,
+    get_tile,
+    get_work_item,
+)
 from .state import States, finish_state_update, start_state_update
 from .state_walk import (
     allocate_program,
@@ -93,13 +105,16 @@ class Tensors(NamedTuple):
     """Tensors that a kernel reads and writes by pointers.
 
     Attributes:
-        diagonal: (B, H, T) float32, see `state_walk.score_partition`.
+        diagonal: (column pieces, B, H, T) float32, see `state_walk.score_partition`.
+        stored: (B, H, segments, row pieces) int32, zeros, of a state with two column pieces: tiles of the output that
+            the first one has stored.
     """
 
     gates: Exponents
     states: States
     sums: RowSumTensors
     diagonal: Any
+    stored: Any
 
 
 @aggregate
@@ -128,17 +143,6 @@ class SumBuffers:
 
 
 # --- Score partition --------------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def get_sums_offset(schedule, work, config: gl.constexpr):
-    """Return where the row sums of a piece of a row begin in (parts, B, H, T), int64."""
-    PIECES: gl.constexpr = config.pieces
-    row = work.row.to(gl.int64)
-    if PIECES > 1:
-        rows = schedule.num_items // (PIECES * read_count(schedule.counts.num_segments, work.piece))
-        row += work.piece.to(gl.int64) * rows
-    return row * schedule.num_steps
 
 
 @gluon.jit
@@ -188,7 +192,7 @@ def score_and_sum_partition(program, tensors, buffers, exponents_smem):
             scores.ring.producer_acquire(slot)
             store_decays(scores, slot, (x, y, g), (0.0, 0.0), gl.exp2(g), config)
             write_sums(buffers.through, sums.through + at, steps_left, t, STEP)
-            at = get_sums_offset(schedule, work, config) + tile * 64
+            at = get_part_offset(schedule, work, work.piece, config) + tile * 64
             steps_left = schedule.num_steps - tile * 64
             commit_scores(scores, slot, prob)
             if not config.reverse:
@@ -290,41 +294,58 @@ def state_and_sum_partition(program, output, through_smem):
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config)
-        state = load_state(program, work, 128 * work.piece, i, WIDE)
+        first_row = 128 * get_row_piece(work, config)
+        state = load_state(program, work, first_row, i, WIDE)
         blocks = state[0]
         for _ in range(work.first_tile, work.end_tile):
             blocks = walk_and_sum_tile(program, output, through_smem, i, blocks)
             i += 1
         if config.store_final_state:
             final = program.states.final + work.state_index * (config.d_qk * config.d_hv)
-            store_state(config, final, (blocks,), 128 * work.piece, opaque_zero(i), WIDE)
+            store_state(work, final, (blocks,), first_row, opaque_zero(i), config, WIDE)
 
 
 # --- Send partition ---------------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def send_partition(program, out_desc, output):
-    """Copy tiles of the output to memory, or add them to what is there.
+def send_tile(out_desc, work, tile, output, slot, config: gl.constexpr, ADD: gl.constexpr = False):
+    """Start the copy of 128 columns of the output of a tile to memory, or add them to what is there."""
+    first_block = 2 * get_row_piece(work, config)
+    for half in gl.static_range(2):
+        send_block(out_desc, work, tile, 64 * (first_block + half), output.blocks.index(slot.slot * 2 + half), ADD)
+
+
+@gluon.jit
+def send_partition(program, out_desc, output, stored_ptr):
+    """Copy tiles of the output to memory, or add them to those of the program that has the first columns of the state.
 
     A fence is wanted between what threads write to shared memory and what TMA reads there. It may stand here, with the
     reader: anywhere along the path (PTX, causality order).
     """
     config: gl.constexpr = program.config
     schedule = program.schedule
+    SHARED: gl.constexpr = config.column_pieces > 1
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config)
+        column_piece = get_column_piece(work, config)
+        stored = stored_ptr + work.state_index * config.row_pieces + get_row_piece(work, config)
         for turn in range(work.first_tile, work.end_tile):
             tile = get_tile(work, turn, config)
             slot = output.ring.at(i)
             output.ring.consumer_wait(slot)
             fence_async_shared()
-            for half in gl.static_range(2):
-                out_block = output.blocks.index(slot.slot * 2 + half)
-                send_block(out_desc, work, tile, 64 * (work.piece * 2 + half), out_block, config.add_to_output)
+            if SHARED and column_piece > 0:
+                wait_for_stores(stored, turn + 1 - work.first_tile)
+                send_tile(out_desc, work, tile, output, slot, config, ADD=True)
+            else:
+                send_tile(out_desc, work, tile, output, slot, config)
             tma.store_wait(pendings=0)
             output.ring.consumer_release(slot)
+            if SHARED:
+                if column_piece == 0:
+                    publish_stores(stored, turn + 1 - work.first_tile)
             i += 1
 
 
@@ -378,7 +399,7 @@ def walk_backward_dqk_with_sums(
             (state_and_sum_partition, (program, output, through_smem)),
             (score_and_sum_partition, (program, tensors, SumBuffers(through_smem, pairs_smem), (x_smem, y_smem))),
             (load_partition, (program, (query_desc, key_desc, value_desc, primal_desc))),
-            (send_partition, (program, out_desc, output)),
+            (send_partition, (program, out_desc, output, tensors.stored)),
         ],
         [4, 1, 1],
         [488 - 2 * config.state_registers, 24, 24],
@@ -415,7 +436,7 @@ def launch_dq(
     Args:
         walk: over these segments; with more than one, `initial` has what each of them starts from.
         initial: C (B, H, segments, d_qk, d_hv) float32, or None for zero.
-        diagonal: (launches, B, H, T) float32, where dh_t . v_t of every launch's columns goes.
+        diagonal: (column pieces, B, H, T) float32, where dh_t . v_t of their columns goes.
     """
     q, k, v, exponents, _ = inputs
     states = States(initial=initial)
@@ -441,29 +462,30 @@ def _launch(
     roles: Roles, exponents: Exponents, walk: Walk, *,
     states: States, sums: RowSumTensors | None, diagonal: Tensor | None, reverse: bool,
 ) -> None:  # fmt: skip
-    """Launch a walk, of more than 256 columns several that add up."""
+    """Launch a walk."""
     sizes = walk.sizes
-    counts = Counts.of(walk)
     unused = exponents.g
     places = pointers(states, unused)
     query, key, value, primal, out = map(descriptor, roles)
-    for launch in range(walk.launches):
-        config = WalkConfig.of(
-            walk.shape, d_qk=sizes.d_qk, d_hv=sizes.d_hv,
-            bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
-            row_sums=sums is not None, first_column=launch * WIDTH, shared_heads=sizes.group > 1,
-            store_diagonal=diagonal is not None, load_initial_state=states.initial is not None,
-            store_final_state=states.final is not None, independent=reverse and launch == 0,
-        )  # fmt: skip
-        diagonals = unused if diagonal is None else diagonal[launch]
-        if sums is None:
-            kernel, more = walk_backward_dqk, (value, out, exponents, places, diagonals)
-        else:
-            parts = RowSumTensors(*(x if x is None or not launch else x[launch * walk.pieces :] for x in sums))
-            tensors = Tensors(exponents, places, pointers(parts, unused), diagonals)
-            kernel, more = walk_backward_dqk_with_sums, (value, primal, out, tensors)
-        enqueue(
-            kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles, counts,
-            config=config, num_warps=8 if config.row_sums else 4, maxnreg=128, launch_pdl=walk.pieces == 1,
-            **ASSEMBLY,
-        )  # fmt: skip
+    config = WalkConfig.of(
+        walk.shape, d_qk=sizes.d_qk, d_hv=sizes.d_hv,
+        bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
+        row_sums=sums is not None, shared_heads=sizes.group > 1,
+        store_diagonal=diagonal is not None, load_initial_state=states.initial is not None,
+        store_final_state=states.final is not None, independent=reverse,
+    )  # fmt: skip
+    diagonal = unused if diagonal is None else diagonal
+    if sums is None:
+        kernel, more = walk_backward_dqk, (value, out, exponents, places, diagonal)
+    else:
+        stored = unused
+        if walk.column_pieces > 1:
+            pieces = sizes.rows * walk.cut.count * walk.row_pieces
+            stored = torch.zeros(pieces, dtype=torch.int32, device=roles.out.device)
+        tensors = Tensors(exponents, places, pointers(sums, unused), diagonal, stored)
+        kernel, more = walk_backward_dqk_with_sums, (value, primal, out, tensors)
+    enqueue(
+        kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles, Counts.of(walk),
+        config=config, num_warps=8 if config.row_sums else 4, maxnreg=128, launch_pdl=walk.pieces == 1,
+        **ASSEMBLY,
+    )  # fmt: skip

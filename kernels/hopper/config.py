@@ -48,12 +48,13 @@ class WalkConfig(KernelConfig):
         transposed: the state is C^T or dC^T (h, dv), not C or dC (dq, dk).
         reverse: walk backward in time (dv, dk).
         row_sums: write the row sums of dq or dk too, see `backward_dqk`.
-        first_column: of the state, if it has more columns than a launch takes.
         shared_heads: heads of V share a head of Q and K.
         normalise: divide H by max(|n . q|, exp(-m)).
         skip: add skip V to H, or skip dH to dV, a number a head.
         store_diagonal: write the products of query and key of the same step.
         load_initial_state, store_final_state: of each segment.
+        of_segments: sequences of h have several segments. `Counts` then says whether a launch loads and stores states,
+            and whether it is independent: what comes first and what follows is one kernel.
         keep_states: store the states that the segments of another cut start from.
         independent: the kernel before makes nothing that this one reads, see `pipeline.begin_kernel`.
     """
@@ -69,13 +70,13 @@ class WalkConfig(KernelConfig):
     transposed: bool = True
     reverse: bool = False
     row_sums: bool = False
-    first_column: int = 0
     shared_heads: bool = False
     normalise: bool = False
     skip: bool = False
     store_diagonal: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
+    of_segments: bool = False
     keep_states: bool = False
     independent: bool = False
 
@@ -107,15 +108,20 @@ class WalkConfig(KernelConfig):
         """Elements from a column of the state to the next in memory."""
         return self.d_hv if self.transposed else 1
 
-    @property
-    def add_to_output(self) -> bool:
-        """Tell whether another launch has written its part of the output."""
-        return self.first_column > 0
+    @cached_property
+    def row_pieces(self) -> int:
+        """Programs that share the rows of a state."""
+        return cdiv(self.num_rows, HEIGHT * self.blocks_value)
+
+    @cached_property
+    def column_pieces(self) -> int:
+        """Programs that share the columns of a state, and add up their outputs; two only with row sums."""
+        return cdiv(self.d_qk if self.transposed else self.d_hv, WIDTH)
 
     @cached_property
     def pieces(self) -> int:
         """Programs that share a state."""
-        return cdiv(self.num_rows, HEIGHT * self.blocks_value)
+        return self.row_pieces * self.column_pieces
 
     @property
     def state_partitions(self) -> int:

@@ -39,7 +39,7 @@ from .launch import Inputs, descriptor, pointers
 from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
 from .packed_heads import launch_packed_heads
 from .pipeline import Cursor, begin_kernel, end_kernel
-from .schedule import Counts, Schedule, get_work_item, stores_state_after
+from .schedule import Counts, Schedule, get_work_item, is_independent, stores_state_after
 from .segment_states import SegmentStates, StateInputs, launch_segment_states, skip_first_segment
 from .state import Matrices, States, split_decay
 from .state_walk import (
@@ -177,7 +177,8 @@ def walk_forward_normalised(
     program = allocate_program(schedule, gates, states, config, q_desc)
     h_smem0 = allocate_output(config, q_desc)
     h_smem1 = allocate_output(config, q_desc)
-    begin_kernel(config.independent)
+    independent = is_independent(schedule, config)
+    begin_kernel(independent)
     gl.warp_specialize(
         [
             (state_partition, (program, h_desc, h_smem0, 0)),
@@ -189,7 +190,7 @@ def walk_forward_normalised(
         [4, 4, 1, 2],
         [REGISTERS, 488 - 2 * REGISTERS, 24, 24],
     )
-    end_kernel(config.independent)
+    end_kernel(independent)
 
 
 # --- Host -------------------------------------------------------------------------------------------------------------
@@ -205,14 +206,17 @@ def launch_walk(
         walk: over these segments; with more than one, `states` has what each of them starts from.
         states: what is None is neither read nor written.
         norm: divide h by the denominators.
-        independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
+        independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it; of
+            segments.
     """
     q, k, v, gates, skip = inputs
+    of_segments = walk.cut.count > 1
+    loads, stores = states.initial is not None, states.final is not None
     config = WalkConfig.of(
         walk.shape, d_qk=q.shape[-1], d_hv=v.shape[-1],
         bfloat16=q.dtype == torch.bfloat16, shared_heads=walk.sizes.group > 1, normalise=norm is not None,
-        skip=skip is not None, load_initial_state=states.initial is not None,
-        store_final_state=states.final is not None, keep_states=states.kept is not None, independent=independent,
+        skip=skip is not None, load_initial_state=loads or of_segments,
+        store_final_state=stores or of_segments, of_segments=of_segments, keep_states=states.kept is not None,
     )  # fmt: skip
     # Pieces of a state are to start together, not as the kernel before leaves multiprocessors. A first segment takes
     # those that the state pass leaves.
@@ -224,7 +228,8 @@ def launch_walk(
         kernel, more = walk_forward_normalised, pointers(norm, unused)
     enqueue(
         kernel, walk.programs, *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
-        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk), config=config,
+        walk.items, walk.sizes.steps, walk.cut.tiles,
+        Counts.of(walk, loads=loads, stores=stores, independent=independent), config=config,
         num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .conversions import upper
 from .pipeline import Cursor, Signal, aggregate, allocate_signal
-from .schedule import get_work_item, stores_state_after
+from .schedule import get_work_item, loads_state, stores_state, stores_state_after
 from .state import split_decay
 from .tiles import VECTOR, operands
 from .workarounds import barrier, uniform, wait_for_products
@@ -179,14 +179,14 @@ def multiply_by_normaliser(program, stage, zero, turn, OPERANDS: gl.constexpr):
 
 
 @gluon.jit
-def load_initial_normaliser(pointers, at, config: gl.constexpr):
-    """Return n before a segment as vectors [d_qk / operands]."""
+def load_initial_normaliser(pointers, at, loads, config: gl.constexpr):
+    """Return n before a segment as vectors [d_qk / operands]; loads: of `loads_state`."""
     OPERANDS: gl.constexpr = config.score_operands
     WIDTH: gl.constexpr = 64 * config.blocks_key // OPERANDS
     n = ()
     for b in gl.static_range(OPERANDS):
         if config.load_initial_state:
-            n += (gl.load(pointers.initial + at + WIDTH * b),)
+            n += (gl.load(pointers.initial + at + WIDTH * b, mask=(at >= 0) & loads, other=0.0),)
         else:
             n += (gl.zeros([WIDTH], gl.float32, layout=VALUE_OF_THREAD),)
     return n
@@ -244,7 +244,7 @@ def normaliser_partition(program, pointers):
         work = get_work_item(schedule, item, config)
         at_n = work.state_index * config.d_qk + gl.arange(0, WIDTH, layout=VALUE_OF_THREAD)
         pending = 0.0
-        n = load_initial_normaliser(pointers, at_n, config)
+        n = load_initial_normaliser(pointers, at_n, loads_state(schedule, phase, config), config)
         for tile in range(work.first_tile, work.end_tile):
             tile_index = work.row * schedule.num_tiles + tile
             turn = Cursor(gl.to_tensor(0), gl.to_tensor(phase))
@@ -268,6 +268,6 @@ def normaliser_partition(program, pointers):
             slot = scores.ring.next(slot)
             phase ^= 1
         if config.store_final_state:  # noqa: SIM102
-            if work.piece == 0:
+            if (work.piece == 0) & stores_state(schedule, phase, config):
                 for b in gl.static_range(OPERANDS):
                     gl.store(pointers.final + at_n + WIDTH * b, n[b])

@@ -383,7 +383,7 @@ def walk_heads(
     scores = Scores(allocate_ring(PAIRS, 2), (p0, p1), q_decay, k_decay, state_decay)
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
     program = Program(config, schedule, gates, states, inputs, scores)
-    begin_kernel(INDEPENDENT=False)
+    begin_kernel(independent=False)
     gl.warp_specialize(
         [
             (state_partition, (program, (h_desc, state_smem0, h_smem0), 0)),

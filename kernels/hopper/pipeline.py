@@ -120,21 +120,40 @@ def allocate_signal(num_slots: gl.constexpr, num_arrivals: gl.constexpr = 1):
 
 
 @gluon.jit
-def begin_kernel(INDEPENDENT: gl.constexpr):
+def publish_stores(ptr, count):
+    """Write count to ptr, int32, once what this partition has given to TMA is in memory; for `wait_for_stores`.
+
+    `tma.store_wait` waits until shared memory has been read, not until the stores can be seen. One warp.
+    """
+    asm: gl.constexpr = """cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; fence.proxy.async;
+        fence.acq_rel.gpu; st.relaxed.gpu.global.s32 [$1], $2; mov.b32 $0, 0;"""
+    gl.inline_asm_elementwise(asm, "=r,l,r", [ptr, count], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait_for_stores(ptr, count):
+    """Wait until another program has written at least count to ptr: TMA may then add to what that one has stored."""
+    asm: gl.constexpr = """{ .reg .pred p; .reg .s32 seen; again: ld.acquire.gpu.global.s32 seen, [$1];
+        setp.lt.s32 p, seen, $2; @p bra again; fence.proxy.async; mov.b32 $0, seen; }"""
+    gl.inline_asm_elementwise(asm, "=r,l,r", [ptr, count], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def begin_kernel(independent):
     """Wait for the kernel before this one, which may still run (programmatic dependent launch), and let the next start.
 
-    An INDEPENDENT kernel reads nothing that the one before it makes, and waits for it in `end_kernel`. So a kernel that
+    An independent kernel reads nothing that the one before it makes, and waits for it in `end_kernel`. So a kernel that
     waits at once has all that was launched before it; one that is independent, all but the kernels since the last that
     waited. Either way nothing before it runs any more when it has ended. The next kernel takes the multiprocessors that
     this one leaves.
     """
-    if not INDEPENDENT:
+    if not independent:
         wait_for_kernel_before()
     let_next_kernel_start()
 
 
 @gluon.jit
-def end_kernel(INDEPENDENT: gl.constexpr):
-    """Wait, at the end of an INDEPENDENT kernel, for the one before it."""
-    if INDEPENDENT:
+def end_kernel(independent):
+    """Wait, at the end of an independent kernel, for the one before it."""
+    if independent:
         wait_for_kernel_before()

@@ -39,6 +39,7 @@ class Counts(NamedTuple):
         end_segment: the first segment after those of the walk.
         walked_segments: how many segments the walk has.
         kept_segment_tiles, num_kept_segments: of the cut for whose segments states are kept.
+        loads, stores, independent: 2 where a launch `of_segments` (`WalkConfig`) does so, 1 where it does not.
     """
 
     num_heads: int
@@ -49,14 +50,20 @@ class Counts(NamedTuple):
     walked_segments: int
     kept_segment_tiles: int = 1
     num_kept_segments: int = 1
+    loads: int = 1
+    stores: int = 1
+    independent: int = 1
 
     @classmethod
-    def of(cls, walk: Walk) -> "Counts":
+    def of(cls, walk: Walk, *, loads: bool = False, stores: bool = False, independent: bool = False) -> "Counts":
         """Return what the kernel of a walk takes, see `as_argument`."""
         _, heads, group, _, _, _ = walk.sizes
         _, segment_tiles, count = walk.cut
-        kept = () if walk.kept is None else walk.kept[1:]
-        return cls(heads, group, segment_tiles, count, walk.segments.stop, len(walk.segments), *kept).as_argument()
+        kept = (1, 1) if walk.kept is None else walk.kept[1:]
+        return cls(
+            heads, group, segment_tiles, count, walk.segments.stop, len(walk.segments), *kept,
+            1 + loads, 1 + stores, 1 + independent,
+        ).as_argument()  # fmt: skip
 
     def as_argument(self) -> "Counts":
         """Return what a kernel takes, see `encode_counts`."""
@@ -101,7 +108,7 @@ class WorkItem:
         segment: the number of the segment in its sequence.
         first_tile, end_tile: of the segment.
         state_index: the place of the segment's state among all of them, int64.
-        piece: which 128 * blocks_hv rows of C^T.
+        piece: which rows and columns of the state, see `get_row_piece` and `get_column_piece`.
     """
 
     batch: gl.tensor
@@ -165,6 +172,66 @@ def get_tile(work, turn, config: gl.constexpr):
         return work.first_tile + work.end_tile - 1 - turn
     else:
         return turn
+
+
+@gluon.jit
+def get_row_piece(work, config: gl.constexpr):
+    """Return which rows of the state a work item of a walk has: pieces of the same columns are consecutive."""
+    ROW_PIECES: gl.constexpr = config.row_pieces
+    if config.column_pieces > 1:
+        return work.piece % ROW_PIECES
+    else:
+        return work.piece
+
+
+@gluon.jit
+def get_column_piece(work, config: gl.constexpr):
+    """Return which 256 columns of the state a work item of a walk has."""
+    ROW_PIECES: gl.constexpr = config.row_pieces
+    if config.column_pieces > 1:
+        return work.piece // ROW_PIECES
+    else:
+        return 0
+
+
+@gluon.jit
+def get_part_offset(schedule, work, part, config: gl.constexpr):
+    """Return where a part of a work item's row begins in (parts, B, H, T), int64."""
+    PIECES: gl.constexpr = config.pieces
+    row = work.row.to(gl.int64)
+    if PIECES > 1:
+        rows = schedule.num_items // (PIECES * read_count(schedule.counts.num_segments, work.piece))
+        row += gl.to_tensor(part).to(gl.int64) * rows
+    return row * schedule.num_steps
+
+
+@gluon.jit
+def loads_state(schedule, i, config: gl.constexpr):
+    """Return whether segments start from a state in memory, where `config.load_initial_state`."""
+    if config.of_segments:
+        return read_count(schedule.counts.loads, i) > 1
+    else:
+        return True
+
+
+@gluon.jit
+def stores_state(schedule, i, config: gl.constexpr):
+    """Return whether the states after segments go to memory, where `config.store_final_state`."""
+    if config.of_segments:
+        return read_count(schedule.counts.stores, i) > 1
+    else:
+        return True
+
+
+@gluon.jit
+def is_independent(schedule, config: gl.constexpr):
+    """Return whether the kernel before makes nothing that this launch reads, see `pipeline.begin_kernel`."""
+    if config.of_segments:
+        return decode_count(schedule.counts.independent) > 1
+    elif config.independent:
+        return True
+    else:
+        return False
 
 
 @gluon.jit

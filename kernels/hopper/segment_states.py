@@ -410,7 +410,7 @@ def accumulate(
         kept_smem = gl.allocate_shared_memory(dtype, [BLOCKS_HV, 1, 1, 64, 64], qk_desc.layout)
     inputs = InputTiles(allocate_ring(STAGES, 2), qk, hv)
     program = Program(config, schedule, work, gates, states, n_ptr, inputs)
-    begin_kernel(INDEPENDENT=False)
+    begin_kernel(independent=False)
     gl.warp_specialize(
         [
             (state_partition, (program, kept_desc, kept_smem, 0)),

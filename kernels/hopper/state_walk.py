@@ -22,8 +22,9 @@ Partitions of a program, and what connects them:
     state 0      4 warps   S and out^T, the upper half of their rows        -> out, by TMA
     state 1      4 warps   S and out^T, the lower half of their rows        -> out, by TMA
 
-A program holds 128 or 256 rows of S; more rows take several programs ("pieces"), more than 256 columns several
-launches. TMA pads with zeros beyond the last step or column, and loses what is written there.
+A program holds 128 or 256 rows of S, and up to 256 columns. A larger S is divided among programs ("pieces"); those of
+different columns add up their outputs. TMA pads with zeros beyond the last step or column, and loses what is written
+there.
 """
 
 from triton.experimental import gluon
@@ -33,7 +34,20 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .conversions import nearest
 from .normaliser import allocate_normaliser
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel
-from .schedule import Schedule, get_kept_index, get_tile, get_work_item, starts_kept_segment, stores_state_after
+from .schedule import (
+    Schedule,
+    get_column_piece,
+    get_kept_index,
+    get_part_offset,
+    get_row_piece,
+    get_tile,
+    get_work_item,
+    is_independent,
+    loads_state,
+    starts_kept_segment,
+    stores_state,
+    stores_state_after,
+)
 from .state import finish_state_update, split_decay, start_state_update, state_pointers
 from .tiles import (
     ACC,
@@ -196,8 +210,8 @@ def load_tile(program, descs, work, tile, stage):
         at_key = (work.batch, work.qk_head, tile * 64, 0)
         at_value = (work.batch, work.head, tile * 64, work.piece * (64 * BLOCKS_VALUE))
     else:
-        at_key = (work.batch, work.head, tile * 64, config.first_column)
-        at_value = (work.batch, work.qk_head, tile * 64, work.piece * (64 * BLOCKS_VALUE))
+        at_key = (work.batch, work.head, tile * 64, get_column_piece(work, config) * 256)
+        at_value = (work.batch, work.qk_head, tile * 64, get_row_piece(work, config) * (64 * BLOCKS_VALUE))
     load_blocks(descs[0], at_key, inputs.query, stage.slot * BLOCKS_KEY, BLOCKS_KEY, full)
     load_blocks(descs[1], at_key, inputs.key, stage.slot * BLOCKS_KEY, BLOCKS_KEY, full)
     load_blocks(descs[2], at_value, inputs.value, stage.slot * BLOCKS_VALUE, BLOCKS_VALUE, full)
@@ -258,14 +272,14 @@ def add_to_diagonal(prob, value):
 
 
 @gluon.jit
-def store_diagonal(schedule, diagonal_ptr, work, tile, qk):
-    """Write the diagonal of query key^T, [64, 64], to (B, H, T) float32; a program of the first piece does."""
-    if work.piece == 0:
+def store_diagonal(schedule, diagonal_ptr, work, tile, qk, config: gl.constexpr):
+    """Write the diagonal of query key^T, [64, 64], to (column pieces, B, H, T) float32; those with the first rows do."""
+    if get_row_piece(work, config) == 0:
         row = gl.arange(0, 64, layout=ACC_ROW)
         column = gl.arange(0, 64, layout=ACC_COLUMN)
         step = tile * 64 + row
         diagonal = gl.sum(gl.where(row[:, None] == column[None, :], qk, 0.0), axis=1)
-        at = diagonal_ptr + work.row.to(gl.int64) * schedule.num_steps + step
+        at = diagonal_ptr + get_part_offset(schedule, work, get_column_piece(work, config), config) + step
         gl.store(at, diagonal, mask=step < schedule.num_steps)
 
 
@@ -294,7 +308,7 @@ def score_tile(program, work, tile, stage, exponents_smem, diagonal_ptr):
     inputs.ring.consumer_wait(stage)
     qk = multiply_query_key(inputs, stage, config.blocks_key, config.score_operands)
     if config.store_diagonal:
-        store_diagonal(program.schedule, diagonal_ptr, work, tile, qk)
+        store_diagonal(program.schedule, diagonal_ptr, work, tile, qk, config)
     # Exponents are read after the product: held in registers before it, they would serialise it (C7512).
     return apply_staged_decay(qk, exponents_smem, config)
 
@@ -342,9 +356,9 @@ def score_partition(program, diagonal_ptr, exponents_smem):
         exponents_smem: [64] twice.
     """
     config: gl.constexpr = program.config
-    if config.load_early:
-        begin_kernel(INDEPENDENT=False)
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
+    if config.load_early:
+        begin_kernel(is_independent(schedule, config))
     num_tiles = schedule.num_tiles
     t = gl.arange(0, 64, layout=STEP)
     stage, slot = inputs.ring.begin(), scores.ring.begin()
@@ -403,17 +417,18 @@ def load_state(program, work, first_row, i, layout: gl.constexpr):
     BLOCKS_VALUE: gl.constexpr = config.blocks_value
     BLOCKS_KEY: gl.constexpr = config.blocks_key
     zero = opaque_zero(i)
+    loads = loads_state(program.schedule, i, config)
     initial = program.states.initial + work.state_index * (config.d_qk * config.d_hv)
     state = ()
     for r in gl.static_range(BLOCKS_VALUE):
         blocks = ()
         for j in gl.static_range(BLOCKS_KEY):
             if config.load_initial_state:
-                column = config.first_column + 64 * j + opaque_zero(i, j)
+                column = get_column_piece(work, config) * 256 + (64 * j + opaque_zero(i, j))
                 at, rows = state_pointers(
                     initial, first_row + ROWS * r + zero, column, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS
                 )  # fmt: skip
-                blocks += (gl.load(at, mask=rows < NUM_ROWS, other=0.0),)
+                blocks += (gl.load(at, mask=(rows < NUM_ROWS) & loads, other=0.0),)
             elif config.load_zeros:
                 # Zeros from a load that never happens: of constants that nothing multiplies ptxas would serialise the
                 # products (C7512).
@@ -426,7 +441,7 @@ def load_state(program, work, first_row, i, layout: gl.constexpr):
 
 
 @gluon.jit
-def store_state(config: gl.constexpr, ptr, state, first_row, zero, layout: gl.constexpr):
+def store_state(work, ptr, state, first_row, zero, config: gl.constexpr, layout: gl.constexpr):
     """Write the rows of the state from first_row on to the matrix (d_qk, d_hv) at ptr; zero is of `opaque_zero`."""
     NUM_ROWS: gl.constexpr = config.num_rows
     ROWS: gl.constexpr = config.state_rows
@@ -436,7 +451,7 @@ def store_state(config: gl.constexpr, ptr, state, first_row, zero, layout: gl.co
     BLOCKS_KEY: gl.constexpr = config.blocks_key
     for r in gl.static_range(BLOCKS_VALUE):
         for j in gl.static_range(BLOCKS_KEY):
-            row, column = first_row + ROWS * r + zero, config.first_column + 64 * j + zero
+            row, column = first_row + ROWS * r + zero, get_column_piece(work, config) * 256 + (64 * j + zero)
             at, rows = state_pointers(ptr, row, column, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS)
             gl.store(at, state[r][j], mask=rows < NUM_ROWS)
 
@@ -473,7 +488,7 @@ def apply_due_decay(blocks, scores, i, BLOCKS: gl.constexpr):
 
 
 @gluon.jit
-def send_block(desc, work, tile, column, out, ADD: gl.constexpr):
+def send_block(desc, work, tile, column, out, ADD: gl.constexpr = False):
     """Start the copy of a block of the output to memory, or add it to what is there."""
     at = [work.batch, work.head, tile * 64, column]
     if ADD:
@@ -548,7 +563,7 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
         barrier()
         if r == BLOCKS_VALUE - 1:
             scores.ring.consumer_release(slot)
-        send_block(out_desc, work, tile, first_row + 64 * r, out_block, config.add_to_output)
+        send_block(out_desc, work, tile, first_row + 64 * r, out_block)
         new_state += (finish_state_update(wait_for_products(0, deps=in_flight + kept), BLOCKS_KEY),)
     barrier()
     inputs.ring.consumer_release(stage)
@@ -562,9 +577,10 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
     The two partitions of a program do not wait for one another, so one multiplies while the other stores.
     """
     config: gl.constexpr = program.config
-    if config.load_early:
-        wait_for_kernel_before()
     schedule, states = program.schedule, program.states
+    if config.load_early:  # noqa: SIM102
+        if not is_independent(schedule, config):
+            wait_for_kernel_before()
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config)
@@ -576,12 +592,13 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
                 if starts_kept_segment(schedule, tile):
                     kept_index = get_kept_index(schedule, work.row, tile)
                     kept = states.kept + kept_index * (config.d_qk * config.d_hv)
-                    store_state(config, kept, state, first_row, opaque_zero(i), ACC)
+                    store_state(work, kept, state, first_row, opaque_zero(i), config, ACC)
             state = walk_tile(program, (out_desc, out_smem), work, tile, i, first_row, state, HALF)
             i += 1
-        if config.store_final_state:
-            final = states.final + work.state_index * (config.d_qk * config.d_hv)
-            store_state(config, final, state, first_row, opaque_zero(i), ACC)
+        if config.store_final_state:  # noqa: SIM102
+            if stores_state(schedule, i, config):
+                final = states.final + work.state_index * (config.d_qk * config.d_hv)
+                store_state(work, final, state, first_row, opaque_zero(i), config, ACC)
     tma.store_wait(pendings=0)
 
 
@@ -603,8 +620,9 @@ def run_walk(schedule, descs, out_desc, gates, states, diagonal_ptr, config: gl.
     out_smem1 = allocate_output(config, out_desc)
     x_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     y_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
+    independent = is_independent(schedule, config)
     if not config.load_early:
-        begin_kernel(config.independent)
+        begin_kernel(independent)
     gl.warp_specialize(
         [
             (state_partition, (program, out_desc, out_smem0, 0)),
@@ -615,4 +633,4 @@ def run_walk(schedule, descs, out_desc, gates, states, diagonal_ptr, config: gl.
         [4, 4, 1],
         [REGISTERS, 488 - 2 * REGISTERS, 24],
     )
-    end_kernel(config.independent)
+    end_kernel(independent)

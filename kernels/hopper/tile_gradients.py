@@ -561,7 +561,7 @@ def gradients(  # noqa: PLR0913  descriptors stay arguments of their own
     score_sums = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
     accumulate_sums = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
     value_sums = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
-    begin_kernel(INDEPENDENT=False)
+    begin_kernel(independent=False)
     gl.warp_specialize(
         [
             (accumulate_partition, (program, dq_desc, dk_desc, accumulate_sums)),

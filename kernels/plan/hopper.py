@@ -45,7 +45,7 @@ class Walk:
     Attributes:
         name: of what it makes: "h", "dq", "dk", "dv" or "dk, dv".
         sizes: of the call.
-        columns: dimension of U and W, summed over; in more than 256 the walk is launched for each 256.
+        columns: dimension of U and W, summed over; more than 256 are divided among programs.
         rows: dimension of Z and of the output.
         cut: the segments of a sequence.
         segments: those that it walks over.
@@ -53,7 +53,8 @@ class Walk:
         kept: the segments for which h writes states down, where they are others.
         normalise: h is divided by the denominators.
         sums: for gate gradients it also reads a fourth tensor X of `rows` and writes row sums of X * S U, for which it
-            multiplies U by twice the bits of S: by S rounded to the inputs' type, and by the rest.
+            multiplies U by twice the bits of S: by S rounded to the inputs' type, and by the rest. A walk over more
+            than 256 columns does so whoever asks: only that kernel divides them among programs.
         with_dv: of dk: it makes dv too, out of K and the same state.
         together: heads of a program, which reads U and W once for them.
     """
@@ -82,23 +83,28 @@ class Walk:
         return WalkShape.filling(columns, self.rows, sequences, self.chip, sums=self.sums, norm=self.normalise)
 
     @property
-    def launches(self) -> int:
-        """Launches that cover the columns of the state."""
+    def column_pieces(self) -> int:
+        """Programs side by side that share one head's state by its columns, each with all of Z; they add up outputs."""
         return cdiv(self.columns, WIDTH)
 
     @property
-    def pieces(self) -> int:
+    def row_pieces(self) -> int:
         """Programs side by side that share one head's state by its rows, each with all of U and W."""
         return self.shape.pieces(self.rows) if isinstance(self.shape, WalkShape) else 1
 
+    @property
+    def pieces(self) -> int:
+        """Programs side by side that share one head's state."""
+        return self.row_pieces * self.column_pieces
+
     @cached_property
     def items(self) -> int:
-        """Work items of a launch, each a piece of the state of a segment, for the heads of a program."""
+        """Work items, each a piece of the state of a segment, for the heads of a program."""
         return self.sizes.rows * len(self.segments) * self.pieces // self.together
 
     @cached_property
     def programs(self) -> int:
-        """Programs of a launch, which share the items.
+        """Programs, which share the items.
 
         The pieces of a state run side by side, for the L2: so they are to start together, not where another ends.
         """
@@ -139,26 +145,24 @@ class Walk:
         return self.together * min(self.rows, self.block_rows) * min(self.columns, WIDTH) * STATE_BYTES
 
     def tensor_bytes(self, element_bytes: int) -> float:
-        """Return the bytes through memory.
+        """Return the bytes through memory: U, W, Z, the row sums' tensor, the output.
 
-        U and W count once, Z, the row sums' tensor and the output once a launch. What programs share comes from the
-        L2 for all but one.
+        What programs share comes from the L2 for all but one, and there they add to what another has stored.
         """
         shared = 1 / self.sizes.group
-        again = self.launches - 1  # the second launch adds to the first one's output: a read and a write
         u_w, z_x = (1, shared) if self.of_qk else (shared, 1)
-        per_launch = self.rows * (z_x * (1 + self.sums) + 1)
+        of_rows = self.rows * (z_x * (1 + self.sums) + 1)
         k_and_dv = (self.rows * shared * (not self.sums) + self.columns) * self.with_dv  # K is X of row sums
-        return element_bytes * (2 * self.columns * u_w + per_launch + again * (per_launch + self.rows) + k_and_dv)
+        return element_bytes * (2 * self.columns * u_w + of_rows + k_and_dv)
 
     @property
     def sum_bytes(self) -> int:
         """Bytes of the row sums, of which every program of a state has a part."""
-        return SUM_BYTES * (self.sums + self.within) * self.pieces * self.launches
+        return SUM_BYTES * (self.sums + self.within) * self.pieces
 
     def step_bytes(self, element_bytes: int) -> float:
-        """Return the bytes through memory: tensors, exponents once a launch, row sums."""
-        return self.tensor_bytes(element_bytes) + self.launches * EXPONENT_BYTES + self.sum_bytes
+        """Return the bytes through memory: tensors, exponents, row sums."""
+        return self.tensor_bytes(element_bytes) + EXPONENT_BYTES + self.sum_bytes
 
     def flops(self, causal_factor: float) -> dict[str, float]:
         """Return the FLOPs of matrix products, each product once.
@@ -440,10 +444,11 @@ def backward(
     def walk(name: str, columns: int, rows: int, *, sums: bool = False, with_dv: bool = False) -> Walk:
         return Walk(name, sizes, columns, rows, cut, range(cut.count), chip, sums=sums, with_dv=with_dv)
 
-    dq = walk("dq", d_hv, d_qk, sums=gate_gradients)
+    sums = gate_gradients or d_hv > WIDTH
+    dq = walk("dq", d_hv, d_qk, sums=sums)
     if takes_dkdv(d_qk, d_hv, row_sums=gate_gradients):
         return Backward(cut, state_pass, (dq, walk("dk, dv", d_hv, d_qk, sums=gate_gradients, with_dv=True)))
-    return Backward(cut, state_pass, (dq, walk("dk", d_hv, d_qk, sums=gate_gradients), walk("dv", d_qk, d_hv)))
+    return Backward(cut, state_pass, (dq, walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv)))
 
 
 @lru_cache(1024)

@@ -126,6 +126,12 @@ def parts_per_segment(cut: Segments, programs: int, chip: int) -> int:
     return parts
 
 
+# Times are us.
+JOINING = 1.0  # a part of a segment
+BESIDES = 30.0  # two launches more, and programs that start and end, where there are segments
+ELEMENT_BYTES = 2  # of the inputs
+OF_BANDWIDTH = 0.79  # that a walk over memory attains, of what `Device` has
+
 # --- Choice -----------------------------------------------------------------------------------------------------------
 
 
@@ -155,11 +161,13 @@ class Shape(NamedTuple):
         sizes: with the next power of two of a sequence's tiles. The batch may be a symbol.
         norm: with a normaliser.
         chip: multiprocessors.
+        bandwidth: of memory, TB/s.
     """
 
     sizes: Sizes
     norm: bool
     chip: int
+    bandwidth: float
 
     @classmethod
     def of(cls, sizes: Sizes, device: Device, *, norm: bool) -> Shape:
@@ -168,7 +176,7 @@ class Shape(NamedTuple):
         while TILE * tiles < sizes.steps:
             tiles *= 2
         fixed = map(int, (sizes.heads, sizes.group, TILE * tiles, sizes.d_qk, sizes.d_hv))
-        return cls(Sizes(sizes.batch, *fixed), norm, device.multiprocessors)
+        return cls(Sizes(sizes.batch, *fixed), norm, device.multiprocessors, device.bandwidth)
 
     @property
     def tiles(self) -> int:
@@ -186,69 +194,85 @@ class Shape(NamedTuple):
 
 
 class TileTimes(NamedTuple):
-    """Times that programs take for a tile.
+    """Times that programs take for a tile, us.
 
     Attributes:
         programs: how many there are.
         alone: of a tile of each, if programs only wait for themselves.
-        shared: the same, if the chip is full of programs and they wait for memory.
+        memory: the same, if they only wait for memory, and the chip is full of them.
     """
 
     programs: int
     alone: float
-    shared: float
+    memory: float
 
     def on(self, chip: int) -> float:
         """Return the time of a tile of every round of programs."""
-        return cdiv(self.programs, chip) * max(self.alone, self.shared * min(1.0, self.programs / chip))
+        return cdiv(self.programs, chip) * max(self.alone, self.memory * min(1.0, self.programs / chip))
+
+
+def memory_time(shape: Shape, elements: float) -> float:
+    """Return the time in which a chip full of programs moves the elements of a step of each, us a tile."""
+    return shape.chip * TILE * ELEMENT_BYTES * elements / (shape.bandwidth * 1e6 * OF_BANDWIDTH)
 
 
 def walk_times(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
-    """Return the times of h, or with row sums of dq or dk, over a number of segments of every row.
-
-    A launch takes up to 256 columns of the state.
-    """
+    """Return the times of h, or with row sums of dq or dk, over a number of segments of every row."""
     rows, d_qk, d_hv = shape.sizes.rows * segments, shape.sizes.d_qk, shape.sizes.d_hv
+    of_qk, of_hv = d_qk / shape.sizes.group, d_hv  # elements a step and head of q or k, and of v or h
     if shape.together > 1:
-        return TileTimes(rows // shape.together, 0.9, 1)
-    columns, height = (d_hv, d_qk) if sums else (d_qk, d_hv)
-    launches, columns = cdiv(columns, WIDTH), min(columns, WIDTH)
+        return TileTimes(rows // shape.together, 2.9, memory_time(shape, shape.together * 2 * (of_qk + of_hv)))
     norm = shape.norm and not sums
+    columns, height = (d_hv, d_qk) if sums else (d_qk, d_hv)
+    column_pieces, columns = cdiv(columns, WIDTH), min(columns, WIDTH)
     filling = WalkShape.filling(columns, height, rows, shape.chip, sums=sums, norm=norm)
-    alone, shared = 1.0, 1.0
-    if not sums:
-        alone, shared = (0.9, 1.0) if filling == WalkShape.of(columns, height, sums=sums, norm=norm) else (0.45, 0.5)
-    return TileTimes(rows * filling.pieces(height), launches * alone, launches * shared)
+    pieces = column_pieces * filling.pieces(height)
+    alone = filling.blocks_value * (1 + sums) * (0.8 + 0.31 * filling.blocks_key) + 0.3 * norm
+    moved = 2 * of_hv + 2 * of_qk + d_qk if sums else 2 * of_hv + 2 * of_qk
+    return TileTimes(rows * pieces, alone, memory_time(shape, moved / pieces))
 
 
-def forward_cost(shape: Shape, cut: Cut) -> float:
-    """Return the cost of a state pass and h."""
-    sizes, segments = shape.sizes, shape.segments(cut)
-    concurrent = first_segment_programs(sizes, segments, shape.chip, normalise=shape.norm)
-    of_h = walk_times(shape, segments.count - bool(concurrent), sums=False)
-    walk = segments.segment_tiles * of_h.on(shape.chip)
+def state_pass_cost(shape: Shape, segments: Segments, concurrent: int = 0) -> float:
+    """Return the cost of a pass that makes what segments start from, us.
+
+    Args:
+        concurrent: programs that make h of the first segment at the same time.
+    """
     if segments.count == 1:
-        return walk
+        return 0.0
+    sizes = shape.sizes
     of_pass = StatePassShape.of(sizes.d_qk, sizes.d_hv, heads=sizes.heads, heads_per_qk=sizes.group)
     programs = of_pass.programs(sizes) * (segments.count - 1 - bool(concurrent))
     parts = parts_per_segment(segments, programs, shape.chip - concurrent)
-    state_pass = segments.segment_tiles / parts * TileTimes(programs * parts, 0.3, 0.5).on(shape.chip)
+    moved = (sizes.d_qk / sizes.group + sizes.d_hv) * sizes.rows / of_pass.programs(sizes)
+    of_states = TileTimes(programs * parts, 1.0, memory_time(shape, moved))
+    found = segments.segment_tiles / parts * of_states.on(shape.chip)
     if concurrent:
         first = walk_times(shape, 1, sums=False)
-        memory = segments.segment_tiles * programs * 0.5 + segments.first_tiles * first.programs * first.shared
-        state_pass = max(state_pass, segments.first_tiles * first.alone, memory / shape.chip)
-    return walk + state_pass + 0.3 * parts * segments.count  # joining parts
+        memory = segments.segment_tiles * programs * of_states.memory
+        memory += segments.first_tiles * first.programs * first.memory
+        found = max(found, segments.first_tiles * first.alone, memory / shape.chip)
+    return found + parts * segments.count * JOINING + BESIDES
+
+
+def forward_cost(shape: Shape, cut: Cut) -> float:
+    """Return the cost of a state pass and h, us."""
+    segments = shape.segments(cut)
+    concurrent = first_segment_programs(shape.sizes, segments, shape.chip, normalise=shape.norm)
+    of_h = walk_times(shape, segments.count - bool(concurrent), sums=False)
+    return segments.segment_tiles * of_h.on(shape.chip) + state_pass_cost(shape, segments, concurrent)
 
 
 def training_cost(shape: Shape, cut: Cut) -> float:
-    """Return the cost of forward, and of dq or dk.
+    """Return the cost of forward, and of a state pass and dq, dk and dv backward, these as long as dq twice, us.
 
     A backward tile by tile (`hopper_shapes.takes_tile_gradients`) has two state passes in place of walks, half a tile
     time each: the same cost where heads share a program. Elsewhere it costs less, which is not modelled.
     """
     segments = shape.segments(cut)
     of_dq = walk_times(shape, segments.count, sums=True)
-    return forward_cost(shape, cut) + segments.segment_tiles * of_dq.on(shape.chip)
+    backward = state_pass_cost(shape, segments) + 2 * segments.segment_tiles * of_dq.on(shape.chip)
+    return forward_cost(shape, cut) + backward
 
 
 def _chosen(shape: Shape, backward: bool) -> Cut:

@@ -99,9 +99,9 @@ class WalkShape:
         """
         key = cdiv(columns, TILE)
         value = 1 if sums else max(1, min(4 // key, rows // HEIGHT) // (2 if halved else 1))
-        slots = 1 if sums or (norm and key < 3) else 2
         stage = 2 * key + 2 * value * (1 + sums)
         blocks = (shared_memory(ARCHITECTURE) - SMALL_BUFFERS) // (TILE * TILE * 2)
+        slots = 1 if sums or (norm and key < 3 and (blocks - 6) // stage < 3) else 2
         stages = min(4, (blocks - 3 * slots) // stage)
         return cls(key, value, stages, slots, state_registers=168 if key * value <= 2 else 208)
 
@@ -109,11 +109,10 @@ class WalkShape:
     def filling(cls, columns: int, rows: int, heads: int, chip: int, *, sums: bool, norm: bool) -> WalkShape:
         """Return the shape for the states of `heads` heads and segments side by side, on `chip` multiprocessors.
 
-        A program has half as many rows where less than half of the chip would be taken, but not with a normaliser,
-        which every program of a state carries.
+        A program has half as many rows where less than half of the chip would be taken.
         """
         whole = cls.of(columns, rows, sums=sums, norm=norm)
-        if norm or whole.blocks_value == 1 or 2 * heads * whole.pieces(rows) > chip:
+        if whole.blocks_value == 1 or 2 * heads * whole.pieces(rows) > chip:
             return whole
         return cls.of(columns, rows, sums=sums, norm=norm, halved=True)
 

@@ -44,10 +44,12 @@ class Device(NamedTuple):
     Attributes:
         architecture: 90 is compute capability 9.0.
         multiprocessors: on which programs run.
+        bandwidth: of the memory, TB/s, in steps (`in_steps`).
     """
 
     architecture: int
     multiprocessors: int
+    bandwidth: float = 5.0
 
     @property
     def shared_memory(self) -> int:
@@ -55,7 +57,15 @@ class Device(NamedTuple):
         return shared_memory(self.architecture)
 
 
-USUAL = Device(architecture=90, multiprocessors=132)  # what heuristics were measured on, and stands for no GPU
+USUAL = Device(architecture=90, multiprocessors=132)  # stands for no GPU
+
+
+def in_steps(bandwidth: float) -> float:
+    """Return a bandwidth, bytes/s, as plans take it: TB/s in steps of a half.
+
+    So they are the same by a datasheet as by the clock and the bus that a driver tells, 4.8 and 4.9 TB/s.
+    """
+    return max(1, round(bandwidth / 0.5e12)) / 2
 
 
 def refuses_dtype(dtype: str, known: tuple[str, ...]) -> str | None:

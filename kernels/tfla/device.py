@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tflabench.kernels.plan.sizes import USUAL, Device
+from tflabench.kernels.plan.sizes import USUAL, Device, in_steps
 
 
 @cache
@@ -29,6 +29,18 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @cache
+def bandwidth(device: torch.device) -> float:
+    """Return the bandwidth of this device's memory as plans take it, that of `USUAL` where there is none."""
+    if device.type != "cuda":
+        return USUAL.bandwidth
+    cuda: Any = torch.cuda
+    found = cuda.get_device_properties(device)
+    clock = getattr(found, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
+    width = getattr(found, "memory_bus_width", 0)  # bits, two for each clock
+    return in_steps(2e3 * clock * width / 8) if clock and width else USUAL.bandwidth
+
+
+@cache
 def figures(device: torch.device) -> Device:
     """Return the figures of a device."""
-    return Device(architecture(device), multiprocessors(device))
+    return Device(architecture(device), multiprocessors(device), bandwidth(device))

@@ -5,7 +5,7 @@ three (dq, dk, dv). So FLOPs do not grow with L: they are those of the chunkwise
 a state go through memory, unless L < T: then the T/L segments run side by side, for which a pass before the walk (K, V
 forward, Q, dH backward) computes the state that each starts from, in parts of a segment where these are too few
 programs. L = T is best where batch * heads fill the chip, and elsewhere the L of as many segments as fill it
-(`best_chunk_size`); h alone, without a normaliser, needs half as many, for two programs can share a state. What does
+(`best_chunk_size`); h alone needs half as many, for two programs can share a state. What does
 not fill a segment is the first one. Where that is half as long or less, and there is room on the chip, h of it is made
 during the state pass, which then has one segment less to go over (`Forward.first`).
 
@@ -21,18 +21,17 @@ it waits for another, and what passes a tile is a product of its states, not a s
 then. PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slower of memory and matrix products, these over whole waves of
-programs. In us, mLSTMsig, with what an H200 took (walks; all: two others) and what the calibrated model makes of it,
-where one role's work hides only in part behind another's (all: forward and backward, with gates; dq and dk at 256/512
-are two launches each):
+programs. In us, mLSTMsig, with what a GPU took (walks; all: two others) and what the calibrated model makes of it,
+where one role's work hides only in part behind another's (all: forward and backward, with gates):
 
-            128/256, T = 4096                 256/512, T = 8192
+            128/256, T = 4096, an H200        256/512, T = 8192, an H100
     walk    bound  calibrated  measured       bound  calibrated  measured
-    h         380         466       421         501         634       601
-    dq        446         571       516         728         971       992
+    h         380         466       421         535         696       626
+    dq        446         571       516         716         942       990
     dk, dv    570         736       726
-    dk                                          697         933       929
-    dv                                          501         634       604
-    all      1409        1789      1673        2446        3192      3092
+    dk                                          671         893       950
+    dv                                          535         696       619
+    all      1409        1789      1673        2482        3255      3270
     all but gate gradients
              1332        1632      1435
 
@@ -60,7 +59,7 @@ from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
 from tflabench.kernels.plan.hopper_segments import Cut, Segments
 from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH
-from tflabench.kernels.plan.sizes import USUAL, Device
+from tflabench.kernels.plan.sizes import USUAL, Device, in_steps
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
 from tflabench.theory.cost import Cost, Gate, flop_terms
@@ -132,7 +131,7 @@ def cost(
     shared_scores = (h.together - 1) * h.flops(causal_factor)["scores"]
     flops = steps * (tile / TILE - shared_scores)
     flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in found[1:])
-    moved = steps * (_gate_bytes(p, gate) + _gate_gradient_bytes(p, gate, found) + _shared_gradient_bytes(p, found))
+    moved = steps * (_gate_bytes(p, gate) + gate_gradients * _gate_gradient_bytes(p, gate, found) + _shared_gradient_bytes(p, found))
     moved += steps * sum(kernel.step_bytes(p.element_bytes) for kernel in found)
     written = 0
     for of_pass in plan:
@@ -175,12 +174,12 @@ def launches(
             )]  # fmt: skip
     for kernel in kernels:
         if isinstance(kernel, Walk):
-            found += [_launch(kernel, p, exp)] * kernel.launches
+            found += [_launch(kernel, p, exp)]
         else:
             found += [_launch_by_tiles(kernel, p)]
     if shared := _shared_gradient_bytes(p, kernels):
         found += [_pointwise(f"{name} of heads, added up", steps, shared / 2) for name in ("dq", "dk")]
-    if sums := _gate_gradient_bytes(p, gate, kernels):
+    if sums := gate_gradients * _gate_gradient_bytes(p, gate, kernels):
         if not any(isinstance(kernel, TileGradients) for kernel in kernels):
             sums /= 2
             found += [_pointwise("sums of tiles", steps, sums), Launch("through tiles", heads, 1, {}, {}, trips=ENDS)]
@@ -216,9 +215,9 @@ def _side_by_side(name: str, one: Launch, other: Launch) -> Launch:
 
 
 def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
-    """Return one launch of a walk."""
+    """Return the launch of a walk."""
     share = walk.cut.tiles_of(walk.segments) / walk.cut.tiles
-    heads, steps = p.batch * p.heads, share * p.batch * p.heads * p.seq_len / walk.launches
+    heads, steps = p.batch * p.heads, share * p.batch * p.heads * p.seq_len
     needed, whole = walk.flops(0.5), walk.flops(1.0)
     within = needed["outputs"] + needed["sums within"] + (0 if walk.scores_again else needed["scores"])
     flops = {
@@ -227,11 +226,11 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
         + (0 if walk.state_again else needed["state"]),
         "within chunks": within,
         "causal waste": within,
-        "recomputation": (walk.pieces - 1 + walk.scores_again) * whole["scores"]
-        + (walk.launches - 1) * (whole["outputs"] + whole["sums within"])
+        "recomputation": (walk.row_pieces - 1 + walk.scores_again) * whole["scores"]
+        + (walk.column_pieces - 1) * (whole["outputs"] + whole["sums within"])
         + (needed["state"] if walk.state_again else 0),
     }
-    states = heads * len(walk.segments) * p.d_qk * p.d_hv / walk.launches * plans.STATE_BYTES
+    states = heads * len(walk.segments) * p.d_qk * p.d_hv * plans.STATE_BYTES
     return Launch(
         walk.name,
         walk.items,
@@ -241,7 +240,7 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
             "inputs and outputs": steps * walk.step_bytes(p.element_bytes),
             "states": states * (walk.cut.count > 1),
         },
-        vector_ops=steps * walk.launches * walk.pieces * _vector_ops(walk, exp),
+        vector_ops=steps * walk.pieces * _vector_ops(walk, exp),
         roles=ROLES - (walk.together > 1),
     )
 
@@ -318,7 +317,7 @@ def waves(
     """
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
-    device = Device(USUAL.architecture, gpu.multiprocessors)
+    device = Device(USUAL.architecture, gpu.multiprocessors, in_steps(gpu.ceilings.bytes_per_s))
     found = launched(problem, gate, chunk_size, gate_gradients, group, device)
     return {kernel.name: kernel.items / gpu.multiprocessors for kernel in found}
 
