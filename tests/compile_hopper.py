@@ -50,6 +50,7 @@ from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
 from tflabench.kernels.plan.hopper_shapes import (
     MOST_ADDED_UP,
+    WIDTH,
     DkdvShape,
     PackedHeadsShape,
     StatePassShape,
@@ -148,16 +149,14 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
 
 def h_constants(d_qk: int, d_hv: int, *, halved: bool = False, **branches: bool) -> dict[str, Any]:
     """Of a walk for h or dv, as `WalkConfig.of` takes them."""
-    shape = WalkShape.of(d_qk, d_hv, sums=False, norm=branches.get("normalise", False), halved=halved)
+    shape = WalkShape.of(d_qk, d_hv, sums=False, halved=halved)
     return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **branches}
 
 
 def dqk_constants(d_qk: int, d_hv: int, *, row_sums: bool = True, **branches: Any) -> dict[str, Any]:
     """Of a walk for dq or dk, as `WalkConfig.of` takes them."""
-    shape = WalkShape.of(min(d_hv, 256), d_qk, sums=row_sums, norm=False)
-    independent = branches.get("reverse", False)
-    roles = {"transposed": False, "row_sums": row_sums, "independent": independent}
-    return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **roles, **branches}
+    shape = WalkShape.of(min(d_hv, 256), d_qk, sums=row_sums)
+    return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, "transposed": False, "row_sums": row_sums, **branches}
 
 
 def dkdv_constants(d_qk: int, d_hv: int, **branches: bool) -> dict[str, Any]:
@@ -173,56 +172,37 @@ def packed_constants(**branches: bool) -> dict[str, Any]:
 def kept_constants(*, heads: int, heads_per_qk: int, **branches: bool) -> dict[str, Any]:
     """Of a state pass that writes the state before every tile."""
     shape = StatePassShape.of(64, 64, heads=heads, heads_per_qk=heads_per_qk)
-    shared = heads_per_qk > 1
-    return {
-        "config": SegmentStatesConfig.of(shape, d_qk=64, d_hv=64, shared_heads=shared, keep_states=True, **branches)
-    }
+    return {"config": SegmentStatesConfig.of(shape, d_qk=64, d_hv=64, keep_states=True, **branches)}
 
 
 def gradients_constants(num_heads: int, *, row_sums: bool = True, skip: bool = False) -> dict[str, Any]:
     """Of dq, dk and dv tile by tile, as `TileGradientsConfig.of` takes them."""
-    return {"shape": TileGradientsShape.of(num_heads), "row_sums": row_sums, "skip": skip, "shared_heads": True}
+    return {"shape": TileGradientsShape(num_heads), "row_sums": row_sums, "skip": skip}
 
 
 def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], int]]:
     """By name: the kernel, its constants, maxnreg."""
     h = partial(h_constants, d_qk, d_hv)
-    segments = partial(h, load_initial_state=True, store_final_state=True, of_segments=True)
     outputs = {
-        "h": h(store_final_state=True),
-        "h normalised": h(normalise=True, store_final_state=True),
-        "h without the last state": h(),
-        "h normalised without the last state": h(normalise=True),
-        "h from a state": h(load_initial_state=True),
-        "h normalised from a state": h(normalise=True, load_initial_state=True),
-        "h of segments": segments(),
-        "h normalised of segments": segments(normalise=True),
-        "h of segments of half the rows": segments(halved=True),
+        "h": h(),
+        "h normalised": h(normalise=True),
+        "h of half the rows": h(halved=True),
+        "h normalised of half the rows": h(normalise=True, halved=True),
         "h for segments": h(halved=True, keep_states=True),
         "h normalised for segments": h(normalise=True, keep_states=True),
-        "h of segments for others": segments(halved=True, keep_states=True),
-        "h normalised of segments for others": segments(normalise=True, keep_states=True),
-        "h of shared heads and a skip connection": h(store_final_state=True, shared_heads=True, skip=True),  # Mamba 2
+        "h of a skip connection": h(skip=True),  # Mamba 2
     }
     outputs["h of float16"], outputs["h normalised of float16"] = outputs["h"], outputs["h normalised"]
     dqk = partial(dqk_constants, d_qk, d_hv)
     walks = {
         "dq": dqk(),
-        "dq without row sums": dqk(row_sums=False),
-        "dq of segments": dqk(load_initial_state=True),
-        "dq of shared heads and a skip connection": dqk(shared_heads=True, store_diagonal=True),  # Mamba 2
         "dk": dqk(reverse=True),
-        "dk without row sums": dqk(row_sums=False, reverse=True),
-        "dk of segments": dqk(reverse=True, load_initial_state=True),
-        "dk with the state before": dqk(reverse=True, store_final_state=True),
+        "dq of a skip connection": dqk(store_diagonal=True),  # Mamba 2
     }
+    if d_hv <= WIDTH:
+        walks |= {"dq without row sums": dqk(row_sums=False), "dk without row sums": dqk(row_sums=False, reverse=True)}
     walks["dq of float16"] = walks["dq"]
-    of_dv = partial(h, reverse=True, independent=True)
-    dv = {
-        "dv": of_dv(),
-        "dv of segments": of_dv(load_initial_state=True),
-        "dv of shared heads and a skip connection": of_dv(shared_heads=True, skip=True),
-    }
+    dv = {"dv": h(reverse=True), "dv of a skip connection": h(reverse=True, skip=True)}
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
     found |= {name: (backward_dv.walk_backward_dv, constants, 128) for name, constants in dv.items()}
@@ -235,7 +215,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
                 "dk and dv with the state before": both(store_final_state=True),
                 "dk and dv of segments": both(load_initial_state=True),
                 "dk and dv of float16": both(),
-                "dk and dv of shared heads and a skip connection": both(skip=True, shared_heads=True),
+                "dk and dv of a skip connection": both(skip=True),
             }
             without = " without row sums" * (not row_sums)
             found |= {name + without: (walk_dkdv, constants, 128) for name, constants in made.items()}
@@ -247,15 +227,13 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         found["dC" if reverse else "C, n"] = (segment_states.accumulate, {"config": config}, 168)
     if (d_qk, d_hv) == (64, 64):
         packed = {
-            "h of heads together": packed_constants(skip=True, one_segment=True),
+            "h of heads together": packed_constants(skip=True),
             "h of segments of heads together": packed_constants(load_initial_state=True),
         }
         found |= {name: (packed_heads.walk_heads, constants, 128) for name, constants in packed.items()}
         shape = StatePassShape.of(d_qk, d_hv, heads=PACK, heads_per_qk=PACK)
         for name, reverse in (("C", False), ("dC", True)):
-            config = SegmentStatesConfig.of(
-                shape, d_qk=d_qk, d_hv=d_hv, reverse=reverse, shared_heads=True, store_final_state=True
-            )
+            config = SegmentStatesConfig.of(shape, d_qk=d_qk, d_hv=d_hv, reverse=reverse, store_final_state=True)
             found[f"{name} of heads together"] = (segment_states.accumulate, {"config": config}, 168)
         ends: dict[str, Any] = {"reverse": True, "load_initial_state": True, "store_final_state": True}
         kept = {

@@ -82,7 +82,7 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
 
     assert modelled(h) == flops(of_four_heads)
 
-    C, dC, gradients = kernels(p)[1:]
+    C, dC, gradients = kernels(p, group=4)[1:]
     of_one_head = torch.ones(64, 64)
 
     def dq_dk_and_dv():
@@ -214,7 +214,6 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
 
     def configured(given):
         counts = Counts(*(n >> 1 for n in given["counts"]))
-        config = given["config"]
         states, gates = (getattr(given.get("tensors"), name, given.get(name)) for name in ("states", "gates"))
         cut = {"tiles": given["num_tiles"], "segments": counts.num_segments, "segment_tiles": counts.segment_tiles}
         walked = counts.walked_segments
@@ -226,11 +225,8 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         for name in (name for name in given if name.endswith("_desc")):
             moved.append(given[name].base.nbytes * share)
         moved.extend(x.nbytes * share for x in (gates.x, gates.y))
-        loads, stores = config.load_initial_state, config.store_final_state
-        if config.of_segments:
-            loads, stores = counts.loads > 1, counts.stores > 1
-        moved.append(states.initial.nbytes * loads * walked / counts.num_segments)
-        moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * stores)
+        moved.append(states.initial.nbytes * (counts.loads > 1) * walked / counts.num_segments)
+        moved.append(walked * p.batch * p.heads * d_qk * d_hv * 4 * (counts.stores > 1))
 
     def walk_dkdv(given):
         programs.append(given["num_items"])
@@ -361,19 +357,19 @@ def test_heads_of_a_program_save_scores():
     """Q K^T of h, once for four."""
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64)
     product = 2 * 64 * 64 / 2  # of a step and head, causal
-    for pass_ in ("fw", "fwbw"):
-        alone, together = (fused.cost(p.with_(pass_=pass_), "sig", 4096, group=group).flops for group in (1, 64))
-        assert alone - together == p.tokens * p.heads * product * (1 - 1 / 4)
+    alone, together = (fused.cost(p, "sig", 4096, group=group).flops for group in (1, 64))
+    assert alone - together == p.tokens * p.heads * product * (1 - 1 / 4)
 
 
-def test_states_of_64_by_64_are_walked_backward_only_without_row_sums_and_by_single_heads():
+def test_states_of_64_by_64_are_walked_backward_where_heads_share_nothing():
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
     by_tiles = ["h", "C of tiles", "dC of tiles", "dq, dk, dv"]
 
     def names(problem=p, **wanted):
         return [kernel.name for kernel in kernels(problem, **wanted)]
 
-    assert names() == names(group=4) == names(gate_gradients=False, group=64) == by_tiles
+    assert names(group=64) == names(group=4) == names(gate_gradients=False, group=64) == by_tiles
+    assert names() == names(group=2) == ["h", "dq", "dk", "dv"]
     assert names(gate_gradients=False) == names(gate_gradients=False, group=2) == ["h", "dq", "dk, dv"]
     assert names(p.with_(d_hv=128), group=64) == ["h", "dq", "dk, dv"]
     assert names(p.with_(pass_="fw")) == ["h"]

@@ -34,11 +34,11 @@ CLOSE_S = 2.0
 VARIES = {
     "_activate": "T f.h i.h",
     "_gate_gradients": "lengths.T f.h i.h config.chunks",
-    "_pass_tiles": "tiles BLOCK",
+    "_pass_tiles": "tiles BLOCK new",
     "_stabilise": "T f.h i.h blocks before.block_g before.block_m config.blocks launch_pdl",
     "_sum_tiles": "T TILE TILES",
     "_summarise": "T f.h i.h",
-    "_tile_sums": "T",
+    "_tile_sums": "T new",
     "accumulate": "config new",
     "add_bias": "T x_h x_t heads HEADS STEPS",
     "advance_state": "config.cols",

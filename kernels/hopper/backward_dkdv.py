@@ -249,13 +249,10 @@ def get_work_item(program, item):
     segment = item % num_segments
     row = item // num_segments
     head = row % num_heads
-    qk_head = head
-    if program.config.shared_heads:
-        qk_head = head // read_count(counts.heads_per_qk, item)
     return WorkItem(
         batch=row // num_heads,
         head=head,
-        qk_head=qk_head,
+        qk_head=head // read_count(counts.heads_per_qk, item),
         row=row,
         num_tiles=gl.minimum(num_tiles - (num_segments - segment) * segment_tiles, 0) + segment_tiles,
         end_tile=num_tiles - (num_segments - 1 - segment) * segment_tiles,
@@ -737,7 +734,7 @@ def launch_dkdv(
     q, k, v, exponents, skip = inputs
     _, heads, group, steps, d_qk, d_hv = walk.sizes
     config = DkdvConfig.of(
-        walk.shape, d_qk=d_qk, d_hv=d_hv, row_sums=row_sums is not None, skip=skip is not None, shared_heads=group > 1,
+        walk.shape, d_qk=d_qk, d_hv=d_hv, row_sums=row_sums is not None, skip=skip is not None,
         load_initial_state=initial is not None, store_final_state=final is not None,
     )  # fmt: skip
     unused = exponents.g  # in place of None, and not read

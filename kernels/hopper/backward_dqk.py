@@ -56,6 +56,8 @@ from .schedule import (
     get_row_piece,
     get_tile,
     get_work_item,
+    is_independent,
+    stores_state,
 )
 from .state import States, finish_state_update, start_state_update
 from .state_walk import (
@@ -300,7 +302,7 @@ def state_and_sum_partition(program, output, through_smem):
         for _ in range(work.first_tile, work.end_tile):
             blocks = walk_and_sum_tile(program, output, through_smem, i, blocks)
             i += 1
-        if config.store_final_state:
+        if config.reverse and stores_state(schedule, i):  # dq hands no state on
             final = program.states.final + work.state_index * (config.d_qk * config.d_hv)
             store_state(work, final, (blocks,), first_row, opaque_zero(i), config, WIDE)
 
@@ -343,9 +345,8 @@ def send_partition(program, out_desc, output, stored_ptr):
                 send_tile(out_desc, work, tile, output, slot, config)
             tma.store_wait(pendings=0)
             output.ring.consumer_release(slot)
-            if SHARED:
-                if column_piece == 0:
-                    publish_stores(stored, turn + 1 - work.first_tile)
+            if SHARED and column_piece == 0:
+                publish_stores(stored, turn + 1 - work.first_tile)
             i += 1
 
 
@@ -393,7 +394,8 @@ def walk_backward_dqk_with_sums(
     pairs_smem = None
     if not config.reverse:
         pairs_smem = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
-    begin_kernel(config.independent)
+    independent = is_independent(schedule)
+    begin_kernel(independent)
     gl.warp_specialize(
         [
             (state_and_sum_partition, (program, output, through_smem)),
@@ -404,7 +406,7 @@ def walk_backward_dqk_with_sums(
         [4, 1, 1],
         [488 - 2 * config.state_registers, 24, 24],
     )
-    end_kernel(config.independent)
+    end_kernel(independent)
 
 
 # --- Host -------------------------------------------------------------------------------------------------------------
@@ -470,9 +472,7 @@ def _launch(
     config = WalkConfig.of(
         walk.shape, d_qk=sizes.d_qk, d_hv=sizes.d_hv,
         bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
-        row_sums=sums is not None, shared_heads=sizes.group > 1,
-        store_diagonal=diagonal is not None, load_initial_state=states.initial is not None,
-        store_final_state=states.final is not None, independent=reverse,
+        row_sums=sums is not None, store_diagonal=diagonal is not None,
     )  # fmt: skip
     diagonal = unused if diagonal is None else diagonal
     if sums is None:
@@ -485,7 +485,8 @@ def _launch(
         tensors = Tensors(exponents, places, pointers(sums, unused), diagonal, stored)
         kernel, more = walk_backward_dqk_with_sums, (value, primal, out, tensors)
     enqueue(
-        kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles, Counts.of(walk),
+        kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles,
+        Counts.of(walk, states, independent=reverse),
         config=config, num_warps=8 if config.row_sums else 4, maxnreg=128, launch_pdl=walk.pieces == 1,
         **ASSEMBLY,
     )  # fmt: skip

@@ -52,13 +52,12 @@ def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Te
     q, k, _, exponents, skip = inputs
     config = WalkConfig.of(
         walk.shape, d_qk=q.shape[-1], d_hv=dv.shape[-1],
-        bfloat16=q.dtype == torch.bfloat16, reverse=True, shared_heads=walk.sizes.group > 1, skip=skip is not None,
-        load_initial_state=initial is not None, independent=True,
+        bfloat16=q.dtype == torch.bfloat16, reverse=True, skip=skip is not None,
     )  # fmt: skip
-    unused = exponents.g
+    states, unused = States(initial=initial), exponents.g
     enqueue(
         walk_backward_dv, walk.programs, *map(descriptor, (k, q, dh, dv)), exponents,
-        pointers(States(initial=initial), unused), unused if skip is None else skip,
-        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk), config=config,
+        pointers(states, unused), unused if skip is None else skip,
+        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, independent=True), config=config,
         num_warps=4, maxnreg=128, launch_pdl=walk.pieces == 1, **ASSEMBLY,
     )  # fmt: skip

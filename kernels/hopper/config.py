@@ -48,15 +48,10 @@ class WalkConfig(KernelConfig):
         transposed: the state is C^T or dC^T (h, dv), not C or dC (dq, dk).
         reverse: walk backward in time (dv, dk).
         row_sums: write the row sums of dq or dk too, see `backward_dqk`.
-        shared_heads: heads of V share a head of Q and K.
         normalise: divide H by max(|n . q|, exp(-m)).
         skip: add skip V to H, or skip dH to dV, a number a head.
         store_diagonal: write the products of query and key of the same step.
-        load_initial_state, store_final_state: of each segment.
-        of_segments: sequences of h have several segments. `Counts` then says whether a launch loads and stores states,
-            and whether it is independent: what comes first and what follows is one kernel.
         keep_states: store the states that the segments of another cut start from.
-        independent: the kernel before makes nothing that this one reads, see `pipeline.begin_kernel`.
     """
 
     d_qk: int
@@ -70,15 +65,10 @@ class WalkConfig(KernelConfig):
     transposed: bool = True
     reverse: bool = False
     row_sums: bool = False
-    shared_heads: bool = False
     normalise: bool = False
     skip: bool = False
     store_diagonal: bool = False
-    load_initial_state: bool = False
-    store_final_state: bool = False
-    of_segments: bool = False
     keep_states: bool = False
-    independent: bool = False
 
     @classmethod
     @cache
@@ -145,18 +135,11 @@ class WalkConfig(KernelConfig):
 
     @property
     def shares_decay(self) -> bool:
-        """Tell whether state partitions read the decay of a tile from shared memory, rather than load it."""
-        return self.row_sums or self.blocks_key == 4
+        """Tell whether state partitions read the decay of a tile from shared memory, rather than load it.
 
-    @property
-    def divide_late(self) -> bool:
-        """Divide H in the state partitions, so that `score` runs ahead; with one slot it divides P and query_decay."""
-        return self.normalise and self.num_slots > 1
-
-    @property
-    def load_zeros(self) -> bool:
-        """Tell whether a state that starts from zero takes its zeros from a load, see `state_walk.load_state`."""
-        return self.defer_decay or (self.normalise and self.blocks_key == 4)
+        With two blocks of rows Triton 3.9 would serialise products for it (C7512).
+        """
+        return self.blocks_value == 1
 
     @property
     def load_early(self) -> bool:
@@ -165,7 +148,7 @@ class WalkConfig(KernelConfig):
         It does not make q, k and v of h. Partitions that read what it does make wait for it.
         """
         of_h = self.transposed and not self.reverse
-        return of_h and not (self.normalise or self.independent)
+        return of_h and not self.normalise
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,7 +163,6 @@ class DkdvConfig(KernelConfig):
         state_registers: registers of a thread that carries dC.
         row_sums: sum K * dK over its columns, as far as dK comes through dC.
         skip: add skip dH to dV, a number a head.
-        shared_heads: heads of V share a head of Q and K.
         load_initial_state, store_final_state: dC of each segment, in the order of the walk.
     """
 
@@ -192,7 +174,6 @@ class DkdvConfig(KernelConfig):
     state_registers: int
     row_sums: bool = False
     skip: bool = False
-    shared_heads: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
 
@@ -223,21 +204,17 @@ class TileGradientsConfig(KernelConfig):
 
     Attributes:
         num_heads: heads of a work item, of which dQ and dK are added up; they share Q and K.
-        num_shared_stages: tiles of Q and K in shared memory, 2 or 4.
         num_stages: heads of which shared memory has all else.
         num_slots: tiles of P and dP in shared memory.
         row_sums: write what gradients of gates are made of.
         skip: add skip dH to dV, a number a head, and sum dh_t . v_t over the tile.
-        shared_heads: heads of V share a head of Q and K.
     """
 
     num_heads: int
-    num_shared_stages: int
     num_stages: int
     num_slots: int
     row_sums: bool = False
     skip: bool = False
-    shared_heads: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -248,7 +225,6 @@ class PackedHeadsConfig(KernelConfig):
         num_heads: heads of a program, an even number.
         num_stages: tiles of Q, K and V in shared memory.
         state_registers, score_registers: registers of a thread of a state partition, and of `score`.
-        one_segment: sequences have one segment each.
         skip: add skip V to H, a number a head.
         load_initial_state, store_final_state: of each segment.
     """
@@ -257,7 +233,6 @@ class PackedHeadsConfig(KernelConfig):
     num_stages: int
     state_registers: int
     score_registers: int
-    one_segment: bool = False
     skip: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
@@ -271,11 +246,6 @@ class PackedHeadsConfig(KernelConfig):
     def pieces(self) -> int:
         """Programs that share a state."""
         return 1
-
-    @property
-    def shared_heads(self) -> bool:
-        """Let heads of V share a head of Q and K."""
-        return True
 
     @property
     def reverse(self) -> bool:
@@ -293,7 +263,6 @@ class SegmentStatesConfig(KernelConfig):
         num_heads: heads of a program; with several, d_qk and d_hv are 64 and a block of hv is a head's.
         num_stages: tiles of qk and hv in shared memory.
         reverse: go backward in time.
-        shared_heads: heads of hv share a head of qk.
         normalise: add up n too.
         keep_states: store the state before every tile in 16 bits; d_qk and d_hv are then 64.
         load_initial_state, store_final_state: of each segment.
@@ -306,7 +275,6 @@ class SegmentStatesConfig(KernelConfig):
     num_heads: int
     num_stages: int
     reverse: bool = False
-    shared_heads: bool = False
     normalise: bool = False
     keep_states: bool = False
     load_initial_state: bool = False

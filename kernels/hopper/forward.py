@@ -75,13 +75,11 @@ def stage_gates(program, pointers, work, tile, stage, pending):
     norm.x(stage).store(x)
     norm.y(stage).store(y)
     norm.m(stage).store(m)
-    if config.divide_late:
-        scores.query_decay.index(stage).store(gl.exp2(x + pending))
-    state_decay = 0.0
+    scores.query_decay.index(stage).store(gl.exp2(x + pending))
     if config.defer_decay:
         flush = stores_state_after(schedule, work, tile, config.keep_states)
         state_decay, pending = split_decay(pending, g, flush)
-    elif config.shares_decay:
+    else:
         state_decay = gl.exp2(g)
     scores.key_decay.index(stage).store(gl.exp2(y + (g - pending)))
     if config.shares_decay:
@@ -120,23 +118,14 @@ def normalised_score_partition(program):
         for tile in range(work.first_tile, work.end_tile):
             inputs.ring.consumer_wait(stage)
             qk = multiply_query_key(inputs, stage, config.blocks_key, OPERANDS)
-            x = norm.x(stage.slot).load(ACC_ROW)
-            prob = apply_decay(qk, x, norm.y(stage.slot).load(ACC_COLUMN))
-            if config.divide_late:
-                scores.ring.producer_acquire(slot)
-                commit_scores(scores, slot, prob)
+            prob = apply_decay(qk, norm.x(stage.slot).load(ACC_ROW), norm.y(stage.slot).load(ACC_COLUMN))
+            scores.ring.producer_acquire(slot)
+            commit_scores(scores, slot, prob)
             norm.denominator.index(slot.slot).store(gl.sum(prob, axis=1))
             zero = zero_in_round(tile)
             turn = Cursor(gl.to_tensor(0), gl.to_tensor(phase))
             multiply_by_normaliser(program, stage.slot + zero, zero, turn, OPERANDS)
             phase ^= 1
-            if not config.divide_late:
-                norm.denominator_ready.wait(slot)
-                inverse = norm.denominator.index(slot.slot).load(ACC_ROW)
-                prob = prob * inverse[:, None]
-                scores.ring.producer_acquire(slot)
-                scores.query_decay.index(slot.slot).store(gl.exp2(x) * inverse)
-                commit_scores(scores, slot, prob)
             inputs.ring.consumer_release(stage)
             stage = inputs.ring.next(stage)
             slot = scores.ring.next(slot)
@@ -177,7 +166,7 @@ def walk_forward_normalised(
     program = allocate_program(schedule, gates, states, config, q_desc)
     h_smem0 = allocate_output(config, q_desc)
     h_smem1 = allocate_output(config, q_desc)
-    independent = is_independent(schedule, config)
+    independent = is_independent(schedule)
     begin_kernel(independent)
     gl.warp_specialize(
         [
@@ -206,17 +195,12 @@ def launch_walk(
         walk: over these segments; with more than one, `states` has what each of them starts from.
         states: what is None is neither read nor written.
         norm: divide h by the denominators.
-        independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it; of
-            segments.
+        independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
     """
     q, k, v, gates, skip = inputs
-    of_segments = walk.cut.count > 1
-    loads, stores = states.initial is not None, states.final is not None
     config = WalkConfig.of(
-        walk.shape, d_qk=q.shape[-1], d_hv=v.shape[-1],
-        bfloat16=q.dtype == torch.bfloat16, shared_heads=walk.sizes.group > 1, normalise=norm is not None,
-        skip=skip is not None, load_initial_state=loads or of_segments,
-        store_final_state=stores or of_segments, of_segments=of_segments, keep_states=states.kept is not None,
+        walk.shape, d_qk=q.shape[-1], d_hv=v.shape[-1], bfloat16=q.dtype == torch.bfloat16,
+        normalise=norm is not None, skip=skip is not None, keep_states=states.kept is not None,
     )  # fmt: skip
     # Pieces of a state are to start together, not as the kernel before leaves multiprocessors. A first segment takes
     # those that the state pass leaves.
@@ -228,8 +212,7 @@ def launch_walk(
         kernel, more = walk_forward_normalised, pointers(norm, unused)
     enqueue(
         kernel, walk.programs, *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
-        walk.items, walk.sizes.steps, walk.cut.tiles,
-        Counts.of(walk, loads=loads, stores=stores, independent=independent), config=config,
+        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, independent=independent), config=config,
         num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
 

@@ -185,10 +185,7 @@ def load_initial_normaliser(pointers, at, loads, config: gl.constexpr):
     WIDTH: gl.constexpr = 64 * config.blocks_key // OPERANDS
     n = ()
     for b in gl.static_range(OPERANDS):
-        if config.load_initial_state:
-            n += (gl.load(pointers.initial + at + WIDTH * b, mask=(at >= 0) & loads, other=0.0),)
-        else:
-            n += (gl.zeros([WIDTH], gl.float32, layout=VALUE_OF_THREAD),)
+        n += (gl.load(pointers.initial + at + WIDTH * b, mask=(at >= 0) & loads, other=0.0),)
     return n
 
 
@@ -216,10 +213,7 @@ def store_denominators(program, stage, slot, turn):
     """
     scores, norm = program.scores, program.norm
     x = norm.x(stage.slot).load(VALUE_OF_THREAD)
-    if program.config.divide_late:
-        q_decay = scores.query_decay.index(stage.slot).load(VALUE_OF_THREAD)
-    else:
-        q_decay = gl.exp2(x)
+    q_decay = scores.query_decay.index(stage.slot).load(VALUE_OF_THREAD)
     lowest = gl.exp2(-LOG2_E * norm.m(stage.slot).load(VALUE_OF_THREAD))
     norm.sums_ready.wait(turn)
     total = q_decay * norm.qn.load(VALUE_OF_THREAD) + norm.denominator.index(slot.slot).load(VALUE_OF_THREAD)
@@ -244,7 +238,7 @@ def normaliser_partition(program, pointers):
         work = get_work_item(schedule, item, config)
         at_n = work.state_index * config.d_qk + gl.arange(0, WIDTH, layout=VALUE_OF_THREAD)
         pending = 0.0
-        n = load_initial_normaliser(pointers, at_n, loads_state(schedule, phase, config), config)
+        n = load_initial_normaliser(pointers, at_n, loads_state(schedule, phase), config)
         for tile in range(work.first_tile, work.end_tile):
             tile_index = work.row * schedule.num_tiles + tile
             turn = Cursor(gl.to_tensor(0), gl.to_tensor(phase))
@@ -267,7 +261,6 @@ def normaliser_partition(program, pointers):
             stage = inputs.ring.next(stage)
             slot = scores.ring.next(slot)
             phase ^= 1
-        if config.store_final_state:  # noqa: SIM102
-            if (work.piece == 0) & stores_state(schedule, phase, config):
-                for b in gl.static_range(OPERANDS):
-                    gl.store(pointers.final + at_n + WIDTH * b, n[b])
+        if (work.piece == 0) & stores_state(schedule, phase):
+            for b in gl.static_range(OPERANDS):
+                gl.store(pointers.final + at_n + WIDTH * b, n[b])

@@ -188,7 +188,7 @@ def score_partition(program, descs, skip_ptr, x_smem, y_smem):
     i = 0
     stage = inputs.ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config, ONE_SEGMENT=config.one_segment)
+        work = get_work_item(schedule, item, config)
         load_tile(program, descs, work, work.first_tile, stage)
         next_x, next_y, next_g = load_gates(program, work, work.first_tile)
         for tile in range(work.first_tile, work.end_tile):
@@ -317,7 +317,7 @@ def state_partition(program, output, HALF: gl.constexpr):
     schedule, ring = program.schedule, program.inputs.ring
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config, ONE_SEGMENT=config.one_segment)
+        work = get_work_item(schedule, item, config)
         states = load_states(program, work, HALF)
         for tile in range(work.first_tile, work.end_tile):
             stage = ring.at(i)
@@ -410,7 +410,6 @@ def launch_packed_heads(inputs: Inputs, h: Tensor, walk: Walk, states: States) -
     cut, sizes = walk.cut, walk.sizes
     config = PackedHeadsConfig.of(
         walk.shape,
-        one_segment=cut.count == 1,
         load_initial_state=states.initial is not None,
         store_final_state=states.final is not None,
         skip=skip is not None,

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from tflabench.kernels.plan.hopper import Walk
 
 from .pipeline import aggregate
+from .state import States
 from .workarounds import opaque_zero
 
 
@@ -39,7 +40,8 @@ class Counts(NamedTuple):
         end_segment: the first segment after those of the walk.
         walked_segments: how many segments the walk has.
         kept_segment_tiles, num_kept_segments: of the cut for whose segments states are kept.
-        loads, stores, independent: 2 where a launch `of_segments` (`WalkConfig`) does so, 1 where it does not.
+        loads, stores: 2 where segments start from states in memory, and where those after them go there; else 1.
+        independent: 2 where the kernel before makes nothing that this one reads, see `pipeline.begin_kernel`; else 1.
     """
 
     num_heads: int
@@ -55,14 +57,14 @@ class Counts(NamedTuple):
     independent: int = 1
 
     @classmethod
-    def of(cls, walk: Walk, *, loads: bool = False, stores: bool = False, independent: bool = False) -> "Counts":
+    def of(cls, walk: Walk, states: States, *, independent: bool = False) -> "Counts":
         """Return what the kernel of a walk takes, see `as_argument`."""
         _, heads, group, _, _, _ = walk.sizes
         _, segment_tiles, count = walk.cut
         kept = (1, 1) if walk.kept is None else walk.kept[1:]
         return cls(
             heads, group, segment_tiles, count, walk.segments.stop, len(walk.segments), *kept,
-            1 + loads, 1 + stores, 1 + independent,
+            1 + (states.initial is not None), 1 + (states.final is not None), 1 + independent,
         ).as_argument()  # fmt: skip
 
     def as_argument(self) -> "Counts":
@@ -123,14 +125,10 @@ class WorkItem:
 
 
 @gluon.jit
-def get_work_item(schedule, item, config: gl.constexpr, ONE_SEGMENT: gl.constexpr = False):
+def get_work_item(schedule, item, config: gl.constexpr):
     """Return a work item by its number.
 
     Pieces of a state are consecutive: they run side by side and share Q and K in the L2 cache.
-
-    Args:
-        ONE_SEGMENT: what the counts say too. A number of tiles that comes of no division stays in uniform registers, as
-            do addresses made of it.
     """
     PIECES: gl.constexpr = config.pieces
     counts = schedule.counts
@@ -139,8 +137,6 @@ def get_work_item(schedule, item, config: gl.constexpr, ONE_SEGMENT: gl.constexp
     segment_tiles = read_count(counts.segment_tiles, item)
     walked_segments = read_count(counts.walked_segments, item)
     first_segment = read_count(counts.end_segment, item) - walked_segments
-    if ONE_SEGMENT:
-        num_segments, walked_segments, first_segment, segment_tiles = 1, 1, 0, schedule.num_tiles
     segment = first_segment + (item // PIECES) % walked_segments
     row = item // (PIECES * walked_segments)
     begin = schedule.num_tiles - (num_segments - segment) * segment_tiles
@@ -149,13 +145,10 @@ def get_work_item(schedule, item, config: gl.constexpr, ONE_SEGMENT: gl.constexp
         # No other number, but num_tiles - 1, which `get_tile` would be made of, would be kept in a register.
         end = gl.minimum(end, schedule.num_tiles)
     head = row % num_heads
-    qk_head = head
-    if config.shared_heads:
-        qk_head = head // read_count(counts.heads_per_qk, item)
     return WorkItem(
         batch=row // num_heads,
         head=head,
-        qk_head=qk_head,
+        qk_head=head // read_count(counts.heads_per_qk, item),
         row=row,
         segment=segment,
         first_tile=gl.maximum(begin, 0),
@@ -206,32 +199,21 @@ def get_part_offset(schedule, work, part, config: gl.constexpr):
 
 
 @gluon.jit
-def loads_state(schedule, i, config: gl.constexpr):
-    """Return whether segments start from a state in memory, where `config.load_initial_state`."""
-    if config.of_segments:
-        return read_count(schedule.counts.loads, i) > 1
-    else:
-        return True
+def loads_state(schedule, i):
+    """Return whether segments start from a state in memory, rather than from zero."""
+    return read_count(schedule.counts.loads, i) > 1
 
 
 @gluon.jit
-def stores_state(schedule, i, config: gl.constexpr):
-    """Return whether the states after segments go to memory, where `config.store_final_state`."""
-    if config.of_segments:
-        return read_count(schedule.counts.stores, i) > 1
-    else:
-        return True
+def stores_state(schedule, i):
+    """Return whether the states after segments go to memory."""
+    return read_count(schedule.counts.stores, i) > 1
 
 
 @gluon.jit
-def is_independent(schedule, config: gl.constexpr):
-    """Return whether the kernel before makes nothing that this launch reads, see `pipeline.begin_kernel`."""
-    if config.of_segments:
-        return decode_count(schedule.counts.independent) > 1
-    elif config.independent:
-        return True
-    else:
-        return False
+def is_independent(schedule):
+    """Return whether the kernel before makes nothing that this one reads, see `pipeline.begin_kernel`."""
+    return decode_count(schedule.counts.independent) > 1
 
 
 @gluon.jit

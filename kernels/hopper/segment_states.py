@@ -122,10 +122,7 @@ def get_first_column(work, config: gl.constexpr):
 @gluon.jit
 def get_qk_head(program, head):
     """Return the head of qk that a head of hv has."""
-    if program.config.shared_heads:
-        return head // read_count(program.schedule.counts.heads_per_qk, program.work.row)
-    else:
-        return head
+    return head // read_count(program.schedule.counts.heads_per_qk, program.work.row)
 
 
 @gluon.jit
@@ -599,7 +596,7 @@ def launch_accumulate(
     _, heads, group, steps, d_qk, d_hv = of.sizes
     cut, _, added = of.parts
     config = SegmentStatesConfig.of(
-        of.shape, d_qk=d_qk, d_hv=d_hv, reverse=of.reverse, shared_heads=group > 1, normalise=n is not None,
+        of.shape, d_qk=d_qk, d_hv=d_hv, reverse=of.reverse, normalise=n is not None,
         keep_states=kept is not None, load_initial_state=states.initial is not None,
         store_final_state=states.final is not None,
     )  # fmt: skip

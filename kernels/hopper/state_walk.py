@@ -95,8 +95,7 @@ class InputTiles:
 class Scores:
     """A ring of slots in shared memory, each the P of a tile and its decays.
 
-    Without a normaliser `score` writes the decays, a slot each. With one `load` does, a stage each, but for query_decay
-    where `score` divides it.
+    Without a normaliser `score` writes the decays, a slot each. With one `load` does, a stage each.
 
     Fields:
         p: [slots, 64, 64], steps of the query by steps of the key, 16 bits.
@@ -155,10 +154,9 @@ def allocate_scores(config: gl.constexpr, dtype: gl.constexpr):
     """Return the ring of a program's scores; dtype is that of query, key and value."""
     SLOTS: gl.constexpr = config.num_slots
     DECAYS: gl.constexpr = config.num_stages if config.normalise else SLOTS
-    QUERY_DECAYS: gl.constexpr = config.num_stages if config.divide_late else SLOTS
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
     prob = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
-    query_decay = gl.allocate_shared_memory(gl.float32, [QUERY_DECAYS, 64], VECTOR)
+    query_decay = gl.allocate_shared_memory(gl.float32, [DECAYS, 64], VECTOR)
     key_decay = gl.allocate_shared_memory(gl.float32, [DECAYS, 64], VECTOR)
     state_decay = key_decay
     if config.shares_decay:
@@ -273,7 +271,7 @@ def add_to_diagonal(prob, value):
 
 @gluon.jit
 def store_diagonal(schedule, diagonal_ptr, work, tile, qk, config: gl.constexpr):
-    """Write the diagonal of query key^T, [64, 64], to (column pieces, B, H, T) float32; those with the first rows do."""
+    """Write the diagonal of query key^T, [64, 64], to (column pieces, B, H, T) float32; whoever has the first rows."""
     if get_row_piece(work, config) == 0:
         row = gl.arange(0, 64, layout=ACC_ROW)
         column = gl.arange(0, 64, layout=ACC_COLUMN)
@@ -358,7 +356,7 @@ def score_partition(program, diagonal_ptr, exponents_smem):
     config: gl.constexpr = program.config
     schedule, inputs, scores = program.schedule, program.inputs, program.scores
     if config.load_early:
-        begin_kernel(is_independent(schedule, config))
+        begin_kernel(is_independent(schedule))
     num_tiles = schedule.num_tiles
     t = gl.arange(0, 64, layout=STEP)
     stage, slot = inputs.ring.begin(), scores.ring.begin()
@@ -417,25 +415,17 @@ def load_state(program, work, first_row, i, layout: gl.constexpr):
     BLOCKS_VALUE: gl.constexpr = config.blocks_value
     BLOCKS_KEY: gl.constexpr = config.blocks_key
     zero = opaque_zero(i)
-    loads = loads_state(program.schedule, i, config)
+    loads = loads_state(program.schedule, i)
     initial = program.states.initial + work.state_index * (config.d_qk * config.d_hv)
     state = ()
     for r in gl.static_range(BLOCKS_VALUE):
         blocks = ()
         for j in gl.static_range(BLOCKS_KEY):
-            if config.load_initial_state:
-                column = get_column_piece(work, config) * 256 + (64 * j + opaque_zero(i, j))
-                at, rows = state_pointers(
-                    initial, first_row + ROWS * r + zero, column, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS
-                )  # fmt: skip
-                blocks += (gl.load(at, mask=(rows < NUM_ROWS) & loads, other=0.0),)
-            elif config.load_zeros:
-                # Zeros from a load that never happens: of constants that nothing multiplies ptxas would serialise the
-                # products (C7512).
-                at, rows = state_pointers(program.states.initial, zero, zero, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS)
-                blocks += (gl.load(at, mask=(rows < NUM_ROWS) & (zero > 0), other=0.0),)
-            else:
-                blocks += (gl.zeros([ROWS, 64], gl.float32, layout=layout),)
+            column = get_column_piece(work, config) * 256 + (64 * j + opaque_zero(i, j))
+            at, rows = state_pointers(
+                initial, first_row + ROWS * r + zero, column, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS
+            )  # fmt: skip
+            blocks += (gl.load(at, mask=(rows < NUM_ROWS) & loads, other=0.0),)
         state += (blocks,)
     return state
 
@@ -533,8 +523,8 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
         barrier()  # a buffer for the output is free
         if r == 0:
             scores.ring.consumer_wait(slot)
-        out = out * scores.query_decay.index(s if config.divide_late else b).load(ACC_COLUMN)[None, :]
         decays = s if config.normalise else b
+        out = out * scores.query_decay.index(decays).load(ACC_COLUMN)[None, :]
         blocks = state[r]
         if config.defer_decay:
             blocks = apply_due_decay(blocks, scores, decays, BLOCKS_KEY)
@@ -552,7 +542,7 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
             out = wait_for_products(2 * ACCUMULATORS, deps=(out,))  # the state is updated while the output is written
         else:
             out = wait_for_products(0, deps=(out,))  # as above ptxas would serialise the products (C7512)
-        if config.divide_late:
+        if config.normalise:
             if r == 0:
                 program.norm.denominator_ready.wait(slot)
             out = out * program.norm.denominator.index(b).load(ACC_COLUMN)[None, :]
@@ -579,7 +569,7 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
     config: gl.constexpr = program.config
     schedule, states = program.schedule, program.states
     if config.load_early:  # noqa: SIM102
-        if not is_independent(schedule, config):
+        if not is_independent(schedule):
             wait_for_kernel_before()
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
@@ -595,10 +585,9 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
                     store_state(work, kept, state, first_row, opaque_zero(i), config, ACC)
             state = walk_tile(program, (out_desc, out_smem), work, tile, i, first_row, state, HALF)
             i += 1
-        if config.store_final_state:  # noqa: SIM102
-            if stores_state(schedule, i, config):
-                final = states.final + work.state_index * (config.d_qk * config.d_hv)
-                store_state(work, final, state, first_row, opaque_zero(i), config, ACC)
+        if stores_state(schedule, i):
+            final = states.final + work.state_index * (config.d_qk * config.d_hv)
+            store_state(work, final, state, first_row, opaque_zero(i), config, ACC)
     tma.store_wait(pendings=0)
 
 
@@ -620,7 +609,7 @@ def run_walk(schedule, descs, out_desc, gates, states, diagonal_ptr, config: gl.
     out_smem1 = allocate_output(config, out_desc)
     x_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     y_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
-    independent = is_independent(schedule, config)
+    independent = is_independent(schedule)
     if not config.load_early:
         begin_kernel(independent)
     gl.warp_specialize(

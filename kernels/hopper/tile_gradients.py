@@ -222,9 +222,7 @@ def load_partition(program, q_desc, k_desc, v_desc, dh_desc, C_desc, dC_desc, x_
     for item in range(gl.program_id(0), program.num_items, gl.num_programs(0)):
         work = get_work_item(program, item)
         num_tiles = decode_count(program.counts.num_tiles)
-        qk_head = work.first_head
-        if config.shared_heads:
-            qk_head = work.first_head // read_count(program.counts.heads_per_qk, item)
+        qk_head = work.first_head // read_count(program.counts.heads_per_qk, item)
         step = work.tile * 64
         place = shared.ring.at(work.turn)
         shared.ring.producer_acquire(place)
@@ -473,13 +471,8 @@ def store_sums_of_heads(program, dq_desc, dk_desc, work, dq, dk):
     barrier()
     tma_store(dq_desc, [work.batch, work.pack, work.tile * 64, 0], shared.q.index(place.slot))
     tma_store(dk_desc, [work.batch, work.pack, work.tile * 64, 0], shared.k.index(place.slot))
-    if program.config.num_shared_stages == 2:
-        tma.store_wait(pendings=0)
-        shared.ring.consumer_release(place)
-    else:  # those of the item before have left: its place can wait an item longer
-        tma.store_wait(pendings=2)
-        if work.turn > 0:
-            shared.ring.consumer_release(shared.ring.at(work.turn - 1))
+    tma.store_wait(pendings=0)
+    shared.ring.consumer_release(place)
 
 
 @gluon.jit
@@ -521,7 +514,7 @@ def allocate_program(num_items, counts, tensors, config: gl.constexpr, desc, exp
         desc: describes tiles of Q, K, V, dH, C or dC.  exponents_desc: of x or y.
     """
     dtype: gl.constexpr = desc.dtype
-    SHARED: gl.constexpr = config.num_shared_stages
+    SHARED: gl.constexpr = 2  # tiles of Q and K in shared memory
     STAGES: gl.constexpr = config.num_stages
     SLOTS: gl.constexpr = config.num_slots
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
@@ -606,9 +599,7 @@ def launch_gradients(
     dq, dk, dv = outputs
     B, H, group, T, _, _ = of.sizes
     num_tiles = exponents.g.shape[-1]
-    config = TileGradientsConfig.of(
-        of.shape, row_sums=row_sums is not None, skip=skip is not None, shared_heads=group > 1
-    )
+    config = TileGradientsConfig.of(of.shape, row_sums=row_sums is not None, skip=skip is not None)
     unused = exponents.g  # in place of None, and not read
     tensors = pointers(Tensors(exponents.g, skip, skip_dots, row_sums, through), unused)
     counts = encode_counts(Counts(H, group, T, num_tiles, B * H * T))

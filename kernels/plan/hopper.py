@@ -80,7 +80,7 @@ class Walk:
         if self.together > 1:
             return PackedHeadsShape(self.together)
         sequences, columns = self.sizes.rows * len(self.segments), min(self.columns, WIDTH)
-        return WalkShape.filling(columns, self.rows, sequences, self.chip, sums=self.sums, norm=self.normalise)
+        return WalkShape.filling(columns, self.rows, sequences, self.chip, sums=self.sums)
 
     @property
     def column_pieces(self) -> int:
@@ -435,9 +435,9 @@ def backward(
     cut, chip = Segments.of(sizes.steps, chunk_size), device.multiprocessors
     d_qk, d_hv = sizes.d_qk, sizes.d_hv
     state_pass = None if cut.count == 1 else _state_pass("dC", sizes, cut, chip, end=end)
-    if not of_last_n and takes_tile_gradients(sizes, row_sums=gate_gradients):
+    if not of_last_n and takes_tile_gradients(sizes):
         parts = Parts(cut, 1, range(cut.count))
-        gradients = TileGradients(sizes, TileGradientsShape.of(heads_added_up(sizes, chip)), gate_gradients, chip)
+        gradients = TileGradients(sizes, TileGradientsShape(heads_added_up(sizes, chip)), gate_gradients, chip)
         C, dC = (StatePass(state, sizes, cut, parts, of_tiles=True) for state in ("C", "dC"))
         return Backward(cut, state_pass, (), ByTiles(C, dC, gradients))
 

@@ -101,7 +101,7 @@ def first_segment_programs(sizes: Sizes, cut: Segments, chip: int, *, normalise:
     if cut.count < 3 or 2 * cut.first_tiles > cut.segment_tiles or (not normalise and heads_together(sizes) > 1):
         return 0
     rows, d_qk, d_hv = sizes.rows, sizes.d_qk, sizes.d_hv
-    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False, norm=normalise).pieces(d_hv)
+    programs = rows * WalkShape.filling(d_qk, d_hv, rows, chip, sums=False).pieces(d_hv)
     between = rows * cdiv(d_qk, HEIGHT) * cdiv(d_hv, WIDTH) * (cut.count - 2)
     return programs if programs + between <= chip else 0
 
@@ -222,12 +222,11 @@ def walk_times(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
     of_qk, of_hv = d_qk / shape.sizes.group, d_hv  # elements a step and head of q or k, and of v or h
     if shape.together > 1:
         return TileTimes(rows // shape.together, 2.9, memory_time(shape, shape.together * 2 * (of_qk + of_hv)))
-    norm = shape.norm and not sums
     columns, height = (d_hv, d_qk) if sums else (d_qk, d_hv)
     column_pieces, columns = cdiv(columns, WIDTH), min(columns, WIDTH)
-    filling = WalkShape.filling(columns, height, rows, shape.chip, sums=sums, norm=norm)
+    filling = WalkShape.filling(columns, height, rows, shape.chip, sums=sums)
     pieces = column_pieces * filling.pieces(height)
-    alone = filling.blocks_value * (1 + sums) * (0.8 + 0.31 * filling.blocks_key) + 0.3 * norm
+    alone = filling.blocks_value * (1 + sums) * (0.8 + 0.31 * filling.blocks_key) + 0.3 * (shape.norm and not sums)
     moved = 2 * of_hv + 2 * of_qk + d_qk if sums else 2 * of_hv + 2 * of_qk
     return TileTimes(rows * pieces, alone, memory_time(shape, moved / pieces))
 

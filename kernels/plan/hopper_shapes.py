@@ -38,12 +38,12 @@ def heads_together(sizes: Sizes) -> int:
     return PACK if sizes.d_qk == sizes.d_hv == TILE and sizes.group % PACK == 0 else 1
 
 
-def takes_tile_gradients(sizes: Sizes, *, row_sums: bool) -> bool:
-    """Return whether states are 64 by 64, and one kernel for all gradients of a tile is the faster way.
+def takes_tile_gradients(sizes: Sizes) -> bool:
+    """Return whether one kernel makes all gradients of a tile: where heads share q and k, and states are 64 by 64.
 
-    Walks are 8% faster without row sums where no heads share q and k.
+    Where no heads do, walks are 5% faster.
     """
-    return sizes.d_qk == sizes.d_hv == TILE and (row_sums or heads_together(sizes) > 1)
+    return heads_together(sizes) > 1
 
 
 def takes_dkdv(d_qk: int, d_hv: int, *, row_sums: bool) -> bool:
@@ -85,36 +85,35 @@ class WalkShape:
 
     @classmethod
     @cache
-    def of(cls, columns: int, rows: int, *, sums: bool, norm: bool, halved: bool = False) -> WalkShape:
+    def of(cls, columns: int, rows: int, *, sums: bool, halved: bool = False) -> WalkShape:
         """Return the shape for a state of these rows and up to 256 columns that measured best.
 
         Args:
             sums: with row sums.
-            norm: with a normaliser.
             halved: half as many rows in a program (see `filling`).
 
         A state partition's accumulators are up to 4 blocks; with row sums one block of rows. Two slots let `score` run
-        ahead of the state partitions, where shared memory has room (with a normaliser, up to 128 columns, a third stage
-        comes first). It gets the registers that the state partitions do not need.
+        ahead of the state partitions, but with row sums, where shared memory has no room. It gets the registers that
+        the state partitions do not need.
         """
         key = cdiv(columns, TILE)
         value = 1 if sums else max(1, min(4 // key, rows // HEIGHT) // (2 if halved else 1))
         stage = 2 * key + 2 * value * (1 + sums)
         blocks = (shared_memory(ARCHITECTURE) - SMALL_BUFFERS) // (TILE * TILE * 2)
-        slots = 1 if sums or (norm and key < 3 and (blocks - 6) // stage < 3) else 2
+        slots = 1 if sums else 2
         stages = min(4, (blocks - 3 * slots) // stage)
         return cls(key, value, stages, slots, state_registers=168 if key * value <= 2 else 208)
 
     @classmethod
-    def filling(cls, columns: int, rows: int, heads: int, chip: int, *, sums: bool, norm: bool) -> WalkShape:
+    def filling(cls, columns: int, rows: int, heads: int, chip: int, *, sums: bool) -> WalkShape:
         """Return the shape for the states of `heads` heads and segments side by side, on `chip` multiprocessors.
 
         A program has half as many rows where less than half of the chip would be taken.
         """
-        whole = cls.of(columns, rows, sums=sums, norm=norm)
+        whole = cls.of(columns, rows, sums=sums)
         if whole.blocks_value == 1 or 2 * heads * whole.pieces(rows) > chip:
             return whole
-        return cls.of(columns, rows, sums=sums, norm=norm, halved=True)
+        return cls.of(columns, rows, sums=sums, halved=True)
 
     def pieces(self, rows: int) -> int:
         """Return how many programs share a state of these rows."""
@@ -169,22 +168,13 @@ class TileGradientsShape:
 
     Attributes:
         num_heads: heads of a work item, of which dQ and dK are added up; they share Q and K.
-        num_shared_stages: tiles of Q and K in shared memory, 2 or 4.
         num_stages: heads of which shared memory has all else.
         num_slots: tiles of P and dP in shared memory.
     """
 
     num_heads: int
-    num_shared_stages: int
-    num_stages: int
-    num_slots: int
-
-    @classmethod
-    @cache
-    def of(cls, num_heads: int) -> TileGradientsShape:
-        """Return the shape for work items of `num_heads` heads."""
-        shared, stages = (4, 3) if num_heads == 1 else (2, 4)
-        return cls(num_heads, shared, stages, num_slots=2)
+    num_stages: int = 4
+    num_slots: int = 2
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,8 @@ def cost(
     shared_scores = (h.together - 1) * h.flops(causal_factor)["scores"]
     flops = steps * (tile / TILE - shared_scores)
     flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in found[1:])
-    moved = steps * (_gate_bytes(p, gate) + gate_gradients * _gate_gradient_bytes(p, gate, found) + _shared_gradient_bytes(p, found))
+    gates = _gate_bytes(p, gate) + gate_gradients * _gate_gradient_bytes(p, gate, found)
+    moved = steps * (gates + _shared_gradient_bytes(p, found))
     moved += steps * sum(kernel.step_bytes(p.element_bytes) for kernel in found)
     written = 0
     for of_pass in plan:
