@@ -336,6 +336,7 @@ class Machine:
             barrier=lambda: self._role().pause(),
             wait_for_products=self._wait_for_products,
             wait_for_kernel_before=lambda: None,
+            wait_for_kernel_before_unless=lambda _condition: None,
             let_next_kernel_start=lambda: None,
             zero_from_here=lambda _i: Int(0),
             zero_in_round=lambda _j: Int(0),

@@ -302,9 +302,9 @@ def state_and_sum_partition(program, output, through_smem):
         for _ in range(work.first_tile, work.end_tile):
             blocks = walk_and_sum_tile(program, output, through_smem, i, blocks)
             i += 1
-        if config.reverse and stores_state(schedule, i):  # dq hands no state on
+        if config.reverse:  # dq hands no state on
             final = program.states.final + work.state_index * (config.d_qk * config.d_hv)
-            store_state(work, final, (blocks,), first_row, opaque_zero(i), config, WIDE)
+            store_state(work, final, (blocks,), first_row, opaque_zero(i), config, WIDE, stores_state(schedule, i))
 
 
 # --- Send partition ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate, base_value
 
-from .workarounds import let_next_kernel_start, wait_for_kernel_before
+from .workarounds import let_next_kernel_start, wait_for_kernel_before_unless
 
 
 def aggregate(cls):
@@ -147,13 +147,11 @@ def begin_kernel(independent):
     waited. Either way nothing before it runs any more when it has ended. The next kernel takes the multiprocessors that
     this one leaves.
     """
-    if not independent:
-        wait_for_kernel_before()
+    wait_for_kernel_before_unless(independent)
     let_next_kernel_start()
 
 
 @gluon.jit
 def end_kernel(independent):
     """Wait, at the end of an independent kernel, for the one before it."""
-    if independent:
-        wait_for_kernel_before()
+    wait_for_kernel_before_unless(not independent)

@@ -67,7 +67,7 @@ from .workarounds import (
     tma_add,
     tma_store,
     uniform,
-    wait_for_kernel_before,
+    wait_for_kernel_before_unless,
     wait_for_products,
 )
 
@@ -431,7 +431,7 @@ def load_state(program, work, first_row, i, layout: gl.constexpr):
 
 
 @gluon.jit
-def store_state(work, ptr, state, first_row, zero, config: gl.constexpr, layout: gl.constexpr):
+def store_state(work, ptr, state, first_row, zero, config: gl.constexpr, layout: gl.constexpr, stores=True):
     """Write the rows of the state from first_row on to the matrix (d_qk, d_hv) at ptr; zero is of `opaque_zero`."""
     NUM_ROWS: gl.constexpr = config.num_rows
     ROWS: gl.constexpr = config.state_rows
@@ -443,7 +443,7 @@ def store_state(work, ptr, state, first_row, zero, config: gl.constexpr, layout:
         for j in gl.static_range(BLOCKS_KEY):
             row, column = first_row + ROWS * r + zero, get_column_piece(work, config) * 256 + (64 * j + zero)
             at, rows = state_pointers(ptr, row, column, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS)
-            gl.store(at, state[r][j], mask=rows < NUM_ROWS)
+            gl.store(at, state[r][j], mask=(rows < NUM_ROWS) & stores)
 
 
 @gluon.jit
@@ -568,9 +568,8 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
     """
     config: gl.constexpr = program.config
     schedule, states = program.schedule, program.states
-    if config.load_early:  # noqa: SIM102
-        if not is_independent(schedule):
-            wait_for_kernel_before()
+    if config.load_early:
+        wait_for_kernel_before_unless(is_independent(schedule))
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
         work = get_work_item(schedule, item, config)
@@ -585,9 +584,8 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
                     store_state(work, kept, state, first_row, opaque_zero(i), config, ACC)
             state = walk_tile(program, (out_desc, out_smem), work, tile, i, first_row, state, HALF)
             i += 1
-        if stores_state(schedule, i):
-            final = states.final + work.state_index * (config.d_qk * config.d_hv)
-            store_state(work, final, state, first_row, opaque_zero(i), config, ACC)
+        final = states.final + work.state_index * (config.d_qk * config.d_hv)
+        store_state(work, final, state, first_row, opaque_zero(i), config, ACC, stores_state(schedule, i))
     tma.store_wait(pendings=0)
 
 
