@@ -1,7 +1,8 @@
 """Backward pass: with several segments their dC, then a walk each for dq, dk and dv, and gate gradients from row sums.
 
-Where a program can hold the whole of dC, dk and dv have one walk together. States of 64 by 64 are written down before
-and after every tile instead, and one kernel makes all gradients of a tile (`tile_gradients.py`).
+Where a program can hold the whole of dC, dk and dv have one walk together. Where heads share q and k, states of 64 by
+64 are written down before and after every tile instead, and one kernel makes all gradients of a tile
+(`tile_gradients.py`).
 
 The denominator and m are constants (TFLA, B.3), so the gradient of h before division is dh / denominator. That factor
 belongs to a step i, as x does, and forward has taken its log2 from x: dh itself is what the walks read.

@@ -302,7 +302,7 @@ def state_and_sum_partition(program, output, through_smem):
         for _ in range(work.first_tile, work.end_tile):
             blocks = walk_and_sum_tile(program, output, through_smem, i, blocks)
             i += 1
-        if config.reverse:  # dq hands no state on
+        if config.hands_on:
             final = program.states.final + work.state_index * (config.d_qk * config.d_hv)
             store_state(work, final, (blocks,), first_row, opaque_zero(i), config, WIDE, stores_state(schedule, i))
 

@@ -142,6 +142,11 @@ class WalkConfig(KernelConfig):
         return self.blocks_value == 1
 
     @property
+    def hands_on(self) -> bool:
+        """Tell whether the walk hands states on to memory: of h and dk, dq and dv go the same way."""
+        return self.transposed != self.reverse
+
+    @property
     def load_early(self) -> bool:
         """Tell whether tiles are loaded before the kernel before this one has ended.
 

@@ -584,8 +584,9 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
                     store_state(work, kept, state, first_row, opaque_zero(i), config, ACC)
             state = walk_tile(program, (out_desc, out_smem), work, tile, i, first_row, state, HALF)
             i += 1
-        final = states.final + work.state_index * (config.d_qk * config.d_hv)
-        store_state(work, final, state, first_row, opaque_zero(i), config, ACC, stores_state(schedule, i))
+        if config.hands_on:
+            final = states.final + work.state_index * (config.d_qk * config.d_hv)
+            store_state(work, final, state, first_row, opaque_zero(i), config, ACC, stores_state(schedule, i))
     tma.store_wait(pendings=0)
 
 

@@ -9,7 +9,7 @@ from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
-from tflabench.theory import calibrated
+from tflabench.theory import calibrated, fused
 from tflabench.theory.calibrated import Judged, Modelled, median_and_worst
 from tflabench.theory.hardware import Ceilings, described
 from tflabench.theory.launches import Chip
@@ -142,8 +142,13 @@ def judge(found: Iterable[Results]) -> Verdict:
                 kind = f"{row.implementation} {row.dtype}" if kernel else row.implementation
                 others[kind] = others.get(kind, 0) + 1
                 continue
+            found_row = _judge(row, kernel, _measured_ceilings(results, row))
+            if row.started_at < fused.CHANGED and calibrated.launched_otherwise(found_row.problem, kernel):
+                kind = f"{row.implementation} as it was before {fused.CHANGED[:10]}"
+                others[kind] = others.get(kind, 0) + 1
+                continue
             rows.append(row)
-            judged.append(_judge(row, kernel, _measured_ceilings(results, row)))
+            judged.append(found_row)
     if not judged:
         kinds = "bundled kernels (tfla_*, hopper_*) and mlstm_kernels (nxai_*), 16-bit, fw and fwbw"
         raise InputError(f"{', '.join(folders)} holds no measured row that the calibrated model describes: {kinds}")

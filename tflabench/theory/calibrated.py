@@ -59,6 +59,14 @@ class Modelled:
         return problem.heads if self.shared else 1
 
 
+def launched_otherwise(problem: Problem, kernel: Modelled) -> bool:
+    """Return whether rows measured before `fused.CHANGED` are of other launches than today's."""
+    if kernel.algorithm != "fused":
+        return False
+    of = problem.chunk_size or problem.seq_len, kernel.gate_gradients, kernel.group(problem)
+    return fused.launched_otherwise(problem, kernel.gate, *of)
+
+
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:
     """Return the kernels of one call at `problem.chunk_size`, as planned for a device.
 

@@ -14,11 +14,11 @@ state: one product more as large as the one through the state. Without (fixed de
 dk and dv are one where a program can hold the whole of dC. h of heads that share q and k, with states of 64 x 64, is
 computed for four heads in a program, which reads q and k once for them.
 
-Backward of states of 64 x 64 is no walk, but for single heads without row sums: two state passes (`StatePass`) write C
-before and dC after every tile in 16 bits, then one kernel (`TileGradients`) makes dq, dk, dv and row sums of a tile
-from the two, for up to 64 heads that share q and k, whose dq and dk it adds up. It reads every tensor once, no tile of
-it waits for another, and what passes a tile is a product of its states, not a sum of row sums, which are read once
-then. PyTorch adds up the parts of dq and dk that are left (of other heads that share q and k: of every head).
+Backward of such heads is no walk: two state passes (`StatePass`) write C before and dC after every tile in 16 bits,
+then one kernel (`TileGradients`) makes dq, dk, dv and row sums of a tile from the two, for up to 64 heads that share q
+and k, whose dq and dk it adds up. It reads every tensor once, no tile of it waits for another, and what passes a tile
+is a product of its states, not a sum of row sums, which are read once then. PyTorch adds up the parts of dq and dk that
+are left (of other heads that share q and k: of every head).
 
 `runtime` is a lower bound: every walk takes the slower of memory and matrix products, these over whole waves of
 programs. In us, mLSTMsig, with what a GPU took (walks; all: two others) and what the calibrated model makes of it,
@@ -58,7 +58,7 @@ from collections.abc import Mapping
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
 from tflabench.kernels.plan.hopper_segments import Cut, Segments
-from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH
+from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH, WalkShape
 from tflabench.kernels.plan.sizes import USUAL, Device, in_steps
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
@@ -67,6 +67,8 @@ from tflabench.theory.hardware import Gpu
 from tflabench.theory.launches import Chip, Launch, sizes
 
 Planned = tuple[plans.Forward, plans.Backward | None]
+
+CHANGED = "2026-11-25T18"  # UTC, see `launched_otherwise`
 
 
 def planned(
@@ -84,6 +86,21 @@ def planned(
     if problem.pass_ == "fw":
         return forward, None
     return forward, plans.backward(of, device, chunk_size, gate_gradients=gate_gradients)
+
+
+def launched_otherwise(problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool, group: int) -> bool:
+    """Return whether rows measured before CHANGED are of other launches, so that no model of today describes them.
+
+    dq and dk of more than 256 columns were two launches each, h with a normaliser had no programs of half the rows, and
+    gradients of 64 by 64 were made tile by tile where heads share nothing, too.
+    """
+    _, backward = planned(problem, gate, chunk_size, gate_gradients, group)
+    d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
+    filling = WalkShape.filling(d_qk, d_hv, rows, USUAL.multiprocessors, sums=False)
+    halved = gate == "exp" and filling != WalkShape.of(d_qk, d_hv, sums=False)
+    walks = backward.walks if backward else ()
+    small = problem.d_qk == problem.d_hv == TILE and bool(walks) and gate_gradients
+    return halved or small or any(walk.column_pieces > 1 for walk in walks)
 
 
 def launched(
