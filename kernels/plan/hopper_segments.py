@@ -1,14 +1,14 @@
 """Cut sequences into segments, so that the programs of the fused kernels fill a GPU: the L of "auto".
 
 One segment where batch * heads programs fill it, else segments of which each is a program or several. With n of them a
-walk takes (rounds of programs) * (tiles a segment) tile times, at one program a multiprocessor. A state pass over all
-segments but one goes before it. n depends on the next power of two of tiles: torch.compile, for which T may be a
+walk takes (rounds of programs) * (tiles a segment) times of a tile, at one program a multiprocessor. A state pass over
+all segments but one goes before it. n depends on the next power of two of tiles: torch.compile, for which T may be a
 symbol, compiles once for each. Forward has more programs than backward where two share a state (`WalkShape.filling`),
 so it is cut into fewer segments where no backward is to come, and before one where that is worth it
 (`chosen_for_forward`).
 
-Costs are in times of a tile of h, dv, dq or dk, as measured on sm_90
-(docs/decisions/2026-11-23-choice-of-segments.md).
+Costs are in us. A tile takes as long as a program waits for itself, as measured on sm_90, or as the memory takes for
+its bytes (docs/decisions/2026-11-23-choice-of-segments.md, 2026-11-25-segments-by-bandwidth.md).
 """
 
 from __future__ import annotations
@@ -126,9 +126,15 @@ def parts_per_segment(cut: Segments, programs: int, chip: int) -> int:
     return parts
 
 
-# Times are us.
-JOINING = 1.0  # a part of a segment
-BESIDES = 30.0  # two launches more, and programs that start and end, where there are segments
+# us that a program takes for a tile if it only waits for itself:
+OUTPUT, PRODUCT = 0.8, 0.31  # of a walk, for a block of rows of the state; and for each block of columns of that
+NORMALISER = 0.3  # more, if it carries one
+TOGETHER = 2.9  # of four heads
+STATE = 1.0  # of a state pass
+# us besides tiles, where there are segments:
+JOINING = 1.0  # for a part of a segment
+BESIDES = 30.0  # for two launches more, and programs that start and end
+
 ELEMENT_BYTES = 2  # of the inputs
 OF_BANDWIDTH = 0.79  # that a walk over memory attains, of what `Device` has
 
@@ -221,13 +227,14 @@ def walk_times(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
     rows, d_qk, d_hv = shape.sizes.rows * segments, shape.sizes.d_qk, shape.sizes.d_hv
     of_qk, of_hv = d_qk / shape.sizes.group, d_hv  # elements a step and head of q or k, and of v or h
     if shape.together > 1:
-        return TileTimes(rows // shape.together, 2.9, memory_time(shape, shape.together * 2 * (of_qk + of_hv)))
+        return TileTimes(rows // shape.together, TOGETHER, memory_time(shape, shape.together * 2 * (of_qk + of_hv)))
     columns, height = (d_hv, d_qk) if sums else (d_qk, d_hv)
     column_pieces, columns = cdiv(columns, WIDTH), min(columns, WIDTH)
     filling = WalkShape.filling(columns, height, rows, shape.chip, sums=sums)
     pieces = column_pieces * filling.pieces(height)
-    alone = filling.blocks_value * (1 + sums) * (0.8 + 0.31 * filling.blocks_key) + 0.3 * (shape.norm and not sums)
-    moved = 2 * of_hv + 2 * of_qk + d_qk if sums else 2 * of_hv + 2 * of_qk
+    alone = filling.blocks_value * (OUTPUT + PRODUCT * filling.blocks_key)
+    alone = 2 * alone if sums else alone + NORMALISER * shape.norm  # row sums take the product with the state twice
+    moved = 2 * of_hv + 2 * of_qk + d_qk * sums
     return TileTimes(rows * pieces, alone, memory_time(shape, moved / pieces))
 
 
@@ -244,7 +251,7 @@ def state_pass_cost(shape: Shape, segments: Segments, concurrent: int = 0) -> fl
     programs = of_pass.programs(sizes) * (segments.count - 1 - bool(concurrent))
     parts = parts_per_segment(segments, programs, shape.chip - concurrent)
     moved = (sizes.d_qk / sizes.group + sizes.d_hv) * sizes.rows / of_pass.programs(sizes)
-    of_states = TileTimes(programs * parts, 1.0, memory_time(shape, moved))
+    of_states = TileTimes(programs * parts, STATE, memory_time(shape, moved))
     found = segments.segment_tiles / parts * of_states.on(shape.chip)
     if concurrent:
         first = walk_times(shape, 1, sums=False)
