@@ -165,7 +165,8 @@ def test_the_other_linear_rnns_are_advised_too():
     # q, k and their gradients are one head's, not those of 64.
     tokens, width = 65536, 64 * 2
     less = best["hopper_simple_gla"].memory_bytes - best["hopper_mamba2"].memory_bytes
-    assert less == pytest.approx(4 * 63 * tokens * width, rel=0.05)
+    of_tiles = 64 * tokens * width  # C before every tile, where heads share q and k
+    assert less == pytest.approx(4 * 63 * tokens * width - of_tiles, rel=0.05)
     assert {choice.source for choice in given.ranked} == {"calibrated model"}
     (bound,) = advise.choices(mamba_2, kernel_of("tfla_mamba2_xl"), [256], hardware.custom(989, 3.35))
     assert bound.source == "published bound"

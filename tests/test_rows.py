@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tflabench.bench import theory_columns
 from tflabench.cli.main import app
 from tflabench.conclusions.compare import comparable
+from tflabench.conclusions.model_error import is_of_other_launches
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import read_results
@@ -374,7 +375,8 @@ def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its
     for stored in results.rows:
         ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
         found = theory_columns.recounted(stored, Ceilings(**ceilings))
-        assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
+        if not is_of_other_launches(stored):
+            assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
         assert (stored.percent_of_own_roofline or 0) <= ABOVE.get((folder.parent.name, stored.point), 100), stored.point
         assert (stored.percent_of_bound or 0) <= 100, stored.point
         assert found.percent_of_bound == stored.percent_of_bound, stored.point

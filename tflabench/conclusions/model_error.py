@@ -142,13 +142,12 @@ def judge(found: Iterable[Results]) -> Verdict:
                 kind = f"{row.implementation} {row.dtype}" if kernel else row.implementation
                 others[kind] = others.get(kind, 0) + 1
                 continue
-            found_row = _judge(row, kernel, _measured_ceilings(results, row))
-            if row.started_at < fused.CHANGED and calibrated.launched_otherwise(found_row.problem, kernel):
+            if is_of_other_launches(row):
                 kind = f"{row.implementation} as it was before {fused.CHANGED[:10]}"
                 others[kind] = others.get(kind, 0) + 1
                 continue
             rows.append(row)
-            judged.append(found_row)
+            judged.append(_judge(row, kernel, _measured_ceilings(results, row)))
     if not judged:
         kinds = "bundled kernels (tfla_*, hopper_*) and mlstm_kernels (nxai_*), 16-bit, fw and fwbw"
         raise InputError(f"{', '.join(folders)} holds no measured row that the calibrated model describes: {kinds}")
@@ -160,11 +159,23 @@ def judge(found: Iterable[Results]) -> Verdict:
     )
 
 
+def is_of_other_launches(row: Row) -> bool:
+    """Return whether a row was measured before the fused kernels changed what they launch for it."""
+    kernel = registry.modelled(row.implementation)
+    if kernel is None or row.started_at >= fused.CHANGED:
+        return False
+    return calibrated.launched_otherwise(_problem(row), kernel)
+
+
+def _problem(row: Row) -> Problem:
+    sizes = (row.batch, row.heads, row.seq_len, row.d_qk, row.d_hv, row.chunk_size)
+    return Problem(*sizes, dtype=row.dtype, pass_=row.pass_)  # type: ignore[arg-type]
+
+
 def _judge(row: Row, kernel: Modelled, measured: Ceilings | None) -> Judged:
     gpu = described(row.device, row.dtype)
     chip = Chip.of(gpu, measured)
-    sizes = (row.batch, row.heads, row.seq_len, row.d_qk, row.d_hv, row.chunk_size)
-    problem = Problem(*sizes, dtype=row.dtype, pass_=row.pass_)  # type: ignore[arg-type]
+    problem = _problem(row)
     return Judged(
         device=row.device,
         gpu=gpu,

@@ -94,13 +94,13 @@ def launched_otherwise(problem: Problem, gate: Gate, chunk_size: int, gate_gradi
     dq and dk of more than 256 columns were two launches each, h with a normaliser had no programs of half the rows, and
     gradients of 64 by 64 were made tile by tile where heads share nothing, too.
     """
-    _, backward = planned(problem, gate, chunk_size, gate_gradients, group)
+    forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
     d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
     filling = WalkShape.filling(d_qk, d_hv, rows, USUAL.multiprocessors, sums=False)
     halved = gate == "exp" and filling != WalkShape.of(d_qk, d_hv, sums=False)
     walks = backward.walks if backward else ()
     small = problem.d_qk == problem.d_hv == TILE and bool(walks) and gate_gradients
-    return halved or small or any(walk.column_pieces > 1 for walk in walks)
+    return halved or small or any(walk.column_pieces > 1 for walk in (forward.h, *walks))
 
 
 def launched(
