@@ -54,8 +54,11 @@ def run(
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
     key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
+    # States that h writes down are rounded otherwise than those of a pass: too far for exact gate gradients.
+    cut_freely = backward and not _wants_gradients(f, i)
     h, *states = _forward(
-        *(q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip, return_last_state)
+        *(q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip),
+        *(return_last_state, cut_freely),
     )
     return h, _split(states, gate)[0] if return_last_state else None
 
@@ -114,7 +117,7 @@ def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last = inputs
+    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last, _ = inputs
     ctx.numbers = (scale, temperature, chunk_size, backward, setup)
     ctx.gate = _setups[setup].gate
     saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
@@ -132,7 +135,7 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     grads_given = iter(_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
     given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
     q_to_n = [next(grads_given) if x is not None else None for x in given]
-    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None)
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None, None)
 
 
 # --- The operators
@@ -155,6 +158,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
     setup: str,
     skip: Tensor | None,
     return_last_state: bool,
+    cut_freely: bool,
 ) -> list[Tensor]:
     """Return [h, if asked for the last C, n and m as far as the gate has them, *saved].
 
@@ -164,10 +168,11 @@ def _forward(  # noqa: PLR0913  an operator's schema
         backward: whether there will be one, read if they choose.
         setup: `setup_key` of all else.
         skip: (H,), skip v_t is added to h_t.
+        cut_freely: see `KernelOptions`.
     """
     kernels, options = _kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup,
-        return_last_state=return_last_state, cut_freely=chunk_size is None and backward,
+        return_last_state=return_last_state, cut_freely=cut_freely,
     )  # fmt: skip
     initial = None if C is None else State(C, n, m)
     if not kernels.shares_heads:
@@ -181,7 +186,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
 
 @operators.register_fake("chunkwise")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
-    scale, _, chunk_size, backward, setup, _, return_last_state = others[5:]
+    scale, _, chunk_size, backward, setup, _, return_last_state, _ = others[5:]
     kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup)
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])

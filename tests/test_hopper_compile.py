@@ -295,6 +295,7 @@ def test_segments_start_from_what_those_before_added_and_the_last_is_read_only_f
         (1, 1, 65536, 128, 256, 5.0, 64, (64, 64), (47, 47)),
         (2, 4, 1000, 128, 256, 5.0, 8, (1, 1), (1, 1)),
         # With less bandwidth a program is bound by memory sooner, and fewer segments read K and V again.
+        (4, 16, 16384, 128, 256, 3.5, 1, (1, 1), (1, 1)),
         (2, 16, 32768, 128, 256, 3.5, 4, (1, 3), (1, 3)),
         (1, 16, 65536, 128, 256, 3.5, 8, (4, 4), (4, 4)),
         (1, 8, 65536, 256, 512, 3.5, 4, (5, 5), (5, 5)),
@@ -305,7 +306,8 @@ def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
     in_training: tuple[int, int], forward: tuple[int, int], monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     """Of 132. At T = 16384 and 128/256 dq and dk alone would: 64 programs, half a state each; h has two a state.
-    Segments of backward, of forward with a backward to come, and of forward alone (sig, exp).
+    Segments of backward, of forward with a backward to come that makes no gate gradients, and of forward alone (sig,
+    exp).
     """
     device = Device(90, 132, bandwidth)
     monkeypatch.setattr(hopper_chunkwise, "refuses", lambda *_, **__: None)

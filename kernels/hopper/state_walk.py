@@ -432,7 +432,12 @@ def load_state(program, work, first_row, i, layout: gl.constexpr):
 
 @gluon.jit
 def store_state(work, ptr, state, first_row, zero, config: gl.constexpr, layout: gl.constexpr, stores=True):
-    """Write the rows of the state from first_row on to the matrix (d_qk, d_hv) at ptr; zero is of `opaque_zero`."""
+    """Write the rows of the state from first_row on to the matrix (d_qk, d_hv) at ptr.
+
+    Args:
+        zero: of `opaque_zero`.
+        stores: whether there is anything to write: masks cost h fewer registers than a branch.
+    """
     NUM_ROWS: gl.constexpr = config.num_rows
     ROWS: gl.constexpr = config.state_rows
     ROW_STRIDE: gl.constexpr = config.row_stride

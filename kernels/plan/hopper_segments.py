@@ -128,7 +128,10 @@ def parts_per_segment(cut: Segments, programs: int, chip: int) -> int:
 
 # us that a program takes for a tile if it only waits for itself:
 OUTPUT, PRODUCT = 0.8, 0.31  # of a walk, for a block of rows of the state; and for each block of columns of that
+ROW_SUMS = 1.5  # times as long, with row sums
+MORE = 1.2  # of the memory's time, with row sums (`TileTimes.more`)
 NORMALISER = 0.3  # more, if it carries one
+GRADIENTS = 2.2  # times as long as dq take dq, dk and dv
 TOGETHER = 2.9  # of four heads
 STATE = 1.0  # of a state pass
 # us besides tiles, where there are segments:
@@ -206,15 +209,17 @@ class TileTimes(NamedTuple):
         programs: how many there are.
         alone: of a tile of each, if programs only wait for themselves.
         memory: the same, if they only wait for memory, and the chip is full of them.
+        more: by what fewer programs take more than their share of that.
     """
 
     programs: int
     alone: float
     memory: float
+    more: float = 1.0
 
     def on(self, chip: int) -> float:
         """Return the time of a tile of every round of programs."""
-        return cdiv(self.programs, chip) * max(self.alone, self.memory * min(1.0, self.programs / chip))
+        return cdiv(self.programs, chip) * max(self.alone, self.memory * min(1.0, self.more * self.programs / chip))
 
 
 def memory_time(shape: Shape, elements: float) -> float:
@@ -233,9 +238,9 @@ def walk_times(shape: Shape, segments: int, *, sums: bool) -> TileTimes:
     filling = WalkShape.filling(columns, height, rows, shape.chip, sums=sums)
     pieces = column_pieces * filling.pieces(height)
     alone = filling.blocks_value * (OUTPUT + PRODUCT * filling.blocks_key)
-    alone = 2 * alone if sums else alone + NORMALISER * shape.norm  # row sums take the product with the state twice
+    alone = ROW_SUMS * alone if sums else alone + NORMALISER * shape.norm
     moved = 2 * of_hv + 2 * of_qk + d_qk * sums
-    return TileTimes(rows * pieces, alone, memory_time(shape, moved / pieces))
+    return TileTimes(rows * pieces, alone, memory_time(shape, moved / pieces), MORE if sums else 1.0)
 
 
 def state_pass_cost(shape: Shape, segments: Segments, concurrent: int = 0) -> float:
@@ -270,14 +275,14 @@ def forward_cost(shape: Shape, cut: Cut) -> float:
 
 
 def training_cost(shape: Shape, cut: Cut) -> float:
-    """Return the cost of forward, and of a state pass and dq, dk and dv backward, these as long as dq twice, us.
+    """Return the cost of forward, and of a state pass and dq, dk and dv backward, us.
 
     A backward tile by tile (`hopper_shapes.takes_tile_gradients`) has two state passes in place of walks, half a tile
     time each: the same cost where heads share a program. Elsewhere it costs less, which is not modelled.
     """
     segments = shape.segments(cut)
     of_dq = walk_times(shape, segments.count, sums=True)
-    backward = state_pass_cost(shape, segments) + 2 * segments.segment_tiles * of_dq.on(shape.chip)
+    backward = state_pass_cost(shape, segments) + GRADIENTS * segments.segment_tiles * of_dq.on(shape.chip)
     return forward_cost(shape, cut) + backward
 
 
@@ -307,6 +312,7 @@ def chosen_for_forward(shape: Shape) -> Cut:
     backward start from. The shape has no symbols: forward asks when it runs.
     """
     both, alone = chosen(shape, backward=True), chosen(shape, backward=False)
-    kept = cdiv(shape.segments(both).count, shape.segments(alone).count)  # a program's states, a tile time each at most
+    of_h = walk_times(shape, shape.segments(alone).count, sums=False)
+    kept = of_h.alone * cdiv(shape.segments(both).count, shape.segments(alone).count)  # a tile's time a state at most
     cost = forward_cost(shape, both)
     return alone if forward_cost(shape, alone) + max(kept, cost / 16) < cost else both
