@@ -3,8 +3,9 @@
     python tests/kept_states.py [T ...]
 
 df is a sum over the later steps of q . dq - k . dk. This computes its part that passes whole tiles, in float32 with the
-operands rounded to bfloat16 as the kernels round them, and prints its error against float64: with states of a pass, and
-with segments of 128 tiles that start from states of h. docs/decisions/2026-11-25-kept-states.md.
+operands rounded to bfloat16 as the kernels round them, and prints its error against float64, and that of df if it were
+the only one: with states of a pass, and with segments of 128 tiles that start from states of h.
+docs/decisions/2026-11-25-kept-states.md.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ TILE, SEGMENT, D_QK, D_HV = 64, 128, 128, 256
 
 
 class Tiles(NamedTuple):
-    """Tiles of one head: q, k, v, dh (tiles, 64, d), decays of steps from and to the end of a tile, and of tiles."""
+    """Tiles of one head: q, k, v, dh (tiles, 64, d), log gates, decays from the start and to the end, and of tiles."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     dh: Tensor
+    log_f: Tensor
+    log_i: Tensor
     query_decay: Tensor
     key_decay: Tensor
     decay: Tensor
@@ -37,7 +40,7 @@ def draw(T: int, mean: float, seed: int) -> Tiles:
     log_f = torch.nn.functional.logsigmoid(torch.randn(count, TILE, generator=g) + mean)
     log_i = torch.nn.functional.logsigmoid(torch.randn(count, TILE, generator=g))
     b = log_f.cumsum(1)
-    return Tiles(q, k, v, dh, b.exp() * D_QK**-0.5, (b[:, -1:] - b + log_i).exp(), b[:, -1].exp())
+    return Tiles(q, k, v, dh, log_f, log_i, b.exp() * D_QK**-0.5, (b[:, -1:] - b + log_i).exp(), b[:, -1].exp())
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -88,20 +91,41 @@ def exact(x: Tiles) -> Tensor:
     return torch.stack(found[::-1])
 
 
-def errors(T: int, mean: float, seed: int) -> tuple[float, float]:
-    """Return the errors with states of a pass, and of h."""
+def exact_df(x: Tiles) -> Tensor:
+    """Return df (tiles, 64) by autograd through the tiles in float64."""
+    x = Tiles(*(y.double() for y in x))
+    log_f = x.log_f.requires_grad_()
+    C, total = torch.zeros(D_QK, D_HV, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for q, k, v, dh, log_f_of, log_i in zip(*x[:4], log_f, x.log_i, strict=True):
+        b = log_f_of.cumsum(0)
+        P = (D_QK**-0.5 * q @ k.T * (b[:, None] - b + log_i).exp()).tril()
+        total = total + ((P @ v + D_QK**-0.5 * b.exp()[:, None] * (q @ C)) * dh).sum()
+        C = b[-1].exp() * C + ((b[-1] - b + log_i).exp()[:, None] * k).T @ v
+    (found,) = torch.autograd.grad(total, log_f)
+    return found * of_gate(x)
+
+
+def of_gate(x: Tiles) -> Tensor:
+    """Return d log f / df, 1 - sigmoid(f)."""
+    return 1 - x.log_f.detach().double().exp()
+
+
+def errors(T: int, mean: float, seed: int) -> list[float]:
+    """Return the errors of what passes tiles with states of a pass and of h, then those of df."""
     x = draw(T, mean, seed)
-    wanted = exact(x)
-    of_pass, of_h = (((passing(x, of_h) - wanted).norm() / wanted.norm()).item() for of_h in (False, True))
-    return of_pass, of_h
+    wanted, df = exact(x), exact_df(x)
+    off = [passing(x, of_h) - wanted for of_h in (False, True)]
+    of_df = [(of_gate(x) * each[:, None]).norm() / df.norm() for each in off]
+    return [x.item() for x in (*(each.norm() / wanted.norm() for each in off), *of_df)]
 
 
 def main() -> None:
-    print("| T | forget gates | states of a pass | states of h |\n| --- | --- | --- | --- |")
+    print("| T | forget gates | passing: states of a pass | of h | df: states of a pass | of h |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for T in map(int, sys.argv[1:] or (4096, 16384, 65536)):
         for mean in (3, 5):
             found = zip(*(errors(T, mean, seed) for seed in (0, 1)), strict=True)
-            print(f"| {T} | N({mean}, 1) |", " | ".join(", ".join(f"{e:.4f}" for e in each) for each in found), "|")
+            print(f"| {T} | N({mean}, 1) |", " | ".join(", ".join(f"{e:.2g}" for e in each) for each in found), "|")
 
 
 if __name__ == "__main__":
