@@ -56,10 +56,8 @@ def run(
     key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
     # States that h writes down are rounded otherwise than those of a pass: too far for exact gate gradients.
     cut_freely = backward and not _wants_gradients(f, i)
-    h, *states = _forward(
-        *(q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip),
-        *(return_last_state, cut_freely),
-    )
+    given = q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip
+    h, *states = _forward(*given, return_last_state, cut_freely)
     return h, _split(states, gate)[0] if return_last_state else None
 
 

@@ -179,12 +179,19 @@ def get_row_piece(work, config: gl.constexpr):
 
 @gluon.jit
 def get_column_piece(work, config: gl.constexpr):
-    """Return which 256 columns of the state a work item of a walk has."""
+    """Return which columns of the state a work item of a walk has."""
     ROW_PIECES: gl.constexpr = config.row_pieces
     if config.column_pieces > 1:
         return work.piece // ROW_PIECES
     else:
         return 0
+
+
+@gluon.jit
+def get_first_column(work, config: gl.constexpr):
+    """Return the first column of the state that a work item of a walk has."""
+    WIDTH: gl.constexpr = 64 * config.blocks_key
+    return get_column_piece(work, config) * WIDTH
 
 
 @gluon.jit

@@ -37,6 +37,7 @@ from .pipeline import Ring, aggregate, allocate_ring, begin_kernel, end_kernel
 from .schedule import (
     Schedule,
     get_column_piece,
+    get_first_column,
     get_kept_index,
     get_part_offset,
     get_row_piece,
@@ -208,7 +209,7 @@ def load_tile(program, descs, work, tile, stage):
         at_key = (work.batch, work.qk_head, tile * 64, 0)
         at_value = (work.batch, work.head, tile * 64, work.piece * (64 * BLOCKS_VALUE))
     else:
-        at_key = (work.batch, work.head, tile * 64, get_column_piece(work, config) * 256)
+        at_key = (work.batch, work.head, tile * 64, get_first_column(work, config))
         at_value = (work.batch, work.qk_head, tile * 64, get_row_piece(work, config) * (64 * BLOCKS_VALUE))
     load_blocks(descs[0], at_key, inputs.query, stage.slot * BLOCKS_KEY, BLOCKS_KEY, full)
     load_blocks(descs[1], at_key, inputs.key, stage.slot * BLOCKS_KEY, BLOCKS_KEY, full)
@@ -421,7 +422,7 @@ def load_state(program, work, first_row, i, layout: gl.constexpr):
     for r in gl.static_range(BLOCKS_VALUE):
         blocks = ()
         for j in gl.static_range(BLOCKS_KEY):
-            column = get_column_piece(work, config) * 256 + (64 * j + opaque_zero(i, j))
+            column = get_first_column(work, config) + (64 * j + opaque_zero(i, j))
             at, rows = state_pointers(
                 initial, first_row + ROWS * r + zero, column, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS
             )  # fmt: skip
@@ -446,7 +447,7 @@ def store_state(work, ptr, state, first_row, zero, config: gl.constexpr, layout:
     BLOCKS_KEY: gl.constexpr = config.blocks_key
     for r in gl.static_range(BLOCKS_VALUE):
         for j in gl.static_range(BLOCKS_KEY):
-            row, column = first_row + ROWS * r + zero, get_column_piece(work, config) * 256 + (64 * j + zero)
+            row, column = first_row + ROWS * r + zero, get_first_column(work, config) + (64 * j + zero)
             at, rows = state_pointers(ptr, row, column, ROW_STRIDE, COLUMN_STRIDE, layout, ROWS)
             gl.store(at, state[r][j], mask=(rows < NUM_ROWS) & stores)
 

@@ -44,7 +44,7 @@ class Device(NamedTuple):
     Attributes:
         architecture: 90 is compute capability 9.0.
         multiprocessors: on which programs run.
-        bandwidth: of the memory, TB/s, in steps (`in_steps`).
+        bandwidth: of the memory, TB/s, in steps (`in_steps`). Only the choice of segments asks for it.
     """
 
     architecture: int
@@ -63,7 +63,7 @@ USUAL = Device(architecture=90, multiprocessors=132)  # stands for no GPU
 def in_steps(bandwidth: float) -> float:
     """Return a bandwidth, bytes/s, as plans take it: TB/s in steps of a half.
 
-    So they are the same by a datasheet as by the clock and the bus that a driver tells, 4.8 and 4.9 TB/s.
+    So GPUs of one kind choose alike, whatever clock their drivers tell: 4.8 and 4.9 TB/s are one.
     """
     return max(1, round(bandwidth / 0.5e12)) / 2
 

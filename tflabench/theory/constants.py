@@ -55,7 +55,6 @@ RATES = (
         "capability", None, "", "by which kernels choose tiles; shared memory", "datasheet: CUDA programming guide"
     ),
     Constant("multiprocessors", None, "", "on which programs run", "datasheet"),
-    Constant("bandwidth", None, "byte/s", "by which the fused kernels choose segments", "datasheet"),
     Constant("vector_ops", None, "", "pointwise operations, as the comments beside them count", "counted in kernels/"),
 )
 _found: list[Constant] = []

@@ -60,7 +60,7 @@ from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
 from tflabench.kernels.plan.hopper_segments import Cut, Segments
 from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH, WalkShape
-from tflabench.kernels.plan.sizes import USUAL, Device, in_steps
+from tflabench.kernels.plan.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
 from tflabench.theory.cost import Cost, Gate, flop_terms
@@ -336,7 +336,7 @@ def waves(
     """
     if not gpu.multiprocessors:
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
-    device = Device(USUAL.architecture, gpu.multiprocessors, in_steps(gpu.ceilings.bytes_per_s))
+    device = Device(USUAL.architecture, gpu.multiprocessors)
     found = launched(problem, gate, chunk_size, gate_gradients, group, device)
     return {kernel.name: kernel.items / gpu.multiprocessors for kernel in found}
 

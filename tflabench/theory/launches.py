@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tflabench.kernels.plan.sizes import USUAL, Device, Sizes, in_steps
+from tflabench.kernels.plan.sizes import Device, Sizes
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import ROUND_TRIP_S
 from tflabench.theory.hardware import HOPPER, Capability, Ceilings, Gpu
@@ -59,7 +59,6 @@ class Chip:
         multiprocessors: on which programs run.
         round_trip_s: of one dependent access to memory.
         capability: compute capability, for which kernels choose their tiles; where it is not known, Hopper's.
-        bandwidth: of the datasheet, bytes/s, for which kernels choose their segments.
     """
 
     ceilings: Ceilings
@@ -67,7 +66,6 @@ class Chip:
     multiprocessors: int
     round_trip_s: float = ROUND_TRIP_S
     capability: Capability = HOPPER
-    bandwidth: float = 1e12 * USUAL.bandwidth
 
     @classmethod
     def of(cls, gpu: Gpu, ceilings: Ceilings | None = None) -> Chip:
@@ -92,16 +90,13 @@ class Chip:
         assert gpu.float32_flops_per_s
         assert gpu.multiprocessors
         vector = gpu.float32_flops_per_s / 2
-        return cls(
-            ceilings or gpu.ceilings, vector, gpu.multiprocessors,
-            capability=gpu.capability or HOPPER, bandwidth=gpu.ceilings.bytes_per_s,
-        )  # fmt: skip
+        return cls(ceilings or gpu.ceilings, vector, gpu.multiprocessors, capability=gpu.capability or HOPPER)
 
     @property
     def device(self) -> Device:
         """Return the figures that kernels are planned by."""
         major, minor = self.capability
-        return Device(10 * major + minor, self.multiprocessors, in_steps(self.bandwidth))
+        return Device(10 * major + minor, self.multiprocessors)
 
 
 def sizes(problem: Problem, group: int) -> Sizes:
