@@ -198,7 +198,10 @@ def test_crash_error_and_hang_cost_one_kernel_each(cache: Path) -> None:
     assert said["crashes"] == "the compiler died, SIGABRT"
     assert said["hangs"] == f"killed after {HANG_S:g} s"
     assert said["refused"].startswith("CompileTimeAssertionFailure")
-    assert [event.seconds for event in of(Compiled, events) if event.ticket == again] == [0.0, 0.0, 0.0]
+    for kernel in ("crashes", "hangs", "refused"):  # once, by whichever of the two jobs came to it first
+        seconds = {event.ticket: event.seconds for event in of(Compiled, events) if event.kernel == kernel}
+        assert seconds.keys() == {job, again}
+        assert min(seconds.values()) == 0.0 < max(seconds.values())
     assert [event.reason for event in of(Finished, events) if event.reason] == ["OSError: a library that fails"]
     assert unfinished(cache) == []
 
