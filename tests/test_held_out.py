@@ -37,12 +37,12 @@ HELD_OUT = {
     ("H200 SXM", "unpipelined exp"): 29.3,
     ("H200 SXM", "unpipelined sig"): 11.3,
     ("H200 SXM", "all"): 8.1,
-    ("H100 SXM", "fused exp"): 7.4,
-    ("H100 SXM", "fused sig"): 8.9,
-    ("H100 SXM", "tfla exp"): 5.8,
-    ("H100 SXM", "tfla sig"): 9.3,
-    ("H100 SXM", "unpipelined sig"): 6.8,
-    ("H100 SXM", "all"): 8.3,
+    ("H100 SXM", "fused exp"): 9.5,
+    ("H100 SXM", "fused sig"): 8.6,
+    ("H100 SXM", "tfla exp"): 5.1,
+    ("H100 SXM", "tfla sig"): 9.0,
+    ("H100 SXM", "unpipelined sig"): 6.9,
+    ("H100 SXM", "all"): 8.0,
 }
 TOLERANCE = 0.1  # percentage points; every mutation below moves some median by five times as much
 
@@ -68,7 +68,7 @@ def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_
     verdict = judge(folders)
     before = {name: count for name, count in verdict.others.items() if "as it was before" in name}
     assert {name.split()[0]: count for name, count in before.items()} == {
-        "hopper_exp": 56, "hopper_sig": 48, "hopper_simple_gla": 17, "hopper_gated_retention": 1,
+        "hopper_exp": 52, "hopper_sig": 43, "hopper_simple_gla": 17, "hopper_gated_retention": 1,
     }  # fmt: skip
     changed = Problem(1, 16, 65536, 128, 256, 8192)
     assert calibrated.launched_otherwise(changed, Modelled("fused", "exp"))
