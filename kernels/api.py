@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypedDict, Unpack, cast, overload
 import torch
 from torch import Tensor
 
-from . import chunkwise_operator, packed, reference
+from . import chunkwise_operator, documents_operator, packed, reference
 from .backends import (
     REFERENCE_CHUNK_SIZE,
     Arguments,
@@ -45,6 +45,7 @@ from .checks import (
 from .epilogue import skip_and_gate
 from .plan.tfla import TileConfig
 from .prologue import add_bias
+from .reference import per_head_decays
 from .state import State, zero_state
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, ChunkSize, Gate, Implementation, Layout
 
@@ -522,9 +523,14 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
         return _run(call, gate, chosen, return_last_state)
     if call.initial is None and not return_last_state:
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
+    bounds = packed.bounds(chosen.cu_seqlens, T)
+    setup = chunkwise_operator.Setup(chosen.implementation, gate, chosen.state_dtype, chosen.config)
+    L = None if chosen.chunk_size == "auto" else chosen.chunk_size
+    if documents_operator.take(call, setup, L, bounds):
+        return _run_documents(call, gate, chosen, return_last_state, bounds)
     outputs: list[Tensor] = []
     states: list[State] = []
-    for batch in packed.batches(call, packed.runs(packed.bounds(chosen.cu_seqlens, T))):
+    for batch in packed.batches(call, packed.runs(bounds)):
         if batch.v.shape[2] == 0:
             h, last = batch.v, _nothing_written(batch, gate)
         else:
@@ -533,6 +539,22 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
         if last is not None:
             states.append(last)
     return packed.end_to_end(outputs), packed.joined(states) if return_last_state else None
+
+
+def _run_documents(
+    call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool, bounds: list[int]
+) -> tuple[Tensor, State | None]:
+    """Return what `_run_packed` does, of documents that kernels take in one launch."""
+    q, _, v, f, i, _, skip = call
+    check_for_kernels(q, v, chosen.chunk_size, chosen.implementation)
+    if gate.per_head:
+        call = call._replace(f=per_head_decays(gate, f, i, v))
+        gate = Gate("log_decay", gate.input, gate.normalize)
+    setup = chunkwise_operator.Setup(chosen.implementation, gate, chosen.state_dtype, chosen.config)
+    scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)
+    L = None if chosen.chunk_size == "auto" else chosen.chunk_size
+    h, last = documents_operator.run(call, setup, scale, L, return_last_state, bounds)
+    return skip_and_gate(h, v, skip, None, head_axis=1), last
 
 
 def _nothing_written(call: Arguments, gate: Gate) -> State:

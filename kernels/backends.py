@@ -86,6 +86,7 @@ class Kernels(NamedTuple):
             over these. Kernels without it get copies of q and k.
         adds_skip: forward and backward heed `arguments.skip`, and backward returns its gradient behind the others.
             Kernels without it get None, and the skip connection is another pass over memory.
+        documents: kernels that take packed sequences with states, or None.
     """
 
     forward: Callable[[Arguments, KernelOptions], tuple[Tensor, State | None, tuple[Tensor, ...]]]
@@ -95,6 +96,27 @@ class Kernels(NamedTuple):
     default_chunk_size: Callable[..., int]
     shares_heads: bool = False
     adds_skip: bool = False
+    documents: DocumentKernels | None = None
+
+
+class DocumentKernels(NamedTuple):
+    """Describe kernels for documents that lie end to end along T, each with its states, in a batch of one.
+
+    All take `bounds`, where documents begin and end: [0, ..., T]. States are one a document, (documents, H, ...).
+
+    Attributes:
+        takes: (bounds, v) -> whether they are faster than a call for each run of documents of one length.
+        forward: (arguments, options, bounds) -> (h, last, saved), as of `Kernels`, without a skip connection, for a
+            gate with a forget gate a step.
+        backward: (dh, d_last, C_last, arguments, saved, options, bounds) -> gradients, as of `Kernels`; C_last is C of
+            the last state, given where d_last has one.
+        empty_saved: (q, v, options, bounds) -> uninitialised tensors like `saved`.
+    """
+
+    takes: Callable[[list[int], Tensor], bool]
+    forward: Callable[[Arguments, KernelOptions, list[int]], tuple[Tensor, State | None, tuple[Tensor, ...]]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
+    empty_saved: Callable[[Tensor, Tensor, KernelOptions, list[int]], tuple[Tensor, ...]]
 
 
 def _tfla(levels: int) -> Kernels:

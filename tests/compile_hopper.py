@@ -44,7 +44,7 @@ from tflabench.kernels.hopper.launch import (
     PACK,
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
-from tflabench.kernels.hopper.schedule import Counts
+from tflabench.kernels.hopper.schedule import Counts, DocumentCounts
 from tflabench.kernels.hopper.state import States
 from tflabench.kernels.hopper.workarounds import ASSEMBLY
 from tflabench.kernels.launching import COMPILED
@@ -105,6 +105,7 @@ def pointers(types: tuple[Any, ...], place: tuple[int, ...]) -> Iterator[tuple[i
 
 
 def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dtype: str) -> dict[str, Any]:
+    named = TUPLES_OF.get(kernel, TUPLES)
     if kernel in CONFIGURED:
         config = WalkConfig.of(**constants, bfloat16=dtype == "bf16")
         if config.normalise:
@@ -112,11 +113,12 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if config.row_sums:
             kernel = backward_dqk.walk_backward_dqk_with_sums
         constants = {"config": config}
+        if config.documents:
+            named = {**named, "counts": DocumentCounts(*["i32"] * 6, "*i32")}  # type: ignore[arg-type]
     elif kernel is walk_dkdv:
         constants = {"config": DkdvConfig.of(**constants)}
     elif kernel is gradients:
         constants = {"config": TileGradientsConfig.of(**constants)}
-    named = TUPLES_OF.get(kernel, TUPLES)
 
     def type_of(argument: str) -> Any:
         if argument in constants:
@@ -191,6 +193,8 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "h for segments": h(halved=True, keep_states=True),
         "h normalised for segments": h(normalise=True, keep_states=True),
         "h of a skip connection": h(skip=True),  # Mamba 2
+        "h of documents": h(documents=True),
+        "h normalised of documents": h(normalise=True, documents=True),
     }
     outputs["h of float16"], outputs["h normalised of float16"] = outputs["h"], outputs["h normalised"]
     dqk = partial(dqk_constants, d_qk, d_hv)
@@ -198,11 +202,17 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
         "dq": dqk(),
         "dk": dqk(reverse=True),
         "dq of a skip connection": dqk(store_diagonal=True),  # Mamba 2
+        "dq of documents": dqk(documents=True),
+        "dk of documents": dqk(reverse=True, documents=True),
     }
     if d_hv <= WIDTH:
         walks |= {"dq without row sums": dqk(row_sums=False), "dk without row sums": dqk(row_sums=False, reverse=True)}
     walks["dq of float16"] = walks["dq"]
-    dv = {"dv": h(reverse=True), "dv of a skip connection": h(reverse=True, skip=True)}
+    dv = {
+        "dv": h(reverse=True),
+        "dv of a skip connection": h(reverse=True, skip=True),
+        "dv of documents": h(reverse=True, documents=True),
+    }
     found: dict[str, tuple[Any, dict[str, Any], int]]
     found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
     found |= {name: (backward_dv.walk_backward_dv, constants, 128) for name, constants in dv.items()}

@@ -139,7 +139,7 @@ def emulate_walk_forward(
     inputs: Inputs, h: Tensor, walk: plans.Walk, *,
     states: States, norm: NormaliserTensors | None = None, independent: bool = False,
 ) -> None:  # fmt: skip
-    q, k, v, exponents, skip = inputs
+    q, k, v, exponents, skip, _ = inputs
     emulate_walk(
         q, k, v, h, exponents, walk.cut, reverse=False, transposed=True, first=states.initial, last=states.final,
         norm=norm, skip=skip, independent=independent, walked=walk.segments,
@@ -151,7 +151,7 @@ def emulate_dq(
     inputs: Inputs, dh: Tensor, dq: Tensor, walk: plans.Walk, *,
     initial: Tensor | None, sums: RowSumTensors | None = None, diagonal: Tensor | None = None,
 ) -> None:  # fmt: skip
-    q, k, v, exponents, _ = inputs
+    q, k, v, exponents, *_ = inputs
     through, *within = sums or (None,)
     emulate_walk(
         dh, v, k, dq, exponents, walk.cut, reverse=False, transposed=False, first=initial, x=q if sums else None,
@@ -162,7 +162,7 @@ def emulate_dq(
 def emulate_dk(
     inputs: Inputs, dh: Tensor, dk: Tensor, walk: plans.Walk, *, states: States, sums: RowSumTensors | None = None
 ) -> None:
-    q, k, v, exponents, _ = inputs
+    q, k, v, exponents, *_ = inputs
     emulate_walk(
         v, dh, q, dk, exponents, walk.cut, reverse=True, transposed=False, first=states.initial, last=states.final,
         x=k if sums else None, sums=sums and sums.through, independent=True,
@@ -170,7 +170,7 @@ def emulate_dk(
 
 
 def emulate_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: plans.Walk, *, initial: Tensor | None) -> None:
-    q, k, _, exponents, skip = inputs
+    q, k, _, exponents, skip, _ = inputs
     emulate_walk(
         k, q, dh, dv, exponents, walk.cut, reverse=True, transposed=True, first=initial, skip=skip, independent=True
     )  # fmt: skip
@@ -184,7 +184,7 @@ def emulate_dkdv(
     inputs: Inputs, dh: Tensor, dk: Tensor, dv: Tensor, walk: plans.Walk, *,
     initial: Tensor | None = None, final: Tensor | None = None, row_sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    q, k, v, exponents, skip = inputs
+    q, k, v, exponents, skip, _ = inputs
     cut = walk.cut
     start((q, k, v, dh, *exponents, initial, skip), (dk, dv, final, row_sums), independent=True)
     H, T = dv.shape[1:3]
@@ -290,7 +290,7 @@ def emulate_gradients(
     inputs: Inputs, dh: Tensor, states: tuple[Tensor, Tensor], outputs: Gradients, of: plans.TileGradients, *,
     skip_dots: Tensor | None = None, row_sums: Tensor | None = None, through: Tensor | None = None,
 ) -> None:  # fmt: skip
-    q, k, v, exponents, skip = inputs
+    q, k, v, exponents, skip, _ = inputs
     C, dC = states
     dq, dk, dv = outputs
     assert dq.shape[1] == v.shape[1] // of.together

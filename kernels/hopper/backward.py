@@ -99,7 +99,7 @@ def backward(
     if dn is not None:
         m_0 = None if initial is None else initial.m
         every = gates.log_gates(f, i, gate, (v.shape[0], v.shape[1], v.shape[2]), m_0)
-        dn_0, dk, dots = _through_last_n(dn, shared(k, v.shape[1]), dk, every)
+        dn_0, dk, dots = through_last_n(dn, shared(k, v.shape[1]), dk, every)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
     df = di = None
@@ -143,12 +143,12 @@ def _tile_by_tile(
     inputs: Inputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
 ) -> KernelResults:
     """Make gradients from states (64, 64) before and after every tile."""
-    q, k, v, e, skip = inputs
+    q, k, v, e, skip, _ = inputs
     B, H, T = v.shape[:3]
     assert plan.by_tiles
     of_C, of_dC, of_tiles = plan.by_tiles
     heads = H // of_tiles.together
-    dq, dk, dv = _output(q, heads), _output(k, heads), _output(v, H)
+    dq, dk, dv = output(q, heads), output(k, heads), output(v, H)
     C = q.new_empty((B, H, plan.cut.tiles * TILE, TILE))
     dC = dv if T % TILE == 0 else torch.empty_like(C)  # of a tile dC is read before dv is written
     launch_kept_states(StateInputs(k, v, e), C, of_C, initial=states.C)
@@ -168,7 +168,7 @@ def _in_walks(
     inputs: Inputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
 ) -> KernelResults:
     """Make gradients in walks: dq, then dk and dv, together or apart."""
-    q, k, v, _, skip = inputs
+    q, k, v, _, skip, _ = inputs
     H = v.shape[1]
     of_dq, *others = plan.walks
     qdq, kdk = empty_row_sums(q, v) if of_dq.sums else (None, None)
@@ -177,9 +177,9 @@ def _in_walks(
         of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
     if skip is not None:
         skip_dots = q.new_empty((of_dq.column_pieces, *v.shape[:3]), dtype=torch.float32)
-    dq = _output(q, H)
+    dq = output(q, H)
     launch_dq(inputs, dh, dq, of_dq, initial=states.C, sums=of_q, diagonal=skip_dots)
-    dk, dv = _output(k, H), _output(v, H)
+    dk, dv = output(k, H), output(v, H)
     if len(others) == 1:
         row_sums = kdk.every if kdk else None
         launch_dkdv(inputs, dh, dk, dv, *others, initial=states.dC, final=states.dC_0, row_sums=row_sums)
@@ -198,7 +198,7 @@ def _last_state(inputs: Inputs, of: plans.StatePass, C_0: Tensor | None) -> Tens
     return C_last
 
 
-def _through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:
+def through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:
     """Return dn_0, dk and k.dk (B, H, T) with what the gradient dn of n_last = sum_j w_j k_j + w_0 n_0 adds.
 
     It is plain PyTorch, for it is rare.
@@ -207,10 +207,10 @@ def _through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> t
     weight = (torch.nn.functional.pad(reach[..., 1:], (0, 1)) + log_gates.log_i).exp()
     dots = weight * torch.einsum("bhtd,bhd->bht", k.float(), dn)
     dk = (dk.float() + weight[..., None] * dn[:, :, None]).to(dk.dtype)
-    return reach[..., :1].exp() * dn, dk, dots
+    return log_gates.log_f.sum(-1, keepdim=True).exp() * dn, dk, dots
 
 
-def _output(like: Tensor, heads: int) -> Tensor:
+def output(like: Tensor, heads: int) -> Tensor:
     """Return an empty tensor with the strides of torch.empty_like(like).
 
     It is contiguous where TMA cannot take these, or where heads share one of `like` and each has its own.

@@ -731,7 +731,7 @@ def launch_dkdv(
             if given.
         row_sums: (parts, B, H, T) float32: those of k * dk as far as dk comes through dC go to the first part.
     """
-    q, k, v, exponents, skip = inputs
+    q, k, v, exponents, skip, _ = inputs
     _, heads, group, steps, d_qk, d_hv = walk.sizes
     config = DkdvConfig.of(
         walk.shape, d_qk=d_qk, d_hv=d_hv, row_sums=row_sums is not None, skip=skip is not None,

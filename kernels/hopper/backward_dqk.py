@@ -315,7 +315,8 @@ def send_tile(out_desc, work, tile, output, slot, config: gl.constexpr, ADD: gl.
     """Start the copy of 128 columns of the output of a tile to memory, or add them to what is there."""
     first_block = 2 * get_row_piece(work, config)
     for half in gl.static_range(2):
-        send_block(out_desc, work, tile, 64 * (first_block + half), output.blocks.index(slot.slot * 2 + half), ADD)
+        columns = output.blocks.index(slot.slot * 2 + half)
+        send_block(out_desc, work, tile, 64 * (first_block + half), columns, config, ADD)
 
 
 @gluon.jit
@@ -440,9 +441,9 @@ def launch_dq(
         initial: C (B, H, segments, d_qk, d_hv) float32, or None for zero.
         diagonal: (column pieces, B, H, T) float32, where dh_t . v_t of their columns goes.
     """
-    q, k, v, exponents, _ = inputs
+    q, k, v, *_ = inputs
     states = States(initial=initial)
-    _launch(Roles(dh, v, k, q, dq), exponents, walk, states=states, sums=sums, diagonal=diagonal, reverse=False)
+    _launch(Roles(dh, v, k, q, dq), inputs, walk, states=states, sums=sums, diagonal=diagonal, reverse=False)
 
 
 def launch_dk(
@@ -456,16 +457,16 @@ def launch_dk(
         walk: over these segments; with more than one, `states.initial` has what each of them starts from.
         states: dC (B, H, segments, d_qk, d_hv) float32: initial is read before each segment, final is written after.
     """
-    q, k, v, exponents, _ = inputs
-    _launch(Roles(v, dh, q, k, dk), exponents, walk, states=states, sums=sums, diagonal=None, reverse=True)
+    q, k, v, *_ = inputs
+    _launch(Roles(v, dh, q, k, dk), inputs, walk, states=states, sums=sums, diagonal=None, reverse=True)
 
 
 def _launch(
-    roles: Roles, exponents: Exponents, walk: Walk, *,
+    roles: Roles, inputs: Inputs, walk: Walk, *,
     states: States, sums: RowSumTensors | None, diagonal: Tensor | None, reverse: bool,
 ) -> None:  # fmt: skip
     """Launch a walk."""
-    sizes = walk.sizes
+    sizes, exponents = walk.sizes, inputs.exponents
     unused = exponents.g
     places = pointers(states, unused)
     query, key, value, primal, out = map(descriptor, roles)
@@ -473,6 +474,7 @@ def _launch(
         walk.shape, d_qk=sizes.d_qk, d_hv=sizes.d_hv,
         bfloat16=roles.out.dtype == torch.bfloat16, transposed=False, reverse=reverse,
         row_sums=sums is not None, store_diagonal=diagonal is not None,
+        documents=inputs.documents is not None,
     )  # fmt: skip
     diagonal = unused if diagonal is None else diagonal
     if sums is None:
@@ -486,7 +488,7 @@ def _launch(
         kernel, more = walk_backward_dqk_with_sums, (value, primal, out, tensors)
     enqueue(
         kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles,
-        Counts.of(walk, states, independent=reverse),
+        Counts.of(walk, states, inputs.documents, independent=reverse),
         config=config, num_warps=8 if config.row_sums else 4, maxnreg=128, launch_pdl=walk.pieces == 1,
         **ASSEMBLY,
     )  # fmt: skip

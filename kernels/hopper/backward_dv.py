@@ -49,15 +49,15 @@ def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Te
         walk: over these segments; with more than one, `initial` has what each of them starts from.
         initial: dC (B, H, segments, d_qk, d_hv) float32, or None for zero.
     """
-    q, k, _, exponents, skip = inputs
+    q, k, _, exponents, skip, documents = inputs
     config = WalkConfig.of(
         walk.shape, d_qk=q.shape[-1], d_hv=dv.shape[-1],
-        bfloat16=q.dtype == torch.bfloat16, reverse=True, skip=skip is not None,
+        bfloat16=q.dtype == torch.bfloat16, reverse=True, skip=skip is not None, documents=documents is not None,
     )  # fmt: skip
     states, unused = States(initial=initial), exponents.g
     enqueue(
         walk_backward_dv, walk.programs, *map(descriptor, (k, q, dh, dv)), exponents,
         pointers(states, unused), unused if skip is None else skip,
-        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, independent=True), config=config,
-        num_warps=4, maxnreg=128, launch_pdl=walk.pieces == 1, **ASSEMBLY,
+        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, documents, independent=True),
+        config=config, num_warps=4, maxnreg=128, launch_pdl=walk.pieces == 1, **ASSEMBLY,
     )  # fmt: skip

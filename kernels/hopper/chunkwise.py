@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tflabench.kernels.backends import Kernels
+from tflabench.kernels.backends import DocumentKernels, Kernels
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
 from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
@@ -15,6 +15,7 @@ from tflabench.kernels.types import Gate
 
 def kernels() -> Kernels:
     """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
+    from . import documents
     from .backward import backward
     from .forward import empty_saved, forward
 
@@ -26,6 +27,7 @@ def kernels() -> Kernels:
         default_chunk_size=default_chunk_size,
         shares_heads=True,
         adds_skip=True,
+        documents=DocumentKernels(documents.takes, documents.forward, documents.backward, documents.saved_like),
     )
 
 

@@ -52,6 +52,7 @@ class WalkConfig(KernelConfig):
         skip: add skip V to H, or skip dH to dV, a number a head.
         store_diagonal: write the products of query and key of the same step.
         keep_states: store the states that the segments of another cut start from.
+        documents: walk over documents that lie end to end, see `documents`.
     """
 
     d_qk: int
@@ -69,6 +70,7 @@ class WalkConfig(KernelConfig):
     skip: bool = False
     store_diagonal: bool = False
     keep_states: bool = False
+    documents: bool = False
 
     @classmethod
     @cache

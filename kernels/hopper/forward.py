@@ -197,10 +197,11 @@ def launch_walk(
         norm: divide h by the denominators.
         independent: the kernel launched just before makes nothing that this one reads, so it need not wait for it.
     """
-    q, k, v, gates, skip = inputs
+    q, k, v, gates, skip, documents = inputs
     config = WalkConfig.of(
         walk.shape, d_qk=q.shape[-1], d_hv=v.shape[-1], bfloat16=q.dtype == torch.bfloat16,
         normalise=norm is not None, skip=skip is not None, keep_states=states.kept is not None,
+        documents=documents is not None,
     )  # fmt: skip
     # Pieces of a state are to start together, not as the kernel before leaves multiprocessors. A first segment takes
     # those that the state pass leaves.
@@ -212,7 +213,8 @@ def launch_walk(
         kernel, more = walk_forward_normalised, pointers(norm, unused)
     enqueue(
         kernel, walk.programs, *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
-        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, independent=independent), config=config,
+        walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, documents, independent=independent),
+        config=config,
         num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
 
@@ -278,7 +280,7 @@ def _walk_segments(launch: Any, inputs: Inputs, plan: plans.Forward, before: Mat
         launch: takes a walk, the `Matrices` before and after its segments, and options of `launch_walk`.
         before: the states before the first step.
     """
-    _, k, v, e, _ = inputs
+    k, v, e = inputs[1:4]
 
     def walk_first(starts: Matrices) -> None:
         """Write h of the first segment, and the states that the second one starts from."""

@@ -26,6 +26,9 @@ class Inputs(NamedTuple):
             TMA takes them (`tfla.tiles.aligned`).
         exponents: of the gates.
         skip: (H,) float32, without a normaliser: h_t has skip v_t added; None for nothing.
+        documents: where documents lie end to end along T, (documents, 4) int32, the longest first: its number, its
+            first tile in `exponents` and the one after its last, and how many steps its tiles come before their places
+            there. None for sequences.
     """
 
     q: Tensor
@@ -33,6 +36,7 @@ class Inputs(NamedTuple):
     v: Tensor
     exponents: Exponents
     skip: Tensor | None
+    documents: Tensor | None = None
 
 
 def pointers(tensors: Any, unused: Tensor) -> Any:

@@ -30,7 +30,7 @@ from tflabench.kernels.plan.hopper_shapes import PACK
 from .config import PackedHeadsConfig
 from .launch import Inputs, descriptor, pointers
 from .pipeline import Cursor, Ring, aggregate, allocate_ring, begin_kernel
-from .schedule import Counts, Schedule, get_state_index, get_work_item
+from .schedule import Counts, Schedule, get_segment, get_state_index
 from .state import States, start_state_update, state_pointers
 from .tiles import ACC, ACC_ROW, BLOCK_BYTES, VECTOR, operands
 from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_load, tma_store, wait_for_products
@@ -188,7 +188,7 @@ def score_partition(program, descs, skip_ptr, x_smem, y_smem):
     i = 0
     stage = inputs.ring.begin()
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config)
+        work = get_segment(schedule, item, config)
         load_tile(program, descs, work, work.first_tile, stage)
         next_x, next_y, next_g = load_gates(program, work, work.first_tile)
         for tile in range(work.first_tile, work.end_tile):
@@ -317,7 +317,7 @@ def state_partition(program, output, HALF: gl.constexpr):
     schedule, ring = program.schedule, program.inputs.ring
     i = 0
     for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, config)
+        work = get_segment(schedule, item, config)
         states = load_states(program, work, HALF)
         for tile in range(work.first_tile, work.end_tile):
             stage = ring.at(i)
@@ -406,7 +406,7 @@ def launch_packed_heads(inputs: Inputs, h: Tensor, walk: Walk, states: States) -
         walk: over these segments; with more than one, `states` has what each of them starts from.
         states: what is None is neither read nor written; none are kept.
     """
-    q, k, v, gates, skip = inputs
+    q, k, v, gates, skip, _ = inputs
     cut, sizes = walk.cut, walk.sizes
     config = PackedHeadsConfig.of(
         walk.shape,

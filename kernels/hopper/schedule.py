@@ -57,19 +57,46 @@ class Counts(NamedTuple):
     independent: int = 1
 
     @classmethod
-    def of(cls, walk: Walk, states: States, *, independent: bool = False) -> "Counts":
-        """Return what the kernel of a walk takes, see `as_argument`."""
+    def of(
+        cls, walk: Walk, states: States, documents: Any = None, *, independent: bool = False
+    ) -> "Counts | DocumentCounts":
+        """Return what the kernel of a walk takes, see `as_argument`; documents: the table of `Inputs`."""
         _, heads, group, _, _, _ = walk.sizes
         _, segment_tiles, count = walk.cut
         kept = (1, 1) if walk.kept is None else walk.kept[1:]
-        return cls(
+        found = cls(
             heads, group, segment_tiles, count, walk.segments.stop, len(walk.segments), *kept,
             1 + (states.initial is not None), 1 + (states.final is not None), 1 + independent,
         ).as_argument()  # fmt: skip
+        return found if documents is None else DocumentCounts.of(found, documents)
 
     def as_argument(self) -> "Counts":
         """Return what a kernel takes, see `encode_counts`."""
         return encode_counts(self)
+
+
+class DocumentCounts(NamedTuple):
+    """What a program reads for a work item of a walk over documents, in place of `Counts`.
+
+    Attributes:
+        num_heads, heads_per_qk, loads, stores, independent: as of `Counts`.
+        num_segments: documents.
+        table: see `Inputs`.
+    """
+
+    num_heads: int
+    heads_per_qk: int
+    num_segments: int
+    loads: int
+    stores: int
+    independent: int
+    table: Any
+
+    @classmethod
+    def of(cls, counts: Counts, table: Any) -> "DocumentCounts":
+        """Return what the kernel of a walk takes whose `Counts.as_argument` these are."""
+        c = counts
+        return cls(c.num_heads, c.heads_per_qk, c.num_segments, c.loads, c.stores, c.independent, table)
 
 
 @gluon.jit
@@ -91,7 +118,7 @@ class Schedule:
     Fields:
         num_items: work items.
         num_steps, num_tiles: of a sequence.
-        counts: `Counts.as_argument`.
+        counts: `Counts.as_argument`, or `DocumentCounts`.
     """
 
     num_items: gl.tensor
@@ -111,6 +138,7 @@ class WorkItem:
         first_tile, end_tile: of the segment.
         state_index: the place of the segment's state among all of them, int64.
         piece: which rows and columns of the state, see `get_row_piece` and `get_column_piece`.
+        shift: of a document, how many steps its tiles come before their places in `Exponents`.
     """
 
     batch: gl.tensor
@@ -122,6 +150,39 @@ class WorkItem:
     end_tile: gl.tensor
     state_index: gl.tensor
     piece: gl.tensor
+    shift: gl.tensor
+
+
+@gluon.jit
+def get_document(schedule, item, config: gl.constexpr):
+    """Return the work item of a document of one head, by a row of the table (`launch.Inputs`).
+
+    Documents come from the longest to the shortest. Programs take them in turns, every other time in reverse: so one
+    that has got a longer document gets a shorter one next.
+    """
+    PIECES: gl.constexpr = config.pieces
+    num_heads = read_count(schedule.counts.num_heads, item)
+    side_by_side = gl.num_programs(0) // PIECES
+    turn = item // PIECES // side_by_side
+    first = turn * side_by_side
+    place = item // PIECES - first
+    if turn % 2 == 1:
+        place = gl.minimum(side_by_side, schedule.num_items // PIECES - first) - 1 - place
+    head = (first + place) % num_heads
+    at = schedule.counts.table + (first + place) // num_heads * 4
+    document = gl.load(at)
+    return WorkItem(
+        batch=item * 0,
+        head=head,
+        qk_head=head // read_count(schedule.counts.heads_per_qk, item),
+        row=head,
+        segment=document,
+        first_tile=gl.load(at + 1),
+        end_tile=gl.load(at + 2),
+        state_index=(document * num_heads + head).to(gl.int64),
+        piece=item % PIECES,
+        shift=gl.load(at + 3),
+    )
 
 
 @gluon.jit
@@ -130,6 +191,15 @@ def get_work_item(schedule, item, config: gl.constexpr):
 
     Pieces of a state are consecutive: they run side by side and share Q and K in the L2 cache.
     """
+    if config.documents:
+        return get_document(schedule, item, config)
+    else:
+        return get_segment(schedule, item, config)
+
+
+@gluon.jit
+def get_segment(schedule, item, config: gl.constexpr):
+    """Return the work item of a segment of one head."""
     PIECES: gl.constexpr = config.pieces
     counts = schedule.counts
     num_heads = read_count(counts.num_heads, item)
@@ -155,7 +225,17 @@ def get_work_item(schedule, item, config: gl.constexpr):
         end_tile=end,
         state_index=(row * num_segments + segment).to(gl.int64),
         piece=item % PIECES,
+        shift=item * 0,
     )
+
+
+@gluon.jit
+def get_step(work, tile, config: gl.constexpr):
+    """Return the first step of a tile of a work item in Q, K and V."""
+    if config.documents:
+        return tile * 64 - work.shift
+    else:
+        return tile * 64
 
 
 @gluon.jit

@@ -44,7 +44,7 @@ from .config import CarryConfig, SegmentStatesConfig
 from .conversions import nearest, widened
 from .launch import descriptor, pointers
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel
-from .schedule import Counts, Schedule, get_state_index, get_work_item, read_count
+from .schedule import Counts, Schedule, get_segment, get_state_index, read_count
 from .state import Matrices, States, state_pointers
 from .tiles import ACC, ACC_OPERAND, BLOCK_BYTES, block, load_blocks
 from .workarounds import (
@@ -399,7 +399,7 @@ def accumulate(
     BLOCKS_HV: gl.constexpr = config.blocks_hv
     dtype: gl.constexpr = qk_desc.dtype
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
-    work = get_work_item(schedule, gl.program_id(0), config)
+    work = get_segment(schedule, gl.program_id(0), config)
     qk = gl.allocate_shared_memory(dtype, [STAGES * BLOCKS_QK, 1, 1, 64, 64], qk_desc.layout)
     hv = gl.allocate_shared_memory(dtype, [STAGES * BLOCKS_HV, 1, 1, 64, 64], qk_desc.layout)
     kept_smem = qk

@@ -41,6 +41,7 @@ from .schedule import (
     get_kept_index,
     get_part_offset,
     get_row_piece,
+    get_step,
     get_tile,
     get_work_item,
     is_independent,
@@ -205,12 +206,13 @@ def load_tile(program, descs, work, tile, stage):
     fence_async_shared()  # consumers' reads of the stage, before the copies write there
     full = ring.full.index(stage.slot)
     mbarrier.expect(full, BLOCK_BYTES * (2 * BLOCKS_KEY + VALUES * BLOCKS_VALUE))
+    step = get_step(work, tile, config)
     if config.transposed:
-        at_key = (work.batch, work.qk_head, tile * 64, 0)
-        at_value = (work.batch, work.head, tile * 64, work.piece * (64 * BLOCKS_VALUE))
+        at_key = (work.batch, work.qk_head, step, 0)
+        at_value = (work.batch, work.head, step, work.piece * (64 * BLOCKS_VALUE))
     else:
-        at_key = (work.batch, work.head, tile * 64, get_first_column(work, config))
-        at_value = (work.batch, work.qk_head, tile * 64, get_row_piece(work, config) * (64 * BLOCKS_VALUE))
+        at_key = (work.batch, work.head, step, get_first_column(work, config))
+        at_value = (work.batch, work.qk_head, step, get_row_piece(work, config) * (64 * BLOCKS_VALUE))
     load_blocks(descs[0], at_key, inputs.query, stage.slot * BLOCKS_KEY, BLOCKS_KEY, full)
     load_blocks(descs[1], at_key, inputs.key, stage.slot * BLOCKS_KEY, BLOCKS_KEY, full)
     load_blocks(descs[2], at_value, inputs.value, stage.slot * BLOCKS_VALUE, BLOCKS_VALUE, full)
@@ -484,11 +486,20 @@ def apply_due_decay(blocks, scores, i, BLOCKS: gl.constexpr):
 
 
 @gluon.jit
-def send_block(desc, work, tile, column, out, ADD: gl.constexpr = False):
-    """Start the copy of a block of the output to memory, or add it to what is there."""
-    at = [work.batch, work.head, tile * 64, column]
+def send_block(desc, work, tile, column, out, config: gl.constexpr, ADD: gl.constexpr = False):
+    """Start the copy of a block of the output to memory, or add it to what is there.
+
+    The last tile of a document ends in the next documents, where it is 0. So it is added, as is the first tile of a
+    document, to zeros.
+    """
+    at = [work.batch, work.head, get_step(work, tile, config), column]
     if ADD:
         tma_add(desc, at, out)
+    elif config.documents:
+        if (tile == work.first_tile) | (tile == work.end_tile - 1):
+            tma_add(desc, at, out)
+        else:
+            tma_store(desc, at, out)
     else:
         tma_store(desc, at, out)
 
@@ -559,7 +570,7 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
         barrier()
         if r == BLOCKS_VALUE - 1:
             scores.ring.consumer_release(slot)
-        send_block(out_desc, work, tile, first_row + 64 * r, out_block)
+        send_block(out_desc, work, tile, first_row + 64 * r, out_block, config)
         new_state += (finish_state_update(wait_for_products(0, deps=in_flight + kept), BLOCKS_KEY),)
     barrier()
     inputs.ring.consumer_release(stage)

@@ -595,7 +595,7 @@ def launch_gradients(
         states: C before and dC after every tile, as `launch_kept_states` makes them; dC may lie where dv goes.
         skip_dots, row_sums, through: as in `Tensors`, with a skip, and for gradients of gates.
     """
-    q, k, v, exponents, skip = inputs
+    q, k, v, exponents, skip, _ = inputs
     dq, dk, dv = outputs
     B, H, group, T, _, _ = of.sizes
     num_tiles = exponents.g.shape[-1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
@@ -34,6 +35,7 @@ from .sizes import Device, Sizes
 
 STATE_BYTES = 4  # of an element of a state: float32, whatever the inputs are
 SUM_BYTES = 4  # of a row sum: float32
+STEPS_OF_LAUNCH = 1024  # of one program, in the time in which a host launches what a pass takes
 CARRIED = 1024  # elements of a state in a program that joins the states of parts, at most
 EXPONENT_BYTES = 8  # of both gates of a step: float32
 
@@ -449,6 +451,56 @@ def backward(
     if takes_dkdv(d_qk, d_hv, row_sums=gate_gradients):
         return Backward(cut, state_pass, (dq, walk("dk, dv", d_hv, d_qk, sums=gate_gradients, with_dv=True)))
     return Backward(cut, state_pass, (dq, walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv)))
+
+
+class OfDocuments(NamedTuple):
+    """Name the launches for documents that lie end to end along T, each a segment that has states of its own.
+
+    Attributes:
+        h: of forward.
+        dq, dk, dv: of backward.
+    """
+
+    h: Walk
+    dq: Walk
+    dk: Walk
+    dv: Walk
+
+
+@lru_cache(1024)
+def of_documents(
+    sizes: Sizes, device: Device, count: int, *, normalise: bool = False, gate_gradients: bool = False
+) -> OfDocuments:
+    """Return what `count` documents launch.
+
+    Args:
+        sizes: of one sequence, whose steps are those of all tiles.
+        gate_gradients: with row sums, of which those of the gates are made.
+    """
+    cut, d_qk, d_hv = Segments(cdiv(sizes.steps, TILE), 1, count), sizes.d_qk, sizes.d_hv
+    sums = gate_gradients or d_hv > WIDTH
+
+    def walk(name: str, columns: int, rows: int, *, normalise: bool = False, sums: bool = False) -> Walk:
+        chip = device.multiprocessors
+        return Walk(name, sizes, columns, rows, cut, range(count), chip, normalise=normalise, sums=sums)
+
+    return OfDocuments(
+        walk("h", d_qk, d_hv, normalise=normalise),
+        walk("dq", d_hv, d_qk, sums=sums),
+        walk("dk", d_hv, d_qk, sums=sums),
+        walk("dv", d_qk, d_hv),
+    )
+
+
+def takes_documents(lengths: list[int], heads: int, device: Device) -> bool:
+    """Return whether one launch for all documents beats one for each run of documents of one length.
+
+    In one launch nothing is faster than the longest document in one program. A launch costs as much as STEPS_OF_LAUNCH
+    steps of one program.
+    """
+    launches = 1 + sum(a != b for a, b in pairwise(lengths))
+    shared = sum(lengths) * heads / device.multiprocessors
+    return launches > 1 and max(*lengths, shared) < shared + launches * STEPS_OF_LAUNCH
 
 
 @lru_cache(1024)
