@@ -52,6 +52,7 @@ from .schedule import (
     Counts,
     Schedule,
     get_column_piece,
+    get_items,
     get_part_offset,
     get_row_piece,
     get_tile,
@@ -180,10 +181,11 @@ def score_and_sum_partition(program, tensors, buffers, exponents_smem):
     t = gl.arange(0, 64, layout=STEP)
     stage, slot = inputs.ring.begin(), scores.ring.begin()
     at, steps_left = (schedule.num_steps * 0).to(gl.int64), schedule.num_steps * 0  # of the tile before
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
-        first = get_tile(work, work.first_tile, config)
-        next_x, next_y, next_g = load_gates(program.gates, work.row, first, schedule.num_tiles, t)
+        first_tile = get_tile(work, work.first_tile, config)
+        next_x, next_y, next_g = load_gates(program.gates, work.row, first_tile, schedule.num_tiles, t)
         for turn in range(work.first_tile, work.end_tile):
             tile = get_tile(work, turn, config)
             x, y, g = next_x, next_y, next_g
@@ -294,7 +296,8 @@ def state_and_sum_partition(program, output, through_smem):
     config: gl.constexpr = program.config
     schedule = program.schedule
     i = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
         first_row = 128 * get_row_piece(work, config)
         state = load_state(program, work, first_row, i, WIDE)
@@ -330,7 +333,8 @@ def send_partition(program, out_desc, output, stored_ptr):
     schedule = program.schedule
     SHARED: gl.constexpr = config.column_pieces > 1
     i = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
         column_piece = get_column_piece(work, config)
         stored = stored_ptr + work.state_index * config.row_pieces + get_row_piece(work, config)

@@ -14,18 +14,28 @@ The last step of a gap shuts the forget gate and writes the stabiliser of the ne
 in backward, what the gradient of a document's last state adds to the sums over its steps (`crossings`).
 """
 
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# (Triton's language looks like Python, but its types are its own.)
+
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import NamedTuple
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from heapq import heapreplace
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tflabench.kernels import gates
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.cover import cdiv
+from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
+from tflabench.kernels.launching import enqueue
 from tflabench.kernels.packed import split
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_shapes import TILE
@@ -46,52 +56,140 @@ from .launch import Inputs
 from .normaliser import NormaliserTensors
 from .state import Matrices, States
 
-OPEN = {"sigmoid": float("inf"), "log_decay": 0.0}  # what keeps a state as it is
+KEEP = {"sigmoid": math.inf, "log_decay": 0.0}  # what keeps a state as it is
 NOTHING = {"step": 0.0}  # what writes nothing; else -inf
+STATE_TILES = 3  # tiles in the time in which a program reads and writes a state
+BLOCK = 1024  # places of a program of `_spread`
+ROWS = 16  # steps of a program of `_clear`
 
 
-class Places(NamedTuple):
-    """Where the steps of documents lie among gates, exponents and row sums, int64.
+class Given(NamedTuple):
+    """A gate (1, H, T), or the stabilisers (documents, H) that documents start from, and strides."""
+
+    data: Any
+    head: Any
+    next: Any  # of the next step, or document
+
+
+class Placed(NamedTuple):
+    """The gates by places, (1, H, tiles * 64)."""
+
+    f: Any
+    i: Any
+
+
+@dataclass(frozen=True)
+class SpreadConfig:
+    """Tell what `_spread` is compiled for.
 
     Attributes:
-        table: (documents, 4) int32, see `Inputs`.
-        of_steps: (T,), the place of each step.
-        gaps: (documents,), the tile behind each document.
-        added: the steps, of T, of first and last tiles: outputs are added there.
-        tiles: how many there are, with gaps.
+        keep, nothing: f and i where there is no step: what keeps a state, and writes nothing.
+        has_i, has_m: whether there is i, and stabilisers to start from.
     """
 
-    table: Tensor
-    of_steps: Tensor
-    gaps: Tensor
-    added: Tensor
-    tiles: int
+    keep: float
+    nothing: float
+    has_i: bool
+    has_m: bool
 
     @classmethod
-    def of(cls, bounds: list[int], device: torch.device) -> Places:
-        """Return the places of documents that lie between bounds, [0, ..., T]; the host makes one copy."""
-        count, T = len(bounds) - 1, bounds[-1]
+    @cache
+    def of(cls, gate: Gate, *, has_m: bool) -> SpreadConfig:
+        """Return that of a gate, with stabilisers that documents start from or without."""
+        return cls(KEEP[gate.forget], NOTHING.get(gate.input, -math.inf), gate.input != "none", has_m)
+
+
+@triton.jit(do_not_specialize=["documents", "places", "blocks"])
+def _spread(f, i, m_0, steps, placed, documents, places, blocks, config: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the gates of steps to their places; the last one of a gap has what the next document starts from.
+
+    Args:
+        f, i, m_0: `Given`.
+        steps: see `Places`.
+        placed: `Placed`.
+    """
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    inside = place < places
+    step = tl.load(steps + place, mask=inside, other=-1).to(tl.int64)
+    is_step, is_start = step >= 0, step <= -2
+    x = tl.load(f.data + head * f.head + step * f.next, mask=is_step, other=0.0).to(tl.float32)
+    x = tl.where(is_step, x, tl.where(is_start, float("-inf"), config.keep))
+    tl.store(placed.f + head * places + place, x.to(placed.f.dtype.element_ty), mask=inside)
+    if config.has_i:
+        y = tl.load(i.data + head * i.head + step * i.next, mask=is_step, other=0.0).to(tl.float32)
+        y = tl.where(is_step, y, config.nothing)
+        if config.has_m:
+            document = -1 - step  # the one behind the gap
+            behind = is_start & (document < documents)
+            m = tl.load(m_0.data + document * m_0.next + head * m_0.head, mask=behind, other=0.0)
+            y = tl.where(is_start, m, y)
+        tl.store(placed.i + head * places + place, y.to(placed.i.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "heads"])
+def _clear(out, out_h, out_t, steps, count, heads, d: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Write zeros to `count` steps of all heads of out (1, H, T, d)."""
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    number = tl.program_id(0) // heads * ROWS + tl.arange(0, ROWS)
+    step = tl.load(steps + number, mask=number < count, other=0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    at = out + head * out_h + step[:, None] * out_t + column[None, :]
+    tl.store(at, tl.zeros([ROWS, BLOCK], out.dtype.element_ty), mask=(number < count)[:, None] & (column < d)[None, :])
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the steps of documents lie among gates, exponents and row sums.
+
+    Attributes:
+        bounds: where documents begin and end, [0, ..., T].
+        tiles: how many there are, with gaps.
+        steps: (tiles * 64,) int32, the step at each place, -1 for none; in the last place of the gap behind document n
+            -2 - n.
+        of_steps: (T,) int64, the place of each step.
+        empty: int64, places without a step.
+        gaps: (documents,) int64, the tile behind each document.
+        added: int32, the steps, of T, of first and last tiles: outputs are added there.
+    """
+
+    bounds: tuple[int, ...]
+    tiles: int
+    steps: Tensor
+    of_steps: Tensor
+    empty: Tensor
+    gaps: Tensor
+    added: Tensor
+
+    @classmethod
+    def of(cls, bounds: tuple[int, ...], device: torch.device) -> Places:
+        """Return the places of documents that lie between bounds."""
         edges = torch.tensor(bounds)
         starts, lengths = edges[:-1], edges.diff()
         tiles = (lengths + TILE - 1) // TILE
         gaps = (tiles + 1).cumsum(0) - 1
-        first_tiles = gaps - tiles
-        shifts = first_tiles * TILE - starts
-        longest_first = lengths.argsort(descending=True, stable=True)
-        table = torch.stack([torch.arange(count), first_tiles, gaps, shifts], 1)[longest_first]
+        of_steps = torch.arange(bounds[-1]) + ((gaps - tiles) * TILE - starts).repeat_interleave(lengths)
+        count = int(gaps[-1]) + 1
+        steps = torch.full((count * TILE,), -1, dtype=torch.int32)
+        steps[of_steps] = torch.arange(bounds[-1], dtype=torch.int32)
+        empty = (steps == -1).nonzero().squeeze(1)
+        steps[gaps * TILE + (TILE - 1)] = -2 - torch.arange(len(gaps), dtype=torch.int32)
         within = torch.stack([torch.zeros_like(tiles), (tiles - 1).clamp(min=1) * TILE])[..., None] + torch.arange(TILE)
-        added = (starts[:, None] + within)[within < lengths[:, None]]
-        sent = torch.cat([edges[1:], shifts, gaps, table.flatten(), added]).to(device, non_blocking=True)
-        ends, shifts, gaps, table, added = sent.split([count, count, count, 4 * count, len(added)])
-        step = torch.arange(T, device=device)
-        of_steps = step + shifts[torch.bucketize(step, ends, right=True)]
-        return cls(table.int(), of_steps, gaps, added, sum(cdiv(b - a, TILE) + 1 for a, b in pairwise(bounds)))
+        added = (starts[:, None] + within)[within < lengths[:, None]].int()
+        sent = (x.to(device) for x in (steps, of_steps, empty, gaps, added))
+        return cls(bounds, count, *sent)
 
-    def spread(self, x: Tensor, elsewhere: float) -> Tensor:
-        """Return x (1, H, T) in its places, (1, H, tiles * 64), with a number elsewhere."""
-        return x.new_full((*x.shape[:2], self.tiles * TILE), elsewhere).index_copy_(2, self.of_steps, x)
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self.bounds) - 1
 
-    def of_gates(
+    @property
+    def lengths(self) -> list[int]:
+        """Return the steps of each document."""
+        return [end - begin for begin, end in pairwise(self.bounds)]
+
+    def gates(
         self, f: Tensor, i: Tensor | None, gate: Gate, m_0: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return f and i in their places, and m before the first document.
@@ -100,20 +198,73 @@ class Places(NamedTuple):
             f, i: (1, H, T), of a gate that has a forget gate a step.
             m_0: (documents, H), or None for 0.
         """
-        last_of_gaps = self.gaps * TILE + (TILE - 1)
-        f = self.spread(f, OPEN[gate.forget]).index_fill_(2, last_of_gaps, float("-inf"))
-        if i is None:
-            return f, None, None
-        i = self.spread(i, NOTHING.get(gate.input, float("-inf")))
-        if not gate.stabilized:
-            return f, i, None
-        if m_0 is None:
-            return f, i.index_fill_(2, last_of_gaps, 0.0), None
-        return f, i.float().index_copy_(2, last_of_gaps[:-1], m_0[1:].T[None].float()), m_0[:1]
+        shape, places = (1, f.shape[1], self.tiles * TILE), self.tiles * TILE
+        m_0 = m_0 if gate.stabilized else None
+        like = f if i is None else i
+        made = f.new_empty(shape), like.new_empty(shape, dtype=torch.float32 if gate.stabilized else like.dtype)
+        starts = like[0].T if m_0 is None else m_0
+        enqueue(
+            _spread, f.shape[1] * cdiv(places, BLOCK),
+            Given(f, *f.stride()[1:]), Given(like, *like.stride()[1:]), Given(starts, *reversed(starts.stride())),
+            self.steps, Placed(*made), self.documents, places, cdiv(places, BLOCK),
+            config=SpreadConfig.of(gate, has_m=m_0 is not None), BLOCK=BLOCK,
+        )  # fmt: skip
+        return made[0], None if i is None else made[1], None if m_0 is None else m_0[:1]
+
+    def clear(self, out: Tensor) -> None:
+        """Write zeros to the steps of out (1, H, T, d) to which walks add."""
+        H, d, count = out.shape[1], out.shape[-1], len(self.added)
+        enqueue(
+            _clear, H * cdiv(count, ROWS),
+            out, *out.stride()[1:3], self.added, count, H, d=d, BLOCK=next_power_of_2(d), ROWS=ROWS,
+        )  # fmt: skip
+
+    def table(self, walk: plans.Walk) -> Tensor:
+        """Return what the programs of a walk take, see `Inputs`."""
+        return _table(self.bounds, walk.sizes.heads, walk.programs // walk.pieces, self.steps.device, _stream())
+
+
+def _stream() -> int:
+    """Return the stream that tensors are made on: where they are kept they are read on that one alone."""
+    return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+
+
+@lru_cache(16)  # layers of a model have the same documents
+def _places(bounds: tuple[int, ...], device: torch.device, stream: int) -> Places:
+    del stream
+    return Places.of(bounds, device)
+
+
+@lru_cache(64)
+def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.device, stream: int) -> Tensor:
+    """Return the table of `Inputs`: each program takes the longest document that is left when it has the least to do.
+
+    A document costs what its tiles do, and STATE_TILES more for its states.
+    """
+    del stream
+    tiles = [cdiv(end - begin, TILE) for begin, end in pairwise(bounds)]
+    firsts = [*accumulate((n + 1 for n in tiles), initial=0)]
+    todo: list[tuple[int, int]] = [(0, program) for program in range(programs)]
+    taken: list[list[int]] = [[] for _ in range(programs)]
+    for document in sorted(range(len(tiles)), key=lambda n: -tiles[n]):
+        for head in range(heads):
+            cost, program = todo[0]
+            heapreplace(todo, (cost + tiles[document] + STATE_TILES, program))
+            taken[program].append(document * heads + head)
+    begins = [*accumulate(map(len, taken), initial=0)]
+    found = [*begins, *chain(*taken)]
+    for first, count, start in zip(firsts, tiles, bounds, strict=False):
+        found += [first, first + count, first * TILE - start]
+    return torch.tensor(found, dtype=torch.int32).to(device)
 
 
 def takes(bounds: list[int], v: Tensor) -> bool:
-    """Return whether these kernels are the fastest for documents of v (1, H, T, d_hv) between bounds."""
+    """Return whether these kernels are the fastest for documents of v (1, H, T, d_hv) between bounds.
+
+    A CUDA graph is not to read what `_places` may drop.
+    """
+    if v.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
     lengths = [end - begin for begin, end in pairwise(bounds)]
     return plans.takes_documents(lengths, v.shape[1], figures(v.device))
 
@@ -130,20 +281,17 @@ def forward(
     """
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
-    places = Places.of(bounds, q.device)
-    plan = plans.of_documents(
-        _sizes(q, v, places), figures(q.device), len(bounds) - 1, normalise=gate.normalize
-    )  # fmt: skip
+    places = _places(tuple(bounds), q.device, _stream())
+    plan = plans.of_documents(_sizes(q, v, places), figures(q.device), places.documents, normalise=gate.normalize)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
-    f, i, m_0 = places.of_gates(f, i, gate, None if initial is None else initial.m)
+    f, i, m_0 = places.gates(f, i, gate, None if initial is None else initial.m)
     shape = (1, v.shape[1], places.tiles * TILE)
     log_f, m, e = exponents(f, i, gate, shape, m_0, abs(scale))
-    unused = torch.ones(f.shape[-1], dtype=torch.bool, device=f.device).index_fill_(0, places.of_steps, value=False)
     for x in (e.x, e.y):
-        x.masked_fill_(unused, float("-inf"))
+        x.index_fill_(2, places.empty, -math.inf)
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    out.index_fill_(2, places.added, 0)
+    places.clear(out)
     before, after = initial_matrices(initial), Matrices()
     if options.return_last_state:
         C = torch.empty((len(bounds) - 1, v.shape[1], q.shape[-1], v.shape[-1]), dtype=torch.float32, device=v.device)
@@ -152,7 +300,7 @@ def forward(
     if gate.normalize:
         lowest = torch.zeros_like(e.x) if m is None else m
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), before.n, after.n)
-    inputs = Inputs(q, k, v_aligned, e, None, places.table)
+    inputs = Inputs(q, k, v_aligned, e, None, places.table(plan.h))
     launch_walk(inputs, out, plan.h, states=States(before.C, after.C), norm=norm)
     if out is not h:
         h.copy_(out)
@@ -176,31 +324,31 @@ def backward(
     """
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
-    places, H = Places.of(bounds, q.device), v.shape[1]
+    places, H = _places(tuple(bounds), q.device, _stream()), v.shape[1]
     log_f, e, _ = restored(gate, saved)
     plan = plans.of_documents(
-        _sizes(q, v, places), figures(q.device), len(bounds) - 1, gate_gradients=options.gate_gradients
+        _sizes(q, v, places), figures(q.device), places.documents, gate_gradients=options.gate_gradients
     )  # fmt: skip
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     dq, dk, dv = output(q, H), output(k, H), output(v, H)
     for x in (dq, dk, dv):
-        x.index_fill_(2, places.added, 0)
+        places.clear(x)
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
     dC_0 = None if C_0 is None else torch.empty_like(C_0)
-    inputs = Inputs(q, k, v, e, None, places.table)
+    inputs = Inputs(q, k, v, e, None)
     qdq = kdk = of_q = of_k = None
     if plan.dq.sums:
         qdq, kdk = _row_sums(plan.dq.pieces, H, places)
         of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
-    launch_dq(inputs, dh, dq, plan.dq, initial=C_0, sums=of_q)
-    launch_dk(inputs, dh, dk, plan.dk, states=States(dC, dC_0), sums=of_k)
-    launch_dv(inputs, dh, dv, plan.dv, initial=dC)
+    launch_dq(inputs._replace(documents=places.table(plan.dq)), dh, dq, plan.dq, initial=C_0, sums=of_q)
+    launch_dk(inputs._replace(documents=places.table(plan.dk)), dh, dk, plan.dk, states=States(dC, dC_0), sums=of_k)
+    launch_dv(inputs._replace(documents=places.table(plan.dv)), dh, dv, plan.dv, initial=dC)
     df = di = dn_0 = dots = None
-    f_placed, i_placed, m_0 = places.of_gates(f, i, gate, None if initial is None else initial.m)
+    f_placed, i_placed, m_0 = places.gates(f, i, gate, None if initial is None else initial.m)
     if dn is not None:
         every = gates.log_gates(f_placed, i_placed, gate, (1, H, places.tiles * TILE), m_0)
-        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every, places, bounds)
+        dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every, places)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
     if options.gate_gradients:
@@ -211,8 +359,9 @@ def backward(
             assert C_last is not None
             x_last = (C_last * dC).sum((-2, -1))
         if dots is not None:
-            kdk = RowSums(torch.cat([places.spread(dots, 0.0)[None], kdk.every]), kdk.within)
-            of_n = torch.stack([part.sum(-1) for part in split(dots[0], _lengths(bounds), 1)])
+            spread = dots.new_zeros((1, H, places.tiles * TILE)).index_copy_(2, places.of_steps, dots)
+            kdk = RowSums(torch.cat([spread[None], kdk.every]), kdk.within)
+            of_n = torch.stack([part.sum(-1) for part in split(dots[0], places.lengths, 1)])
             x_last = of_n if x_last is None else x_last + of_n
             if n_0 is not None and dn_0 is not None:
                 x_last = x_last + (n_0 * dn_0).sum(-1)
@@ -233,7 +382,8 @@ def backward(
 
 def saved_like(q: Tensor, v: Tensor, options: KernelOptions, bounds: list[int]) -> tuple[Tensor, ...]:
     """Return what `forward` saves, uninitialised."""
-    H, tiles = v.shape[1], sum(cdiv(length, TILE) + 1 for length in _lengths(bounds))
+    lengths = (end - begin for begin, end in pairwise(bounds))
+    H, tiles = v.shape[1], sum(cdiv(length, TILE) + 1 for length in lengths)
     steps = (1, H, tiles * TILE)
     shapes = [*[steps] * (2 + options.gate.stabilized), (1, H, tiles)]
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
@@ -243,24 +393,20 @@ def _sizes(q: Tensor, v: Tensor, places: Places) -> Sizes:
     return Sizes.of(q, v)._replace(steps=places.tiles * TILE)
 
 
-def _lengths(bounds: list[int]) -> list[int]:
-    return [end - begin for begin, end in pairwise(bounds)]
-
-
 def _row_sums(parts: int, heads: int, places: Places) -> tuple[RowSums, RowSums]:
     """Return room for q.dq and k.dk, as `backward_dqk.empty_row_sums`, with zeros in gaps."""
-    device = places.table.device
-    made = torch.empty((2, 2 * parts, 1, heads, places.tiles, TILE), dtype=torch.float32, device=device)
+    shape = (2, 2 * parts, 1, heads, places.tiles, TILE)
+    made = torch.empty(shape, dtype=torch.float32, device=places.steps.device)
     qdq, kdk = made.index_fill_(4, places.gaps, 0).flatten(-2)
     return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
 
 def _through_last_n(
-    dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates, places: Places, bounds: list[int]
+    dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates, places: Places
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `through_last_n` does, of each document by itself."""
     log_f, log_i = (x.index_select(2, places.of_steps) for x in log_gates[:2])
-    lengths = _lengths(bounds)
+    lengths = places.lengths
     of_n: list[Tensor] = []
     of_k: list[Tensor] = []
     dots: list[Tensor] = []

@@ -39,7 +39,7 @@ from .launch import Inputs, descriptor, pointers
 from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
 from .packed_heads import launch_packed_heads
 from .pipeline import Cursor, begin_kernel, end_kernel
-from .schedule import Counts, Schedule, get_work_item, is_independent, stores_state_after
+from .schedule import Counts, Schedule, get_items, get_work_item, is_independent, stores_state_after
 from .segment_states import SegmentStates, StateInputs, launch_segment_states, skip_first_segment
 from .state import Matrices, States, split_decay
 from .state_walk import (
@@ -94,7 +94,8 @@ def normalised_load_partition(program, descs, norm_pointers):
     config: gl.constexpr = program.config
     schedule, ring = program.schedule, program.inputs.ring
     i = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
         pending = 0.0
         for tile in range(work.first_tile, work.end_tile):
@@ -113,7 +114,8 @@ def normalised_score_partition(program):
     OPERANDS: gl.constexpr = config.score_operands
     stage, slot = inputs.ring.begin(), scores.ring.begin()
     phase = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
         for tile in range(work.first_tile, work.end_tile):
             inputs.ring.consumer_wait(stage)

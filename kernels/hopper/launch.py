@@ -26,9 +26,10 @@ class Inputs(NamedTuple):
             TMA takes them (`tfla.tiles.aligned`).
         exponents: of the gates.
         skip: (H,) float32, without a normaliser: h_t has skip v_t added; None for nothing.
-        documents: where documents lie end to end along T, (documents, 4) int32, the longest first: its number, its
-            first tile in `exponents` and the one after its last, and how many steps its tiles come before their places
-            there. None for sequences.
+        documents: where documents lie end to end along T, a table of int32; None for sequences. Of the programs that
+            share no state, where the sequences of each begin in what follows, and the end of the last; sequences,
+            document * H + head; of each document its first tile in `exponents`, the one after its last, and how many
+            steps its tiles come before their places there.
     """
 
     q: Tensor

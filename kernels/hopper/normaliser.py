@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .conversions import upper
 from .pipeline import Cursor, Signal, aggregate, allocate_signal
-from .schedule import get_work_item, loads_state, stores_state, stores_state_after
+from .schedule import get_items, get_work_item, loads_state, stores_state, stores_state_after
 from .state import split_decay
 from .tiles import VECTOR, operands
 from .workarounds import barrier, uniform, wait_for_products
@@ -234,7 +234,8 @@ def normaliser_partition(program, pointers):
     t = gl.arange(0, 64, layout=VALUE_OF_THREAD)
     stage, slot = inputs.ring.begin(), scores.ring.begin()
     phase = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
         at_n = work.state_index * config.d_qk + gl.arange(0, WIDTH, layout=VALUE_OF_THREAD)
         pending = 0.0

@@ -154,34 +154,37 @@ class WorkItem:
 
 
 @gluon.jit
-def get_document(schedule, item, config: gl.constexpr):
-    """Return the work item of a document of one head, by a row of the table (`launch.Inputs`).
+def get_items(schedule, config: gl.constexpr):
+    """Return the first work item of this program, the end of them, and how far they are from one another."""
+    if config.documents:
+        PIECES: gl.constexpr = config.pieces
+        begins = schedule.counts.table + gl.program_id(0) // PIECES
+        return gl.load(begins) * PIECES + gl.program_id(0) % PIECES, gl.load(begins + 1) * PIECES, PIECES
+    else:
+        return gl.program_id(0), schedule.num_items, gl.num_programs(0)
 
-    Documents come from the longest to the shortest. Programs take them in turns, every other time in reverse: so one
-    that has got a longer document gets a shorter one next.
-    """
+
+@gluon.jit
+def get_document(schedule, item, config: gl.constexpr):
+    """Return the work item of a document of one head, by its number in the table (`launch.Inputs`)."""
     PIECES: gl.constexpr = config.pieces
     num_heads = read_count(schedule.counts.num_heads, item)
-    side_by_side = gl.num_programs(0) // PIECES
-    turn = item // PIECES // side_by_side
-    first = turn * side_by_side
-    place = item // PIECES - first
-    if turn % 2 == 1:
-        place = gl.minimum(side_by_side, schedule.num_items // PIECES - first) - 1 - place
-    head = (first + place) % num_heads
-    at = schedule.counts.table + (first + place) // num_heads * 4
-    document = gl.load(at)
+    table = schedule.counts.table
+    sequence = gl.load(table + gl.num_programs(0) // PIECES + 1 + item // PIECES)
+    document = sequence // num_heads
+    head = sequence % num_heads
+    at = table + gl.num_programs(0) // PIECES + 1 + schedule.num_items // PIECES + document * 3
     return WorkItem(
         batch=item * 0,
         head=head,
         qk_head=head // read_count(schedule.counts.heads_per_qk, item),
         row=head,
         segment=document,
-        first_tile=gl.load(at + 1),
-        end_tile=gl.load(at + 2),
+        first_tile=gl.load(at),
+        end_tile=gl.load(at + 1),
         state_index=(document * num_heads + head).to(gl.int64),
         piece=item % PIECES,
-        shift=gl.load(at + 3),
+        shift=gl.load(at + 2),
     )
 
 

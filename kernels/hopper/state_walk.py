@@ -38,6 +38,7 @@ from .schedule import (
     Schedule,
     get_column_piece,
     get_first_column,
+    get_items,
     get_kept_index,
     get_part_offset,
     get_row_piece,
@@ -223,12 +224,14 @@ def load_tile(program, descs, work, tile, stage):
 @gluon.jit
 def load_partition(program, descs):
     """Copy all tiles to shared memory, in the order in which they are met."""
+    config: gl.constexpr = program.config
     schedule = program.schedule
     i = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
-        work = get_work_item(schedule, item, program.config)
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
+        work = get_work_item(schedule, item, config)
         for turn in range(work.first_tile, work.end_tile):
-            load_tile(program, descs, work, get_tile(work, turn, program.config), program.inputs.ring.at(i))
+            load_tile(program, descs, work, get_tile(work, turn, config), program.inputs.ring.at(i))
             i += 1
 
 
@@ -363,7 +366,8 @@ def score_partition(program, diagonal_ptr, exponents_smem):
     num_tiles = schedule.num_tiles
     t = gl.arange(0, 64, layout=STEP)
     stage, slot = inputs.ring.begin(), scores.ring.begin()
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
         if config.skip:
             skip = gl.load(diagonal_ptr + work.head)
@@ -588,7 +592,8 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
     if config.load_early:
         wait_for_kernel_before_unless(is_independent(schedule))
     i = 0
-    for item in range(gl.program_id(0), schedule.num_items, gl.num_programs(0)):
+    first, end, stride = get_items(schedule, config)
+    for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
         first_row = (2 * work.piece + HALF) * (64 * config.blocks_value)
         state = load_state(program, work, first_row, i, ACC)
