@@ -116,7 +116,10 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if config.documents:
             named = {**named, "counts": DocumentCounts(*["i32"] * 6, "*i32")}  # type: ignore[arg-type]
     elif kernel is walk_dkdv:
-        constants = {"config": DkdvConfig.of(**constants)}
+        config = DkdvConfig.of(**constants)
+        constants = {"config": config}
+        if config.documents:
+            named = {**named, "counts": backward_dkdv.DocumentCounts(*["i32"] * 4, "*i32")}  # type: ignore[arg-type]
     elif kernel is gradients:
         constants = {"config": TileGradientsConfig.of(**constants)}
 
@@ -226,6 +229,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
                 "dk and dv of segments": both(load_initial_state=True),
                 "dk and dv of float16": both(),
                 "dk and dv of a skip connection": both(skip=True),
+                "dk and dv of documents": both(load_initial_state=True, store_final_state=True, documents=True),
             }
             without = " without row sums" * (not row_sums)
             found |= {name + without: (walk_dkdv, constants, 128) for name, constants in made.items()}

@@ -45,7 +45,7 @@ from .conversions import nearest, remainder, widened
 from .launch import Inputs, descriptor, exponents_descriptor, pointers
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel, end_kernel
 from .row_sums import store_warp_sums, write_sums
-from .schedule import encode_counts, read_count
+from .schedule import encode_counts, get_items_of_documents, get_step, read_count, read_document
 from .state import finish_state_update, start_state_update, state_pointers
 from .tiles import (
     ACC,
@@ -63,7 +63,7 @@ from .tiles import (
     load_blocks,
     operands,
 )
-from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_load, tma_store, wait_for_products
+from .workarounds import ASSEMBLY, barrier, opaque_zero, reinterpret, tma_add, tma_load, tma_store, wait_for_products
 
 # Of `state`, 8 warps: half of the columns of an accumulator.
 WIDE_HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 32, 16]))
@@ -107,6 +107,21 @@ class Counts(NamedTuple):
     num_tiles: int
     segment_tiles: int
     num_segments: int
+
+
+class DocumentCounts(NamedTuple):
+    """What a program reads for a work item where documents lie end to end.
+
+    Attributes:
+        num_heads, heads_per_qk, num_steps, num_tiles: as of `Counts`.
+        table: see `launch.Inputs`.
+    """
+
+    num_heads: int
+    heads_per_qk: int
+    num_steps: int
+    num_tiles: int
+    table: Any
 
 
 @aggregate
@@ -197,7 +212,7 @@ class Program:
 
     Fields:
         tensors: pointers, as `Tensors`.
-        counts: `Counts`, encoded.
+        counts: `Counts`, encoded, or `DocumentCounts`.
         warp_sums: [8, 64] float32 in shared memory, row sums of a tile as each warp of `state` has them; only where
             `config.row_sums`.
     """
@@ -224,6 +239,7 @@ class WorkItem:
         num_tiles: of the segment.
         end_tile: the first tile after the segment.
         state_index: the place of the segment's dC among all of them, int64.
+        shift: of a document, how many steps its tiles come before their places among exponents.
     """
 
     batch: gl.tensor
@@ -233,11 +249,50 @@ class WorkItem:
     num_tiles: gl.tensor
     end_tile: gl.tensor
     state_index: gl.tensor
+    shift: gl.tensor
+
+
+@gluon.jit
+def get_items(program):
+    """Return the first work item of this program, the end of them, and how far they are from one another."""
+    num_items = program.num_items
+    if program.config.documents:
+        return get_items_of_documents(program.counts.table, launched(num_items, "ctaid"))
+    else:
+        return launched(num_items, "ctaid"), num_items, launched(num_items, "nctaid")
+
+
+@gluon.jit
+def get_document(program, item):
+    """Return the work item of a document of one head, by its number in the table."""
+    counts, num_items = program.counts, program.num_items
+    num_heads = read_count(counts.num_heads, item)
+    table = counts.table + launched(num_items, "nctaid") + 1
+    document, head, first_tile, end_tile, shift = read_document(table, num_items, item, num_heads)
+    return WorkItem(
+        batch=item * 0,
+        head=head,
+        qk_head=head // read_count(counts.heads_per_qk, item),
+        row=head,
+        num_tiles=end_tile - first_tile,
+        end_tile=end_tile,
+        state_index=(document * num_heads + head).to(gl.int64),
+        shift=shift,
+    )
 
 
 @gluon.jit
 def get_work_item(program, item):
-    """Return a work item by its number.
+    """Return a work item by its number."""
+    if program.config.documents:
+        return get_document(program, item)
+    else:
+        return get_segment(program, item)
+
+
+@gluon.jit
+def get_segment(program, item):
+    """Return the work item of a segment of one head.
 
     The number of tiles is worked out in the order that leaves the partitions most registers.
     """
@@ -257,6 +312,7 @@ def get_work_item(program, item):
         num_tiles=gl.minimum(num_tiles - (num_segments - segment) * segment_tiles, 0) + segment_tiles,
         end_tile=num_tiles - (num_segments - 1 - segment) * segment_tiles,
         state_index=(row * num_segments + segment).to(gl.int64),
+        shift=item * 0,
     )
 
 
@@ -284,9 +340,10 @@ def load_partition(program, q_desc, k_desc, v_desc, dh_desc, x_desc, y_desc):
     """Copy tiles of Q, K, dH, x and y, and blocks of V, to shared memory, in the order of the walk."""
     config: gl.constexpr = program.config
     BLOCKS_HV: gl.constexpr = config.blocks_hv
-    num_items, inputs, values = program.num_items, program.inputs, program.values
+    inputs, values = program.inputs, program.values
     i = 0
-    for item in range(launched(num_items, "ctaid"), num_items, launched(num_items, "nctaid")):
+    first, end, stride = get_items(program)
+    for item in range(first, end, stride):
         work = get_work_item(program, item)
         num_tiles = read_count(program.counts.num_tiles, item)
         for t in range(work.num_tiles):
@@ -299,8 +356,9 @@ def load_partition(program, q_desc, k_desc, v_desc, dh_desc, x_desc, y_desc):
             mbarrier.expect(full, BLOCK_BYTES * (4 + BLOCKS_HV) + 2 * 256)
             tma_load(x_desc, [work.row * num_tiles + tile, 0], full, inputs.x.index(s))
             tma_load(y_desc, [work.row * num_tiles + tile, 0], full, inputs.y.index(s))
-            at_qk = (work.batch, work.qk_head, tile * 64, 0)
-            load_blocks(dh_desc, (work.batch, work.head, tile * 64, 0), inputs.dh, s * BLOCKS_HV, BLOCKS_HV, full)
+            step = get_step(work, tile, config)
+            at_qk = (work.batch, work.qk_head, step, 0)
+            load_blocks(dh_desc, (work.batch, work.head, step, 0), inputs.dh, s * BLOCKS_HV, BLOCKS_HV, full)
             load_blocks(k_desc, at_qk, inputs.k, s * 2, 2, full)
             load_blocks(q_desc, at_qk, inputs.q, s * 2, 2, full)
             for c in gl.static_range(BLOCKS_HV):
@@ -308,7 +366,7 @@ def load_partition(program, q_desc, k_desc, v_desc, dh_desc, x_desc, y_desc):
                 values.ring.producer_acquire(slot)
                 full = values.ring.full.index(slot.slot)
                 mbarrier.expect(full, BLOCK_BYTES)
-                load_blocks(v_desc, (work.batch, work.head, tile * 64, 64 * c), values.v, slot.slot, 1, full)
+                load_blocks(v_desc, (work.batch, work.head, step, 64 * c), values.v, slot.slot, 1, full)
             i += 1
 
 
@@ -320,9 +378,10 @@ def decay_partition(program):
     """Make the decays of every tile, and pass copies of dC on to `value` behind a fence."""
     config: gl.constexpr = program.config
     BLOCKS_HV: gl.constexpr = config.blocks_hv
-    num_items, inputs, decays, copies = program.num_items, program.inputs, program.decays, program.copies
+    inputs, decays, copies = program.inputs, program.decays, program.copies
     i = 0
-    for item in range(launched(num_items, "ctaid"), num_items, launched(num_items, "nctaid")):
+    first, end, stride = get_items(program)
+    for item in range(first, end, stride):
         work = get_work_item(program, item)
         g_of_row = program.tensors.g + work.row * read_count(program.counts.num_tiles, item)
         next_g = gl.load(g_of_row + work.end_tile - 1)
@@ -431,13 +490,14 @@ def make_dv(program, stage, i):
 def value_partition(program):
     """Compute P, dP and dV of every tile, and store the row sums that `state` has left."""
     config: gl.constexpr = program.config
-    num_items, inputs, scores = program.num_items, program.inputs, program.scores
+    inputs, scores = program.inputs, program.scores
     t_of_tile = gl.arange(0, 64, layout=STEP)
     row_sums = program.tensors.row_sums
     # Of the tile before: where its row sums go, and how many steps it has.
     at_before, left_before = gl.to_tensor(0).to(gl.int64), gl.to_tensor(0)
     i = 0
-    for item in range(launched(num_items, "ctaid"), num_items, launched(num_items, "nctaid")):
+    first, end, stride = get_items(program)
+    for item in range(first, end, stride):
         work = get_work_item(program, item)
         num_steps = read_count(program.counts.num_steps, item)
         skip = 0.0
@@ -470,21 +530,34 @@ def value_partition(program):
 
 
 @gluon.jit
+def send_block(program, desc, work, t, column, out):
+    """Start the copy of a block of the t-th tile of a work item, or add it to zeros (`state_walk.send_block`)."""
+    at = [work.batch, work.head, get_step(work, work.end_tile - 1 - t, program.config), column]
+    if program.config.documents:
+        if (t == 0) | (t == work.num_tiles - 1):
+            tma_add(desc, at, out)
+        else:
+            tma_store(desc, at, out)
+    else:
+        tma_store(desc, at, out)
+
+
+@gluon.jit
 def store_partition(program, dk_desc, dv_desc):
     """Write dK and dV from where Q and V were, and give their places back."""
     config: gl.constexpr = program.config
     BLOCKS_HV: gl.constexpr = config.blocks_hv
-    num_items, inputs, values = program.num_items, program.inputs, program.values
+    inputs, values = program.inputs, program.values
     i = 0
-    for item in range(launched(num_items, "ctaid"), num_items, launched(num_items, "nctaid")):
+    first, end, stride = get_items(program)
+    for item in range(first, end, stride):
         work = get_work_item(program, item)
         for t in range(work.num_tiles):
-            tile = work.end_tile - 1 - t
             for c in range(BLOCKS_HV):
                 slot = values.ring.at(i * BLOCKS_HV + c)
                 values.dv_written.wait(slot)
                 fence_async_shared()
-                tma_store(dv_desc, [work.batch, work.head, tile * 64, 64 * c], values.v.index(slot.slot))
+                send_block(program, dv_desc, work, t, 64 * c, values.v.index(slot.slot))
                 tma.store_wait(pendings=0)
                 values.ring.consumer_release(slot)
             stage = inputs.ring.at(i)
@@ -492,7 +565,7 @@ def store_partition(program, dk_desc, dv_desc):
             fence_async_shared()
             for half in gl.static_range(2):
                 dk = inputs.q.index(stage.slot * 2 + half)
-                tma_store(dk_desc, [work.batch, work.head, tile * 64, 64 * half], dk)
+                send_block(program, dk_desc, work, t, 64 * half, dk)
             tma.store_wait(pendings=0)
             inputs.ring.consumer_release(stage)
             i += 1
@@ -632,9 +705,9 @@ def finish_tile(program, dC, dk, i):
 def state_partition(program):
     """Carry dC as float32 accumulators, [128, d_hv], and make what comes of it."""
     config: gl.constexpr = program.config
-    num_items = program.num_items
     i = 0
-    for item in range(launched(num_items, "ctaid"), num_items, launched(num_items, "nctaid")):
+    first, end, stride = get_items(program)
+    for item in range(first, end, stride):
         work = get_work_item(program, item)
         dC = load_state(program, work, opaque_zero(i))
         for _ in range(work.num_tiles):
@@ -695,7 +768,7 @@ def pair(
         q_desc, k_desc: of blocks of q, k (B, heads, T, d_qk), 16 bits.
         v_desc, dh_desc, dk_desc, dv_desc: of blocks of v, dh, dv (B, H, T, d_hv) and dk (B, H, T, d_qk), 16 bits.
         x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
-        tensors: `Tensors`.  counts: `Counts`, encoded.
+        tensors: `Tensors`.  counts: see `Program`.
     """
     VALUE_REGISTERS: gl.constexpr = config.value_registers
     program = allocate_program(num_items, counts, tensors, config, q_desc, x_desc)
@@ -731,15 +804,18 @@ def launch_dkdv(
             if given.
         row_sums: (parts, B, H, T) float32: those of k * dk as far as dk comes through dC go to the first part.
     """
-    q, k, v, exponents, skip, _ = inputs
+    q, k, v, exponents, skip, documents = inputs
     _, heads, group, steps, d_qk, d_hv = walk.sizes
     config = DkdvConfig.of(
         walk.shape, d_qk=d_qk, d_hv=d_hv, row_sums=row_sums is not None, skip=skip is not None,
         load_initial_state=initial is not None, store_final_state=final is not None,
+        documents=documents is not None,
     )  # fmt: skip
     unused = exponents.g  # in place of None, and not read
     tensors = pointers(Tensors(exponents.g, initial, final, skip, row_sums), unused)
-    counts = encode_counts(Counts(heads, group, steps, *walk.cut))
+    counts: Any = encode_counts(Counts(heads, group, steps, *walk.cut))
+    if documents is not None:
+        counts = DocumentCounts(*counts[:4], documents)
     enqueue(
         pair, walk.programs,
         *map(descriptor, (q, k, v, dh, dk, dv)), *map(exponents_descriptor, exponents[:2]),

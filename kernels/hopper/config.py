@@ -171,6 +171,7 @@ class DkdvConfig(KernelConfig):
         row_sums: sum K * dK over its columns, as far as dK comes through dC.
         skip: add skip dH to dV, a number a head.
         load_initial_state, store_final_state: dC of each segment, in the order of the walk.
+        documents: walk over documents that lie end to end, see `documents`.
     """
 
     d_qk: int
@@ -183,6 +184,7 @@ class DkdvConfig(KernelConfig):
     skip: bool = False
     load_initial_state: bool = False
     store_final_state: bool = False
+    documents: bool = False
 
     @property
     def blocks_hv(self) -> int:

@@ -4,14 +4,14 @@ A walk takes a document as it takes a segment, from its first step on. So tiles 
 tile of a document goes on into the documents behind it. Its steps there have exponents of -inf: they read nothing,
 write nothing, and get an output of 0, which is added to what is there.
 
-Gates, exponents and row sums have places of their own for the steps of such tiles, and behind each document a tile more
-that no walk meets:
+Gates, exponents and row sums have places of their own for the steps of such tiles, and around each document a tile that
+no walk meets:
 
-    packed   | document 0      | document 1 | ...
-    places   | tile | tile | gap | tile | gap | ...
+    packed         | document 0      | document 1  | ...
+    places   | gap | tile | tile | gap | tile | gap | ...
 
-The last step of a gap shuts the forget gate and writes the stabiliser of the next document's state. The first one has,
-in backward, what the gradient of a document's last state adds to the sums over its steps (`crossings`).
+The last place of a gap shuts the forget gate and writes the stabiliser of the next document's state. The first one has,
+in backward, what the gradient of the last state before it adds to the sums over a document (`crossings`).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -46,7 +46,8 @@ from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
-from .backward import output, through_last_n
+from .backward import KernelResults, WalkStates, output, through_last_n
+from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, launch_dk, launch_dq
 from .backward_dv import launch_dv
 from .crossings import through_tiles
@@ -85,22 +86,25 @@ class SpreadConfig:
     Attributes:
         keep, nothing: f and i where there is no step: what keeps a state, and writes nothing.
         has_i, has_m: whether there is i, and stabilisers to start from.
+        stabilised: whether there are stabilisers; they start from 0 if from none.
     """
 
     keep: float
     nothing: float
     has_i: bool
     has_m: bool
+    stabilised: bool
 
     @classmethod
     @cache
     def of(cls, gate: Gate, *, has_m: bool) -> SpreadConfig:
         """Return that of a gate, with stabilisers that documents start from or without."""
-        return cls(KEEP[gate.forget], NOTHING.get(gate.input, -math.inf), gate.input != "none", has_m)
+        nothing = NOTHING.get(gate.input, -math.inf)
+        return cls(KEEP[gate.forget], nothing, gate.input != "none", has_m, gate.stabilized)
 
 
-@triton.jit(do_not_specialize=["documents", "places", "blocks"])
-def _spread(f, i, m_0, steps, placed, documents, places, blocks, config: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["places", "blocks"])
+def _spread(f, i, m_0, steps, placed, places, blocks, config: tl.constexpr, BLOCK: tl.constexpr):
     """Write the gates of steps to their places; the last one of a gap has what the next document starts from.
 
     Args:
@@ -119,10 +123,10 @@ def _spread(f, i, m_0, steps, placed, documents, places, blocks, config: tl.cons
     if config.has_i:
         y = tl.load(i.data + head * i.head + step * i.next, mask=is_step, other=0.0).to(tl.float32)
         y = tl.where(is_step, y, config.nothing)
+        if config.stabilised:
+            y = tl.where(is_start, 0.0, y)
         if config.has_m:
-            document = -1 - step  # the one behind the gap
-            behind = is_start & (document < documents)
-            m = tl.load(m_0.data + document * m_0.next + head * m_0.head, mask=behind, other=0.0)
+            m = tl.load(m_0.data + (-2 - step) * m_0.next + head * m_0.head, mask=is_start, other=0.0)
             y = tl.where(is_start, m, y)
         tl.store(placed.i + head * places + place, y.to(placed.i.dtype.element_ty), mask=inside)
 
@@ -145,11 +149,11 @@ class Places:
     Attributes:
         bounds: where documents begin and end, [0, ..., T].
         tiles: how many there are, with gaps.
-        steps: (tiles * 64,) int32, the step at each place, -1 for none; in the last place of the gap behind document n
+        steps: (tiles * 64,) int32, the step at each place, -1 for none; in the last place of the gap before document n
             -2 - n.
         of_steps: (T,) int64, the place of each step.
         empty: int64, places without a step.
-        gaps: (documents,) int64, the tile behind each document.
+        gaps: (documents + 1,) int64, the tiles before documents and behind the last one.
         added: int32, the steps, of T, of first and last tiles: outputs are added there.
     """
 
@@ -167,15 +171,16 @@ class Places:
         edges = torch.tensor(bounds)
         starts, lengths = edges[:-1], edges.diff()
         tiles = (lengths + TILE - 1) // TILE
-        gaps = (tiles + 1).cumsum(0) - 1
+        gaps = (tiles + 1).cumsum(0)
         of_steps = torch.arange(bounds[-1]) + ((gaps - tiles) * TILE - starts).repeat_interleave(lengths)
         count = int(gaps[-1]) + 1
         steps = torch.full((count * TILE,), -1, dtype=torch.int32)
         steps[of_steps] = torch.arange(bounds[-1], dtype=torch.int32)
         empty = (steps == -1).nonzero().squeeze(1)
-        steps[gaps * TILE + (TILE - 1)] = -2 - torch.arange(len(gaps), dtype=torch.int32)
+        steps[(gaps - tiles) * TILE - 1] = -2 - torch.arange(len(gaps), dtype=torch.int32)
         within = torch.stack([torch.zeros_like(tiles), (tiles - 1).clamp(min=1) * TILE])[..., None] + torch.arange(TILE)
         added = (starts[:, None] + within)[within < lengths[:, None]].int()
+        gaps = torch.cat([gaps.new_zeros(1), gaps])
         sent = (x.to(device) for x in (steps, of_steps, empty, gaps, added))
         return cls(bounds, count, *sent)
 
@@ -189,10 +194,8 @@ class Places:
         """Return the steps of each document."""
         return [end - begin for begin, end in pairwise(self.bounds)]
 
-    def gates(
-        self, f: Tensor, i: Tensor | None, gate: Gate, m_0: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return f and i in their places, and m before the first document.
+    def gates(self, f: Tensor, i: Tensor | None, gate: Gate, m_0: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return f and i in their places.
 
         Args:
             f, i: (1, H, T), of a gate that has a forget gate a step.
@@ -206,10 +209,10 @@ class Places:
         enqueue(
             _spread, f.shape[1] * cdiv(places, BLOCK),
             Given(f, *f.stride()[1:]), Given(like, *like.stride()[1:]), Given(starts, *reversed(starts.stride())),
-            self.steps, Placed(*made), self.documents, places, cdiv(places, BLOCK),
+            self.steps, Placed(*made), places, cdiv(places, BLOCK),
             config=SpreadConfig.of(gate, has_m=m_0 is not None), BLOCK=BLOCK,
         )  # fmt: skip
-        return made[0], None if i is None else made[1], None if m_0 is None else m_0[:1]
+        return made[0], None if i is None else made[1]
 
     def clear(self, out: Tensor) -> None:
         """Write zeros to the steps of out (1, H, T, d) to which walks add."""
@@ -243,7 +246,7 @@ def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.dev
     """
     del stream
     tiles = [cdiv(end - begin, TILE) for begin, end in pairwise(bounds)]
-    firsts = [*accumulate((n + 1 for n in tiles), initial=0)]
+    firsts = [*accumulate((n + 1 for n in tiles), initial=1)]
     todo: list[tuple[int, int]] = [(0, program) for program in range(programs)]
     taken: list[list[int]] = [[] for _ in range(programs)]
     for document in sorted(range(len(tiles)), key=lambda n: -tiles[n]):
@@ -284,9 +287,9 @@ def forward(
     places = _places(tuple(bounds), q.device, _stream())
     plan = plans.of_documents(_sizes(q, v, places), figures(q.device), places.documents, normalise=gate.normalize)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
-    f, i, m_0 = places.gates(f, i, gate, None if initial is None else initial.m)
+    f, i = places.gates(f, i, gate, None if initial is None else initial.m)
     shape = (1, v.shape[1], places.tiles * TILE)
-    log_f, m, e = exponents(f, i, gate, shape, m_0, abs(scale))
+    log_f, m, e = exponents(f, i, gate, shape, None, abs(scale))
     for x in (e.x, e.y):
         x.index_fill_(2, places.empty, -math.inf)
     h = torch.empty_like(v)
@@ -306,7 +309,7 @@ def forward(
         h.copy_(out)
     last = None
     if options.return_last_state:
-        last = State(*after, None if m is None else m[0, :, places.gaps * TILE].T.contiguous())
+        last = State(*after, None if m is None else m[0, :, places.gaps[1:] * TILE].T.contiguous())
     log_gates = () if log_f is None else (log_f,)
     return h, last, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g)
 
@@ -330,24 +333,14 @@ def backward(
         _sizes(q, v, places), figures(q.device), places.documents, gate_gradients=options.gate_gradients
     )  # fmt: skip
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
-    dq, dk, dv = output(q, H), output(k, H), output(v, H)
-    for x in (dq, dk, dv):
-        places.clear(x)
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
     dC_0 = None if C_0 is None else torch.empty_like(C_0)
-    inputs = Inputs(q, k, v, e, None)
-    qdq = kdk = of_q = of_k = None
-    if plan.dq.sums:
-        qdq, kdk = _row_sums(plan.dq.pieces, H, places)
-        of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
-    launch_dq(inputs._replace(documents=places.table(plan.dq)), dh, dq, plan.dq, initial=C_0, sums=of_q)
-    launch_dk(inputs._replace(documents=places.table(plan.dk)), dh, dk, plan.dk, states=States(dC, dC_0), sums=of_k)
-    launch_dv(inputs._replace(documents=places.table(plan.dv)), dh, dv, plan.dv, initial=dC)
+    dq, dk, dv, qdq, kdk, _, _ = _in_walks(Inputs(q, k, v, e, None), dh, plan, WalkStates(C_0, dC, dC_0), places)
     df = di = dn_0 = dots = None
-    f_placed, i_placed, m_0 = places.gates(f, i, gate, None if initial is None else initial.m)
+    f_placed, i_placed = places.gates(f, i, gate, None if initial is None else initial.m)
     if dn is not None:
-        every = gates.log_gates(f_placed, i_placed, gate, (1, H, places.tiles * TILE), m_0)
+        every = gates.log_gates(f_placed, i_placed, gate, (1, H, places.tiles * TILE), None)
         dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every, places)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
@@ -366,12 +359,10 @@ def backward(
             if n_0 is not None and dn_0 is not None:
                 x_last = x_last + (n_0 * dn_0).sum(-1)
         if x_last is not None:
-            qdq.every[0, 0].index_copy_(1, places.gaps * TILE, x_last.T)
+            qdq.every[0, 0].index_copy_(1, places.gaps[1:] * TILE, x_last.T)
         sums = GradientSums(qdq, kdk, through_tiles(qdq, kdk, None, e.g), TILE)
-        df, di = (
-            None if x is None else x.index_select(2, places.of_steps)
-            for x in gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)
-        )  # fmt: skip
+        of_places = gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)
+        df, di = (None if x is None else x.index_select(2, places.of_steps) for x in of_places)
     if scale < 0:
         dq = -dq
     dq, dk = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k)
@@ -380,10 +371,36 @@ def backward(
     return tuple(made_like(x, like) for x, like in pairs)
 
 
+def _in_walks(inputs: Inputs, dh: Tensor, plan: plans.OfDocuments, states: WalkStates, places: Places) -> KernelResults:
+    """Make gradients in walks: dq, then dk and dv, together or apart."""
+    q, k, v = inputs[:3]
+    H = v.shape[1]
+    dq, dk, dv = output(q, H), output(k, H), output(v, H)
+    for x in (dq, dk, dv):
+        places.clear(x)
+    qdq = kdk = of_q = of_k = None
+    if plan.dq.sums:
+        qdq, kdk = _row_sums(plan.dq.pieces, H, places)
+        of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
+
+    def of(walk: plans.Walk) -> Inputs:
+        return inputs._replace(documents=places.table(walk))
+
+    launch_dq(of(plan.dq), dh, dq, plan.dq, initial=states.C, sums=of_q)
+    if len(plan.dk_dv) == 1:
+        row_sums = kdk.every if kdk else None
+        launch_dkdv(of(*plan.dk_dv), dh, dk, dv, *plan.dk_dv, initial=states.dC, final=states.dC_0, row_sums=row_sums)
+    else:
+        walk_dk, walk_dv = plan.dk_dv
+        launch_dk(of(walk_dk), dh, dk, walk_dk, states=States(states.dC, states.dC_0), sums=of_k)
+        launch_dv(of(walk_dv), dh, dv, walk_dv, initial=states.dC)
+    return KernelResults(dq, dk, dv, qdq, kdk, None, None)
+
+
 def saved_like(q: Tensor, v: Tensor, options: KernelOptions, bounds: list[int]) -> tuple[Tensor, ...]:
     """Return what `forward` saves, uninitialised."""
     lengths = (end - begin for begin, end in pairwise(bounds))
-    H, tiles = v.shape[1], sum(cdiv(length, TILE) + 1 for length in lengths)
+    H, tiles = v.shape[1], 1 + sum(cdiv(length, TILE) + 1 for length in lengths)
     steps = (1, H, tiles * TILE)
     shapes = [*[steps] * (2 + options.gate.stabilized), (1, H, tiles)]
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)

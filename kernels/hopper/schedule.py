@@ -154,12 +154,37 @@ class WorkItem:
 
 
 @gluon.jit
+def get_items_of_documents(table, program, PIECES: gl.constexpr = 1):
+    """Return the first work item of a program, the end of them, and how far they are from one another.
+
+    Args:
+        table: see `launch.Inputs`.  program: its number.
+        PIECES: work items of a document and a head.
+    """
+    begins = table + program // PIECES
+    return gl.load(begins) * PIECES + program % PIECES, gl.load(begins + 1) * PIECES, PIECES
+
+
+@gluon.jit
+def read_document(table, sequences, number, num_heads):
+    """Return what the table says of a work item: document, head, first tile, the one after the last, and the shift.
+
+    Args:
+        table: of `launch.Inputs`, where its sequences begin.
+        sequences: how many there are.
+        number: of a sequence.
+    """
+    sequence = gl.load(table + number)
+    document, head = sequence // num_heads, sequence % num_heads
+    at = table + sequences + document * 3
+    return document, head, gl.load(at), gl.load(at + 1), gl.load(at + 2)
+
+
+@gluon.jit
 def get_items(schedule, config: gl.constexpr):
     """Return the first work item of this program, the end of them, and how far they are from one another."""
     if config.documents:
-        PIECES: gl.constexpr = config.pieces
-        begins = schedule.counts.table + gl.program_id(0) // PIECES
-        return gl.load(begins) * PIECES + gl.program_id(0) % PIECES, gl.load(begins + 1) * PIECES, PIECES
+        return get_items_of_documents(schedule.counts.table, gl.program_id(0), config.pieces)
     else:
         return gl.program_id(0), schedule.num_items, gl.num_programs(0)
 
@@ -169,22 +194,20 @@ def get_document(schedule, item, config: gl.constexpr):
     """Return the work item of a document of one head, by its number in the table (`launch.Inputs`)."""
     PIECES: gl.constexpr = config.pieces
     num_heads = read_count(schedule.counts.num_heads, item)
-    table = schedule.counts.table
-    sequence = gl.load(table + gl.num_programs(0) // PIECES + 1 + item // PIECES)
-    document = sequence // num_heads
-    head = sequence % num_heads
-    at = table + gl.num_programs(0) // PIECES + 1 + schedule.num_items // PIECES + document * 3
+    table = schedule.counts.table + (gl.num_programs(0) // PIECES + 1)
+    sequences = schedule.num_items // PIECES
+    document, head, first_tile, end_tile, shift = read_document(table, sequences, item // PIECES, num_heads)
     return WorkItem(
         batch=item * 0,
         head=head,
         qk_head=head // read_count(schedule.counts.heads_per_qk, item),
         row=head,
         segment=document,
-        first_tile=gl.load(at),
-        end_tile=gl.load(at + 1),
+        first_tile=first_tile,
+        end_tile=end_tile,
         state_index=(document * num_heads + head).to(gl.int64),
         piece=item % PIECES,
-        shift=gl.load(at + 2),
+        shift=shift,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
 
@@ -458,13 +458,12 @@ class OfDocuments(NamedTuple):
 
     Attributes:
         h: of forward.
-        dq, dk, dv: of backward.
+        dq: of backward, and then dk_dv: dk and dv, together or apart.
     """
 
     h: Walk
     dq: Walk
-    dk: Walk
-    dv: Walk
+    dk_dv: tuple[Walk, ...]
 
 
 @lru_cache(1024)
@@ -480,16 +479,14 @@ def of_documents(
     cut, d_qk, d_hv = Segments(cdiv(sizes.steps, TILE), 1, count), sizes.d_qk, sizes.d_hv
     sums = gate_gradients or d_hv > WIDTH
 
-    def walk(name: str, columns: int, rows: int, *, normalise: bool = False, sums: bool = False) -> Walk:
-        chip = device.multiprocessors
-        return Walk(name, sizes, columns, rows, cut, range(count), chip, normalise=normalise, sums=sums)
+    def walk(name: str, columns: int, rows: int, **others: Any) -> Walk:
+        return Walk(name, sizes, columns, rows, cut, range(count), device.multiprocessors, **others)
 
-    return OfDocuments(
-        walk("h", d_qk, d_hv, normalise=normalise),
-        walk("dq", d_hv, d_qk, sums=sums),
-        walk("dk", d_hv, d_qk, sums=sums),
-        walk("dv", d_qk, d_hv),
-    )
+    if takes_dkdv(d_qk, d_hv, row_sums=gate_gradients):
+        dk_dv = (walk("dk, dv", d_hv, d_qk, sums=gate_gradients, with_dv=True),)
+    else:
+        dk_dv = (walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv))
+    return OfDocuments(walk("h", d_qk, d_hv, normalise=normalise), walk("dq", d_hv, d_qk, sums=sums), dk_dv)
 
 
 def takes_documents(lengths: list[int], heads: int, device: Device) -> bool:
