@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from tflabench import ops
 from tflabench.kernels.reference import recurrent
@@ -58,3 +60,111 @@ def test_documents_are_each_by_themselves(gate, states):
     theirs = torch.autograd.grad((wanted * weight).sum(), wide)
     for name, x, y in zip(("q", "k", "v", "f", "i"), ours, theirs, strict=True):
         assert relative(x, y) < 2 * LIMIT, name
+
+
+GATES = {
+    "exp": ops.MLSTM_EXP, "sig": ops.MLSTM_SIG, "simple_gla": ops.SIMPLE_GLA, "retention": ops.RETENTION,
+    "mamba2": ops.Gate("rate", "softplus"),
+}  # fmt: skip
+
+
+def with_states(
+    name: str, steps: int, documents: int, *, heads: int = 4, sharing: int = 1, d_qk: int = 128, d_hv: int = 256,
+    extreme: bool = False,
+) -> tuple[list[Tensor | None], list[int], list[Tensor | None]]:  # fmt: skip
+    """Tensors of documents of random lengths, one of them without steps, and the states they start from."""
+    gate, generator = GATES[name], torch.Generator("cuda").manual_seed(steps)
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+    q, k = (draw(1, heads // sharing, steps, d_qk, dtype=torch.bfloat16) for _ in range(2))
+    v = draw(1, heads, steps, d_hv, dtype=torch.bfloat16)
+    wide = 30.0 if extreme else 1.0
+    i = None if gate.input == "none" else wide * draw(1, heads, steps)
+    f = wide * draw(1, heads, steps) + (0 if extreme else 2)
+    if gate.forget != "sigmoid":
+        f = -f.abs()
+    if gate.per_head:
+        f = f[0, :, 0] / 10
+    C = draw(documents, heads, d_qk, d_hv)
+    n = draw(documents, heads, d_qk) if gate.normalize else None
+    m = draw(documents, heads) if gate.stabilized else None
+    inner = (torch.randperm(steps - 1, generator=generator, device="cuda")[: documents - 2] + 1).sort().values.tolist()
+    bounds = [0, *inner[:2], *inner[1:], steps]
+    leaves = [None if x is None else x.requires_grad_() for x in (q, k, v, f, i, C, n)]
+    return leaves, bounds, [m]
+
+
+def run(name: str, leaves: list[Tensor | None], bounds: list[int], m: Tensor | None, **options: Any) -> Any:
+    q, k, v, f, i, C, n = leaves
+    start = ops.State(C, n, m)  # type: ignore[arg-type]
+    skip = torch.full((v.shape[1],), 0.5, device="cuda") if name == "mamba2" else None  # type: ignore[union-attr]
+    return ops.chunkwise(
+        *(q, k, v, f, i),  # type: ignore[arg-type]
+        gate=GATES[name], skip=skip, initial_state=start, return_last_state=True, cu_seqlens=torch.tensor(bounds),
+        **options,
+    )  # fmt: skip
+
+
+def loss_of(h: Tensor, last: ops.State) -> Tensor:
+    weights = torch.Generator("cuda").manual_seed(1)
+    total = torch.zeros((), dtype=torch.float64, device="cuda")
+    for x in (h, last.C, last.n):
+        if x is not None:
+            total = total + (x.double() * torch.randn(x.shape, generator=weights, device="cuda")).sum()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("exp", {"steps": 3000, "documents": 30}),
+        ("sig", {"steps": 3000, "documents": 30}),
+        ("sig", {"steps": 300, "documents": 64}),  # most of them within one tile
+        ("exp", {"steps": 2000, "documents": 20, "d_qk": 256, "d_hv": 512, "heads": 2}),
+        ("sig", {"steps": 2000, "documents": 20, "d_qk": 64, "d_hv": 64, "extreme": True}),
+        ("exp", {"steps": 2000, "documents": 20, "d_qk": 80, "d_hv": 144, "extreme": True}),
+        ("simple_gla", {"steps": 2000, "documents": 20, "sharing": 2}),
+        ("retention", {"steps": 2000, "documents": 20}),
+        ("mamba2", {"steps": 2000, "documents": 20, "heads": 8, "sharing": 8, "d_qk": 64, "d_hv": 64}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_states_go_in_and_out_in_one_launch(name: str, sizes: dict[str, Any]):
+    leaves, bounds, (m,) = with_states(name, **sizes)
+    wanted_leaves = [None if x is None else x.detach().double().requires_grad_() for x in leaves]
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        h, last = run(name, leaves, bounds, m)
+        torch.cuda.synchronize()
+    launched = [e.name for e in seen.events() if "walk_forward" in e.name]
+    assert len(launched) == 1, launched
+    wanted_m = None if m is None else m.double()
+    wanted_h, wanted_last = run(name, wanted_leaves, bounds, wanted_m, implementation="reference")
+    assert relative(h, wanted_h) < LIMIT
+    for x, y in zip(last, wanted_last, strict=True):
+        assert (x is None) == (y is None)
+        assert x is None or relative(x, y) < LIMIT
+    found = torch.autograd.grad(loss_of(h, last), [x for x in leaves if x is not None], retain_graph=True)
+    wanted = torch.autograd.grad(loss_of(wanted_h, wanted_last), [x for x in wanted_leaves if x is not None])
+    for place, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        assert relative(x, y) < 2 * LIMIT, place
+    again = run(name, leaves, bounds, m)
+    assert torch.equal(again[0], h)
+    grads_again = torch.autograd.grad(loss_of(*again), [x for x in leaves if x is not None])
+    assert all(torch.equal(x, y) for x, y in zip(found, grads_again, strict=True))
+
+
+def test_a_graph_and_a_compiled_function_give_what_a_call_gives():
+    leaves, bounds, (m,) = with_states("exp", 2000, 20)
+    leaves = [None if x is None else x.detach() for x in leaves]
+    h, last = run("exp", leaves, bounds, m)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, last_captured = run("exp", leaves, bounds, m)
+    graph.replay()
+    assert relative(captured, h) < LIMIT
+    assert relative(last_captured.C, last.C) < LIMIT
+    compiled, last_compiled = torch.compile(lambda *x: run("exp", list(x), bounds, m))(*leaves)
+    assert torch.equal(compiled, h)
+    assert torch.equal(last_compiled.C, last.C)
