@@ -521,24 +521,29 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
     T, count = call.v.shape[2], chosen.cu_seqlens.numel() - 1
     if count == 1:
         return _run(call, gate, chosen, return_last_state)
-    if call.initial is None and not return_last_state:
+    states = call.initial is not None or return_last_state
+    if not states and (chosen.cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling()):
+        # To look at the offsets would wait for a GPU, or break a graph.
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     bounds = packed.bounds(chosen.cu_seqlens, T)
+    runs = packed.runs(bounds)
     setup = chunkwise_operator.Setup(chosen.implementation, gate, chosen.state_dtype, chosen.config)
     L = None if chosen.chunk_size == "auto" else chosen.chunk_size
-    if documents_operator.take(call, setup, L, bounds):
+    if len(runs) > 1 and documents_operator.take(call, setup, L, bounds, states=states):
         return _run_documents(call, gate, chosen, return_last_state, bounds)
+    if not states and (len(runs) > 1 or runs[0].length < packed.LONG):
+        return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     outputs: list[Tensor] = []
-    states: list[State] = []
-    for batch in packed.batches(call, packed.runs(bounds)):
+    ends: list[State] = []
+    for batch in packed.batches(call, runs):
         if batch.v.shape[2] == 0:
             h, last = batch.v, _nothing_written(batch, gate)
         else:
             h, last = _run(batch, gate, chosen, return_last_state)
         outputs.append(h)
         if last is not None:
-            states.append(last)
-    return packed.end_to_end(outputs), packed.joined(states) if return_last_state else None
+            ends.append(last)
+    return packed.end_to_end(outputs), packed.joined(ends) if return_last_state else None
 
 
 def _run_documents(

@@ -105,7 +105,7 @@ class DocumentKernels(NamedTuple):
     All take `bounds`, where documents begin and end: [0, ..., T]. States are one a document, (documents, H, ...).
 
     Attributes:
-        takes: (bounds, v) -> whether they are faster than a call for each run of documents of one length.
+        takes: (bounds, q, v, *, states) -> whether they are the fastest way; states: whether states go in or out.
         forward: (arguments, options, bounds) -> (h, last, saved), as of `Kernels`, without a skip connection, for a
             gate with a forget gate a step.
         backward: (dh, d_last, C_last, arguments, saved, options, bounds) -> gradients, as of `Kernels`; C_last is C of
@@ -113,7 +113,7 @@ class DocumentKernels(NamedTuple):
         empty_saved: (q, v, options, bounds) -> uninitialised tensors like `saved`.
     """
 
-    takes: Callable[[list[int], Tensor], bool]
+    takes: Callable[..., bool]
     forward: Callable[[Arguments, KernelOptions, list[int]], tuple[Tensor, State | None, tuple[Tensor, ...]]]
     backward: Callable[..., tuple[Tensor | None, ...]]
     empty_saved: Callable[[Tensor, Tensor, KernelOptions, list[int]], tuple[Tensor, ...]]

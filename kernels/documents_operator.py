@@ -15,12 +15,13 @@ from .operators import FIRST_ORDER, Gradients
 from .state import State
 
 
-def take(call: Arguments, setup: Setup, chunk_size: int | None, bounds: list[int]) -> bool:
-    """Return whether kernels that take all documents in one launch run here, and are faster than a launch a run.
+def take(call: Arguments, setup: Setup, chunk_size: int | None, bounds: list[int], *, states: bool) -> bool:
+    """Return whether kernels that take all documents in one launch run here, and are the fastest way.
 
     Args:
         call: (1, H, T, d), with an initial state a document or without.
         bounds: where documents begin and end, [0, ..., T].
+        states: whether states go in or out.
     """
     q, v = call.q, call.v
     if setup.implementation == "reference" or only_reference(q, v) is not None:
@@ -31,7 +32,7 @@ def take(call: Arguments, setup: Setup, chunk_size: int | None, bounds: list[int
         config=setup.config,
     )  # fmt: skip
     kernels = kernels_of(name).documents
-    return kernels is not None and kernels.takes(bounds, v)
+    return kernels is not None and kernels.takes(bounds, q, v, states=states)
 
 
 def run(

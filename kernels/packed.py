@@ -1,7 +1,8 @@
 """Packed sequences: documents laid end to end along T, in a batch of one.
 
-Without states in or out all documents are one sequence, whose forget gate is shut where a document begins. With states
-documents of one length that follow each other are one batch.
+Without states in or out all documents can be one sequence, whose forget gate is shut where a document begins. Documents
+of one length that follow each other can be a batch. And the fused kernels take documents as they are
+(`documents_operator`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ def as_one_sequence(call: Arguments, gate: Gate, cu_seqlens: Tensor) -> tuple[Ar
         gate = Gate("log_decay", gate.input, gate.normalize)
     shut = begins(cu_seqlens, call.v.shape[2], f.device)
     return call._replace(f=f.masked_fill(shut, float("-inf"))), gate
+
+
+LONG = 512  # steps from which documents of one length are faster as a batch than as one sequence
 
 
 class Run(NamedTuple):

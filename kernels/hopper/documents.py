@@ -261,15 +261,15 @@ def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.dev
     return torch.tensor(found, dtype=torch.int32).to(device)
 
 
-def takes(bounds: list[int], v: Tensor) -> bool:
-    """Return whether these kernels are the fastest for documents of v (1, H, T, d_hv) between bounds.
+def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
+    """Return whether these kernels are the fastest for documents of q, v (1, H, T, d) between bounds.
 
     A CUDA graph is not to read what `_places` may drop.
     """
     if v.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     lengths = [end - begin for begin, end in pairwise(bounds)]
-    return plans.takes_documents(lengths, v.shape[1], figures(v.device))
+    return plans.takes_documents(Sizes.of(q, v), figures(v.device), lengths, states=states)
 
 
 def forward(

@@ -36,6 +36,7 @@ from .sizes import Device, Sizes
 STATE_BYTES = 4  # of an element of a state: float32, whatever the inputs are
 SUM_BYTES = 4  # of a row sum: float32
 STEPS_OF_LAUNCH = 1024  # of one program, in the time in which a host launches what a pass takes
+LONGER = 1.1  # what documents may take of the time of whole tiles: one sequence of several segments takes 1.2
 CARRIED = 1024  # elements of a state in a program that joins the states of parts, at most
 EXPONENT_BYTES = 8  # of both gates of a step: float32
 
@@ -489,15 +490,24 @@ def of_documents(
     return OfDocuments(walk("h", d_qk, d_hv, normalise=normalise), walk("dq", d_hv, d_qk, sums=sums), dk_dv)
 
 
-def takes_documents(lengths: list[int], heads: int, device: Device) -> bool:
-    """Return whether one launch for all documents beats one for each run of documents of one length.
+def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool) -> bool:
+    """Return whether a launch for all documents is the fastest way.
 
-    In one launch nothing is faster than the longest document in one program. A launch costs as much as STEPS_OF_LAUNCH
-    steps of one program.
+    In it nothing is faster than the longest document in one program. With states the other way is a launch for each run
+    of documents of one length; without, one sequence, whose programs can share a long document, or several heads.
+
+    Args:
+        sizes: of the documents end to end.
+        lengths: their steps.
+        states: whether states go in or out.
     """
-    launches = 1 + sum(a != b for a, b in pairwise(lengths))
-    shared = sum(lengths) * heads / device.multiprocessors
-    return launches > 1 and max(*lengths, shared) < shared + launches * STEPS_OF_LAUNCH
+    shared = sizes.steps * sizes.heads / device.multiprocessors
+    whole_tiles = sum(TILE * cdiv(length, TILE) for length in lengths) * sizes.heads / device.multiprocessors
+    needed = max(*lengths, whole_tiles)
+    if states:
+        launches = 1 + sum(a != b for a, b in pairwise(lengths))
+        return launches > 1 and needed < shared + launches * STEPS_OF_LAUNCH
+    return needed <= LONGER * shared and heads_together(sizes) == 1
 
 
 @lru_cache(1024)
