@@ -88,13 +88,16 @@ def by_reference(case: Case, dtype: torch.dtype, arguments: Arguments, dh: Tenso
     outputs: list[Tensor] = []
     ends: list[State] = []
     for n, (begin, end) in enumerate(pairwise(case.bounds)):
-        start = State(*(None if x is None else x[n : n + 1] for x in state)) if state else zeros(case)
+        start = zeros(case)
+        if state:
+            parts: Any = [None if x is None else x[n : n + 1] for x in state]
+            start = State(*parts)
         if begin == end:
             ends.append(start)
             continue
         document: Any = [None if x is None else x[:, :, begin:end] for x in leaves[:5]]
         options: Any = {"gate": case.gate, "scale": case.d_qk**-0.5, "chunk_size": 64, "state_dtype": None}
-        h, last = reference.chunkwise(*document, start, **options)
+        h, last = by_chunks(*document, start, **options)
         outputs.append(h)
         ends.append(last)
     h = torch.cat(outputs, 2)
@@ -105,6 +108,9 @@ def by_reference(case: Case, dtype: torch.dtype, arguments: Arguments, dh: Tenso
             loss = loss + (x * dx.to(dtype)).sum()
     wanted = [x for x in (*leaves[:5], *(state[:2] if state else ())) if x is not None]
     return h, last, torch.autograd.grad(loss, wanted, allow_unused=True)
+
+
+by_chunks: Any = reference.chunkwise
 
 
 def zeros(case: Case) -> State:
