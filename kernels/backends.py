@@ -108,8 +108,7 @@ class DocumentKernels(NamedTuple):
         takes: (bounds, q, v, *, states) -> whether they are the fastest way; states: whether states go in or out.
         forward: (arguments, options, bounds) -> (h, last, saved), as of `Kernels`, without a skip connection, for a
             gate with a forget gate a step.
-        backward: (dh, d_last, C_last, arguments, saved, options, bounds) -> gradients, as of `Kernels`; C_last is C of
-            the last state, given where d_last has one.
+        backward: (dh, d_last, arguments, saved, options, bounds) -> gradients, as of `Kernels`.
         empty_saved: (q, v, options, bounds) -> uninitialised tensors like `saved`.
     """
 

@@ -66,19 +66,19 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) 
     *tensors, scale, temperature, chunk_size, setup, ctx.bounds, ctx.has_last = inputs
     ctx.numbers = (scale, temperature, chunk_size, setup)
     ctx.gate = setup_of(setup).gate
-    last, saved = split(output[1:], ctx.gate) if ctx.has_last else (None, output[1:])
-    ctx.save_for_backward(*tensors, None if last is None else last.C, *saved)
+    saved = split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
+    ctx.save_for_backward(*tensors, *saved)
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     dh, *d_states = grads
     dC, dn, _ = split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
     kept = ctx.saved_tensors  # once: activation checkpointing computes them anew for whoever asks
-    tensors, C_last, saved = kept[:8], kept[8], kept[9:]
+    tensors, saved = kept[:8], kept[8:]
     if dh is None:
         dh = torch.zeros_like(tensors[2])
     gates = any(ctx.needs_input_grad[3:5])
-    found = iter(_backward(dh, dC, dn, C_last, *tensors, list(saved), *ctx.numbers, ctx.bounds, gates))
+    found = iter(_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, ctx.bounds, gates))
     given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
     return (*(next(found) if x is not None else None for x in given), *[None] * (3 + len(ctx.numbers)))
 
@@ -130,7 +130,6 @@ def _backward(  # noqa: PLR0913  an operator's schema
     dh: Tensor,
     dC_last: Tensor | None,
     dn_last: Tensor | None,
-    C_last: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -151,7 +150,6 @@ def _backward(  # noqa: PLR0913  an operator's schema
 
     Args:
         dh, dC_last, dn_last: gradients of h and of the last states; None for a state that nothing depends on.
-        C_last: of the last states, None where forward returned none.
         saved: what forward returned behind the last states; the other arguments are those of forward.
         gate_gradients: whether those of f and i are asked for.
     """
@@ -161,14 +159,12 @@ def _backward(  # noqa: PLR0913  an operator's schema
         dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
     d_last = None if dC_last is None else State(dC_last, dn_last)
     arguments = Arguments(q, k, v, f, i, None if C is None else State(C, n, m))
-    found = kernels.backward(dh, d_last, C_last, arguments, tuple(saved), options, list(bounds))
+    found = kernels.backward(dh, d_last, arguments, tuple(saved), options, list(bounds))
     return [x for x in found if x is not None]
 
 
 @operators.register_fake("documents_backward")
-def _fake_backward(
-    dh: Tensor, dC_last: Tensor | None, dn_last: Tensor | None, C_last: Tensor | None, *others: Any
-) -> list[Tensor]:
+def _fake_backward(dh: Tensor, dC_last: Tensor | None, dn_last: Tensor | None, *others: Any) -> list[Tensor]:
     q, k, v, f, i, C, n = others[:7]
     gates = (f, i) if others[-1] else ()
     return [torch.empty_like(x) for x in (q, k, v, *gates, C, n) if x is not None]

@@ -17,10 +17,12 @@ import importlib
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from gluon_values import (
     SIXTEEN_BITS,
@@ -49,6 +51,9 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tflabench.kernels.hopper as hopper
+from tflabench.kernels.hopper import backward, config, documents, forward, segment_states, tiles
+from tflabench.kernels.hopper.config import CarryConfig
+from tflabench.kernels.plan.sizes import Device
 
 SHARED = (
     "conversions",
@@ -427,3 +432,34 @@ class Machine:
         role.products = role.products[max(done, 0) :]
         found = tuple(x.found if isinstance(x, Product) and x.found is not None else x for x in deps)
         return found[0] if len(found) == 1 else found
+
+
+interpreted: Any = segment_states.carry  # what Triton's decorator returns has no types that a Python checker knows
+
+
+class Carry:
+    """The Triton kernel beside them, interpreted, without what only a GPU has."""
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def run(*args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
+            assert config.overlap
+            assert launch_pdl
+            interpreted[grid](*args, config=replace(config, overlap=False), **options)
+
+        return run
+
+
+def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (forward, backward, documents):
+        monkeypatch.setattr(module, "figures", lambda _device: Device(90, multiprocessors))
+
+
+def launch_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host code launch the kernels of a machine, with Triton's, which are interpreted, beside them."""
+    for name, kernel in machine.kernels.items():
+        monkeypatch.setattr(f"{hopper.__name__}.{KERNELS[name]}.{name}", kernel)
+    monkeypatch.setattr(config, "HOISTS", machine.newer)
+    monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
+    config.WalkConfig.of.cache_clear()  # of the other Triton
+    monkeypatch.setattr(segment_states, "carry", Carry())
+    run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several

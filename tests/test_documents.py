@@ -21,14 +21,14 @@ pytest.importorskip("triton.experimental.gluon")
 from tflabench.kernels import reference
 from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.cover import cdiv
-from tflabench.kernels.hopper import config, documents, tiles
+from tflabench.kernels.hopper import backward, documents, forward
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.sizes import Device, Sizes
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gluon_on_cpu import KERNELS, Machine
+from gluon_on_cpu import Machine, launch_on
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
 
@@ -46,6 +46,7 @@ class Case:
     ends: bool = True
     dtype: torch.dtype = torch.bfloat16
     bounds: tuple[int, ...] = tuple(BOUNDS)
+    gates: str = "normal"  # or "extreme", +-30, or "slow"
 
 
 CASES = [
@@ -56,6 +57,8 @@ CASES = [
     Case(Gate("log_decay", "none"), heads=4, sharing=2, d_hv=128),
     Case(Gate("log_decay", "softplus"), dtype=torch.float16),
     Case(MLSTM_EXP, d_qk=64, d_hv=512, heads=1, bounds=(0, 5, 150)),
+    Case(MLSTM_EXP, gates="extreme"),  # m of 88 and more: exp(-m) is 0
+    Case(MLSTM_SIG, gates="slow"),
 ]
 
 
@@ -69,8 +72,11 @@ def draw(case: Case) -> tuple[Arguments, Tensor, State | None]:
 
     q, k = (normal(1, H // case.sharing, T, case.d_qk, dtype=case.dtype) for _ in range(2))
     v, dh = (normal(1, H, T, case.d_hv, dtype=case.dtype) for _ in range(2))
-    f = normal(1, H, T) + 2 if gate.forget == "sigmoid" else -normal(1, H, T).abs()
-    i = None if gate.input == "none" else normal(1, H, T)
+    size = 30 if case.gates == "extreme" else 1
+    f = size * normal(1, H, T) + (6 if case.gates == "slow" else 2)
+    if gate.forget != "sigmoid":
+        f = -f.abs() / (100 if case.gates == "slow" else 1)
+    i = None if gate.input == "none" else size * normal(1, H, T)
     shapes = [(N, H, case.d_qk, case.d_hv), (N, H, case.d_qk)]
     C, dC = (normal(*shapes[0]) for _ in range(2))
     n, dn = (normal(*shapes[1]) if gate.normalize else None for _ in range(2))
@@ -119,15 +125,6 @@ def zeros(case: Case) -> State:
     return State(C, C[..., 0] if case.gate.normalize else None, C[..., 0, 0] if case.gate.stabilized else None)
 
 
-def on_machine(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, kernel in machine.kernels.items():
-        monkeypatch.setattr(f"{documents.__package__}.{KERNELS[name]}.{name}", kernel)
-    monkeypatch.setattr(config, "HOISTS", machine.newer)
-    monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2)
-    config.WalkConfig.of.cache_clear()  # of the other Triton
-    monkeypatch.setattr(documents, "figures", lambda _device: Device(90, 3))  # programs take several documents
-
-
 def wrong(case: Case, *, gate_gradients: bool = True) -> list[str]:
     """What is further from float64 than roundings to the inputs' dtype explain."""
     arguments, dh, d_last = draw(case)
@@ -136,8 +133,7 @@ def wrong(case: Case, *, gate_gradients: bool = True) -> list[str]:
     )  # fmt: skip
     bounds = list(case.bounds)
     h, last, saved = documents.forward(arguments, options, bounds)
-    C_last = None if last is None else last.C
-    grads = documents.backward(dh, d_last, C_last, arguments, saved, options, bounds)
+    grads = documents.backward(dh, d_last, arguments, saved, options, bounds)
     exact_h, exact_last, exact_grads = by_reference(case, torch.float64, arguments, dh, d_last)
     exact = iter(exact_grads)
     given = *arguments[:5], *((arguments.initial or (None, None))[:2])
@@ -163,12 +159,43 @@ def wrong(case: Case, *, gate_gradients: bool = True) -> list[str]:
 @pytest.mark.parametrize("seed", [2, 3])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_document_is_by_itself(case: Case, seed: int, monkeypatch: pytest.MonkeyPatch):
-    on_machine(Machine(seed=seed), monkeypatch)
+    launch_on(Machine(seed=seed), monkeypatch)
     assert wrong(case) == []
 
 
+@pytest.mark.parametrize("gate", [Gate("log_decay", "none"), MLSTM_EXP], ids=["simple_gla", "exp"])
+def test_gradients_of_gates_are_those_of_a_call_a_document(gate: Gate, monkeypatch: pytest.MonkeyPatch):
+    """The last states of h would put each document off by a number of its own: their roundings are not those of dq."""
+    launch_on(Machine(seed=2), monkeypatch)
+    case = Case(gate, bounds=(0, 20, 40, 57, 90, 200), gates="slow")
+    arguments, dh, d_last = draw(case)
+    options = KernelOptions(gate, case.d_qk**-0.5, 512)
+    bounds = list(case.bounds)
+    _, _, saved = documents.forward(arguments, options, bounds)
+    found = documents.backward(dh, d_last, arguments, saved, options, bounds)[3]
+    assert found is not None
+    assert d_last is not None
+    assert arguments.initial is not None
+    alone: list[Tensor] = []
+    for n, (begin, end) in enumerate(pairwise(bounds)):
+
+        def document(x: Tensor | None, n: int = n) -> Tensor | None:
+            return None if x is None else x[n : n + 1]
+
+        steps: Any = [None if x is None else x[:, :, begin:end].contiguous() for x in arguments[:5]]
+        states: Any = [[*map(document, state)] for state in (arguments.initial, d_last)]
+        q, k, v, f, i = steps
+        call = Arguments(q, k, v, f, i, State(*states[0]))
+        _, _, saved = forward.forward(call, options)
+        made = backward.backward(dh[:, :, begin:end].contiguous(), State(*states[1]), call, saved, options)[3]
+        assert made is not None
+        alone.append(made)
+    wanted = torch.cat(alone, 2)
+    assert torch.linalg.norm(found - wanted) <= 5e-4 * torch.linalg.norm(wanted)
+
+
 def test_each_document_is_by_itself_without_gradients_of_gates(monkeypatch: pytest.MonkeyPatch):
-    on_machine(Machine(seed=2), monkeypatch)
+    launch_on(Machine(seed=2), monkeypatch)
     assert wrong(CASES[0], gate_gradients=False) == []
 
 
@@ -192,7 +219,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
         edits.append(text.count(right))
         return text.replace(right, mistaken)
 
-    on_machine(Machine(seed=2, edit=edit), monkeypatch)
+    launch_on(Machine(seed=2, edit=edit), monkeypatch)
     assert edits == [1]
     case = Case(MLSTM_SIG, d_qk=128, d_hv=128, heads=3, bounds=(0, 70, 71, 199, 290, 420))
     assert wrong(case) != []

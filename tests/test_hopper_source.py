@@ -22,21 +22,17 @@ pytest.importorskip("triton.experimental.gluon")
 from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.hopper import (
     backward,
-    config,
     forward,
     segment_states,
     tile_gradients,
-    tiles,
 )  # fmt: skip
 from tflabench.kernels.hopper.chunkwise import kernels
-from tflabench.kernels.hopper.config import CarryConfig
-from tflabench.kernels.hopper.segment_states import carry
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.sizes import Device, Sizes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases
-from gluon_on_cpu import KERNELS, Deadlock, Machine
+from gluon_on_cpu import Deadlock, Machine, launch_on, run_on_chip
 from tfla_cases import Case, draw, failures, planned_anew
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="gates are computed in Triton's interpreter")
@@ -48,34 +44,8 @@ TOGETHER = Case(gate="simple_gla", T=384, batch=1, heads=8, sharing=4, d_qk=64, 
 NO_GATE_GRADIENTS = frozenset({"df", "di"})
 
 
-interpreted: Any = carry  # what Triton's decorator returns has no types that a Python checker knows
-
-
-class Carry:
-    """The Triton kernel beside them, interpreted, without what only a GPU has."""
-
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(*args: Any, config: CarryConfig, launch_pdl: bool, **options: Any) -> None:
-            assert config.overlap
-            assert launch_pdl
-            interpreted[grid](*args, config=replace(config, overlap=False), **options)
-
-        return run
-
-
-def run_on_chip(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (forward, backward):
-        monkeypatch.setattr(module, "figures", lambda _device: Device(90, multiprocessors))
-
-
 def run_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, gate_gradients: bool = True) -> None:
-    for name, kernel in machine.kernels.items():
-        monkeypatch.setattr(f"{forward.__package__}.{KERNELS[name]}.{name}", kernel)
-    monkeypatch.setattr(config, "HOISTS", machine.newer)
-    monkeypatch.setattr(tiles, "WIDEST_OPERAND", 2 if machine.newer else 4)
-    config.WalkConfig.of.cache_clear()  # of the other Triton
-    monkeypatch.setattr(segment_states, "carry", Carry())
-    run_on_chip(3, monkeypatch)  # fewer multiprocessors than work items: programs take several
+    launch_on(machine, monkeypatch)
     found = kernels()
 
     def backward(dh: Any, d_last: Any, arguments: Any, saved: Any, options: KernelOptions) -> Any:

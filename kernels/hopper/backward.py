@@ -29,7 +29,7 @@ from tflabench.kernels.tfla.tiles import aligned, made_like
 from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
 from .backward_dv import launch_dv
-from .crossings import through_tiles
+from .crossings import through_tiles, tile_sums
 from .forward import initial_matrices, restored, weights
 from .launch import Inputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
@@ -112,7 +112,7 @@ def backward(
                 x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
                 if n_0 is not None and dn_0 is not None:
                     x_last = x_last + (n_0 * dn_0).sum(-1)
-            through = through_tiles(qdq, kdk, x_last, e.g)
+            through = through_tiles(tile_sums(qdq, kdk, e.g.shape[-1]), x_last, e.g)
         df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
     if scale < 0:
         dq = -dq

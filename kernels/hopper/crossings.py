@@ -17,6 +17,8 @@ is what a Wiener filter makes of it, for signals of e and errors of ROUNDOFF rel
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -101,26 +103,42 @@ def _pass_tiles(a, b, g, last, through, tiles, HAS_LAST: tl.constexpr, BLOCK: tl
         x = tl.sum(tl.where(tile == block * BLOCK, start, 0.0), 0)
 
 
-def through_tiles(qdq: RowSums, kdk: RowSums, last: Tensor | None, g: Tensor) -> Tensor:
-    """Return the sum that passes each tile, Y, (B, H, tiles) float32.
+class TileSums(NamedTuple):
+    """Sums over the steps of tiles of q.dq and k.dk, as far as these come through the state, (B, H, tiles) float32."""
+
+    qdq: Tensor
+    kdk: Tensor
+
+
+def tile_sums(qdq: RowSums, kdk: RowSums, tiles: int) -> TileSums:
+    """Return A and B of all tiles.
 
     Args:
         qdq, kdk: as for `gate_gradients`, with chunks of one tile.
+        tiles: of a sequence.
+    """
+    _, B, H, T = qdq.every.shape
+    made = TileSums(*torch.empty((2, B, H, tiles), dtype=torch.float32, device=qdq.every.device))
+    enqueue(
+        _tile_sums, B * H * cdiv(tiles, TILES), qdq, kdk, *made, B * H, T, tiles,
+        Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0],
+        **overlapping(made.qdq),
+    )  # fmt: skip
+    return made
+
+
+def through_tiles(sums: TileSums, last: Tensor | None, g: Tensor) -> Tensor:
+    """Return the sum that passes each tile, Y, (B, H, tiles) float32.
+
+    Args:
+        sums: A and B.
         last: X after the last step, (B, H) float32, which the gradient of the last state gives; None is 0.
         g: base-2 log gates of tiles, (B, H, tiles).
     """
     B, H, tiles = g.shape
-    rows, T = B * H, qdq.every.shape[-1]
-    through, a, b = torch.empty((3, *g.shape), dtype=torch.float32, device=g.device)
-    overlap = overlapping(g)
+    through = torch.empty_like(g)
     enqueue(
-        _tile_sums, rows * cdiv(tiles, TILES), qdq, kdk, a, b, rows, T, tiles,
-        Q_PARTS=qdq.every.shape[0], K_PARTS=kdk.every.shape[0], WITHIN_PARTS=qdq.within.shape[0], **overlap,
-    )  # fmt: skip
-    block = min(BLOCK, max(2, next_power_of_2(tiles)))
-    enqueue(
-        _pass_tiles, rows,
-        a, b, g, g if last is None else last, through, tiles, HAS_LAST=last is not None, BLOCK=block,
-        **overlap,
+        _pass_tiles, B * H, *sums, g, g if last is None else last, through, tiles,
+        HAS_LAST=last is not None, BLOCK=min(BLOCK, max(2, next_power_of_2(tiles))), **overlapping(g),
     )  # fmt: skip
     return through

@@ -10,8 +10,8 @@ no walk meets:
     packed         | document 0      | document 1  | ...
     places   | gap | tile | tile | gap | tile | gap | ...
 
-The last place of a gap shuts the forget gate and writes the stabiliser of the next document's state. The first one has,
-in backward, what the gradient of the last state before it adds to the sums over a document (`crossings`).
+The last place of a gap shuts the forget gate and writes the stabiliser of the next document's state. In backward a gap
+has what the gradient of the last state before it adds to the sums over a document (`crossings`).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -50,7 +50,7 @@ from .backward import KernelResults, WalkStates, output, through_last_n
 from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, launch_dk, launch_dq
 from .backward_dv import launch_dv
-from .crossings import through_tiles
+from .crossings import TileSums, through_tiles, tile_sums
 from .exponents import exponents
 from .forward import initial_matrices, launch_walk, restored
 from .launch import Inputs
@@ -299,7 +299,10 @@ def forward(
     if options.return_last_state:
         C = torch.empty((len(bounds) - 1, v.shape[1], q.shape[-1], v.shape[-1]), dtype=torch.float32, device=v.device)
         after = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
-    norm = None
+    m_last = norm = None
+    if m is not None:
+        m_last = m[0, :, places.gaps[1:] * TILE].T.contiguous()
+        m.index_fill_(2, places.empty, 0.0)  # for a denominator of 1
     if gate.normalize:
         lowest = torch.zeros_like(e.x) if m is None else m
         norm = NormaliserTensors(lowest, torch.empty_like(e.x), before.n, after.n)
@@ -307,22 +310,19 @@ def forward(
     launch_walk(inputs, out, plan.h, states=States(before.C, after.C), norm=norm)
     if out is not h:
         h.copy_(out)
-    last = None
-    if options.return_last_state:
-        last = State(*after, None if m is None else m[0, :, places.gaps[1:] * TILE].T.contiguous())
+    last = State(*after, m_last) if options.return_last_state else None
     log_gates = () if log_f is None else (log_f,)
     return h, last, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g)
 
 
 def backward(
-    dh: Tensor, d_last: State | None, C_last: Tensor | None, arguments: Arguments, saved: tuple[Tensor, ...],
-    options: KernelOptions, bounds: list[int],
+    dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions,
+    bounds: list[int],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent.
 
     Args:
         dh: gradient of h; d_last: of the last states' C and n, or None.
-        C_last: as `forward` returned it, where d_last has a C.
         arguments, options, bounds: as given to `forward`; saved: as it returned it.
     """
     q, k, v, f, i, initial, _ = arguments
@@ -347,20 +347,16 @@ def backward(
     if options.gate_gradients:
         assert qdq
         assert kdk
-        x_last = None
-        if dC is not None:
-            assert C_last is not None
-            x_last = (C_last * dC).sum((-2, -1))
         if dots is not None:
             spread = dots.new_zeros((1, H, places.tiles * TILE)).index_copy_(2, places.of_steps, dots)
             kdk = RowSums(torch.cat([spread[None], kdk.every]), kdk.within)
-            of_n = torch.stack([part.sum(-1) for part in split(dots[0], places.lengths, 1)])
-            x_last = of_n if x_last is None else x_last + of_n
-            if n_0 is not None and dn_0 is not None:
-                x_last = x_last + (n_0 * dn_0).sum(-1)
-        if x_last is not None:
-            qdq.every[0, 0].index_copy_(1, places.gaps[1:] * TILE, x_last.T)
-        sums = GradientSums(qdq, kdk, through_tiles(qdq, kdk, None, e.g), TILE)
+        of_tiles = tile_sums(qdq, kdk, places.tiles)
+        if dC is not None:
+            x_first = None if C_0 is None or dC_0 is None else (C_0 * dC_0).sum((-2, -1))
+            if x_first is not None and n_0 is not None and dn_0 is not None:
+                x_first = x_first + (n_0 * dn_0).sum(-1)
+            of_tiles.qdq.index_copy_(2, places.gaps[1:], _after_documents(of_tiles, x_first, places))
+        sums = GradientSums(qdq, kdk, through_tiles(of_tiles, None, e.g), TILE)
         of_places = gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)
         df, di = (None if x is None else x.index_select(2, places.of_steps) for x in of_places)
     if scale < 0:
@@ -416,6 +412,16 @@ def _row_sums(parts: int, heads: int, places: Places) -> tuple[RowSums, RowSums]
     made = torch.empty(shape, dtype=torch.float32, device=places.steps.device)
     qdq, kdk = made.index_fill_(4, places.gaps, 0).flatten(-2)
     return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
+
+
+def _after_documents(sums: TileSums, x_first: Tensor | None, places: Places) -> Tensor:
+    """Return X after the last step of each document, (1, H, documents), of X before the first one, (documents, H).
+
+    It is of the walks for dq and dk, which round alike: the last states of h are rounded otherwise.
+    """
+    passed = (sums.kdk - sums.qdq).double().cumsum(-1).index_select(2, places.gaps)
+    x_last = passed.diff(dim=-1)
+    return (x_last if x_first is None else x_last + x_first.T).float()
 
 
 def _through_last_n(
