@@ -57,7 +57,7 @@ CASES = [
     Case(Gate("log_decay", "none"), heads=4, sharing=2, d_hv=128),
     Case(Gate("log_decay", "softplus"), dtype=torch.float16),
     Case(MLSTM_EXP, d_qk=64, d_hv=512, heads=1, bounds=(0, 5, 150)),
-    Case(MLSTM_EXP, gates="extreme"),  # m of 88 and more: exp(-m) is 0
+    Case(MLSTM_EXP, gates="extreme"),  # exp(-m) is 0 at the ends of documents
     Case(MLSTM_SIG, gates="slow"),
 ]
 
@@ -77,6 +77,8 @@ def draw(case: Case) -> tuple[Arguments, Tensor, State | None]:
     if gate.forget != "sigmoid":
         f = -f.abs() / (100 if case.gates == "slow" else 1)
     i = None if gate.input == "none" else size * normal(1, H, T)
+    if i is not None and case.gates == "extreme":
+        i[:, :, [end - 1 for end in case.bounds[1:]]] = 120.0
     shapes = [(N, H, case.d_qk, case.d_hv), (N, H, case.d_qk)]
     C, dC = (normal(*shapes[0]) for _ in range(2))
     n, dn = (normal(*shapes[1]) if gate.normalize else None for _ in range(2))
