@@ -110,7 +110,7 @@ class Counts(NamedTuple):
 
 
 class DocumentCounts(NamedTuple):
-    """What a program reads for a work item where documents lie end to end.
+    """Numbers, and a table, that a program reads for a work item of documents.
 
     Attributes:
         num_heads, heads_per_qk, num_steps, num_tiles: as of `Counts`.

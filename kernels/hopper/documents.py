@@ -144,7 +144,7 @@ def _clear(out, out_h, out_t, steps, count, heads, d: tl.constexpr, BLOCK: tl.co
 
 @dataclass(frozen=True)
 class Places:
-    """Where the steps of documents lie among gates, exponents and row sums.
+    """Places of the steps of documents among gates, exponents and row sums.
 
     Attributes:
         bounds: where documents begin and end, [0, ..., T].
@@ -186,7 +186,7 @@ class Places:
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
+        """Return the number of documents."""
         return len(self.bounds) - 1
 
     @property
@@ -427,7 +427,7 @@ def _after_documents(sums: TileSums, x_first: Tensor | None, places: Places) -> 
 def _through_last_n(
     dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates, places: Places
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `through_last_n` does, of each document by itself."""
+    """Return what `through_last_n` does, of each document."""
     log_f, log_i = (x.index_select(2, places.of_steps) for x in log_gates[:2])
     lengths = places.lengths
     of_n: list[Tensor] = []

@@ -76,7 +76,7 @@ class Counts(NamedTuple):
 
 
 class DocumentCounts(NamedTuple):
-    """What a program reads for a work item of a walk over documents, in place of `Counts`.
+    """Numbers, and a table, that a program reads for a work item of documents, in place of `Counts`.
 
     Attributes:
         num_heads, heads_per_qk, loads, stores, independent: as of `Counts`.
