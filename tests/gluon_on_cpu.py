@@ -119,9 +119,11 @@ class Role(threading.Thread):
     def run(self) -> None:
         self.turn.acquire()
         try:
-            self.function(*self.args)
+            with torch.no_grad():  # a thread of its own starts above autograd
+                self.function(*self.args)
             assert not [product for product in self.products if product.found is None], "products not waited for"
-            self.finish_stores(0)
+            with torch.no_grad():
+                self.finish_stores(0)
         except Aborted:
             pass
         except BaseException as error:  # to be raised where the kernel was called

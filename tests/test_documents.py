@@ -18,10 +18,13 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels import reference
+from tflabench import ops
+from tflabench.kernels import backends, chunkwise_operator, documents_operator, reference
+from tflabench.kernels import packed as packing
 from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.hopper import backward, documents, forward
+from tflabench.kernels.hopper.chunkwise import kernels
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.sizes import Device, Sizes
 from tflabench.kernels.state import State
@@ -273,3 +276,102 @@ def test_heads_that_share_a_program_stay_together_without_states():
     sizes = Sizes(1, 64, 64, 64 * 1010, 64, 64)
     assert not plans.takes_documents(sizes, Device(90, 132), [1000, 1020] * 32, states=False)
     assert plans.takes_documents(sizes, Device(90, 132), [1000, 1020] * 32, states=True)
+
+
+@pytest.fixture
+def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let operations take the fused kernels on the CPU."""
+    launch_on(Machine(seed=4), monkeypatch)
+    found = kernels()._replace(refuses=lambda *_, **__: None, default_chunk_size=lambda *_, **__: 512)
+    for module in (backends, chunkwise_operator, documents_operator):
+        monkeypatch.setattr(module, "kernels_of", lambda _name: found)
+    monkeypatch.setattr(documents_operator, "only_reference", lambda *_: None)
+
+
+def packed(gate: Gate, layout: str) -> tuple[dict[str, Any], State]:
+    torch.manual_seed(6)
+    H, T = 4, BOUNDS[-1]
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        x = torch.randn(1, shape[0], T, *shape[1:]).to(dtype)
+        return x.transpose(1, 2).contiguous() if layout == "bthd" else x
+
+    q, k = (draw(2, 64, dtype=torch.bfloat16) for _ in range(2))
+    x: dict[str, Any] = {"q": q, "k": k, "v": draw(H, 128, dtype=torch.bfloat16)}
+    x["f"] = -torch.rand(H) / 4 if gate.per_head else draw(H) + 3
+    if gate.input != "none":
+        x["i"] = draw(H)
+    if gate.forget == "rate":
+        x["skip"] = torch.randn(H)
+    shape = (len(BOUNDS) - 1, H, 64)
+    n, m = torch.randn(shape) if gate.normalize else None, torch.randn(shape[:2]) if gate.stabilized else None
+    return {name: y.requires_grad_() for name, y in x.items()}, State(torch.randn(*shape, 128).requires_grad_(), n, m)
+
+
+@pytest.mark.parametrize(
+    ("gate", "layout"),
+    [
+        (MLSTM_EXP, "bhtd"),
+        (MLSTM_SIG, "bthd"),
+        (Gate("rate", "softplus"), "bhtd"),  # Mamba 2, with a skip connection
+        (Gate("fixed", "none"), "bthd"),  # Retention
+    ],
+)
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_operations_take_documents_in_one_call(gate: Gate, layout: Any, monkeypatch: pytest.MonkeyPatch):
+    calls: list[int] = []
+    launched = documents.forward
+
+    def counted(*args: Any) -> Any:
+        calls.append(len(args[-1]) - 1)
+        return launched(*args)
+
+    of_documents = documents_operator.kernels_of("").documents
+    assert of_documents
+    counting = documents_operator.kernels_of("")._replace(documents=of_documents._replace(forward=counted))
+    monkeypatch.setattr(chunkwise_operator, "kernels_of", lambda _name: counting)
+    x, start = packed(gate, layout)
+    wide = {name: y.detach().double().requires_grad_() for name, y in x.items()}
+    wide_start = State(*(None if y is None else y.detach().double() for y in start))  # type: ignore[arg-type]
+    wide_start.C.requires_grad_()
+    results: list[Any] = []
+    both: Any = ((x, start, "hopper"), (wide, wide_start, "reference"))
+    for tensors, state, implementation in both:
+        h, last = ops.chunkwise(
+            **tensors, gate=gate, layout=layout, initial_state=state, return_last_state=True,
+            cu_seqlens=torch.tensor(BOUNDS), implementation=implementation,
+        )  # fmt: skip
+        assert h.shape == tensors["v"].shape
+        loss = (h.double() * torch.arange(h.numel()).remainder(7).reshape(h.shape)).sum() + last.C.double().sum()
+        results.append([h, *last, *torch.autograd.grad(loss, [*tensors.values(), state.C])])
+    assert calls == [len(BOUNDS) - 1]
+    for found, wanted in zip(*results, strict=True):
+        assert (found is None) == (wanted is None)
+        if found is not None:
+            assert torch.linalg.norm(found.double() - wanted) <= 0.01 * torch.linalg.norm(wanted)
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_documents_without_states_are_one_call_where_the_host_knows_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plans, "LONGER", 2)
+    x, _ = packed(MLSTM_SIG, "bhtd")
+    monkeypatch.setattr(packing, "as_one_sequence", lambda *_: pytest.fail("one sequence"))
+    h = ops.chunkwise(**x, gate=MLSTM_SIG, cu_seqlens=torch.tensor(BOUNDS), implementation="hopper")
+    wide = {name: y.detach().double() for name, y in x.items()}
+    monkeypatch.undo()
+    wanted = ops.chunkwise(**wide, gate=MLSTM_SIG, cu_seqlens=torch.tensor(BOUNDS), implementation="reference")
+    assert torch.linalg.norm(h.double() - wanted) <= 0.01 * torch.linalg.norm(wanted)
+
+
+@pytest.mark.usefixtures("fused_on_cpu")
+def test_the_operator_of_documents_keeps_to_its_schema():
+    x, start = packed(MLSTM_EXP, "bhtd")
+    setup = chunkwise_operator.Setup("hopper", MLSTM_EXP, torch.float32, None)
+    key = chunkwise_operator.key_of(setup)
+    for states in ((start.C.detach(), start.n, start.m), (None, None, None)):
+        arguments = (*(y.detach() for y in x.values()), *states, 0.125, 1.0, None, key, BOUNDS, True)
+        checks = ("test_schema", "test_faketensor")
+        torch.library.opcheck(torch.ops.tflabench.documents.default, arguments, test_utils=checks)
+        h, _, _, _, *saved = torch.ops.tflabench.documents(*arguments)
+        given = (torch.ones_like(h), None, None, *arguments[:8], saved, *arguments[8:-1], True)
+        torch.library.opcheck(torch.ops.tflabench.documents_backward.default, given, test_utils=checks)
