@@ -60,7 +60,7 @@ from .state import Matrices, States
 KEEP = {"sigmoid": math.inf, "log_decay": 0.0}  # what keeps a state as it is
 NOTHING = {"step": 0.0}  # what writes nothing; else -inf
 STATE_TILES = 3  # tiles in the time in which a program reads and writes a state
-BLOCK = 1024  # places of a program of `_spread`
+BLOCK = 1024  # places, or tiles, that a program has at a time
 ROWS = 16  # steps of a program of `_clear`
 
 
@@ -142,6 +142,30 @@ def _clear(out, out_h, out_t, steps, count, heads, d: tl.constexpr, BLOCK: tl.co
     tl.store(at, tl.zeros([ROWS, BLOCK], out.dtype.element_ty), mask=(number < count)[:, None] & (column < d)[None, :])
 
 
+@triton.jit(do_not_specialize=["heads", "tiles"])
+def _end_documents(a, b, x_first, gaps, heads, tiles, HAS_FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    """Write X after the last step of a document of one head to A of the gap behind it: X before, less A, plus B.
+
+    It is of the walks for dq and dk, which round alike. The last states of h are rounded otherwise.
+
+    Args:
+        a, b: `TileSums`.
+        x_first: (documents, heads), X before the first step, if HAS_FIRST; else it is 0.
+        gaps: see `Places`.
+    """
+    document, head = tl.program_id(0) // heads, (tl.program_id(0) % heads).to(tl.int64)
+    first, behind = tl.load(gaps + document) + 1, tl.load(gaps + document + 1)
+    added = tl.zeros([BLOCK], tl.float32)
+    for start in range(first, behind, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        at = head * tiles + tile
+        added += tl.load(b + at, mask=tile < behind, other=0.0) - tl.load(a + at, mask=tile < behind, other=0.0)
+    x = tl.sum(added, 0)
+    if HAS_FIRST:
+        x += tl.load(x_first + document * heads + head)
+    tl.store(a + head * tiles + behind, x)
+
+
 @dataclass(frozen=True)
 class Places:
     """Places of the steps of documents among gates, exponents and row sums.
@@ -220,6 +244,18 @@ class Places:
         enqueue(
             _clear, H * cdiv(count, ROWS),
             out, *out.stride()[1:3], self.added, count, H, d=d, BLOCK=next_power_of_2(d), ROWS=ROWS,
+        )  # fmt: skip
+
+    def end_documents(self, sums: TileSums, x_first: Tensor | None) -> None:
+        """Write to the gaps what the gradients of last states add to the sums over documents, (1, H, tiles).
+
+        Args:
+            x_first: (documents, H), what passes into the first step of each document; None is 0.
+        """
+        H, tiles = sums.qdq.shape[1:]
+        enqueue(
+            _end_documents, self.documents * H, *sums, sums.qdq if x_first is None else x_first, self.gaps, H, tiles,
+            HAS_FIRST=x_first is not None, BLOCK=BLOCK,
         )  # fmt: skip
 
     def table(self, walk: plans.Walk) -> Tensor:
@@ -355,7 +391,7 @@ def backward(
             x_first = None if C_0 is None or dC_0 is None else (C_0 * dC_0).sum((-2, -1))
             if x_first is not None and n_0 is not None and dn_0 is not None:
                 x_first = x_first + (n_0 * dn_0).sum(-1)
-            of_tiles.qdq.index_copy_(2, places.gaps[1:], _after_documents(of_tiles, x_first, places))
+            places.end_documents(of_tiles, x_first)
         sums = GradientSums(qdq, kdk, through_tiles(of_tiles, None, e.g), TILE)
         of_places = gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)
         df, di = (None if x is None else x.index_select(2, places.of_steps) for x in of_places)
@@ -412,16 +448,6 @@ def _row_sums(parts: int, heads: int, places: Places) -> tuple[RowSums, RowSums]
     made = torch.empty(shape, dtype=torch.float32, device=places.steps.device)
     qdq, kdk = made.index_fill_(4, places.gaps, 0).flatten(-2)
     return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
-
-
-def _after_documents(sums: TileSums, x_first: Tensor | None, places: Places) -> Tensor:
-    """Return X after the last step of each document, (1, H, documents), of X before the first one, (documents, H).
-
-    It is of the walks for dq and dk, which round alike: the last states of h are rounded otherwise.
-    """
-    passed = (sums.kdk - sums.qdq).double().cumsum(-1).index_select(2, places.gaps)
-    x_last = passed.diff(dim=-1)
-    return (x_last if x_first is None else x_last + x_first.T).float()
 
 
 def _through_last_n(
