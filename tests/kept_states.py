@@ -4,7 +4,8 @@
 
 df is a sum over the later steps of q . dq - k . dk. This computes its part that passes whole tiles, in float32 with the
 operands rounded to bfloat16 as the kernels round them, and prints its error against float64, and that of df if it were
-the only one: with states of a pass, and with segments of 128 tiles that start from states of h.
+the only one: with states of a pass, with segments of 128 tiles that start from states of h, and with these if the sums
+start anew, from <C, dC>, in every segment.
 docs/decisions/2026-11-25-kept-states.md.
 """
 
@@ -63,17 +64,25 @@ def states(x: Tiles, of_h: bool) -> list[Tensor]:
     return found
 
 
-def passing(x: Tiles, of_h: bool) -> Tensor:
-    """What passes each tile, as the difference of sums over all later ones."""
+def passing(x: Tiles, of_h: bool, anew: bool = False) -> Tensor:
+    """What passes each tile, as the difference of sums over all later ones, or over those before in its segment."""
     q_dq, k_dk, dC = [], [], torch.zeros(D_QK, D_HV)
-    for n, C in enumerate(states(x, of_h)):
+    starts = states(x, of_h)
+    for n, C in enumerate(starts):
         q_dq.append((weighted(x.q[n], x.query_decay[n]) * (x.dh[n] @ C.T)).sum().double())
+    entering = torch.zeros(len(x.q), dtype=torch.float64)
     for n in reversed(range(len(x.q))):
         k_dk.append((weighted(x.k[n], x.key_decay[n]) * (x.v[n] @ dC.T)).sum().double())
         dC = x.decay[n] * dC + weighted(x.q[n], x.query_decay[n]).T @ x.dh[n]
+        if n % SEGMENT == 0:
+            entering[n] = (starts[n] * dC).sum()
     q_dq, k_dk = torch.stack(q_dq), torch.stack(k_dk[::-1])
-    later = (q_dq - k_dk).flip(0).cumsum(0).flip(0) - (q_dq - k_dk)
-    return later - k_dk
+    added = k_dk - q_dq
+    if anew:
+        within = torch.cat([part.cumsum(0) for part in added.split(SEGMENT)]) - added
+        first = entering[::SEGMENT].repeat_interleave(SEGMENT)[: len(added)]
+        return first + within - q_dq
+    return added - added.flip(0).cumsum(0).flip(0) - k_dk
 
 
 def exact(x: Tiles) -> Tensor:
@@ -111,17 +120,17 @@ def of_gate(x: Tiles) -> Tensor:
 
 
 def errors(T: int, mean: float, seed: int) -> list[float]:
-    """Return the errors of what passes tiles with states of a pass and of h, then those of df."""
+    """Return the errors of what passes tiles with states of a pass, of h, and of h anew, then those of df."""
     x = draw(T, mean, seed)
     wanted, df = exact(x), exact_df(x)
-    off = [passing(x, of_h) - wanted for of_h in (False, True)]
+    off = [passing(x, *how) - wanted for how in ((False,), (True,), (True, True))]
     of_df = [(of_gate(x) * each[:, None]).norm() / df.norm() for each in off]
     return [x.item() for x in (*(each.norm() / wanted.norm() for each in off), *of_df)]
 
 
 def main() -> None:
-    print("| T | forget gates | passing: states of a pass | of h | df: states of a pass | of h |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| T | forget gates | passing: states of a pass | of h | anew | df: states of a pass | of h | anew |")
+    print("| --- " * 8 + "|")
     for T in map(int, sys.argv[1:] or (4096, 16384, 65536)):
         for mean in (3, 5):
             found = zip(*(errors(T, mean, seed) for seed in (0, 1)), strict=True)
