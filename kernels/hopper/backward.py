@@ -105,14 +105,15 @@ def backward(
     df = di = None
     if qdq and kdk:
         if through is None:
-            of_last = plans.last_state(sizes, device)
-            x_last = None if dC is None else (_last_state(inputs, of_last, C_0) * dC).sum((-2, -1))
             if dots is not None:
                 kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
-                x_last = dots.sum(-1) if x_last is None else x_last + dots.sum(-1)
-                if n_0 is not None and dn_0 is not None:
-                    x_last = x_last + (n_0 * dn_0).sum(-1)
-            through = through_tiles(tile_sums(qdq, kdk, e.g.shape[-1]), x_last, e.g)
+            sums, x_last = tile_sums(qdq, kdk, e.g.shape[-1]), None
+            if dC is not None:
+                # Of the walks for dq and dk, which round alike: the last state of h is rounded otherwise.
+                x_last = (sums.kdk - sums.qdq).sum(-1, dtype=torch.float64).float()
+                if C_0 is not None:
+                    x_last += entering(Matrices(C_0, n_0), Matrices(dC_0, dn_0))
+            through = through_tiles(sums, x_last, e.g)
         df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
     if scale < 0:
         dq = -dq
@@ -191,11 +192,10 @@ def _in_walks(
     return KernelResults(dq, dk, dv, *((qdq, kdk) if gate_gradients else (None, None)), None, dskip)
 
 
-def _last_state(inputs: Inputs, of: plans.StatePass, C_0: Tensor | None) -> Tensor:
-    """Return C after the last step, once more: it is large and rarely needed, so forward does not save it."""
-    C_last = launch_segment_states(StateInputs(*inputs[1:4]), of, before=Matrices(C_0)).end.C
-    assert C_last is not None
-    return C_last
+def entering(initial: Matrices, gradients: Matrices) -> Tensor:
+    """Return X before the first step (`crossings`), (B, H), of the initial C and n and their gradients."""
+    found = (initial.C * gradients.C).sum((-2, -1))
+    return found if gradients.n is None else found + (initial.n * gradients.n).sum(-1)
 
 
 def through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:

@@ -46,7 +46,7 @@ from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
-from .backward import KernelResults, WalkStates, output, through_last_n
+from .backward import KernelResults, WalkStates, entering, output, through_last_n
 from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, launch_dk, launch_dq
 from .backward_dv import launch_dv
@@ -388,9 +388,7 @@ def backward(
             kdk = RowSums(torch.cat([spread[None], kdk.every]), kdk.within)
         of_tiles = tile_sums(qdq, kdk, places.tiles)
         if dC is not None:
-            x_first = None if C_0 is None or dC_0 is None else (C_0 * dC_0).sum((-2, -1))
-            if x_first is not None and n_0 is not None and dn_0 is not None:
-                x_first = x_first + (n_0 * dn_0).sum(-1)
+            x_first = None if C_0 is None else entering(Matrices(C_0, n_0), Matrices(dC_0, dn_0))
             places.end_documents(of_tiles, x_first)
         sums = GradientSums(qdq, kdk, through_tiles(of_tiles, None, e.g), TILE)
         of_places = gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)

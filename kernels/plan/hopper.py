@@ -510,13 +510,6 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
     return needed <= LONGER * shared and heads_together(sizes) == 1
 
 
-@lru_cache(1024)
-def last_state(sizes: Sizes, device: Device) -> StatePass:
-    """Return the pass that makes the state after a whole sequence."""
-    cut = Segments.of(sizes.steps, sizes.steps + TILE)
-    return _state_pass("C", sizes, cut, device.multiprocessors, end=True)
-
-
 def _state_pass(state: str, sizes: Sizes, cut: Segments, chip: int, *, end: bool, resumed: bool = False) -> StatePass:
     """Return a pass for what segments start from, on `chip` multiprocessors."""
     shape = StatePassShape.of(sizes.d_qk, sizes.d_hv, heads=sizes.heads, heads_per_qk=sizes.group)
