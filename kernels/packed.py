@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .backends import Arguments
 from .checks import kind
@@ -40,13 +41,29 @@ def check_offsets(cu_seqlens: object, q: Tensor) -> None:
         bounds(cu_seqlens, q.shape[2])
 
 
+_seen: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # offsets on a GPU: their version, and numbers
+
+
+def _numbers(offsets: Tensor) -> list[int]:
+    """Return offsets as numbers; a GPU is waited for once, by the first layer that has this tensor."""
+    read = cast("Any", offsets).tolist
+    if offsets.device.type == "cpu" or offsets.is_inference() or torch.compiler.is_compiling():
+        return read()
+    version: int = offsets._version
+    seen: tuple[int, list[int]] | None = _seen.get(offsets)
+    if seen is None or seen[0] != version:
+        seen = version, read()
+        _seen[offsets] = seen
+    return seen[1]
+
+
 def bounds(cu_seqlens: Tensor, T: int) -> list[int]:
-    """Return where documents begin and end, [0, ..., T]; of a tensor on a GPU this waits for it.
+    """Return where documents begin and end, [0, ..., T]; the first time a tensor on a GPU is waited for.
 
     Raises:
         ValueError: they do not begin at 0, end at T, or one ends before it begins.
     """
-    found = cast("list[int]", cast("Any", cu_seqlens).tolist())
+    found = _numbers(cu_seqlens)
     if found[0] != 0 or found[-1] != T:
         raise ValueError(f"cu_seqlens goes from {found[0]} to {found[-1]}: it must go from 0 to T, which is {T}")
     for begin, end in pairwise(found):

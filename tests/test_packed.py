@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tflabench import ops
-from tflabench.kernels import api
+from tflabench.kernels import api, packed
 
 HEADS, T, D_QK, D_HV = 2, 60, 16, 32
 BOUNDS = [0, 1, 9, 17, 17, 44, T]  # one of a single step, two of one length, and one without steps
@@ -195,3 +195,31 @@ def test_bad_states_and_batches_are_named():
         ops.gated_retention(*tensors, initial_state=start, cu_seqlens=torch.tensor([0, 9, 20, T]))
     with pytest.raises(ValueError, match="q has the batch size 2: it must be 1 with cu_seqlens"):
         ops.gated_retention(*(torch.cat([y, y]) for y in tensors), cu_seqlens=torch.tensor([0, 9, T]))
+
+
+def test_offsets_on_a_gpu_are_waited_for_once():
+    """As long as the tensor is the same and nobody has written to it. A stand-in plays the GPU."""
+    read: list[int] = []
+
+    class Elsewhere(Tensor):
+        @property
+        def device(self) -> Any:
+            return torch.device("cuda")
+
+        def tolist(self) -> Any:
+            read.append(1)
+            return self.as_subclass(Tensor).tolist()
+
+    offsets = torch.tensor([0, 9, 20]).as_subclass(Elsewhere)
+    assert [packed.bounds(offsets, 20) for _ in range(3)] == [[0, 9, 20]] * 3
+    assert len(read) == 1
+    with pytest.raises(ValueError, match="it must go from 0 to T, which is 21"):
+        packed.bounds(offsets, 21)
+    offsets[1] = 10
+    assert packed.bounds(offsets, 20) == [0, 10, 20]
+    assert len(read) == 2
+    another = torch.tensor([0, 11, 20]).as_subclass(Elsewhere)
+    assert packed.bounds(another, 20) == [0, 11, 20]
+    before = len(packed._seen)
+    del another
+    assert len(packed._seen) == before - 1
