@@ -41,7 +41,7 @@ def check_offsets(cu_seqlens: object, q: Tensor) -> None:
         bounds(cu_seqlens, q.shape[2])
 
 
-_seen: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # offsets on a GPU: their version, and numbers
+_seen: Any = WeakTensorKeyDictionary()  # torch gives it no types; offsets on a GPU: their version, and numbers
 
 
 def _numbers(offsets: Tensor) -> list[int]:
