@@ -50,26 +50,19 @@ def run(
         chunk_size: None lets the kernels choose.
     """
     q, k, v, f, i, initial, skip = call
-    gate = setup.gate
-    backward = chunk_size is None and wants_gradients(q, k, v, f, i, skip, *initial or ())
+    implementation, gate, state_dtype, config = setup
+    backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
-    key = key_of(setup)
+    key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
     # States that h writes down are rounded otherwise than those of a pass: too far for exact gate gradients.
-    cut_freely = backward and not wants_gradients(f, i)
+    cut_freely = backward and not _wants_gradients(f, i)
     given = q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip
     h, *states = _forward(*given, return_last_state, cut_freely)
-    return h, split(states, gate)[0] if return_last_state else None
+    return h, _split(states, gate)[0] if return_last_state else None
 
 
-def wants_gradients(*tensors: Tensor | None) -> bool:
-    """Return whether a gradient of one of these will be asked for."""
+def _wants_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
-def key_of(setup: Setup) -> str:
-    """Return `setup_key` of a setup."""
-    implementation, gate, state_dtype, config = setup
-    return setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
 
 
 @constant_to_compilers
@@ -91,17 +84,12 @@ def _register(implementation: str, gate_fields: GateFields, state_dtype: torch.d
 _registered = functools.lru_cache(1024)(_register)
 
 
-def setup_of(key: str) -> Setup:
-    """Return the setup that a text stands for."""
-    return _setups[key]
-
-
 @functools.lru_cache(64)
 def _with_temperature(gate: Gate, temperature: float) -> Gate:
     return replace(gate, temperature=temperature)
 
 
-def kernels_and_options(
+def _kernels_and_options(
     q: Tensor, v: Tensor, scale: float, temperature: float, chunk_size: int | None, backward: bool, setup: str,
     **asked: bool,
 ) -> tuple[Kernels, KernelOptions]:  # fmt: skip
@@ -116,7 +104,7 @@ def kernels_and_options(
     return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
 
 
-def split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
+def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
     """Return the State and what follows it, of tensors or gradients that the operator gives after h."""
     rest = list(states)  # not `C, *rest = states`: torch.compile before 2.13 makes a tuple of it
     C = rest.pop(0)
@@ -130,13 +118,13 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) 
     *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last, _ = inputs
     ctx.numbers = (scale, temperature, chunk_size, backward, setup)
     ctx.gate = _setups[setup].gate
-    saved = split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
+    saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
     ctx.save_for_backward(*tensors, skip, *saved)
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     dh, *d_states = grads
-    dC, dn, _ = split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
+    dC, dn, _ = _split(d_states, ctx.gate)[0] if ctx.has_last else (None, None, None)
     kept = ctx.saved_tensors  # once: activation checkpointing computes them anew for whoever asks
     tensors, skip, saved = kept[:8], kept[8], kept[9:]
     if dh is None:
@@ -180,7 +168,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
         skip: (H,), skip v_t is added to h_t.
         cut_freely: see `KernelOptions`.
     """
-    kernels, options = kernels_and_options(
+    kernels, options = _kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup,
         return_last_state=return_last_state, cut_freely=cut_freely,
     )  # fmt: skip
@@ -197,7 +185,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
 @operators.register_fake("chunkwise")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
     scale, _, chunk_size, backward, setup, _, return_last_state, _ = others[5:]
-    kernels, options = kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup)
+    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup)
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])
     gate = options.gate
@@ -236,7 +224,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
         saved: what forward returned behind the last state; the other arguments are those of forward.
         gate_gradients: whether those of f and i are asked for.
     """
-    kernels, options = kernels_and_options(
+    kernels, options = _kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients
     )
     if dC_last is None and dn_last is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tflabench
-from tflabench.bench import provenance
+from tflabench.bench import machine, provenance
 
 
 def said(**variables: str) -> str:
@@ -136,3 +137,16 @@ def test_a_byte_of_what_decides_a_time_changes_the_hash(copy: Path, name: str) -
     assert hashed() == before
     source.rename(source.with_stem("another_name"))
     assert hashed() != before
+
+
+def test_a_command_is_written_down_without_the_folder_of_its_results(monkeypatch):
+    monkeypatch.setattr(
+        "sys.argv", ["tflabench", "sweep", "--out", "/home/me/rows", "-a", "seq_len=512", "--out=/home"]
+    )
+    assert machine.command() == ["sweep", "-a", "seq_len=512"]
+
+
+def test_no_committed_row_names_a_folder_of_one_machine():
+    for environment in (Path(__file__).parent.parent / "results").rglob("environment.json"):
+        runs = json.loads(environment.read_text())["runs"].values()
+        assert [word for run in runs for word in run.get("arguments", ()) if "=/" in word or word.startswith("/")] == []

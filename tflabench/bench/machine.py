@@ -105,6 +105,17 @@ def assembler(capability: int) -> str | None:
     return f"{ptxas.version} of {'Triton' if own else ptxas.path}"
 
 
+def command() -> list[str]:
+    """Return the words of the command line, without the folder of the results: that is a matter of one machine."""
+    words, kept = iter(sys.argv[1:]), list[str]()
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return kept
+
+
 def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
     """Everything a reader needs to place a run's numbers: device, versions, commit, command."""
     return {
@@ -118,7 +129,7 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
         "commit": commit(),
         "source_hash": source_hash(),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
-        "arguments": sys.argv[1:],
+        "arguments": command(),
         "variables": {
             name: value
             for name, value in os.environ.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -321,7 +320,9 @@ class _Sweep:
 
     def describe(self, device: str, run_id: str, environment: dict[str, Any]) -> None:
         """Write down what environment.json says of a run."""
-        self.stores[device].describe_run(run_id, environment | {"arguments": sys.argv[1:]})
+        from tflabench.bench.machine import command
+
+        self.stores[device].describe_run(run_id, environment | {"arguments": command()})
 
     def _ended(self, interrupted: bool) -> Measured:
         note = stderr()
