@@ -18,14 +18,16 @@ from typing import Literal, NamedTuple, TypedDict, Unpack, cast, overload
 import torch
 from torch import Tensor
 
-from . import chunkwise_operator, documents_operator, packed, reference
+from . import chunkwise_operator, packed, reference
 from .backends import (
     REFERENCE_CHUNK_SIZE,
     Arguments,
     autocast_dtype,
     check_for_kernels,
     check_implementation,
+    kernels_of,
     only_reference,
+    resolve,
 )
 from .checks import (
     check_chunk_size,
@@ -45,7 +47,6 @@ from .checks import (
 from .epilogue import skip_and_gate
 from .plan.tfla import TileConfig
 from .prologue import add_bias
-from .reference import per_head_decays
 from .state import State, zero_state
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, ChunkSize, Gate, Implementation, Layout
 
@@ -527,10 +528,8 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     bounds = packed.bounds(chosen.cu_seqlens, T)
     runs = packed.runs(bounds)
-    setup = chunkwise_operator.Setup(chosen.implementation, gate, chosen.state_dtype, chosen.config)
-    L = None if chosen.chunk_size == "auto" else chosen.chunk_size
-    if len(runs) > 1 and documents_operator.take(call, setup, L, bounds, states=states):
-        return _run_documents(call, gate, chosen, return_last_state, bounds)
+    if len(runs) > 1 and _takes_documents(call, gate, chosen, bounds, states=states):
+        return _run(*packed.per_step(call, gate), chosen, return_last_state, bounds)
     if not states and (len(runs) > 1 or runs[0].length < packed.LONG):
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     outputs: list[Tensor] = []
@@ -546,20 +545,17 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
     return packed.end_to_end(outputs), packed.joined(ends) if return_last_state else None
 
 
-def _run_documents(
-    call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool, bounds: list[int]
-) -> tuple[Tensor, State | None]:
-    """Return what `_run_packed` does, of documents that kernels take in one launch."""
-    q, _, v, f, i, _, skip = call
-    check_for_kernels(q, v, chosen.chunk_size, chosen.implementation)
-    if gate.per_head:
-        call = call._replace(f=per_head_decays(gate, f, i, v))
-        gate = Gate("log_decay", gate.input, gate.normalize)
-    setup = chunkwise_operator.Setup(chosen.implementation, gate, chosen.state_dtype, chosen.config)
-    scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)
+def _takes_documents(call: Arguments, gate: Gate, chosen: _Chosen, bounds: list[int], *, states: bool) -> bool:
+    """Return whether kernels run that take documents in one launch, and are the fastest way."""
+    q, v = call.q, call.v
+    if chosen.implementation == "reference" or only_reference(q, v) is not None:
+        return False
     L = None if chosen.chunk_size == "auto" else chosen.chunk_size
-    h, last = documents_operator.run(call, setup, scale, L, return_last_state, bounds)
-    return skip_and_gate(h, v, skip, None, head_axis=1), last
+    name, _, _ = resolve(
+        q, v, gate=gate, implementation=chosen.implementation, chunk_size=L, backward=True, config=chosen.config
+    )
+    takes = kernels_of(name).takes_documents
+    return takes is not None and takes(bounds, q, v, states=states)
 
 
 def _nothing_written(call: Arguments, gate: Gate) -> State:
@@ -572,8 +568,14 @@ def _nothing_written(call: Arguments, gate: Gate) -> State:
     return zero_state(gate, B, H, d_qk, d_hv, device=call.v.device, dtype=dtype)
 
 
-def _run(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
-    """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for."""
+def _run(
+    call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool, bounds: list[int] | None = None
+) -> tuple[Tensor, State | None]:
+    """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for.
+
+    Args:
+        bounds: of documents, for kernels that take them (`_takes_documents`).
+    """
     q, v = call.q, call.v
     scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)
     L = None if chosen.chunk_size == "auto" else chosen.chunk_size
@@ -591,4 +593,4 @@ def _run(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool) 
         return skip_and_gate(h, v, call.skip, None, head_axis=1, plain=True), last
     check_for_kernels(q, v, chosen.chunk_size, implementation)
     setup = chunkwise_operator.Setup(implementation, gate, chosen.state_dtype, chosen.config)
-    return chunkwise_operator.run(call, setup, scale, L, return_last_state)
+    return chunkwise_operator.run(call, setup, scale, L, return_last_state, bounds)

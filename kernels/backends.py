@@ -57,6 +57,8 @@ class KernelOptions(NamedTuple):
         cut_freely: the caller gave no chunk size, L is the default for backward, and no gate has a gradient. Forward
             may divide the sequence otherwise, as long as it saves what backward reads.
         gate_gradients: backward returns df and di.
+        bounds: where documents begin and end, [0, ..., T], that lie end to end along T in a batch of one. Each has its
+            state, (documents, H, ...). The forget gate is one a step then, and there is no skip. None for sequences.
     """
 
     gate: Gate
@@ -67,6 +69,7 @@ class KernelOptions(NamedTuple):
     return_last_state: bool = True
     cut_freely: bool = False
     gate_gradients: bool = True
+    bounds: tuple[int, ...] | None = None
 
 
 class Kernels(NamedTuple):
@@ -86,7 +89,8 @@ class Kernels(NamedTuple):
             over these. Kernels without it get copies of q and k.
         adds_skip: forward and backward heed `arguments.skip`, and backward returns its gradient behind the others.
             Kernels without it get None, and the skip connection is another pass over memory.
-        documents: kernels that take packed sequences with states, or None.
+        takes_documents: (bounds, q, v, *, states) -> whether kernels that heed `options.bounds` are the fastest way for
+            documents; states: whether states go in or out. None for kernels that do not heed it.
     """
 
     forward: Callable[[Arguments, KernelOptions], tuple[Tensor, State | None, tuple[Tensor, ...]]]
@@ -96,26 +100,7 @@ class Kernels(NamedTuple):
     default_chunk_size: Callable[..., int]
     shares_heads: bool = False
     adds_skip: bool = False
-    documents: DocumentKernels | None = None
-
-
-class DocumentKernels(NamedTuple):
-    """Describe kernels for documents that lie end to end along T, each with its states, in a batch of one.
-
-    All take `bounds`, where documents begin and end: [0, ..., T]. States are one a document, (documents, H, ...).
-
-    Attributes:
-        takes: (bounds, q, v, *, states) -> whether they are the fastest way; states: whether states go in or out.
-        forward: (arguments, options, bounds) -> (h, last, saved), as of `Kernels`, without a skip connection, for a
-            gate with a forget gate a step.
-        backward: (dh, d_last, arguments, saved, options, bounds) -> gradients, as of `Kernels`.
-        empty_saved: (q, v, options, bounds) -> uninitialised tensors like `saved`.
-    """
-
-    takes: Callable[..., bool]
-    forward: Callable[[Arguments, KernelOptions, list[int]], tuple[Tensor, State | None, tuple[Tensor, ...]]]
-    backward: Callable[..., tuple[Tensor | None, ...]]
-    empty_saved: Callable[[Tensor, Tensor, KernelOptions, list[int]], tuple[Tensor, ...]]
+    takes_documents: Callable[..., bool] | None = None
 
 
 def _tfla(levels: int) -> Kernels:

@@ -42,12 +42,14 @@ _setups: dict[str, Setup] = {}
 
 
 def run(
-    call: Arguments, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool
-) -> tuple[Tensor, State | None]:
+    call: Arguments, setup: Setup, scale: float, chunk_size: int | None, return_last_state: bool,
+    bounds: Sequence[int] | None = None,
+) -> tuple[Tensor, State | None]:  # fmt: skip
     """Return h and, if asked for, the last state of `api.chunkwise`.
 
     Args:
         chunk_size: None lets the kernels choose.
+        bounds: see `KernelOptions`.
     """
     q, k, v, f, i, initial, skip = call
     implementation, gate, state_dtype, config = setup
@@ -57,7 +59,7 @@ def run(
     # States that h writes down are rounded otherwise than those of a pass: too far for exact gate gradients.
     cut_freely = backward and not _wants_gradients(f, i)
     given = q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip
-    h, *states = _forward(*given, return_last_state, cut_freely)
+    h, *states = _forward(*given, return_last_state, cut_freely, bounds)
     return h, _split(states, gate)[0] if return_last_state else None
 
 
@@ -91,7 +93,7 @@ def _with_temperature(gate: Gate, temperature: float) -> Gate:
 
 def _kernels_and_options(
     q: Tensor, v: Tensor, scale: float, temperature: float, chunk_size: int | None, backward: bool, setup: str,
-    **asked: bool,
+    **asked: Any,
 ) -> tuple[Kernels, KernelOptions]:  # fmt: skip
     """Return the kernels that run and what they are told; `asked` are fields of `KernelOptions`."""
     implementation, gate, state_dtype, config = _setups[setup]
@@ -102,6 +104,10 @@ def _kernels_and_options(
         q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
     )
     return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
+
+
+def _tuple(bounds: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if bounds is None else tuple(bounds)
 
 
 def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
@@ -115,7 +121,7 @@ def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last, _ = inputs
+    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last, _, ctx.bounds = inputs
     ctx.numbers = (scale, temperature, chunk_size, backward, setup)
     ctx.gate = _setups[setup].gate
     saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
@@ -130,10 +136,10 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if dh is None:
         dh = torch.zeros_like(tensors[2])
     gates = any(ctx.needs_input_grad[3:5])
-    grads_given = iter(_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates))
+    grads_given = iter(_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates, ctx.bounds))
     given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
     q_to_n = [next(grads_given) if x is not None else None for x in given]
-    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None, None)
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, *[None] * 3)
 
 
 # --- The operators
@@ -157,6 +163,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
     skip: Tensor | None,
     return_last_state: bool,
     cut_freely: bool,
+    bounds: Sequence[int] | None,
 ) -> list[Tensor]:
     """Return [h, if asked for the last C, n and m as far as the gate has them, *saved].
 
@@ -166,31 +173,33 @@ def _forward(  # noqa: PLR0913  an operator's schema
         backward: whether there will be one, read if they choose.
         setup: `setup_key` of all else.
         skip: (H,), skip v_t is added to h_t.
-        cut_freely: see `KernelOptions`.
+        cut_freely, bounds: see `KernelOptions`.
     """
     kernels, options = _kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup,
-        return_last_state=return_last_state, cut_freely=cut_freely,
+        return_last_state=return_last_state, cut_freely=cut_freely, bounds=_tuple(bounds),
     )  # fmt: skip
+    adds_skip = kernels.adds_skip and bounds is None
     initial = None if C is None else State(C, n, m)
     if not kernels.shares_heads:
         q, k = (shared(x, v.shape[1]) for x in (q, k))
-    arguments = Arguments(q, k, v, f, i, initial, skip if kernels.adds_skip else None)
+    arguments = Arguments(q, k, v, f, i, initial, skip if adds_skip else None)
     h, last, saved = kernels.forward(arguments, options)
-    if not kernels.adds_skip:
+    if not adds_skip:
         h = skip_and_gate(h, v, skip, None, head_axis=1)
     return [h, *(x for x in last or () if x is not None), *saved]
 
 
 @operators.register_fake("chunkwise")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
-    scale, _, chunk_size, backward, setup, _, return_last_state, _ = others[5:]
-    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup)
+    scale, _, chunk_size, backward, setup, _, return_last_state, _, bounds = others[5:]
+    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup, bounds=_tuple(bounds))
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])
     gate = options.gate
     (B, H, _, d_hv), d_qk = v.shape, q.shape[-1]
-    shapes = [(B, H, d_qk, d_hv), *[(B, H, d_qk)] * gate.normalize, *[(B, H)] * gate.stabilized]
+    N = B if bounds is None else len(bounds) - 1
+    shapes = [(N, H, d_qk, d_hv), *[(N, H, d_qk)] * gate.normalize, *[(N, H)] * gate.stabilized]
     last = [q.new_empty(shape, dtype=torch.float32) for shape in shapes] if return_last_state else []
     return [torch.empty_like(v), *last, *kernels.empty_saved(q, v, options)]
 
@@ -216,6 +225,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
     setup: str,
     skip: Tensor | None,
     gate_gradients: bool,
+    bounds: Sequence[int] | None,
 ) -> list[Tensor]:
     """Return gradients of q, k, v, f, i, C, n, skip, in this order, without those that are None; f and i if asked for.
 
@@ -225,19 +235,20 @@ def _backward(  # noqa: PLR0913  an operator's schema
         gate_gradients: whether those of f and i are asked for.
     """
     kernels, options = _kernels_and_options(
-        q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients
+        q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients, bounds=_tuple(bounds)
     )
+    adds_skip = kernels.adds_skip and bounds is None
     if dC_last is None and dn_last is not None:
         dC_last = dn_last.new_zeros(*dn_last.shape, v.shape[-1])
     d_last = None if dC_last is None else State(dC_last, dn_last)
     initial = None if C is None else State(C, n, m)
     queries, keys = (q, k) if kernels.shares_heads else (shared(x, v.shape[1]) for x in (q, k))
-    arguments = Arguments(queries, keys, v, f, i, initial, skip if kernels.adds_skip else None)
+    arguments = Arguments(queries, keys, v, f, i, initial, skip if adds_skip else None)
     grads = kernels.backward(dh, d_last, arguments, tuple(saved), options)
     dq, dk, *others = grads
     assert dq is not None
     assert dk is not None
-    if skip is not None and not kernels.adds_skip:
+    if skip is not None and not adds_skip:
         through_skip, dskip = skip_gradients(dh, v, skip)
         assert others[0] is not None
         others[0] += through_skip
@@ -261,6 +272,6 @@ def _fake_backward(
     saved: Sequence[Tensor],
     *others: Any,
 ) -> list[Tensor]:
-    *_, skip, gate_gradients = others
+    *_, skip, gate_gradients, _ = others
     gates = (f, i) if gate_gradients else ()
     return [torch.empty_like(x) for x in (q, k, v, *gates, C, n, skip) if x is not None]

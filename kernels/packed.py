@@ -2,7 +2,7 @@
 
 Without states in or out all documents can be one sequence, whose forget gate is shut where a document begins. Documents
 of one length that follow each other can be a batch. And the fused kernels take documents as they are
-(`documents_operator`).
+(`KernelOptions.bounds`).
 """
 
 from __future__ import annotations
@@ -79,16 +79,18 @@ def begins(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:
 
 
 def as_one_sequence(call: Arguments, gate: Gate, cu_seqlens: Tensor) -> tuple[Arguments, Gate]:
-    """Return the call and the gate of one sequence that forgets all where a document begins.
+    """Return the call and the gate of one sequence that forgets all where a document begins."""
+    call, gate = per_step(call, gate)
+    shut = begins(cu_seqlens, call.v.shape[2], call.f.device)
+    return call._replace(f=call.f.masked_fill(shut, float("-inf"))), gate
 
-    A decay that is one number a head becomes a log decay a step.
-    """
-    f = call.f
-    if gate.per_head:
-        f = per_head_decays(gate, f, call.i, call.v)
-        gate = Gate("log_decay", gate.input, gate.normalize)
-    shut = begins(cu_seqlens, call.v.shape[2], f.device)
-    return call._replace(f=f.masked_fill(shut, float("-inf"))), gate
+
+def per_step(call: Arguments, gate: Gate) -> tuple[Arguments, Gate]:
+    """Return the call and the gate with a log decay a step, where they have a decay that is one number a head."""
+    if not gate.per_head:
+        return call, gate
+    f = per_head_decays(gate, call.f, call.i, call.v)
+    return call._replace(f=f), Gate("log_decay", gate.input, gate.normalize)
 
 
 LONG = 512  # steps from which documents of one length are faster as a batch than as one sequence

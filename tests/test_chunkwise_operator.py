@@ -41,12 +41,29 @@ def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
     key = setup_key("probe", astuple(gate)[:3], torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
-    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, False, key, None, True, False))
+    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, False, key, None, True, False, None))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
-    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 1.0, None, True, key, None, False, True))
+    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 1.0, None, True, key, None, False, True, None))
     dh, saved = torch.randn_like(transposed[2]), [torch.ones(3)]
     for gates in (True, False):
-        arguments = (dh, None, None, *transposed, None, None, None, saved, 0.25, 1.0, None, True, key, None, gates)
+        arguments = (
+            dh,
+            None,
+            None,
+            *transposed,
+            None,
+            None,
+            None,
+            saved,
+            0.25,
+            1.0,
+            None,
+            True,
+            key,
+            None,
+            gates,
+            None,
+        )
         torch.library.opcheck(backward, arguments)
 
 
@@ -205,7 +222,7 @@ def test_triton_kernels_are_opaque_to_torch(implementation):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
     key = setup_key(implementation, astuple(gate)[:3], torch.float32, None)
-    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, False, key, None, True, False)
+    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, False, key, None, True, False, None)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, arguments)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     options = {"gate": gate, "chunk_size": 16}

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton.experimental.gluon")
 
 from tflabench import ops
-from tflabench.kernels import backends, chunkwise_operator, documents_operator, reference
+from tflabench.kernels import api, backends, chunkwise_operator, reference
 from tflabench.kernels import packed as packing
 from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.cover import cdiv
@@ -134,11 +134,11 @@ def wrong(case: Case, *, gate_gradients: bool = True) -> list[str]:
     """What is further from float64 than roundings to the inputs' dtype explain."""
     arguments, dh, d_last = draw(case)
     options = KernelOptions(
-        case.gate, case.d_qk**-0.5, 64, return_last_state=case.ends, gate_gradients=gate_gradients
+        case.gate, case.d_qk**-0.5, 64,
+        return_last_state=case.ends, gate_gradients=gate_gradients, bounds=case.bounds,
     )  # fmt: skip
-    bounds = list(case.bounds)
-    h, last, saved = documents.forward(arguments, options, bounds)
-    grads = documents.backward(dh, d_last, arguments, saved, options, bounds)
+    h, last, saved = documents.forward(arguments, options)
+    grads = documents.backward(dh, d_last, arguments, saved, options)
     exact_h, exact_last, exact_grads = by_reference(case, torch.float64, arguments, dh, d_last)
     exact = iter(exact_grads)
     given = *arguments[:5], *((arguments.initial or (None, None))[:2])
@@ -174,15 +174,15 @@ def test_gradients_of_gates_are_those_of_a_call_a_document(gate: Gate, monkeypat
     launch_on(Machine(seed=2), monkeypatch)
     case = Case(gate, bounds=(0, 20, 40, 57, 90, 200), gates="slow")
     arguments, dh, d_last = draw(case)
-    options = KernelOptions(gate, case.d_qk**-0.5, 512)
-    bounds = list(case.bounds)
-    _, _, saved = documents.forward(arguments, options, bounds)
-    found = documents.backward(dh, d_last, arguments, saved, options, bounds)[3]
+    options = KernelOptions(gate, case.d_qk**-0.5, 512, bounds=case.bounds)
+    alone_options = options._replace(bounds=None)
+    _, _, saved = documents.forward(arguments, options)
+    found = documents.backward(dh, d_last, arguments, saved, options)[3]
     assert found is not None
     assert d_last is not None
     assert arguments.initial is not None
     alone: list[Tensor] = []
-    for n, (begin, end) in enumerate(pairwise(bounds)):
+    for n, (begin, end) in enumerate(pairwise(case.bounds)):
 
         def document(x: Tensor | None, n: int = n) -> Tensor | None:
             return None if x is None else x[n : n + 1]
@@ -191,8 +191,8 @@ def test_gradients_of_gates_are_those_of_a_call_a_document(gate: Gate, monkeypat
         states: Any = [[*map(document, state)] for state in (arguments.initial, d_last)]
         q, k, v, f, i = steps
         call = Arguments(q, k, v, f, i, State(*states[0]))
-        _, _, saved = forward.forward(call, options)
-        made = backward.backward(dh[:, :, begin:end].contiguous(), State(*states[1]), call, saved, options)[3]
+        _, _, saved = forward.forward(call, alone_options)
+        made = backward.backward(dh[:, :, begin:end].contiguous(), State(*states[1]), call, saved, alone_options)[3]
         assert made is not None
         alone.append(made)
     wanted = torch.cat(alone, 2)
@@ -283,9 +283,9 @@ def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let operations take the fused kernels on the CPU."""
     launch_on(Machine(seed=4), monkeypatch)
     found = kernels()._replace(refuses=lambda *_, **__: None, default_chunk_size=lambda *_, **__: 512)
-    for module in (backends, chunkwise_operator, documents_operator):
+    for module in (api, backends, chunkwise_operator):
         monkeypatch.setattr(module, "kernels_of", lambda _name: found)
-    monkeypatch.setattr(documents_operator, "only_reference", lambda *_: None)
+    monkeypatch.setattr(api, "only_reference", lambda *_: None)
 
 
 def packed(gate: Gate, layout: str) -> tuple[dict[str, Any], State]:
@@ -319,17 +319,14 @@ def packed(gate: Gate, layout: str) -> tuple[dict[str, Any], State]:
 )
 @pytest.mark.usefixtures("fused_on_cpu")
 def test_operations_take_documents_in_one_call(gate: Gate, layout: Any, monkeypatch: pytest.MonkeyPatch):
-    calls: list[int] = []
-    launched = documents.forward
+    calls: list[Any] = []
+    found = chunkwise_operator.kernels_of("")
 
-    def counted(*args: Any) -> Any:
-        calls.append(len(args[-1]) - 1)
-        return launched(*args)
+    def counted(arguments: Arguments, options: KernelOptions) -> Any:
+        calls.append(options.bounds)
+        return found.forward(arguments, options)
 
-    of_documents = documents_operator.kernels_of("").documents
-    assert of_documents
-    counting = documents_operator.kernels_of("")._replace(documents=of_documents._replace(forward=counted))
-    monkeypatch.setattr(chunkwise_operator, "kernels_of", lambda _name: counting)
+    monkeypatch.setattr(chunkwise_operator, "kernels_of", lambda _name: found._replace(forward=counted))
     x, start = packed(gate, layout)
     wide = {name: y.detach().double().requires_grad_() for name, y in x.items()}
     wide_start = State(*(None if y is None else y.detach().double() for y in start))  # type: ignore[arg-type]
@@ -344,7 +341,7 @@ def test_operations_take_documents_in_one_call(gate: Gate, layout: Any, monkeypa
         assert h.shape == tensors["v"].shape
         loss = (h.double() * torch.arange(h.numel()).remainder(7).reshape(h.shape)).sum() + last.C.double().sum()
         results.append([h, *last, *torch.autograd.grad(loss, [*tensors.values(), state.C])])
-    assert calls == [len(BOUNDS) - 1]
+    assert calls == [tuple(BOUNDS)]
     for found, wanted in zip(*results, strict=True):
         assert (found is None) == (wanted is None)
         if found is not None:
@@ -364,14 +361,14 @@ def test_documents_without_states_are_one_call_where_the_host_knows_them(monkeyp
 
 
 @pytest.mark.usefixtures("fused_on_cpu")
-def test_the_operator_of_documents_keeps_to_its_schema():
+def test_the_operator_keeps_to_its_schema():
     x, start = packed(MLSTM_EXP, "bhtd")
-    setup = chunkwise_operator.Setup("hopper", MLSTM_EXP, torch.float32, None)
-    key = chunkwise_operator.key_of(setup)
+    key = chunkwise_operator.setup_key("hopper", ("sigmoid", "exp", True), torch.float32, None)
     for states in ((start.C.detach(), start.n, start.m), (None, None, None)):
-        arguments = (*(y.detach() for y in x.values()), *states, 0.125, 1.0, None, key, BOUNDS, True)
+        tensors = (*(y.detach() for y in x.values()), *states)
+        arguments = (*tensors, 0.125, 1.0, None, True, key, None, True, False, BOUNDS)
         checks = ("test_schema", "test_faketensor")
-        torch.library.opcheck(torch.ops.tflabench.documents.default, arguments, test_utils=checks)
-        h, _, _, _, *saved = torch.ops.tflabench.documents(*arguments)
-        given = (torch.ones_like(h), None, None, *arguments[:8], saved, *arguments[8:-1], True)
-        torch.library.opcheck(torch.ops.tflabench.documents_backward.default, given, test_utils=checks)
+        torch.library.opcheck(torch.ops.tflabench.chunkwise.default, arguments, test_utils=checks)
+        h, _, _, _, *saved = torch.ops.tflabench.chunkwise(*arguments)
+        given = (torch.ones_like(h), None, None, *tensors, saved, 0.125, 1.0, None, True, key, None, True, BOUNDS)
+        torch.library.opcheck(torch.ops.tflabench.chunkwise_backward.default, given, test_utils=checks)

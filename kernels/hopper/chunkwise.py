@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from tflabench.kernels.backends import DocumentKernels, Kernels
+from tflabench.kernels.backends import Kernels
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
 from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
@@ -15,20 +18,23 @@ from tflabench.kernels.types import Gate
 
 def kernels() -> Kernels:
     """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
-    from . import documents
-    from .backward import backward
-    from .forward import empty_saved, forward
+    from . import backward, documents, forward
 
     return Kernels(
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
+        forward=_of_either(forward.forward, documents.forward),
+        backward=_of_either(backward.backward, documents.backward),
+        empty_saved=_of_either(forward.empty_saved, documents.empty_saved),
         refuses=refuses,
         default_chunk_size=default_chunk_size,
         shares_heads=True,
         adds_skip=True,
-        documents=DocumentKernels(documents.takes, documents.forward, documents.backward, documents.saved_like),
+        takes_documents=documents.takes,
     )
+
+
+def _of_either(sequences: Callable[..., Any], documents: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is one of these, by the bounds of the options, its last argument."""
+    return lambda *args: (sequences if args[-1].bounds is None else documents)(*args)
 
 
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None) -> str | None:

@@ -274,6 +274,11 @@ def _places(bounds: tuple[int, ...], device: torch.device, stream: int) -> Place
     return Places.of(bounds, device)
 
 
+def _places_of(options: KernelOptions, device: torch.device) -> Places:
+    assert options.bounds
+    return _places(options.bounds, device, _stream())
+
+
 @lru_cache(64)
 def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.device, stream: int) -> Tensor:
     """Return the table of `Inputs`: each program takes the longest document that is left when it has the least to do.
@@ -308,19 +313,14 @@ def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
     return plans.takes_documents(Sizes.of(q, v), figures(v.device), lengths, states=states)
 
 
-def forward(
-    arguments: Arguments, options: KernelOptions, bounds: list[int]
-) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
     """Return h, the last state of each document or None, and what `backward` needs in addition to the inputs.
 
-    Args:
-        arguments: as `backends.Kernels` has them, of a batch of one, without skip, with a forget gate a step; the
-            initial state is one a document, (documents, H, ...).
-        bounds: where documents begin and end, [0, ..., T].
+    Args: as `backends.Kernels` has them, with bounds.
     """
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
-    places = _places(tuple(bounds), q.device, _stream())
+    places = _places_of(options, q.device)
     plan = plans.of_documents(_sizes(q, v, places), figures(q.device), places.documents, normalise=gate.normalize)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
     f, i = places.gates(f, i, gate, None if initial is None else initial.m)
@@ -333,7 +333,7 @@ def forward(
     places.clear(out)
     before, after = initial_matrices(initial), Matrices()
     if options.return_last_state:
-        C = torch.empty((len(bounds) - 1, v.shape[1], q.shape[-1], v.shape[-1]), dtype=torch.float32, device=v.device)
+        C = torch.empty((places.documents, v.shape[1], q.shape[-1], v.shape[-1]), dtype=torch.float32, device=v.device)
         after = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
     m_last = norm = None
     if m is not None:
@@ -352,18 +352,17 @@ def forward(
 
 
 def backward(
-    dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions,
-    bounds: list[int],
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
+) -> tuple[Tensor | None, ...]:
     """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), None for what is absent.
 
     Args:
         dh: gradient of h; d_last: of the last states' C and n, or None.
-        arguments, options, bounds: as given to `forward`; saved: as it returned it.
+        arguments, options: as given to `forward`; saved: as it returned it.
     """
     q, k, v, f, i, initial, _ = arguments
     gate, scale = options.gate, options.scale
-    places, H = _places(tuple(bounds), q.device, _stream()), v.shape[1]
+    places, H = _places_of(options, q.device), v.shape[1]
     log_f, e, _ = restored(gate, saved)
     plan = plans.of_documents(
         _sizes(q, v, places), figures(q.device), places.documents, gate_gradients=options.gate_gradients
@@ -427,9 +426,10 @@ def _in_walks(inputs: Inputs, dh: Tensor, plan: plans.OfDocuments, states: WalkS
     return KernelResults(dq, dk, dv, qdq, kdk, None, None)
 
 
-def saved_like(q: Tensor, v: Tensor, options: KernelOptions, bounds: list[int]) -> tuple[Tensor, ...]:
+def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
     """Return what `forward` saves, uninitialised."""
-    lengths = (end - begin for begin, end in pairwise(bounds))
+    assert options.bounds
+    lengths = (end - begin for begin, end in pairwise(options.bounds))
     H, tiles = v.shape[1], 1 + sum(cdiv(length, TILE) + 1 for length in lengths)
     steps = (1, H, tiles * TILE)
     shapes = [*[steps] * (2 + options.gate.stabilized), (1, H, tiles)]
