@@ -10,7 +10,7 @@ belongs to a step i, as x does, and forward has taken its log2 from x: dh itself
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ from .launch import Inputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .state import Matrices, States
 from .tile_gradients import Gradients, launch_gradients
+
+if TYPE_CHECKING:
+    from .documents import Places
 
 
 class WalkStates(NamedTuple):
@@ -93,8 +96,11 @@ def backward(
         gate_gradients=gate_gradients, end=C_0 is not None, of_last_n=dn is not None,
     )  # fmt: skip
     states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC)
-    gradients = _tile_by_tile if plan.by_tiles else _in_walks
-    dq, dk, dv, qdq, kdk, through, dskip = gradients(inputs, dh, plan, states, gate_gradients=gate_gradients)
+    if plan.by_tiles:
+        made_by_kernels = _tile_by_tile(inputs, dh, plan, states, gate_gradients=gate_gradients)
+    else:
+        made_by_kernels = in_walks(inputs, dh, plan.walks, states, gate_gradients=gate_gradients)
+    dq, dk, dv, qdq, kdk, through, dskip = made_by_kernels
     dn_0 = dots = None
     if dn is not None:
         m_0 = None if initial is None else initial.m
@@ -165,29 +171,41 @@ def _tile_by_tile(
     return KernelResults(dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0))
 
 
-def _in_walks(
-    inputs: Inputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
-) -> KernelResults:
-    """Make gradients in walks: dq, then dk and dv, together or apart."""
+def in_walks(
+    inputs: Inputs, dh: Tensor, walks: tuple[plans.Walk, ...], states: WalkStates, *,
+    gate_gradients: bool, places: Places | None = None,
+) -> KernelResults:  # fmt: skip
+    """Make gradients in walks: dq, then dk and dv, together or apart.
+
+    Args:
+        places: of documents, None for sequences.
+    """
     q, k, v, _, skip, _ = inputs
     H = v.shape[1]
-    of_dq, *others = plan.walks
-    qdq, kdk = empty_row_sums(q, v) if of_dq.sums else (None, None)
-    of_q = of_k = skip_dots = None
+    of_dq, *others = walks
+    qdq = kdk = of_q = of_k = skip_dots = None
+    if of_dq.sums:
+        qdq, kdk = empty_row_sums(q, v) if places is None else places.row_sums(of_dq)
     if qdq and kdk:
         of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
     if skip is not None:
         skip_dots = q.new_empty((of_dq.column_pieces, *v.shape[:3]), dtype=torch.float32)
-    dq = output(q, H)
-    launch_dq(inputs, dh, dq, of_dq, initial=states.C, sums=of_q, diagonal=skip_dots)
-    dk, dv = output(k, H), output(v, H)
+    dq, dk, dv = output(q, H), output(k, H), output(v, H)
+    if places:
+        for x in (dq, dk, dv):
+            places.clear(x)
+
+    def of(walk: plans.Walk) -> Inputs:
+        return inputs if places is None else inputs._replace(documents=places.table(walk))
+
+    launch_dq(of(of_dq), dh, dq, of_dq, initial=states.C, sums=of_q, diagonal=skip_dots)
     if len(others) == 1:
         row_sums = kdk.every if kdk else None
-        launch_dkdv(inputs, dh, dk, dv, *others, initial=states.dC, final=states.dC_0, row_sums=row_sums)
+        launch_dkdv(of(*others), dh, dk, dv, *others, initial=states.dC, final=states.dC_0, row_sums=row_sums)
     else:
         of_dk, of_dv = others
-        launch_dk(inputs, dh, dk, of_dk, states=States(states.dC, states.dC_0), sums=of_k)
-        launch_dv(inputs, dh, dv, of_dv, initial=states.dC)
+        launch_dk(of(of_dk), dh, dk, of_dk, states=States(states.dC, states.dC_0), sums=of_k)
+        launch_dv(of(of_dv), dh, dv, of_dv, initial=states.dC)
     dskip = None if skip_dots is None else skip_dots.sum(-1).sum((0, 1))
     return KernelResults(dq, dk, dv, *((qdq, kdk) if gate_gradients else (None, None)), None, dskip)
 

@@ -46,10 +46,7 @@ from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
-from .backward import KernelResults, WalkStates, entering, output, through_last_n
-from .backward_dkdv import launch_dkdv
-from .backward_dqk import RowSumTensors, launch_dk, launch_dq
-from .backward_dv import launch_dv
+from .backward import WalkStates, entering, in_walks, through_last_n
 from .crossings import TileSums, through_tiles, tile_sums
 from .exponents import exponents
 from .forward import initial_matrices, launch_walk, restored
@@ -258,6 +255,14 @@ class Places:
             HAS_FIRST=x_first is not None, BLOCK=BLOCK,
         )  # fmt: skip
 
+    def row_sums(self, walk: plans.Walk) -> tuple[RowSums, RowSums]:
+        """Return room for q.dq and k.dk, as `backward_dqk.empty_row_sums`, with zeros in gaps."""
+        parts, H = walk.pieces, walk.sizes.heads
+        shape = (2, 2 * parts, 1, H, self.tiles, TILE)
+        made = torch.empty(shape, dtype=torch.float32, device=self.steps.device)
+        qdq, kdk = made.index_fill_(4, self.gaps, 0).flatten(-2)
+        return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
+
     def table(self, walk: plans.Walk) -> Tensor:
         """Return what the programs of a walk take, see `Inputs`."""
         return _table(self.bounds, walk.sizes.heads, walk.programs // walk.pieces, self.steps.device, _stream())
@@ -371,7 +376,10 @@ def backward(
     C_0, n_0 = initial_matrices(initial)
     dC, dn = initial_matrices(d_last)
     dC_0 = None if C_0 is None else torch.empty_like(C_0)
-    dq, dk, dv, qdq, kdk, _, _ = _in_walks(Inputs(q, k, v, e, None), dh, plan, WalkStates(C_0, dC, dC_0), places)
+    dq, dk, dv, qdq, kdk, _, _ = in_walks(
+        Inputs(q, k, v, e, None), dh, plan.walks, WalkStates(C_0, dC, dC_0),
+        gate_gradients=options.gate_gradients, places=places,
+    )  # fmt: skip
     df = di = dn_0 = dots = None
     f_placed, i_placed = places.gates(f, i, gate, None if initial is None else initial.m)
     if dn is not None:
@@ -400,32 +408,6 @@ def backward(
     return tuple(made_like(x, like) for x, like in pairs)
 
 
-def _in_walks(inputs: Inputs, dh: Tensor, plan: plans.OfDocuments, states: WalkStates, places: Places) -> KernelResults:
-    """Make gradients in walks: dq, then dk and dv, together or apart."""
-    q, k, v = inputs[:3]
-    H = v.shape[1]
-    dq, dk, dv = output(q, H), output(k, H), output(v, H)
-    for x in (dq, dk, dv):
-        places.clear(x)
-    qdq = kdk = of_q = of_k = None
-    if plan.dq.sums:
-        qdq, kdk = _row_sums(plan.dq.pieces, H, places)
-        of_q, of_k = RowSumTensors(qdq.every, qdq.within, kdk.within), RowSumTensors(kdk.every)
-
-    def of(walk: plans.Walk) -> Inputs:
-        return inputs._replace(documents=places.table(walk))
-
-    launch_dq(of(plan.dq), dh, dq, plan.dq, initial=states.C, sums=of_q)
-    if len(plan.dk_dv) == 1:
-        row_sums = kdk.every if kdk else None
-        launch_dkdv(of(*plan.dk_dv), dh, dk, dv, *plan.dk_dv, initial=states.dC, final=states.dC_0, row_sums=row_sums)
-    else:
-        walk_dk, walk_dv = plan.dk_dv
-        launch_dk(of(walk_dk), dh, dk, walk_dk, states=States(states.dC, states.dC_0), sums=of_k)
-        launch_dv(of(walk_dv), dh, dv, walk_dv, initial=states.dC)
-    return KernelResults(dq, dk, dv, qdq, kdk, None, None)
-
-
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
     """Return what `forward` saves, uninitialised."""
     assert options.bounds
@@ -438,14 +420,6 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
 
 def _sizes(q: Tensor, v: Tensor, places: Places) -> Sizes:
     return Sizes.of(q, v)._replace(steps=places.tiles * TILE)
-
-
-def _row_sums(parts: int, heads: int, places: Places) -> tuple[RowSums, RowSums]:
-    """Return room for q.dq and k.dk, as `backward_dqk.empty_row_sums`, with zeros in gaps."""
-    shape = (2, 2 * parts, 1, heads, places.tiles, TILE)
-    made = torch.empty(shape, dtype=torch.float32, device=places.steps.device)
-    qdq, kdk = made.index_fill_(4, places.gaps, 0).flatten(-2)
-    return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
 
 def _through_last_n(

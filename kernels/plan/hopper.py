@@ -8,6 +8,7 @@ every tile instead, and one kernel makes all gradients of a tile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -444,14 +445,19 @@ def backward(
         C, dC = (StatePass(state, sizes, cut, parts, of_tiles=True) for state in ("C", "dC"))
         return Backward(cut, state_pass, (), ByTiles(C, dC, gradients))
 
-    def walk(name: str, columns: int, rows: int, *, sums: bool = False, with_dv: bool = False) -> Walk:
-        return Walk(name, sizes, columns, rows, cut, range(cut.count), chip, sums=sums, with_dv=with_dv)
+    def walk(name: str, columns: int, rows: int, **others: Any) -> Walk:
+        return Walk(name, sizes, columns, rows, cut, range(cut.count), chip, **others)
 
+    return Backward(cut, state_pass, _backward_walks(walk, d_qk, d_hv, gate_gradients=gate_gradients))
+
+
+def _backward_walks(walk: Callable[..., Walk], d_qk: int, d_hv: int, *, gate_gradients: bool) -> tuple[Walk, ...]:
+    """Return the walks for dq, then for dk and dv together or apart; walk: (name, columns, rows, **others) -> Walk."""
     sums = gate_gradients or d_hv > WIDTH
     dq = walk("dq", d_hv, d_qk, sums=sums)
     if takes_dkdv(d_qk, d_hv, row_sums=gate_gradients):
-        return Backward(cut, state_pass, (dq, walk("dk, dv", d_hv, d_qk, sums=gate_gradients, with_dv=True)))
-    return Backward(cut, state_pass, (dq, walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv)))
+        return dq, walk("dk, dv", d_hv, d_qk, sums=gate_gradients, with_dv=True)
+    return dq, walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv)
 
 
 class OfDocuments(NamedTuple):
@@ -459,12 +465,11 @@ class OfDocuments(NamedTuple):
 
     Attributes:
         h: of forward.
-        dq: of backward, and then dk_dv: dk and dv, together or apart.
+        walks: of backward, see `Backward`.
     """
 
     h: Walk
-    dq: Walk
-    dk_dv: tuple[Walk, ...]
+    walks: tuple[Walk, ...]
 
 
 @lru_cache(1024)
@@ -478,16 +483,12 @@ def of_documents(
         gate_gradients: with row sums, of which those of the gates are made.
     """
     cut, d_qk, d_hv = Segments(cdiv(sizes.steps, TILE), 1, count), sizes.d_qk, sizes.d_hv
-    sums = gate_gradients or d_hv > WIDTH
 
     def walk(name: str, columns: int, rows: int, **others: Any) -> Walk:
         return Walk(name, sizes, columns, rows, cut, range(count), device.multiprocessors, **others)
 
-    if takes_dkdv(d_qk, d_hv, row_sums=gate_gradients):
-        dk_dv = (walk("dk, dv", d_hv, d_qk, sums=gate_gradients, with_dv=True),)
-    else:
-        dk_dv = (walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv))
-    return OfDocuments(walk("h", d_qk, d_hv, normalise=normalise), walk("dq", d_hv, d_qk, sums=sums), dk_dv)
+    walks = _backward_walks(walk, d_qk, d_hv, gate_gradients=gate_gradients)
+    return OfDocuments(walk("h", d_qk, d_hv, normalise=normalise), walks)
 
 
 def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool) -> bool:
