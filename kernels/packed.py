@@ -45,7 +45,7 @@ _seen: Any = WeakTensorKeyDictionary()  # torch gives it no types; offsets on a 
 
 
 def _numbers(offsets: Tensor) -> list[int]:
-    """Return offsets as numbers; a GPU is waited for once, by the first layer that has this tensor."""
+    """Return offsets as a list. The first call for a tensor on a GPU waits for that GPU."""
     read = cast("Any", offsets).tolist
     if offsets.device.type == "cpu" or offsets.is_inference() or torch.compiler.is_compiling():
         return read()

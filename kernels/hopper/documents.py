@@ -1,17 +1,17 @@
-"""Documents that lie end to end along T, each with its states, in one launch of each walk.
+"""Run the walks over documents that lie end to end along T, all documents in one launch.
 
-A walk takes a document as it takes a segment, from its first step on. So tiles begin where documents do, and the last
-tile of a document goes on into the documents behind it. Its steps there have exponents of -inf: they read nothing,
-write nothing, and get an output of 0, which is added to what is there.
+A walk treats a document as a segment with states of its own. The tiles of a document begin at its first step. Its last
+tile can reach into the next documents. There its exponents x and y are -inf, so these steps change no state and have
+an output of 0.
 
-Gates, exponents and row sums have places of their own for the steps of such tiles, and around each document a tile that
-no walk meets:
+Gates, exponents and row sums do not lie end to end. In them every document starts a new tile. A gap, a tile that no
+walk visits, stands before the first document and behind each one:
 
-    packed         | document 0      | document 1  | ...
+    steps          | document 0      | document 1  | ...
     places   | gap | tile | tile | gap | tile | gap | ...
 
-The last place of a gap shuts the forget gate and writes the stabiliser of the next document's state. In backward a gap
-has what the gradient of the last state before it adds to the sums over a document (`crossings`).
+In the last place of a gap the forget gate is shut, and the input gate sets the stabiliser of the next document's
+initial state. In backward a gap holds X after the last step of the document before it (`crossings`).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -141,9 +141,10 @@ def _clear(out, out_h, out_t, steps, count, heads, d: tl.constexpr, BLOCK: tl.co
 
 @triton.jit(do_not_specialize=["heads", "tiles"])
 def _end_documents(a, b, x_first, gaps, heads, tiles, HAS_FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """Write X after the last step of a document of one head to A of the gap behind it: X before, less A, plus B.
+    """Write X after the last step of each document (`crossings`) to A of the gap behind it.
 
-    It is of the walks for dq and dk, which round alike. The last states of h are rounded otherwise.
+    X after a document is X before it, less its sum of A, plus its sum of B. Both sums come from the walks for dq and
+    dk, which round alike. The last state would give another X, for h rounds it otherwise.
 
     Args:
         a, b: `TileSums`.
@@ -175,7 +176,7 @@ class Places:
         of_steps: (T,) int64, the place of each step.
         empty: int64, places without a step.
         gaps: (documents + 1,) int64, the tiles before documents and behind the last one.
-        added: int32, the steps, of T, of first and last tiles: outputs are added there.
+        added: int32, the steps of first and last tiles, to which outputs are added.
     """
 
     bounds: tuple[int, ...]

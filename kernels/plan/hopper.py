@@ -492,10 +492,10 @@ def of_documents(
 
 
 def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool) -> bool:
-    """Return whether a launch for all documents is the fastest way.
+    """Return whether one launch for all documents is the fastest way.
 
-    In it nothing is faster than the longest document in one program. With states the other way is a launch for each run
-    of documents of one length; without, one sequence, whose programs can share a long document, or several heads.
+    That launch takes as long as the longest document in one program, at least. The other way with states is a launch
+    for each run of documents of one length. Without states it is one sequence, and programs can share a long document.
 
     Args:
         sizes: of the documents end to end.
