@@ -85,7 +85,9 @@ class LiveTable(ProgressBar):
         self._live.stop()
 
     def _see(self, standing: Standing) -> None:
-        self._standing = standing  # the thread that draws reads it
+        first, self._standing = self._standing is None, standing  # the thread that draws reads it
+        if first:  # a short comparison may close before that thread's next turn
+            self._live.refresh()
 
     def _table(self) -> RenderableType:
         width = self._note.width
