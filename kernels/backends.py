@@ -54,8 +54,8 @@ class KernelOptions(NamedTuple):
         state_dtype: the widest type in which states between chunks lie in memory.
         config: for experts, how kernels are tiled; None lets them choose.
         return_last_state: forward returns the State after the last step.
-        cut_freely: the caller gave no chunk size, L is the default for backward, and no gate has a gradient. Forward
-            may divide the sequence otherwise, as long as it saves what backward reads.
+        cut_freely: the caller gave no chunk size, and L is the default for backward. Forward may divide the sequence
+            otherwise, as long as it saves what backward reads.
         gate_gradients: backward returns df and di.
         bounds: where documents begin and end, [0, ..., T], that lie end to end along T in a batch of one. Each has its
             state, (documents, H, ...). The forget gate is one a step then, and there is no skip. None for sequences.

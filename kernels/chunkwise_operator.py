@@ -56,10 +56,8 @@ def run(
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
     key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
-    # States that h writes down are rounded otherwise than those of a pass: too far for exact gate gradients.
-    cut_freely = backward and not _wants_gradients(f, i)
     given = q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip
-    h, *states = _forward(*given, return_last_state, cut_freely, bounds)
+    h, *states = _forward(*given, return_last_state, bounds)
     return h, _split(states, gate)[0] if return_last_state else None
 
 
@@ -121,7 +119,7 @@ def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last, _, ctx.bounds = inputs
+    *tensors, scale, temperature, chunk_size, backward, setup, skip, ctx.has_last, ctx.bounds = inputs
     ctx.numbers = (scale, temperature, chunk_size, backward, setup)
     ctx.gate = _setups[setup].gate
     saved = _split(output[1:], ctx.gate)[1] if ctx.has_last else output[1:]
@@ -139,7 +137,7 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     grads_given = iter(_backward(dh, dC, dn, *tensors, list(saved), *ctx.numbers, skip, gates, ctx.bounds))
     given = [x if gates or place not in (3, 4) else None for place, x in enumerate(tensors[:7])]
     q_to_n = [next(grads_given) if x is not None else None for x in given]
-    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, *[None] * 3)
+    return (*q_to_n, None, *(None for _ in ctx.numbers), next(grads_given) if skip is not None else None, None, None)
 
 
 # --- The operators
@@ -162,7 +160,6 @@ def _forward(  # noqa: PLR0913  an operator's schema
     setup: str,
     skip: Tensor | None,
     return_last_state: bool,
-    cut_freely: bool,
     bounds: Sequence[int] | None,
 ) -> list[Tensor]:
     """Return [h, if asked for the last C, n and m as far as the gate has them, *saved].
@@ -173,11 +170,11 @@ def _forward(  # noqa: PLR0913  an operator's schema
         backward: whether there will be one, read if they choose.
         setup: `setup_key` of all else.
         skip: (H,), skip v_t is added to h_t.
-        cut_freely, bounds: see `KernelOptions`.
+        bounds: see `KernelOptions`.
     """
     kernels, options = _kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup,
-        return_last_state=return_last_state, cut_freely=cut_freely, bounds=_tuple(bounds),
+        return_last_state=return_last_state, cut_freely=chunk_size is None and backward, bounds=_tuple(bounds),
     )  # fmt: skip
     adds_skip = kernels.adds_skip and bounds is None
     initial = None if C is None else State(C, n, m)
@@ -192,7 +189,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
 
 @operators.register_fake("chunkwise")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
-    scale, _, chunk_size, backward, setup, _, return_last_state, _, bounds = others[5:]
+    scale, _, chunk_size, backward, setup, _, return_last_state, bounds = others[5:]
     kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup, bounds=_tuple(bounds))
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])

@@ -41,9 +41,9 @@ def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
     key = setup_key("probe", astuple(gate)[:3], torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
-    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, False, key, None, True, False, None))
+    torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, False, key, None, True, None))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
-    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 1.0, None, True, key, None, False, True, None))
+    torch.library.opcheck(op, (*transposed, None, None, None, 0.25, 1.0, None, True, key, None, False, None))
     dh, saved = torch.randn_like(transposed[2]), [torch.ones(3)]
     for gates in (True, False):
         arguments = (
@@ -175,8 +175,7 @@ def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, 
     assert (api.mlstm_sig(**x, implementation=PROBE, chunk_size=16) == 16).all()
 
 
-def test_forward_may_cut_otherwise_only_before_a_backward_without_gate_gradients(monkeypatch, probe):
-    """And where the caller gives no chunk size."""
+def test_forward_may_cut_otherwise_only_where_the_chunk_size_is_that_of_a_backward(monkeypatch, probe):
     asked = []
 
     def forward(arguments, options):
@@ -185,14 +184,12 @@ def test_forward_may_cut_otherwise_only_before_a_backward_without_gate_gradients
 
     made = probe.kernels()._replace(forward=forward)
     monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
-    x = {name: y.detach().requires_grad_(name in "qkv") for name, y in inputs(MLSTM_SIG).items()}
+    x = inputs(MLSTM_SIG)
     api.mlstm_sig(**x, implementation=PROBE)
     api.mlstm_sig(**x, implementation=PROBE, chunk_size=16)
     with torch.no_grad():
         api.mlstm_sig(**x, implementation=PROBE)
-    for gate in ("f", "i"):
-        api.mlstm_sig(**x | {gate: x[gate].detach().requires_grad_()}, implementation=PROBE)
-    assert asked == [True, False, False, False, False]
+    assert asked == [True, False, False]
 
 
 @pytest.mark.parametrize(("kernels", "ranges"), [(hopper, 3), (tfla, 1)], ids=["hopper", "tfla"])
@@ -222,7 +219,7 @@ def test_triton_kernels_are_opaque_to_torch(implementation):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
     key = setup_key(implementation, astuple(gate)[:3], torch.float32, None)
-    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, False, key, None, True, False, None)
+    arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, False, key, None, True, None)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, arguments)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
     options = {"gate": gate, "chunk_size": 16}

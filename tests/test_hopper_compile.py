@@ -306,8 +306,7 @@ def test_sequences_are_cut_where_programs_would_leave_multiprocessors_idle(
     in_training: tuple[int, int], forward: tuple[int, int], monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     """Of 132. At T = 16384 and 128/256 dq and dk alone would: 64 programs, half a state each; h has two a state.
-    Segments of backward, of forward with a backward to come that makes no gate gradients, and of forward alone (sig,
-    exp).
+    Segments of backward, of forward with a backward to come, and of forward alone (sig, exp).
     """
     device = Device(90, 132, bandwidth)
     monkeypatch.setattr(hopper_chunkwise, "refuses", lambda *_, **__: None)

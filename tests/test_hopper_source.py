@@ -225,6 +225,25 @@ def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, mo
     assert failures(case) == []
 
 
+@pytest.mark.parametrize(
+    ("T", "L", "own", "gate"), [(1000, 320, 1024, "sig"), (3000, 512, 3072, "exp"), (2100, 1024, None, "sig")]
+)
+def test_df_in_segments_is_as_exact_as_in_plain_pytorch(T: int, L: int, own: int | None, gate: str, monkeypatch: Any):
+    """Of slow gates, whose sums go over all steps: also where h, which rounds otherwise, made the states at borders."""
+    run_on(Machine(seed=7), monkeypatch)
+    run_on_chip(40, monkeypatch)
+
+    def of_own(arguments: Arguments, options: KernelOptions) -> Any:
+        return forward.forward(arguments, options._replace(cut_freely=own is not None))
+
+    chosen = SimpleNamespace(chunk_size=lambda _T: own)
+    planned_anew(monkeypatch, "hopper_segments.chosen_for_forward", lambda _shape: chosen)
+    monkeypatch.setattr(tfla_cases, "chunkwise", SimpleNamespace(forward=of_own, backward=backward.backward))
+    case = Case(gate=gate, T=T, batch=1, heads=3, d_qk=64, d_hv=64, L=L, gates="slow", states=T < 3000)
+    ours, plain = tfla_cases.errors(case, 1)["df"]
+    assert ours <= 1.25 * plain
+
+
 def test_states_of_several_heads_in_any_order(monkeypatch: pytest.MonkeyPatch):
     run_on(Machine(seed=3), monkeypatch, gate_gradients=False)
     assert failures(IN_SEGMENTS, absent=NO_GATE_GRADIENTS) == []

@@ -34,7 +34,7 @@ CLOSE_S = 2.0
 VARIES = {
     "_activate": "T f.h i.h",
     "_gate_gradients": "lengths.T f.h i.h config.chunks",
-    "_pass_tiles": "tiles BLOCK new",
+    "_pass_tiles": "config new",
     "_stabilise": "T f.h i.h blocks before.block_g before.block_m config.blocks launch_pdl",
     "_sum_tiles": "T TILE TILES",
     "_summarise": "T f.h i.h",

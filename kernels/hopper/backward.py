@@ -19,6 +19,7 @@ from tflabench.kernels import gates
 from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.hopper_segments import Segments
 from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.reference import shared, sum_shared
@@ -29,7 +30,7 @@ from tflabench.kernels.tfla.tiles import aligned, made_like
 from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
 from .backward_dv import launch_dv
-from .crossings import through_tiles, tile_sums
+from .crossings import Starts, through_tiles, tile_sums
 from .forward import initial_matrices, restored, weights
 from .launch import Inputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
@@ -113,13 +114,11 @@ def backward(
         if through is None:
             if dots is not None:
                 kdk = RowSums(torch.cat([dots[None], kdk.every]), kdk.within)
-            sums, x_last = tile_sums(qdq, kdk, e.g.shape[-1]), None
-            if dC is not None:
-                # Of the walks for dq and dk, which round alike: the last state of h is rounded otherwise.
-                x_last = (sums.kdk - sums.qdq).sum(-1, dtype=torch.float64).float()
-                if C_0 is not None:
-                    x_last += entering(Matrices(C_0, n_0), Matrices(dC_0, dn_0))
-            through = through_tiles(sums, x_last, e.g)
+            starts = None
+            if d_last is not None or plan.cut.count > 1:
+                of_segments = (None, None) if plan.cut.count == 1 else (states.C, states.dC)
+                starts = Starts(C_0, dC_0, *of_segments, _more(n_0, dn_0, dots, plan.cut))
+            through = through_tiles(tile_sums(qdq, kdk, e.g.shape[-1]), e.g, plan.cut, starts)
         df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
     if scale < 0:
         dq = -dq
@@ -210,10 +209,17 @@ def in_walks(
     return KernelResults(dq, dk, dv, *((qdq, kdk) if gate_gradients else (None, None)), None, dskip)
 
 
-def entering(initial: Matrices, gradients: Matrices) -> Tensor:
-    """Return X before the first step (`crossings`), (B, H), of the initial C and n and their gradients."""
-    found = (initial.C * gradients.C).sum((-2, -1))
-    return found if gradients.n is None else found + (initial.n * gradients.n).sum(-1)
+def _more(n_0: Tensor | None, dn_0: Tensor | None, dots: Tensor | None, cut: Segments) -> Tensor | None:
+    """Return what the gradient of the last n adds to X before segments (`Starts`), (segments, B, H), or None.
+
+    Args:
+        dots: of that gradient, k.dk (B, H, T), or None.
+    """
+    if dots is None:
+        return None
+    begins = [TILE * cut.tiles_of(range(segment)) for segment in range(cut.count)]
+    made = torch.nn.functional.pad(dots.cumsum(-1), (1, 0))[..., begins].movedim(-1, 0)
+    return (made if n_0 is None or dn_0 is None else made + (n_0 * dn_0).sum(-1)).contiguous()
 
 
 def through_last_n(dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ walk visits, stands before the first document and behind each one:
     places   | gap | tile | tile | gap | tile | gap | ...
 
 In the last place of a gap the forget gate is shut, and the input gate sets the stabiliser of the next document's
-initial state. In backward a gap holds X after the last step of the document before it (`crossings`).
+initial state.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -38,6 +38,7 @@ from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.packed import split
 from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.hopper_segments import Segments
 from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.reference import shared, sum_shared
@@ -46,8 +47,8 @@ from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned, made_like
 from tflabench.kernels.types import Gate
 
-from .backward import WalkStates, entering, in_walks, through_last_n
-from .crossings import TileSums, through_tiles, tile_sums
+from .backward import WalkStates, in_walks, through_last_n
+from .crossings import Starts, through_tiles, tile_sums
 from .exponents import exponents
 from .forward import initial_matrices, launch_walk, restored
 from .launch import Inputs
@@ -139,31 +140,6 @@ def _clear(out, out_h, out_t, steps, count, heads, d: tl.constexpr, BLOCK: tl.co
     tl.store(at, tl.zeros([ROWS, BLOCK], out.dtype.element_ty), mask=(number < count)[:, None] & (column < d)[None, :])
 
 
-@triton.jit(do_not_specialize=["heads", "tiles"])
-def _end_documents(a, b, x_first, gaps, heads, tiles, HAS_FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """Write X after the last step of each document (`crossings`) to A of the gap behind it.
-
-    X after a document is X before it, less its sum of A, plus its sum of B. Both sums come from the walks for dq and
-    dk, which round alike. The last state would give another X, for h rounds it otherwise.
-
-    Args:
-        a, b: `TileSums`.
-        x_first: (documents, heads), X before the first step, if HAS_FIRST; else it is 0.
-        gaps: see `Places`.
-    """
-    document, head = tl.program_id(0) // heads, (tl.program_id(0) % heads).to(tl.int64)
-    first, behind = tl.load(gaps + document) + 1, tl.load(gaps + document + 1)
-    added = tl.zeros([BLOCK], tl.float32)
-    for start in range(first, behind, BLOCK):
-        tile = start + tl.arange(0, BLOCK)
-        at = head * tiles + tile
-        added += tl.load(b + at, mask=tile < behind, other=0.0) - tl.load(a + at, mask=tile < behind, other=0.0)
-    x = tl.sum(added, 0)
-    if HAS_FIRST:
-        x += tl.load(x_first + document * heads + head)
-    tl.store(a + head * tiles + behind, x)
-
-
 @dataclass(frozen=True)
 class Places:
     """Places of the steps of documents among gates, exponents and row sums.
@@ -216,6 +192,11 @@ class Places:
         """Return the steps of each document."""
         return [end - begin for begin, end in pairwise(self.bounds)]
 
+    @property
+    def cut(self) -> Segments:
+        """Return the documents as segments, each as long as the longest."""
+        return Segments(self.tiles, cdiv(max(self.lengths), TILE), self.documents)
+
     def gates(self, f: Tensor, i: Tensor | None, gate: Gate, m_0: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return f and i in their places.
 
@@ -242,18 +223,6 @@ class Places:
         enqueue(
             _clear, H * cdiv(count, ROWS),
             out, *out.stride()[1:3], self.added, count, H, d=d, BLOCK=next_power_of_2(d), ROWS=ROWS,
-        )  # fmt: skip
-
-    def end_documents(self, sums: TileSums, x_first: Tensor | None) -> None:
-        """Write to the gaps what the gradients of last states add to the sums over documents, (1, H, tiles).
-
-        Args:
-            x_first: (documents, H), what passes into the first step of each document; None is 0.
-        """
-        H, tiles = sums.qdq.shape[1:]
-        enqueue(
-            _end_documents, self.documents * H, *sums, sums.qdq if x_first is None else x_first, self.gaps, H, tiles,
-            HAS_FIRST=x_first is not None, BLOCK=BLOCK,
         )  # fmt: skip
 
     def row_sums(self, walk: plans.Walk) -> tuple[RowSums, RowSums]:
@@ -394,11 +363,12 @@ def backward(
         if dots is not None:
             spread = dots.new_zeros((1, H, places.tiles * TILE)).index_copy_(2, places.of_steps, dots)
             kdk = RowSums(torch.cat([spread[None], kdk.every]), kdk.within)
+        starts = None
+        if d_last is not None:
+            of_n = None if n_0 is None or dn_0 is None else (n_0 * dn_0).sum(-1)
+            starts = Starts(C_0, dC_0, more=of_n)
         of_tiles = tile_sums(qdq, kdk, places.tiles)
-        if dC is not None:
-            x_first = None if C_0 is None else entering(Matrices(C_0, n_0), Matrices(dC_0, dn_0))
-            places.end_documents(of_tiles, x_first)
-        sums = GradientSums(qdq, kdk, through_tiles(of_tiles, None, e.g), TILE)
+        sums = GradientSums(qdq, kdk, through_tiles(of_tiles, e.g, places.cut, starts, places.gaps), TILE)
         of_places = gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)
         df, di = (None if x is None else x.index_select(2, places.of_steps) for x in of_places)
     if scale < 0:

@@ -46,9 +46,9 @@ dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Long
 at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 657 calibrated),
 and four heads in a program, of which all roles wait for one another. Nor has it what is not tensors of the kernels: of
 Mamba 2 the bias of dt and the gradient of D. At T = 65536 the model cuts into 4 segments behind one half as long
-forward and, for dq and dk have half as many programs as h, into 8 with the backward, as the kernels do; but where no
-gate has a gradient, and it makes forward 6% faster, they cut forward the one way and backward the other, the model both
-alike.
+forward and, for dq and dk have half as many programs as h, into 8 with the backward, as the kernels do; but where it
+makes forward 6% faster they cut forward the one way and backward the other, the model both alike. For gradients of
+gates they read the states at borders once more.
 """
 
 from __future__ import annotations
