@@ -366,7 +366,7 @@ def test_the_operator_keeps_to_its_schema():
     key = chunkwise_operator.setup_key("hopper", ("sigmoid", "exp", True), torch.float32, None)
     for states in ((start.C.detach(), start.n, start.m), (None, None, None)):
         tensors = (*(y.detach() for y in x.values()), *states)
-        arguments = (*tensors, 0.125, 1.0, None, True, key, None, True, False, BOUNDS)
+        arguments = (*tensors, 0.125, 1.0, None, True, key, None, True, BOUNDS)
         checks = ("test_schema", "test_faketensor")
         torch.library.opcheck(torch.ops.tflabench.chunkwise.default, arguments, test_utils=checks)
         h, _, _, _, *saved = torch.ops.tflabench.chunkwise(*arguments)

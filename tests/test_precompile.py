@@ -38,7 +38,7 @@ VARIES = {
     "_stabilise": "T f.h i.h blocks before.block_g before.block_m config.blocks launch_pdl",
     "_sum_tiles": "T TILE TILES",
     "_summarise": "T f.h i.h",
-    "_tile_sums": "T new",
+    "_tile_sums": "T config new",
     "accumulate": "config new",
     "add_bias": "T x_h x_t heads HEADS STEPS",
     "advance_state": "config.cols",

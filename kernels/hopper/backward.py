@@ -118,7 +118,7 @@ def backward(
             if d_last is not None or plan.cut.count > 1:
                 of_segments = (None, None) if plan.cut.count == 1 else (states.C, states.dC)
                 starts = Starts(C_0, dC_0, *of_segments, _more(n_0, dn_0, dots, plan.cut))
-            through = through_tiles(tile_sums(qdq, kdk, e.g.shape[-1]), e.g, plan.cut, starts)
+            through = through_tiles(tile_sums(qdq, kdk, plan.cut, starts), e.g, plan.cut)
         df, di = gates.gate_gradients(f, i, gate, log_f, GradientSums(qdq, kdk, through, TILE), overlap=True)
     if scale < 0:
         dq = -dq

@@ -367,8 +367,8 @@ def backward(
         if d_last is not None:
             of_n = None if n_0 is None or dn_0 is None else (n_0 * dn_0).sum(-1)
             starts = Starts(C_0, dC_0, more=of_n)
-        of_tiles = tile_sums(qdq, kdk, places.tiles)
-        sums = GradientSums(qdq, kdk, through_tiles(of_tiles, e.g, places.cut, starts, places.gaps), TILE)
+        of_tiles = tile_sums(qdq, kdk, places.cut, starts, documents=True)
+        sums = GradientSums(qdq, kdk, through_tiles(of_tiles, e.g, places.cut, places.gaps), TILE)
         of_places = gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)
         df, di = (None if x is None else x.index_select(2, places.of_steps) for x in of_places)
     if scale < 0:

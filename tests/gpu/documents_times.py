@@ -53,6 +53,7 @@ def measure(name: str, H: int, d_qk: int, d_hv: int) -> None:
         "states in": {"cu_seqlens": known, "initial_state": start},
         "states in and out": {"cu_seqlens": known, "initial_state": start, "return_last_state": True},
     }
+    dC = torch.randn_like(C)
     for case, options in cases.items():
 
         def forward(options: dict[str, Any] = options) -> torch.Tensor:
@@ -63,6 +64,13 @@ def measure(name: str, H: int, d_qk: int, d_hv: int) -> None:
             alone = timed(forward, 20)
         training = timed(lambda forward=forward: torch.autograd.grad(forward(), leaves, dh), 10)
         print(f"{name} {H}x{d_qk}/{d_hv} {case:18} forward {alone}  with backward {training}", flush=True)
+
+    def of_states() -> Any:
+        h, last = OPERATIONS[name](*leaves, **cases["states in and out"])
+        return torch.autograd.grad([h, last.C], [*leaves, C], [dh, dC])
+
+    C.requires_grad_()
+    print(f"{name} {H}x{d_qk}/{d_hv} and gradients of them      with backward {timed(of_states, 10)}", flush=True)
     torch.cuda.empty_cache()
 
 
