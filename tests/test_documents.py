@@ -272,6 +272,13 @@ def test_when_documents_are_one_launch(lengths: list[int], states: bool, taken: 
     assert plans.takes_documents(sizes, Device(90, 132), lengths, states=states) == taken
 
 
+def test_a_document_may_be_longer_where_several_programs_share_its_state():
+    lengths = [5000, *[1000] * 60]
+    for d_qk, d_hv, taken in ((128, 256, False), (256, 512, True)):
+        sizes = Sizes(1, 8, 1, sum(lengths), d_qk, d_hv)
+        assert plans.takes_documents(sizes, Device(90, 132), lengths, states=False) == taken
+
+
 def test_heads_that_share_a_program_stay_together_without_states():
     sizes = Sizes(1, 64, 64, 64 * 1010, 64, 64)
     assert not plans.takes_documents(sizes, Device(90, 132), [1000, 1020] * 32, states=False)

@@ -494,16 +494,19 @@ def of_documents(
 def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool) -> bool:
     """Return whether one launch for all documents is the fastest way.
 
-    That launch takes as long as the longest document in one program, at least. The other way with states is a launch
-    for each run of documents of one length. Without states it is one sequence, and programs can share a long document.
+    That launch takes as long as the longest document, in the programs that share its state, at least. The other way
+    with states is a launch for each run of documents of one length. Without states it is one sequence, and programs can
+    share a long document.
 
     Args:
         sizes: of the documents end to end.
         lengths: their steps.
         states: whether states go in or out.
     """
-    shared = sizes.steps * sizes.heads / device.multiprocessors
-    whole_tiles = sum(TILE * cdiv(length, TILE) for length in lengths) * sizes.heads / device.multiprocessors
+    walk = of_documents(sizes, device, len(lengths)).h
+    at_once = walk.programs // walk.pieces  # documents, of one head each
+    shared = sizes.steps * sizes.heads / at_once
+    whole_tiles = sum(TILE * cdiv(length, TILE) for length in lengths) * sizes.heads / at_once
     needed = max(*lengths, whole_tiles)
     if states:
         launches = 1 + sum(a != b for a, b in pairwise(lengths))
