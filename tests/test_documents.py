@@ -232,7 +232,7 @@ def test_a_mistake_shows(source: str, right: str, mistaken: str, monkeypatch: py
 
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 64, 128), (0, 0, 3, 3, 130), (0, *range(1, 40), 200)], ids=str)
 def test_every_document_is_in_the_table_once(bounds: tuple[int, ...]):
-    places = documents.Places.of(bounds, torch.device("cpu"))
+    places = documents.WalkPlaces.of_walks(bounds, torch.device("cpu"))
     heads, programs, count = 3, 4, len(bounds) - 1
     table = documents._table(bounds, heads, programs, torch.device("cpu"), 0).tolist()
     begins, sequences, of_documents = table[: programs + 1], table[programs + 1 :][: heads * count], table[-3 * count :]

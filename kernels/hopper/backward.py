@@ -38,7 +38,7 @@ from .state import Matrices, States
 from .tile_gradients import Gradients, launch_gradients
 
 if TYPE_CHECKING:
-    from .documents import Places
+    from .documents import WalkPlaces
 
 
 class WalkStates(NamedTuple):
@@ -172,7 +172,7 @@ def _tile_by_tile(
 
 def in_walks(
     inputs: Inputs, dh: Tensor, walks: tuple[plans.Walk, ...], states: WalkStates, *,
-    gate_gradients: bool, places: Places | None = None,
+    gate_gradients: bool, places: WalkPlaces | None = None,
 ) -> KernelResults:  # fmt: skip
     """Make gradients in walks: dq, then dk and dv, together or apart.
 

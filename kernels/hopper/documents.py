@@ -2,16 +2,7 @@
 
 A walk treats a document as a segment with states of its own. The tiles of a document begin at its first step. Its last
 tile can reach into the next documents. There its exponents x and y are -inf, so these steps change no state and have
-an output of 0.
-
-Gates, exponents and row sums do not lie end to end. In them every document starts a new tile. A gap, a tile that no
-walk visits, stands before the first document and behind each one:
-
-    steps          | document 0      | document 1  | ...
-    places   | gap | tile | tile | gap | tile | gap | ...
-
-In the last place of a gap the forget gate is shut, and the input gate sets the stabiliser of the next document's
-initial state.
+an output of 0. Gates, exponents and row sums lie as `kernels.places` says.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -21,10 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from heapq import heapreplace
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -37,6 +27,7 @@ from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.packed import split
+from tflabench.kernels.places import Places, capturing, stream, tiles_of
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_segments import Segments
 from tflabench.kernels.plan.hopper_shapes import TILE
@@ -45,7 +36,6 @@ from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla.device import figures
 from tflabench.kernels.tfla.tiles import aligned, made_like
-from tflabench.kernels.types import Gate
 
 from .backward import WalkStates, in_walks, through_last_n
 from .crossings import Starts, through_tiles, tile_sums
@@ -55,78 +45,8 @@ from .launch import Inputs
 from .normaliser import NormaliserTensors
 from .state import Matrices, States
 
-KEEP = {"sigmoid": math.inf, "log_decay": 0.0}  # what keeps a state as it is
-NOTHING = {"step": 0.0}  # what writes nothing; else -inf
 STATE_TILES = 3  # tiles in the time in which a program reads and writes a state
-BLOCK = 1024  # places, or tiles, that a program has at a time
 ROWS = 16  # steps of a program of `_clear`
-
-
-class Given(NamedTuple):
-    """A gate (1, H, T), or the stabilisers (documents, H) that documents start from, and strides."""
-
-    data: Any
-    head: Any
-    next: Any  # of the next step, or document
-
-
-class Placed(NamedTuple):
-    """The gates by places, (1, H, tiles * 64)."""
-
-    f: Any
-    i: Any
-
-
-@dataclass(frozen=True)
-class SpreadConfig:
-    """Tell what `_spread` is compiled for.
-
-    Attributes:
-        keep, nothing: f and i where there is no step: what keeps a state, and writes nothing.
-        has_i, has_m: whether there is i, and stabilisers to start from.
-        stabilised: whether there are stabilisers; they start from 0 if from none.
-    """
-
-    keep: float
-    nothing: float
-    has_i: bool
-    has_m: bool
-    stabilised: bool
-
-    @classmethod
-    @cache
-    def of(cls, gate: Gate, *, has_m: bool) -> SpreadConfig:
-        """Return that of a gate, with stabilisers that documents start from or without."""
-        nothing = NOTHING.get(gate.input, -math.inf)
-        return cls(KEEP[gate.forget], nothing, gate.input != "none", has_m, gate.stabilized)
-
-
-@triton.jit(do_not_specialize=["places", "blocks"])
-def _spread(f, i, m_0, steps, placed, places, blocks, config: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the gates of steps to their places; the last one of a gap has what the next document starts from.
-
-    Args:
-        f, i, m_0: `Given`.
-        steps: see `Places`.
-        placed: `Placed`.
-    """
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    inside = place < places
-    step = tl.load(steps + place, mask=inside, other=-1).to(tl.int64)
-    is_step, is_start = step >= 0, step <= -2
-    x = tl.load(f.data + head * f.head + step * f.next, mask=is_step, other=0.0).to(tl.float32)
-    x = tl.where(is_step, x, tl.where(is_start, float("-inf"), config.keep))
-    tl.store(placed.f + head * places + place, x.to(placed.f.dtype.element_ty), mask=inside)
-    if config.has_i:
-        y = tl.load(i.data + head * i.head + step * i.next, mask=is_step, other=0.0).to(tl.float32)
-        y = tl.where(is_step, y, config.nothing)
-        if config.stabilised:
-            y = tl.where(is_start, 0.0, y)
-        if config.has_m:
-            m = tl.load(m_0.data + (-2 - step) * m_0.next + head * m_0.head, mask=is_start, other=0.0)
-            y = tl.where(is_start, m, y)
-        tl.store(placed.i + head * places + place, y.to(placed.i.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "heads"])
@@ -141,81 +61,29 @@ def _clear(out, out_h, out_t, steps, count, heads, d: tl.constexpr, BLOCK: tl.co
 
 
 @dataclass(frozen=True)
-class Places:
-    """Places of the steps of documents among gates, exponents and row sums.
+class WalkPlaces(Places):
+    """Places in tiles of the walks.
 
     Attributes:
-        bounds: where documents begin and end, [0, ..., T].
-        tiles: how many there are, with gaps.
-        steps: (tiles * 64,) int32, the step at each place, -1 for none; in the last place of the gap before document n
-            -2 - n.
-        of_steps: (T,) int64, the place of each step.
-        empty: int64, places without a step.
-        gaps: (documents + 1,) int64, the tiles before documents and behind the last one.
         added: int32, the steps of first and last tiles, to which outputs are added.
     """
 
-    bounds: tuple[int, ...]
-    tiles: int
-    steps: Tensor
-    of_steps: Tensor
-    empty: Tensor
-    gaps: Tensor
     added: Tensor
 
     @classmethod
-    def of(cls, bounds: tuple[int, ...], device: torch.device) -> Places:
+    def of_walks(cls, bounds: tuple[int, ...], device: torch.device) -> WalkPlaces:
         """Return the places of documents that lie between bounds."""
         edges = torch.tensor(bounds)
         starts, lengths = edges[:-1], edges.diff()
-        tiles = (lengths + TILE - 1) // TILE
-        gaps = (tiles + 1).cumsum(0)
-        of_steps = torch.arange(bounds[-1]) + ((gaps - tiles) * TILE - starts).repeat_interleave(lengths)
-        count = int(gaps[-1]) + 1
-        steps = torch.full((count * TILE,), -1, dtype=torch.int32)
-        steps[of_steps] = torch.arange(bounds[-1], dtype=torch.int32)
-        empty = (steps == -1).nonzero().squeeze(1)
-        steps[(gaps - tiles) * TILE - 1] = -2 - torch.arange(len(gaps), dtype=torch.int32)
-        within = torch.stack([torch.zeros_like(tiles), (tiles - 1).clamp(min=1) * TILE])[..., None] + torch.arange(TILE)
+        last = ((lengths + TILE - 1) // TILE - 1).clamp(min=1) * TILE
+        within = torch.stack([torch.zeros_like(last), last])[..., None] + torch.arange(TILE)
         added = (starts[:, None] + within)[within < lengths[:, None]].int()
-        gaps = torch.cat([gaps.new_zeros(1), gaps])
-        sent = (x.to(device) for x in (steps, of_steps, empty, gaps, added))
-        return cls(bounds, count, *sent)
-
-    @property
-    def documents(self) -> int:
-        """Return the number of documents."""
-        return len(self.bounds) - 1
-
-    @property
-    def lengths(self) -> list[int]:
-        """Return the steps of each document."""
-        return [end - begin for begin, end in pairwise(self.bounds)]
+        return cls(**vars(Places.of(bounds, TILE, device)), added=added.to(device))
 
     @property
     def cut(self) -> Segments:
         """Return the documents as segments, each as long as the longest."""
         return Segments(self.tiles, cdiv(max(self.lengths), TILE), self.documents)
-
-    def gates(self, f: Tensor, i: Tensor | None, gate: Gate, m_0: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return f and i in their places.
-
-        Args:
-            f, i: (1, H, T), of a gate that has a forget gate a step.
-            m_0: (documents, H), or None for 0.
-        """
-        shape, places = (1, f.shape[1], self.tiles * TILE), self.tiles * TILE
-        m_0 = m_0 if gate.stabilized else None
-        like = f if i is None else i
-        made = f.new_empty(shape), like.new_empty(shape, dtype=torch.float32 if gate.stabilized else like.dtype)
-        starts = like[0].T if m_0 is None else m_0
-        enqueue(
-            _spread, f.shape[1] * cdiv(places, BLOCK),
-            Given(f, *f.stride()[1:]), Given(like, *like.stride()[1:]), Given(starts, *reversed(starts.stride())),
-            self.steps, Placed(*made), places, cdiv(places, BLOCK),
-            config=SpreadConfig.of(gate, has_m=m_0 is not None), BLOCK=BLOCK,
-        )  # fmt: skip
-        return made[0], None if i is None else made[1]
 
     def clear(self, out: Tensor) -> None:
         """Write zeros to the steps of out (1, H, T, d) to which walks add."""
@@ -235,23 +103,18 @@ class Places:
 
     def table(self, walk: plans.Walk) -> Tensor:
         """Return what the programs of a walk take, see `Inputs`."""
-        return _table(self.bounds, walk.sizes.heads, walk.programs // walk.pieces, self.steps.device, _stream())
-
-
-def _stream() -> int:
-    """Return the stream that tensors are made on: where they are kept they are read on that one alone."""
-    return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+        return _table(self.bounds, walk.sizes.heads, walk.programs // walk.pieces, self.steps.device, stream())
 
 
 @lru_cache(16)  # layers of a model have the same documents
-def _places(bounds: tuple[int, ...], device: torch.device, stream: int) -> Places:
+def _places(bounds: tuple[int, ...], device: torch.device, stream: int) -> WalkPlaces:
     del stream
-    return Places.of(bounds, device)
+    return WalkPlaces.of_walks(bounds, device)
 
 
-def _places_of(options: KernelOptions, device: torch.device) -> Places:
+def _places_of(options: KernelOptions, device: torch.device) -> WalkPlaces:
     assert options.bounds
-    return _places(options.bounds, device, _stream())
+    return _places(options.bounds, device, stream())
 
 
 @lru_cache(64)
@@ -278,11 +141,8 @@ def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.dev
 
 
 def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
-    """Return whether these kernels are the fastest for documents of q, v (1, H, T, d) between bounds.
-
-    A CUDA graph is not to read what `_places` may drop.
-    """
-    if v.is_cuda and torch.cuda.is_current_stream_capturing():
+    """Return whether these kernels are the fastest for documents of q, v (1, H, T, d) between bounds."""
+    if capturing(v):
         return False
     lengths = [end - begin for begin, end in pairwise(bounds)]
     return plans.takes_documents(Sizes.of(q, v), figures(v.device), lengths, states=states)
@@ -299,7 +159,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     plan = plans.of_documents(_sizes(q, v, places), figures(q.device), places.documents, normalise=gate.normalize)
     q, k, v_aligned = aligned(-q if scale < 0 else q), aligned(k), aligned(v)
     f, i = places.gates(f, i, gate, None if initial is None else initial.m)
-    shape = (1, v.shape[1], places.tiles * TILE)
+    shape = (1, v.shape[1], places.count)
     log_f, m, e = exponents(f, i, gate, shape, None, abs(scale))
     for x in (e.x, e.y):
         x.index_fill_(2, places.empty, -math.inf)
@@ -312,7 +172,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         after = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
     m_last = norm = None
     if m is not None:
-        m_last = m[0, :, places.gaps[1:] * TILE].T.contiguous()
+        m_last = places.last_stabilisers(m)
         m.index_fill_(2, places.empty, 0.0)  # for a denominator of 1
     if gate.normalize:
         lowest = torch.zeros_like(e.x) if m is None else m
@@ -353,7 +213,7 @@ def backward(
     df = di = dn_0 = dots = None
     f_placed, i_placed = places.gates(f, i, gate, None if initial is None else initial.m)
     if dn is not None:
-        every = gates.log_gates(f_placed, i_placed, gate, (1, H, places.tiles * TILE), None)
+        every = gates.log_gates(f_placed, i_placed, gate, (1, H, places.count), None)
         dn_0, dk, dots = _through_last_n(dn, shared(k, H), dk, every, places)
     elif n_0 is not None:
         dn_0 = torch.zeros_like(n_0)
@@ -361,7 +221,7 @@ def backward(
         assert qdq
         assert kdk
         if dots is not None:
-            spread = dots.new_zeros((1, H, places.tiles * TILE)).index_copy_(2, places.of_steps, dots)
+            spread = dots.new_zeros((1, H, places.count)).index_copy_(2, places.of_steps, dots)
             kdk = RowSums(torch.cat([spread[None], kdk.every]), kdk.within)
         starts = None
         if d_last is not None:
@@ -369,8 +229,7 @@ def backward(
             starts = Starts(C_0, dC_0, more=of_n)
         of_tiles = tile_sums(qdq, kdk, places.cut, starts, documents=True)
         sums = GradientSums(qdq, kdk, through_tiles(of_tiles, e.g, places.cut, places.gaps), TILE)
-        of_places = gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True)
-        df, di = (None if x is None else x.index_select(2, places.of_steps) for x in of_places)
+        df, di = places.of_gates(gates.gate_gradients(f_placed, i_placed, gate, log_f, sums, overlap=True))
     if scale < 0:
         dq = -dq
     dq, dk = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k)
@@ -382,19 +241,18 @@ def backward(
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
     """Return what `forward` saves, uninitialised."""
     assert options.bounds
-    lengths = (end - begin for begin, end in pairwise(options.bounds))
-    H, tiles = v.shape[1], 1 + sum(cdiv(length, TILE) + 1 for length in lengths)
+    H, tiles = v.shape[1], tiles_of(options.bounds, TILE)
     steps = (1, H, tiles * TILE)
     shapes = [*[steps] * (2 + options.gate.stabilized), (1, H, tiles)]
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
-def _sizes(q: Tensor, v: Tensor, places: Places) -> Sizes:
-    return Sizes.of(q, v)._replace(steps=places.tiles * TILE)
+def _sizes(q: Tensor, v: Tensor, places: WalkPlaces) -> Sizes:
+    return Sizes.of(q, v)._replace(steps=places.count)
 
 
 def _through_last_n(
-    dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates, places: Places
+    dn: Tensor, k: Tensor, dk: Tensor, log_gates: LogGates, places: WalkPlaces
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `through_last_n` does, of each document."""
     log_f, log_i = (x.index_select(2, places.of_steps) for x in log_gates[:2])
