@@ -548,8 +548,9 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
 def _takes_documents(call: Arguments, gate: Gate, chosen: _Chosen, bounds: list[int], *, states: bool) -> bool:
     """Return whether kernels run that take documents in one launch, and are the fastest way."""
     q, v = call.q, call.v
-    if chosen.implementation == "reference" or only_reference(q, v) is not None:
+    if chosen.implementation == "reference" or (chosen.implementation == "auto" and only_reference(q, v) is not None):
         return False
+    check_for_kernels(q, v, chosen.chunk_size, chosen.implementation)
     L = None if chosen.chunk_size == "auto" else chosen.chunk_size
     name, _, _ = resolve(
         q, v, gate=gate, implementation=chosen.implementation, chunk_size=L, backward=True, config=chosen.config

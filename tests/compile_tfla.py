@@ -36,14 +36,15 @@ from assembled import assembled
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 SHARED = Gate("rate", "softplus")  # 64 heads, of which all share q and k, with a skip connection
-CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype
-    (80, 128, 256, 64, MLSTM_EXP, torch.bfloat16),
-    (90, 128, 256, 256, MLSTM_SIG, torch.bfloat16),
-    (100, 128, 256, 256, MLSTM_EXP, torch.bfloat16),
-    (90, 48, 64, 128, MLSTM_SIG, torch.float32),
-    (90, 256, 512, 256, MLSTM_EXP, torch.float16),
-    (80, 64, 64, 256, SHARED, torch.bfloat16),
-    (90, 64, 64, 256, SHARED, torch.bfloat16),
+CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype, whether of documents
+    (80, 128, 256, 64, MLSTM_EXP, torch.bfloat16, False),
+    (90, 128, 256, 256, MLSTM_SIG, torch.bfloat16, False),
+    (100, 128, 256, 256, MLSTM_EXP, torch.bfloat16, False),
+    (90, 48, 64, 128, MLSTM_SIG, torch.float32, False),
+    (90, 256, 512, 256, MLSTM_EXP, torch.float16, False),
+    (80, 64, 64, 256, SHARED, torch.bfloat16, False),
+    (90, 64, 64, 256, SHARED, torch.bfloat16, False),
+    (80, 64, 128, 64, MLSTM_EXP, torch.bfloat16, True),
 ]
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}  # what multiplies 16-bit numbers there
 
@@ -51,7 +52,9 @@ TILES = ("rows", "cols", "inner", "outer", "u", "v")
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: int) -> list[Launch]:
+def launches(
+    d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, of_documents: bool, *, sm: int
+) -> list[Launch]:
     """Every launch of forward and backward, with an initial state and a gradient of the last."""
     caught: list[Launch] = []
     run, figures = JITFunction.run, device.figures
@@ -63,19 +66,21 @@ def launches(d_qk: int, d_hv: int, L: int, gate: Gate, dtype: torch.dtype, sm: i
     triton.runtime.driver.set_active(SimpleNamespace(get_current_device=lambda: 0))  # type: ignore[arg-type]
     device.figures = lambda _: Device(sm, 132)
     try:
-        B, H, T = 2, 64 if gate == SHARED else 16, 4096
+        B, H, T = 1 if of_documents else 2, 64 if gate == SHARED else 16, 4096
+        bounds = (0, 100, 1000, T) if of_documents else None
+        starts = len(bounds) - 1 if bounds else B
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         q, k = (empty(B, 1 if gate == SHARED else H, T, d_qk, dtype=dtype) for _ in range(2))
         v = empty(B, H, T, d_hv, dtype=dtype)
-        n = empty(B, H, d_qk) if gate.normalize else None
-        initial = State(empty(B, H, d_qk, d_hv), n, empty(B, H) if gate.stabilized else None)
+        n = empty(starts, H, d_qk) if gate.normalize else None
+        initial = State(empty(starts, H, d_qk, d_hv), n, empty(starts, H) if gate.stabilized else None)
         f, i = empty(H) if gate.per_head else empty(B, H, T), empty(B, H, T)
         of_heads = empty(H)
         skip = of_heads if gate == SHARED else None
-        arguments, options = Arguments(q, k, v, f, i, initial, skip), KernelOptions(gate, 0.1, L)
+        arguments, options = Arguments(q, k, v, f, i, initial, skip), KernelOptions(gate, 0.1, L, bounds=bounds)
         h, last, saved = chunkwise.forward(arguments, options)
         chunkwise.backward(h, last, arguments, saved, options)
         exponents(f, i, gate, (B, H, T), initial.m, 0.1)
@@ -142,7 +147,7 @@ def compiled(launch: Launch, sm: int) -> dict[str, Any]:
 def compiled_case(sm: int, *case: Any) -> list[dict[str, Any]]:
     """Every distinct kernel of a case, with the shared memory that the tiling says a program of the case needs."""
     rows: dict[str, dict[str, Any]] = {}
-    d_qk, d_hv, L, _, dtype = case
+    d_qk, d_hv, L, _, dtype, _ = case
     needed = TileConfig.for_shape(d_qk, d_hv, dtype, L, sm).shared_bytes(dtype.itemsize, sm)
     for launch in launches(*case, sm=sm):
         code, options = source(launch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from tflabench.kernels.cover import cdiv, next_power_of_2
@@ -21,6 +22,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 SMALL_BUFFERS = 2048  # bytes: barriers, and what sums over rows and columns pass between warps
 BESIDE_TILES = 1024  # bytes of shared memory that a second program on a multiprocessor needs besides its tiles
 ONE_LEVEL_CHUNK_SIZES = (16, 32, 64, 128)  # the tiles of the parallel kernels
+STEPS_OF_LAUNCH = 4096  # of a walk over states, in less time than a host takes to launch what a pass takes
 SUMMING_WAVES = 8  # programs add up heads while these are left that often, see `TileConfig.programs`
 
 
@@ -321,6 +323,25 @@ def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None, levels: int) -> 
     if chunk_size < 16 or chunk_size % 16:
         return f"takes a chunk_size that is a multiple of 16, its smallest tile, not {chunk_size}"
     return None
+
+
+def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states: bool, levels: int) -> bool:
+    """Return whether one launch of each kernel for all documents is the fastest way.
+
+    The walk over states then takes as long as the longest document. The other way with states is a launch for each run
+    of documents of one length. Without states it is one sequence.
+
+    Args:
+        sizes: of the documents end to end.
+        lengths: their steps.
+        states: whether states go in or out.
+    """
+    launches = 1 + sum(a != b for a, b in pairwise(lengths))
+    if not states or launches == 1:
+        return False
+    plan = planned(sizes, default_chunk_size(sizes, levels), 2, device)
+    at_once = max(1.0, plan.programs / (sizes.heads * plan.forward_states.blocks))  # documents that walk side by side
+    return max(lengths) < sizes.steps / at_once + launches * STEPS_OF_LAUNCH
 
 
 def default_chunk_size(sizes: Sizes, levels: int) -> int:

@@ -13,6 +13,27 @@ from tflabench.kernels.plan.tfla import Plan
 from tflabench.kernels.types import Gate
 
 
+class Table(NamedTuple):
+    """Tell kernels where documents lie. A tile of their places is a chunk. All are int32.
+
+    Attributes:
+        of_chunk: (chunks,), the document of each chunk, -1 for a gap.
+        order: (documents,), the longest document first.
+        gaps: (documents + 1,), the chunks before documents and behind the last one.
+        bounds: (documents + 1,), where documents begin and end, in steps.
+    """
+
+    of_chunk: Tensor
+    order: Tensor
+    gaps: Tensor
+    bounds: Tensor
+
+    @property
+    def documents(self) -> int:
+        """Return the number of documents."""
+        return len(self.order)
+
+
 class Inputs(NamedTuple):
     """Tensors of a call, as kernels take them (`tiles.aligned`).
 
@@ -55,6 +76,7 @@ class Call:
         gate, gates: the gate, and its log gates (B, H, T).
         scale: of q.
         precision: Triton's input_precision of float32 products.
+        documents: where documents lie, whose gates are by places (`kernels.places`); None for sequences.
     """
 
     plan: Plan
@@ -62,6 +84,7 @@ class Call:
     gates: LogGates
     scale: float
     precision: str
+    documents: Table | None = None
     _tile_gates: dict[int, TileGates] = field(default_factory=dict[int, TileGates])
 
     def tile_gates(self, tile: int) -> TileGates:

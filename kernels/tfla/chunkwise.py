@@ -10,6 +10,7 @@ The denominator and m are constants in backward (paper, B.3). Chunk states are s
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from tflabench.kernels import gates
 from tflabench.kernels.backends import Arguments, KernelOptions, Kernels
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import GradientSums
+from tflabench.kernels.places import Places, tiles_of
 from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
 from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile
@@ -26,7 +28,7 @@ from tflabench.kernels.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
-from . import device
+from . import device, documents
 from .call import Call, Inputs, States, float32_precision
 from .grads import d_keys, d_queries, d_values
 from .outputs import hidden
@@ -44,6 +46,7 @@ def kernels(levels: int) -> Kernels:
         default_chunk_size=functools.partial(default_chunk_size, levels=levels),
         shares_heads=True,
         adds_skip=True,
+        takes_documents=functools.partial(documents.takes, levels=levels),
     )
 
 
@@ -81,11 +84,15 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
     """
     batch, heads, T, d_hv = v.shape
     d_qk, gate, config = q.shape[-1], options.gate, options.config
+    L = fitting(options.chunk_size, T)
+    if options.bounds:
+        L = documents.chunk_size(options.bounds, L)
+        T = L * tiles_of(options.bounds, L)
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))
     if config is not None and config.keep_states:
-        lead = (batch, heads, cdiv(T, fitting(options.chunk_size, T)), d_qk)
+        lead = (batch, heads, cdiv(T, L), d_qk)
         shapes.append(((*lead, d_hv), _stored(q.dtype, options.state_dtype)))
         if gate.normalize:
             shapes.append((lead, torch.float32))
@@ -103,12 +110,15 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, v = aligned(arguments.q), aligned(arguments.k), aligned(arguments.v)
     initial = arguments.initial
     inputs = Inputs(q, k, v, _weights(arguments.skip))
-    call = _call(q, v, arguments, options)
+    placed = _placed(arguments, options)
+    call = _call(q, v, placed, options)
     plan = call.plan
     C, n = _matrices(initial)
     states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, options.state_dtype))
     h, inverse = hidden(call, inputs, States(states.states, states.n_states, initial is not None))
-    m_last = None if call.gates.m is None else call.gates.m[:, :, -1].contiguous()
+    m_last = call.gates.m
+    if m_last is not None:
+        m_last = placed.places.last_stabilisers(m_last) if placed.places else m_last[:, :, -1].contiguous()
     kept = (states.states, states.n_states) if plan.config.keep_states else ()
     saved = tuple(x for x in (inverse, *kept) if x is not None)
     h = made_like(h, arguments.v)
@@ -128,10 +138,11 @@ def backward(
         saved: as `forward` returned it; arguments and options as given to it.
         options: without `gate_gradients` df and di are None.
     """
-    q, k, v, f, i, initial, skip = arguments
+    q, k, v, _, _, initial, skip = arguments
     gate = options.gate
     q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
-    call = _call(q, v, arguments, options)
+    placed = _placed(arguments, options)
+    call = _call(q, v, placed, options)
     plan = call.plan
     C_0, n_0 = _matrices(initial)
     dC, dn = _matrices(d_last)
@@ -153,14 +164,17 @@ def backward(
     dn_states = dn_0 = None
     if dn is not None:
         assert n_states is not None
-        g, dn_states, dn_0 = _n_gradients(call, dn)
+        g, dn_states, dn_0 = _n_gradients(call, dn, placed.places)
         through = through + g.exp() * (n_states * dn_states).sum(-1)
     del states, n_states
     dk, kdk = d_keys(call, inputs, States(back.states, dn_states, dC is not None or dn is not None))
     dv = d_values(call, inputs, States(back.states, None, dC is not None))
     df = di = None
     if options.gate_gradients:
-        df, di = gates.gate_gradients(f, i, gate, call.gates.log_f, GradientSums(qdq, kdk, through, plan.chunk_size))
+        sums = GradientSums(qdq, kdk, through, plan.chunk_size)
+        df, di = gates.gate_gradients(placed.f, placed.i, gate, call.gates.log_f, sums)
+        if placed.places:
+            df, di = placed.places.of_gates((df, di))
     dq, dk = sum_shared(dq, q), sum_shared(dk, k)
     grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), arguments[:5], strict=True)]
     dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
@@ -175,16 +189,43 @@ def _weights(skip: Tensor | None) -> Tensor | None:
     return None if skip is None else skip.float().contiguous()
 
 
-def _call(q: Tensor, v: Tensor, arguments: Arguments, options: KernelOptions) -> Call:
-    """Return what launchers are told of a call with q and v, as kernels take them."""
+class Placed(NamedTuple):
+    """The gates of a call as kernels take them.
+
+    Attributes:
+        f, i: pre-activations, of documents by places.
+        m_0: the stabilisers before the first step, None for none; of documents they are in the gaps of i.
+        places: of documents, None for sequences.
+    """
+
+    f: Tensor
+    i: Tensor | None
+    m_0: Tensor | None
+    places: Places | None
+
+
+def _placed(arguments: Arguments, options: KernelOptions) -> Placed:
+    f, i = arguments.f, arguments.i
     m_0 = None if arguments.initial is None else arguments.initial.m
-    lead = (v.shape[0], v.shape[1], v.shape[2])
+    if options.bounds is None:
+        return Placed(f, i, m_0, None)
+    places = documents.places_of(options, f.device)
+    return Placed(*places.gates(f, i, options.gate, m_0), None, places)
+
+
+def _call(q: Tensor, v: Tensor, placed: Placed, options: KernelOptions) -> Call:
+    """Return what launchers are told of a call with q and v, as kernels take them."""
+    f, i, m_0, places = placed
+    sizes, chunk_size, table = Sizes.of(q, v), options.chunk_size, None
+    if places:
+        sizes, chunk_size, table = sizes._replace(steps=places.count), places.tile, documents.table_of(places)
     return Call(
-        plans.planned(Sizes.of(q, v), options.chunk_size, q.dtype.itemsize, device.figures(q.device), options.config),
+        plans.planned(sizes, chunk_size, q.dtype.itemsize, device.figures(q.device), options.config),
         options.gate,
-        gates.log_gates(arguments.f, arguments.i, options.gate, lead, m_0),
+        gates.log_gates(f, i, options.gate, (v.shape[0], v.shape[1], sizes.steps), m_0),
         options.scale,
         float32_precision(q.dtype),
+        table,
     )
 
 
@@ -200,11 +241,12 @@ def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
     return None if C is None else aligned(C), n
 
 
-def _n_gradients(call: Call, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _n_gradients(call: Call, dn: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return what reaches every chunk of the gradient dn of the last n, which is forgotten backward.
 
     Returns:
-        Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk).
+        Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk),
+        of documents before the first of each.
     """
     plan = call.plan
     tile = largest_tile(plan.chunk_size, 64)
@@ -212,6 +254,20 @@ def _n_gradients(call: Call, dn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     g = call.tile_gates(tile).g
     g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
     g = unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)
-    reach = g.flip(-1).cumsum(-1).flip(-1)  # from before each chunk to the end
-    after = torch.nn.functional.pad(reach[..., 1:], (0, 1))
-    return g, after.exp()[..., None] * dn[:, :, None], reach[..., :1].exp() * dn
+    if places is None:
+        return g, *_forgotten(g, dn)
+    dn_states = g.new_zeros((*g.shape, dn.shape[-1]))
+    of_documents: list[Tensor] = []
+    first = 1
+    for number, length in enumerate(places.lengths):
+        behind = first + cdiv(length, places.tile)
+        dn_states[:, :, first:behind], dn_0 = _forgotten(g[..., first:behind], dn[number : number + 1])
+        of_documents.append(dn_0)
+        first = behind + 1
+    return g, dn_states, torch.cat(of_documents)
+
+
+def _forgotten(g: Tensor, dn: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what is left of dn (B, H, d_qk) after chunks with log gates g (B, H, chunks), and before the first."""
+    reach = torch.nn.functional.pad(g.flip(-1).cumsum(-1).flip(-1), (0, 1))  # from before each chunk to the end
+    return reach[..., 1:, None].exp() * dn[:, :, None], reach[..., :1].exp() * dn

@@ -91,6 +91,7 @@ class Vectors(NamedTuple):
         row_dots: (2, blocks of d_out, B, H, T), written: probe_t . out_t, and what of it steps of the chunk add.
         skip: (H,), weight of the skip connection.
         skip_dots: (B, H, T), written by dQ: dh_t . v_t.
+        of_chunk, gaps, bounds: of documents, see `call.Table`.
     """
 
     n_states: Any
@@ -99,6 +100,9 @@ class Vectors(NamedTuple):
     row_dots: Any
     skip: Any
     skip_dots: Any
+    of_chunk: Any = None
+    gaps: Any = None
+    bounds: Any = None
 
 
 class Sizes(NamedTuple):
@@ -108,8 +112,9 @@ class Sizes(NamedTuple):
         scale: factor of Q.
         batch, heads: B and H, heads of V.
         in_sharing, out_sharing: consecutive heads that share one of x and y, and one of z and the probe.
-        T, d_in, d_out: steps, and the dimensions of x and of out.
+        T, d_in, d_out: steps, of documents places, and the dimensions of x and of out.
         chunk_size: steps of a chunk.
+        steps: of the tensors with rows.
     """
 
     scale: Any
@@ -121,6 +126,7 @@ class Sizes(NamedTuple):
     d_in: Any
     d_out: Any
     chunk_size: Any
+    steps: Any
 
     def as_argument(self) -> Sizes:
         """Return what the kernel takes, see `read_sizes`: another batch or number of heads compiles nothing."""
@@ -146,8 +152,9 @@ class OutputConfig:
         row_dots: dQ and dK, with the row sums of `Vectors`.
         n_gradient: dK gets gradients of the normaliser, `Vectors.n_states`.
         skip: there is a skip connection.
+        documents: vectors are of places of documents.
         precision: Triton's input_precision of products.
-        tma: tensors are descriptors.
+        tma: tensors are descriptors, but for out of documents.
         rows, cols: steps of a program, and steps of a tile of its loop.
         inner: columns of a tile of x and y. narrow: of x for its product with the state. outer: of out.
         whole: inner covers d_in.
@@ -163,6 +170,7 @@ class OutputConfig:
     row_dots: bool
     n_gradient: bool
     skip: bool
+    documents: bool
     precision: str
     tma: bool
     rows: int
@@ -188,6 +196,18 @@ class Operands(NamedTuple):
     states: Any
 
 
+class Span(NamedTuple):
+    """Where the sequence of a tile lies.
+
+    Attributes:
+        shift: of documents, how many places come before a step, less the steps that do; else 0.
+        end: behind the last step of the sequence, or the last place of the document; 0 in a gap.
+    """
+
+    shift: Any
+    end: Any
+
+
 class Place(NamedTuple):
     """A tile of out of one head.
 
@@ -195,7 +215,8 @@ class Place(NamedTuple):
         bh: batch * heads + head.
         b, h_in, h_out: batch, the head of x and y, and the head of z and the probe.
         h: the head.
-        row, column: the first step and the first column.
+        row, column: the first step, or place, and the first column.
+        span: of its sequence.
         out_block: which block of columns.
         chunk, chunks: the chunk of the steps, and how many the sequence has.
         r: (rows,), 0, 1, ...
@@ -212,6 +233,7 @@ class Place(NamedTuple):
     h_out: Any
     row: Any
     column: Any
+    span: Any
     out_block: Any
     chunk: Any
     chunks: Any
@@ -252,11 +274,26 @@ def read_sizes(sizes):
         sizes.d_in,
         sizes.d_out,
         sizes.chunk_size,
+        sizes.steps,
     )
 
 
 @triton.jit
-def place_of(bh, row_tile, out_block, sizes, config: tl.constexpr):
+def span_of(row_tile, vectors, sizes, config: tl.constexpr):
+    """Return the `Span` of a tile of rows."""
+    if config.documents:
+        of_chunk = tl.load(vectors.of_chunk + row_tile * config.rows // sizes.chunk_size)
+        document = tl.maximum(of_chunk, 0)
+        first = (tl.load(vectors.gaps + document) + 1) * sizes.chunk_size
+        begin, end = tl.load(vectors.bounds + document), tl.load(vectors.bounds + document + 1)
+        span = Span(first - begin, tl.where(of_chunk < 0, 0, first + end - begin))
+    else:
+        span = Span(0, sizes.T)
+    return span
+
+
+@triton.jit
+def place_of(bh, row_tile, out_block, span, sizes, config: tl.constexpr):
     """Return the `Place` of a tile of steps and a block of columns of one head."""
     ROWS: tl.constexpr = config.rows
     OUT: tl.constexpr = config.outer
@@ -274,11 +311,12 @@ def place_of(bh, row_tile, out_block, sizes, config: tl.constexpr):
         h // sizes.out_sharing,
         row,
         out_block * OUT,
+        span,
         out_block,
         row // sizes.chunk_size,
         chunks,
         r,
-        row + r < sizes.T,
+        row + r < span.end,
         bh64 * row_tiles * ROWS + row,
         bh64 * col_tiles,
         bh64 * sizes.T + row,
@@ -321,13 +359,13 @@ def scores(x_tile, operands, place, col, d_in, config: tl.constexpr):
     COLS: tl.constexpr = config.cols
     IN: tl.constexpr = config.inner
     if config.whole:
-        y = operands.y.load([place.b, place.h_in, col, 0]).reshape(COLS, IN)
+        y = operands.y.load([place.b, place.h_in, col - place.span.shift, 0]).reshape(COLS, IN)
         s = tl.dot(x_tile, y.T, input_precision=config.precision)  # [rows, d_in] @ [d_in, cols] -> [rows, cols]
     else:
         s = tl.zeros([ROWS, COLS], tl.float32)
         for d in range(0, d_in, IN):
-            x = operands.x.load([place.b, place.h_in, place.row, d]).reshape(ROWS, IN)
-            y = operands.y.load([place.b, place.h_in, col, d]).reshape(COLS, IN)
+            x = operands.x.load([place.b, place.h_in, place.row - place.span.shift, d]).reshape(ROWS, IN)
+            y = operands.y.load([place.b, place.h_in, col - place.span.shift, d]).reshape(COLS, IN)
             s = tl.dot(x, y.T, s, input_precision=config.precision)  # [rows, in] @ [in, cols] -> [rows, cols]
     return s
 
@@ -345,7 +383,7 @@ def multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config: t
         if config.has_denominator:
             c = tl.arange(0, COLS)
             at = vectors.inverse_denominator + place.bh.to(tl.int64) * sizes.T + col + c
-            query *= tl.load(at, mask=col + c < sizes.T, other=0.0)
+            query *= tl.load(at, mask=col + c < place.span.end, other=0.0)
         s *= query[None, :]
     else:
         s *= row_gates.query[:, None]
@@ -404,7 +442,7 @@ def tiles_of_chunk(place, sizes, config: tl.constexpr):
     """
     COLS: tl.constexpr = config.cols
     lowest = place.chunk * sizes.chunk_size // COLS
-    highest = tl.cdiv(tl.minimum((place.chunk + 1) * sizes.chunk_size, sizes.T), COLS)
+    highest = tl.cdiv(tl.minimum((place.chunk + 1) * sizes.chunk_size, place.span.end), COLS)
     if config.reverse:
         first_tile = place.row // COLS
         count = highest - first_tile
@@ -432,7 +470,8 @@ def add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config
         weight *= row_gates.query  # dC has it already
     state = place.bh * place.chunks + place.chunk
     for d in tl.range(0, sizes.d_in, NARROW, num_stages=1):
-        x_part = operands.x_narrow.load([place.b, place.h_in, place.row, d]).reshape(ROWS, NARROW)
+        step = place.row - place.span.shift
+        x_part = operands.x_narrow.load([place.b, place.h_in, step, d]).reshape(ROWS, NARROW)
         x_weighted = x_part.to(tl.float32) * weight[:, None]
         if config.row_dots:
             s = operands.states.load([state, place.column, d]).reshape(OUT, NARROW).T
@@ -469,22 +508,23 @@ def store_row_dots(acc, part, place, operands, vectors, sizes, config: tl.conste
     """Write probe_t . out_t of a tile to a part of the row sums: part * B * H * T is where that begins."""
     ROWS: tl.constexpr = config.rows
     OUT: tl.constexpr = config.outer
-    probe = operands.probe.load([place.b, place.h_out, place.row, place.column]).reshape(ROWS, OUT)
+    step = place.row - place.span.shift
+    probe = operands.probe.load([place.b, place.h_out, step, place.column]).reshape(ROWS, OUT)
     dots = tl.sum(probe.to(tl.float32) * acc, 1)
     part_offset = part * sizes.batch * sizes.heads * sizes.T
     tl.store(vectors.row_dots + part_offset + place.t_offset + place.r, dots, mask=place.inside)
 
 
 @triton.jit
-def rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, config: tl.constexpr):  # noqa: C901  branches of the config
+def rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes, config: tl.constexpr):  # noqa: C901  branches of the config
     """Return `parallel_outputs` of one head of all batches, [rows, outer] float32, and write all but out itself."""
     ROWS: tl.constexpr = config.rows
     COLS: tl.constexpr = config.cols
     IN: tl.constexpr = config.inner
     OUT: tl.constexpr = config.outer
-    place = place_of(bh, row_tile, out_block, sizes, config)
+    place = place_of(bh, row_tile, out_block, span, sizes, config)
     first_tile, count, step = tiles_of_chunk(place, sizes, config)
-    x_tile = operands.x.load([place.b, place.h_in, place.row, 0]).reshape(ROWS, IN)
+    x_tile = operands.x.load([place.b, place.h_in, place.row - span.shift, 0]).reshape(ROWS, IN)
     row_gates = load_row_gates(place, gates, vectors, sizes, config)
     acc = tl.zeros([ROWS, OUT], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
@@ -497,6 +537,8 @@ def rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, confi
         col_weight = tl.exp(tl.load(gates.col_log + (place.tile_offset + tile) * COLS + c))
         g_tile = tl.load(gates.g + place.tile_offset + tile)
         s = scores(x_tile, operands, place, col, sizes.d_in, config)
+        if config.documents and config.reverse:  # steps of the next document have no query here
+            s = tl.where((col + c < span.end)[None, :], s, 0.0)
         if config.skip and config.row_dots:  # dh_t . v_t of the same step t
             skip_dot += tl.sum(tl.where((col - place.row + c)[None, :] == place.r[:, None], s, 0.0), 1)
         s = multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config)
@@ -507,7 +549,7 @@ def rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, confi
             far += g_tile.to(tl.float64)
         if config.normalize:
             norm += tl.sum(s, 1)
-        z_tile = operands.z.load([place.b, place.h_out, col, place.column]).reshape(COLS, OUT)
+        z_tile = operands.z.load([place.b, place.h_out, col - span.shift, place.column]).reshape(COLS, OUT)
         # [rows, cols] @ [cols, outer] -> [rows, outer]
         acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=config.precision)
 
@@ -540,6 +582,7 @@ def parallel_outputs(
         x, y, z, out, probe: (B, H, T, d), or fewer heads; descriptors, or pointers before compute capability 9.0.
         x_narrow: x with tiles `narrow` wide.
         probe: q for dQ, k for dK, whose dot products with out are the row sums; else None.
+            Of documents out is a pointer: a tile must not write what lies behind one.
         states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK, or None.
         strides, gates, vectors, sizes, config: see `Strides`, `Gates`, `Vectors`, `Sizes.as_argument`, `OutputConfig`.
     """
@@ -551,35 +594,47 @@ def parallel_outputs(
     TMA: tl.constexpr = config.tma
     sizes = read_sizes(sizes)
     d_in, d_out = sizes.d_in, sizes.d_out
+    row_tiles = tl.cdiv(sizes.T, ROWS)
+    out_blocks = tl.cdiv(d_out, OUT)
+    out_block = tl.program_id(0) % out_blocks  # neighbours share x and y through L2
+    row_tile = (tl.program_id(0) // out_blocks) % row_tiles
+    of_out = tl.program_id(0) // out_blocks // row_tiles
+    span = span_of(row_tile, vectors, sizes, config)
+    if config.documents:  # noqa: SIM102  a constant decides alone
+        if row_tile * ROWS >= span.end:
+            return
+    shape = (sizes.batch, sizes.heads, sizes.steps if config.documents else sizes.T)
     x_strides = (strides.x_b, strides.x_h, strides.x_t)
-    x_tiles = open_rows(x, x_strides, sizes, d_in, ROWS, IN, TMA)
-    y_tiles = open_rows(y, (strides.y_b, strides.y_h, strides.y_t), sizes, d_in, COLS, IN, TMA)
-    z_tiles = open_rows(z, (strides.z_b, strides.z_h, strides.z_t), sizes, d_out, COLS, OUT, TMA)
-    out_tiles = open_rows(out, (strides.out_b, strides.out_h, strides.out_t), sizes, d_out, ROWS, OUT, TMA)
+    x_tiles = open_rows(x, x_strides, shape, d_in, ROWS, IN, TMA)
+    y_tiles = open_rows(y, (strides.y_b, strides.y_h, strides.y_t), shape, d_in, COLS, IN, TMA)
+    z_tiles = open_rows(z, (strides.z_b, strides.z_h, strides.z_t), shape, d_out, COLS, OUT, TMA)
     probe_tiles, state_tiles, x_narrow_tiles = None, None, None
     if config.row_dots:
         probe_strides = (strides.probe_b, strides.probe_h, strides.probe_t)
-        probe_tiles = open_rows(probe, probe_strides, sizes, d_out, ROWS, OUT, TMA)
+        probe_tiles = open_rows(probe, probe_strides, shape, d_out, ROWS, OUT, TMA)
     if config.states:
         count = sizes.batch * sizes.heads * tl.cdiv(sizes.T, sizes.chunk_size)
         if config.row_dots:
             state_tiles = open_matrices(states, count, d_out, d_in, OUT, NARROW, TMA)
         else:
             state_tiles = open_matrices(states, count, d_in, d_out, NARROW, OUT, TMA)
-        x_narrow_tiles = open_rows(x_narrow, x_strides, sizes, d_in, ROWS, NARROW, TMA)
+        x_narrow_tiles = open_rows(x_narrow, x_strides, shape, d_in, ROWS, NARROW, TMA)
     operands = Operands(x_tiles, x_narrow_tiles, y_tiles, z_tiles, probe_tiles, state_tiles)
-    row_tiles = tl.cdiv(sizes.T, ROWS)
-    out_blocks = tl.cdiv(d_out, OUT)
-    out_block = tl.program_id(0) % out_blocks  # neighbours share x and y through L2
-    row_tile = (tl.program_id(0) // out_blocks) % row_tiles
-    of_out = tl.program_id(0) // out_blocks // row_tiles
     acc = tl.full([ROWS, OUT], -0.0, tl.float32)  # the one number whose sum with x is x for every x
     for member in range(config.members):
         bh = of_out * config.members + member
-        acc += rows_of_head(bh, row_tile, out_block, operands, gates, vectors, sizes, config)
+        acc += rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes, config)
     heads_of_out = sizes.heads // config.members
-    at = [of_out // heads_of_out, of_out % heads_of_out, row_tile * ROWS, out_block * OUT]
-    out_tiles.store(at, acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
+    if config.documents:
+        place, column = row_tile * ROWS + tl.arange(0, ROWS), out_block * OUT + tl.arange(0, OUT)
+        step = (place - span.shift).to(tl.int64)
+        at = out + of_out.to(tl.int64) * strides.out_h + step[:, None] * strides.out_t + column[None, :]
+        inside = (place < span.end)[:, None] & (column < d_out)[None, :]
+        tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
+    else:
+        out_tiles = open_rows(out, (strides.out_b, strides.out_h, strides.out_t), shape, d_out, ROWS, OUT, TMA)
+        at = [of_out // heads_of_out, of_out % heads_of_out, row_tile * ROWS, out_block * OUT]
+        out_tiles.store(at, acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
 
 
 # --- On the host ------------------------------------------------------------------------------------------------------
@@ -620,11 +675,15 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
     """
     x, z, like, probe = role.x, role.z, role.like, role.probe
     tiles, tma = planned.tiles, call.plan.tma
-    d_in, d_out = x.shape[-1], z.shape[-1]
+    (steps, d_out), d_in = z.shape[2:], x.shape[-1]
     batch, heads, T = call.gates.log_f.shape
+    table = call.documents
     out_heads = heads // planned.members
-    out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, T, d_out))
-    row_dots = None if probe is None else x.new_empty((2, planned.blocks, batch, heads, T), dtype=torch.float32)
+    out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, steps, d_out))
+    row_dots = None
+    if probe is not None:
+        empty = x.new_zeros if table else x.new_empty  # places without a step have nothing to add
+        row_dots = empty((2, planned.blocks, batch, heads, T), dtype=torch.float32)
     config = _config(call, planned, role)
 
     def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[Any, ...]:
@@ -634,8 +693,11 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
     y_tiles, *y_strides = rows_of(role.y, tiles.cols, tiles.inner)
     z_tiles, *z_strides = rows_of(z, tiles.cols, tiles.outer)
     out_tiles, *out_strides = rows_of(out, tiles.rows, tiles.outer)
+    if table:
+        out_tiles = out
     probe_tiles, *probe_strides = rows_of(probe, tiles.rows, tiles.outer)
     states, n_states, _ = role.states
+    of_table = () if table is None else (table.of_chunk, table.gaps, table.bounds)
     block = (config.narrow, tiles.outer) if probe is None else (tiles.outer, config.narrow)
     enqueue(
         parallel_outputs,
@@ -649,9 +711,10 @@ def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | 
         None if states is None else matrices_argument(states, *block, tma),
         Strides(*x_strides, *y_strides, *z_strides, *out_strides, *probe_strides),
         _gates(call, tiles, role),
-        Vectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots),
+        Vectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots, *of_table),
         Sizes(
-            call.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, call.plan.chunk_size
+            call.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, call.plan.chunk_size,
+            steps,
         ).as_argument(),
         config=config,
         num_warps=tiles.warps,
@@ -665,13 +728,14 @@ def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
     return OutputConfig(
         reverse=role.reverse,
         states=role.states.states is not None,
-        first_state=role.states.first,
+        first_state=role.states.first or call.documents is not None,
         normalize=role.normalize,
         stabilized=role.stabilized,
         has_denominator=role.inverse_denominator is not None and not role.normalize,
         row_dots=role.probe is not None,
         n_gradient=role.reverse and role.states.n_states is not None,
         skip=role.skip is not None,
+        documents=call.documents is not None,
         precision=call.precision,
         tma=call.plan.tma,
         rows=tiles.rows,
@@ -695,7 +759,7 @@ def hidden(call: Call, inputs: Inputs, states: States) -> tuple[Tensor, Tensor |
     """Return H (B, H, T, d_hv) like v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
     q, k, v = inputs.q, inputs.k, inputs.v
     gate = call.gate
-    inverse = q.new_empty(v.shape[:3], dtype=torch.float32) if gate.normalize else None
+    inverse = torch.empty_like(call.gates.log_f) if gate.normalize else None
     role = Role(
         q, k, v, v, states, inverse,
         reverse=False, normalize=gate.normalize, stabilized=gate.stabilized, skip=inputs.skip,

@@ -53,6 +53,7 @@ class Vectors(NamedTuple):
         row_log: a (forward) or prefix (backward) of tiles of `rows` steps.
         g: (B * H, tiles), log gates of these tiles.
         inverse_denominator: (B, H, T).
+        order, gaps, bounds: of documents, see `call.Table`.
     """
 
     n_initial: Any
@@ -63,6 +64,9 @@ class Vectors(NamedTuple):
     row_log: Any
     g: Any
     inverse_denominator: Any
+    order: Any = None
+    gaps: Any = None
+    bounds: Any = None
 
 
 class Sizes(NamedTuple):
@@ -72,8 +76,10 @@ class Sizes(NamedTuple):
         scale: factor of Q.
         batch, heads: B and H, heads of v.
         sharing: consecutive heads that share one of u.
-        T, d_u, d_v: steps, and dimensions.
+        T, d_u, d_v: steps, of documents places, and dimensions.
         tiles_per_chunk, tiles_per_segment: tiles of `rows` steps.
+        steps: of u and v.
+        documents: how many there are, 0 for sequences.
     """
 
     scale: Any
@@ -85,6 +91,8 @@ class Sizes(NamedTuple):
     d_v: Any
     tiles_per_chunk: Any
     tiles_per_segment: Any
+    steps: Any
+    documents: Any = 0
 
     def as_argument(self) -> Sizes:
         """Return what the kernel takes, see `read_sizes`: other batches, heads or segments compile nothing."""
@@ -93,6 +101,7 @@ class Sizes(NamedTuple):
             heads=unspecialised(self.heads),
             sharing=unless_one(self.sharing),
             tiles_per_segment=unspecialised(self.tiles_per_segment),
+            documents=unspecialised(self.documents),
         )
 
 
@@ -112,6 +121,7 @@ class StateConfig:
         tma: tensors are descriptors.
         rows: steps of a tile.
         u, v: rows and columns of a tile of the state.
+        documents: segments are documents, vectors are of places.
     """
 
     reverse: bool
@@ -127,6 +137,7 @@ class StateConfig:
     rows: int
     u: int
     v: int
+    documents: bool
 
 
 # --- On the device ----------------------------------------------------------------------------------------------------
@@ -145,17 +156,21 @@ class Place(NamedTuple):
     Attributes:
         bh: batch * heads + head.
         b, h: batch and head.
-        segment_row: bh * segments + segment.
+        segments: of the sequence, or documents.
+        segment_row: bh * segments + segment, or document * heads + head.
         block: which tile of the state.
         u_start, v_start: its first row and column.
         u_offset: (u,), its rows.
         first, count: the segment's first tile of steps, and how many it has.
-        tiles, chunks: of the sequence.
+        tiles, chunks: of the sequence, of documents with gaps.
+        shift: of documents, how many places come before a step, less the steps that do; else 0.
+        end: behind the last step of the sequence, or the last place of the document.
     """
 
     bh: Any
     b: Any
     h: Any
+    segments: Any
     segment_row: Any
     block: Any
     u_start: Any
@@ -165,6 +180,8 @@ class Place(NamedTuple):
     count: Any
     tiles: Any
     chunks: Any
+    shift: Any
+    end: Any
 
 
 @triton.jit
@@ -180,35 +197,50 @@ def read_sizes(sizes):
         sizes.d_v,
         sizes.tiles_per_chunk,
         sizes.tiles_per_segment >> 1,
+        sizes.steps,
+        sizes.documents >> 1,
     )
 
 
 @triton.jit
-def place_of_program(sizes, config: tl.constexpr):
+def place_of_program(vectors, sizes, config: tl.constexpr):
     """Return the `Place` of this program."""
     U: tl.constexpr = config.u
     V: tl.constexpr = config.v
     tiles = tl.cdiv(sizes.T, config.rows)
-    segments = tl.cdiv(tiles, sizes.tiles_per_segment)
+    segments = sizes.documents if config.documents else tl.cdiv(tiles, sizes.tiles_per_segment)
     u_blocks, v_blocks = tl.cdiv(sizes.d_u, U), tl.cdiv(sizes.d_v, V)
     block = tl.program_id(0) % (u_blocks * v_blocks)  # neighbours share tiles of u and v through L2
     segment = (tl.program_id(0) // (u_blocks * v_blocks)) % segments
     bh = tl.program_id(0) // (u_blocks * v_blocks) // segments
     u_start, v_start = (block // v_blocks) * U, (block % v_blocks) * V
-    first = segment * sizes.tiles_per_segment
+    if config.documents:
+        document = tl.load(vectors.order + segment)
+        first = (tl.load(vectors.gaps + document) + 1) * sizes.tiles_per_chunk
+        begin = tl.load(vectors.bounds + document)
+        length = tl.load(vectors.bounds + document + 1) - begin
+        segment_row, count = document * sizes.heads + bh, tl.cdiv(length, config.rows)
+        shift, end = first * config.rows - begin, first * config.rows + length
+    else:
+        first = segment * sizes.tiles_per_segment
+        segment_row, count = bh * segments + segment, tl.minimum(sizes.tiles_per_segment, tiles - first)
+        shift, end = 0, sizes.T
     return Place(
         bh,
         bh // sizes.heads,
         bh % sizes.heads,
-        bh * segments + segment,
+        segments,
+        segment_row,
         block,
         u_start,
         v_start,
         u_start + tl.arange(0, U),
         first,
-        tl.minimum(sizes.tiles_per_segment, tiles - first),
+        count,
         tiles,
         tl.cdiv(tiles, sizes.tiles_per_chunk),
+        shift,
+        end,
     )
 
 
@@ -241,8 +273,9 @@ def store_entering(acc, n_columns, tile, place, matrices, vectors, sizes, config
     U: tl.constexpr = config.u
     V: tl.constexpr = config.v
     chunk = tile // sizes.tiles_per_chunk
+    behind = place.first + place.count if config.documents else place.tiles
     entering = (
-        tile == tl.minimum((chunk + 1) * sizes.tiles_per_chunk, place.tiles) - 1
+        tile == tl.minimum((chunk + 1) * sizes.tiles_per_chunk, behind) - 1
         if config.reverse
         else tile % sizes.tiles_per_chunk == 0
     )
@@ -267,7 +300,9 @@ def load_weights(tile, place, vectors, sizes, config: tl.constexpr):
     if config.reverse:
         weight *= sizes.scale
     if config.has_denominator:
-        weight *= tl.load(vectors.inverse_denominator + head * sizes.T + t + row, mask=t + row < sizes.T, other=0.0)
+        weight *= tl.load(vectors.inverse_denominator + head * sizes.T + t + row, mask=t + row < place.end, other=0.0)
+    if config.documents:  # steps of the next document add nothing
+        weight = tl.where(t + row < place.end, weight, 0.0)
     return weight, tl.load(vectors.g + head * place.tiles + tile)
 
 
@@ -298,7 +333,8 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
     Args:
         u, v: (B, H, T, d), k and v, or q and dH, u of fewer heads; descriptors, or pointers before compute capability
             9.0, as all matrices.
-        initial, ends: (B * H * segments, d_u, d_v) float32, the state before and after each segment.
+        initial, ends: (B * H * segments, d_u, d_v) float32, the state before and after each segment; of documents
+            (documents * H, d_u, d_v).
         states: (B * H * chunks, d_u, d_v), before each chunk, in the direction of time.
         other: like states: the backward pass also reads the forward states and writes, for each chunk and each tile of
             the state, what passes through it, exp(g) sum(C before it * dC after it).
@@ -310,11 +346,11 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
     TMA: tl.constexpr = config.tma
     sizes = read_sizes(sizes)
     d_u, d_v = sizes.d_u, sizes.d_v
-    u_tiles = open_rows(u, (strides.u_b, strides.u_h, strides.u_t), sizes, d_u, ROWS, U, TMA)
-    v_tiles = open_rows(v, (strides.v_b, strides.v_h, strides.v_t), sizes, d_v, ROWS, V, TMA)
-    place = place_of_program(sizes, config)
+    shape = (sizes.batch, sizes.heads, sizes.steps if config.documents else sizes.T)
+    u_tiles = open_rows(u, (strides.u_b, strides.u_h, strides.u_t), shape, d_u, ROWS, U, TMA)
+    v_tiles = open_rows(v, (strides.v_b, strides.v_h, strides.v_t), shape, d_v, ROWS, V, TMA)
+    place = place_of_program(vectors, sizes, config)
     rows = sizes.batch * sizes.heads
-    segments = tl.cdiv(place.tiles, sizes.tiles_per_segment)
     at = [place.segment_row, place.u_start, place.v_start]
     state_tiles, other_tiles = None, None
     if config.states:
@@ -325,7 +361,7 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
     acc = tl.zeros([U, V], tl.float32)
     n_columns = tl.zeros([U, 16], tl.float32)
     if config.initial:
-        acc = open_matrices(initial, rows * segments, d_u, d_v, U, V, TMA).load(at).reshape(U, V)
+        acc = open_matrices(initial, rows * place.segments, d_u, d_v, U, V, TMA).load(at).reshape(U, V)
         if config.normalize:
             n_at = vectors.n_initial + place.segment_row.to(tl.int64) * d_u + place.u_offset
             n = tl.load(n_at, mask=place.u_offset < d_u, other=0.0)
@@ -338,8 +374,9 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
         weight, g_tile = load_weights(tile, place, vectors, sizes, config)
         total += g_tile
         keep = tl.exp(g_tile)
-        u_tile = u_tiles.load([place.b, place.h // sizes.sharing, tile * ROWS, place.u_start]).reshape(ROWS, U)
-        v_tile = v_tiles.load([place.b, place.h, tile * ROWS, place.v_start]).reshape(ROWS, V)
+        step = tile * ROWS - place.shift
+        u_tile = u_tiles.load([place.b, place.h // sizes.sharing, step, place.u_start]).reshape(ROWS, U)
+        v_tile = v_tiles.load([place.b, place.h, step, place.v_start]).reshape(ROWS, V)
         weighted = u_tile.to(tl.float32) * weight[:, None]
         rounded = weighted.to(u_tile.dtype)
         # [u, rows] @ [rows, v] -> [u, v]
@@ -349,7 +386,7 @@ def chunk_states(u, v, initial, states, ends, other, strides, vectors, sizes, co
                 n_columns = add_normaliser(n_columns, weighted, rounded, keep, config)
 
     if config.ends:
-        end_tiles = open_matrices(ends, rows * segments, d_u, d_v, U, V, TMA)
+        end_tiles = open_matrices(ends, rows * place.segments, d_u, d_v, U, V, TMA)
         end_tiles.store(at, acc.reshape(1, U, V))
         if place.block == 0:
             tl.store(vectors.segment_g + place.segment_row, total)
@@ -412,7 +449,8 @@ class Walk(NamedTuple):
     Attributes:
         states: (B, H, chunks, d_qk, d_hv), before each chunk in the direction of time; None if not asked for.
         n_states: (B, H, chunks, d_qk) float32 where the gate normalises and the direction is forward.
-        last, n_last: the state after the last chunk met, (B, H, d_qk, d_hv) and (B, H, d_qk) float32.
+        last, n_last: the state after the last chunk met, (B, H, d_qk, d_hv) and (B, H, d_qk) float32, or of each of
+            N documents, (N, H, ...).
         through: (B, H, chunks), of backward: gradient of the log gate of a chunk as a whole, less what its own
             steps have a part in: exp(g) sum(C before it * dC after it).
     """
@@ -449,6 +487,8 @@ def walk(call: Call, planned: StateWalk, side: Side, dtype: torch.dtype | None) 
     batch, heads, _, d_v = side.v.shape
     d_u = side.u.shape[-1]
     chunks, segments = call.plan.chunks, planned.segments
+    if call.documents is not None:
+        segments = call.documents.documents
     normalize = call.gate.normalize and not side.reverse
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -461,7 +501,7 @@ def walk(call: Call, planned: StateWalk, side: Side, dtype: torch.dtype | None) 
     parts = None if side.other is None else empty(chunks, planned.blocks)
     stored: dict[str, Tensor | None] = {"states": states, "n_states": n_states}
     stored["parts"] = None if dtype is None else parts
-    if segments == 1:
+    if segments == 1 or call.documents is not None:
         whole = Pass(side.C, side.n, **stored, **ends)
         launch(call, planned, side, whole)
         last, n_last = whole.ends, whole.n_ends
@@ -474,19 +514,21 @@ def walk(call: Call, planned: StateWalk, side: Side, dtype: torch.dtype | None) 
             launch(call, planned, side, Pass(before, n_before, **stored))
     assert last is not None
     through = None if parts is None else parts.sum(-1)
-    n_last = None if n_last is None else n_last.view(batch, heads, d_u)
-    return Walk(states, n_states, last.view(batch, heads, d_u, d_v), n_last, through)
+    n_last = None if n_last is None else n_last.view(-1, heads, d_u)
+    return Walk(states, n_states, last.view(-1, heads, d_u, d_v), n_last, through)
 
 
 def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
     """Launch `chunk_states`."""
     tiles, tma = planned.tiles, call.plan.tma
     u, v, other = side.u, side.v, None if of.parts is None else side.other
-    batch, heads, T, d_v = v.shape
-    d_u = u.shape[-1]
+    batch, heads, steps, d_v = v.shape
+    d_u, table = u.shape[-1], call.documents
     gates = call.tile_gates(tiles.rows)
+    segments, of_table = (planned.segments, ()) if table is None else (table.documents, table[1:])
     sizes = Sizes(
-        call.scale, batch, heads, heads // u.shape[1], T, d_u, d_v, planned.tiles_per_chunk, planned.segment_tiles
+        call.scale, batch, heads, heads // u.shape[1], call.gates.log_f.shape[2], d_u, d_v,
+        planned.tiles_per_chunk, planned.segment_tiles, steps, 0 if table is None else table.documents,
     )  # fmt: skip
     config = StateConfig(
         reverse=side.reverse,
@@ -502,6 +544,7 @@ def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
         rows=tiles.rows,
         u=tiles.u,
         v=tiles.v,
+        documents=table is not None,
     )
     u_tiles, *u_strides = rows_argument(u, tiles.rows, tiles.u, tma)
     v_tiles, *v_strides = rows_argument(v, tiles.rows, tiles.v, tma)
@@ -511,7 +554,7 @@ def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
     ]
     enqueue(
         chunk_states,
-        batch * heads * planned.segments * planned.blocks,
+        batch * heads * segments * planned.blocks,
         u_tiles,
         v_tiles,
         *matrices,
@@ -525,6 +568,7 @@ def launch(call: Call, planned: StateWalk, side: Side, of: Pass) -> None:
             gates.prefix if side.reverse else gates.a,
             gates.g,
             side.inverse_denominator,
+            *of_table,
         ),
         sizes.as_argument(),
         config=config,

@@ -22,19 +22,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
-def open_rows(x, strides, sizes, d, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
+def open_rows(x, strides, shape, d, ROWS: tl.constexpr, COLS: tl.constexpr, TMA: tl.constexpr):
     """Return the descriptor of tiles (1, 1, ROWS, COLS) of x (B, H, T, d).
 
     Args:
-        strides: of batch, head and time.
-        sizes: has the numbers batch, heads and T.
+        strides, shape: of batch, head and time.
     """
     if TMA:
         tiles = x
     else:
         tiles = tl.make_tensor_descriptor(
             x,
-            [sizes.batch, sizes.heads, sizes.T, d],
+            [shape[0], shape[1], shape[2], d],
             [strides[0], strides[1], strides[2], 1],
             [1, 1, ROWS, COLS],
         )
