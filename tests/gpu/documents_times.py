@@ -1,10 +1,12 @@
 """Times of 64 documents of random lengths end to end, 65,536 tokens, bfloat16, in ms: 10th percentile and median.
 
-`python tests/gpu/documents_times.py`: each case queues behind a GPU that sleeps, so that no time is the host's.
+`python tests/gpu/documents_times.py [IMPLEMENTATION]`: each case queues behind a GPU that sleeps, so that no time is
+the host's.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +41,7 @@ def timed(run: Callable[[], object], samples: int) -> str:
     return f"{times[samples // 10]:.3f} {times[samples // 2]:.3f}"
 
 
-def measure(name: str, H: int, d_qk: int, d_hv: int) -> None:
+def measure(name: str, implementation: str, H: int, d_qk: int, d_hv: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, H, T, d, device="cuda", dtype=torch.bfloat16) for d in (d_qk, d_qk, d_hv))
     i, f = torch.randn(1, H, T, device="cuda"), torch.randn(1, H, T, device="cuda") + 5
@@ -57,7 +59,7 @@ def measure(name: str, H: int, d_qk: int, d_hv: int) -> None:
     for case, options in cases.items():
 
         def forward(options: dict[str, Any] = options) -> torch.Tensor:
-            found = OPERATIONS[name](*leaves, **options)
+            found = OPERATIONS[name](*leaves, implementation=implementation, **options)
             return found[0] if isinstance(found, tuple) else found
 
         with torch.no_grad():
@@ -66,7 +68,7 @@ def measure(name: str, H: int, d_qk: int, d_hv: int) -> None:
         print(f"{name} {H}x{d_qk}/{d_hv} {case:18} forward {alone}  with backward {training}", flush=True)
 
     def of_states() -> Any:
-        h, last = OPERATIONS[name](*leaves, **cases["states in and out"])
+        h, last = OPERATIONS[name](*leaves, implementation=implementation, **cases["states in and out"])
         return torch.autograd.grad([h, last.C], [*leaves, C], [dh, dC])
 
     C.requires_grad_()
@@ -77,4 +79,4 @@ def measure(name: str, H: int, d_qk: int, d_hv: int) -> None:
 if __name__ == "__main__":
     for sizes in SHAPES:
         for operation in OPERATIONS:
-            measure(operation, *sizes)
+            measure(operation, *(sys.argv[1:] or ["auto"]), *sizes)
