@@ -79,4 +79,4 @@ def measure(name: str, implementation: str, H: int, d_qk: int, d_hv: int) -> Non
 if __name__ == "__main__":
     for sizes in SHAPES:
         for operation in OPERATIONS:
-            measure(operation, *(sys.argv[1:] or ["auto"]), *sizes)
+            measure(operation, sys.argv[1] if sys.argv[1:] else "auto", *sizes)

@@ -11,22 +11,24 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tflabench import ops
-from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan import hopper, tfla
 from tflabench.kernels.reference import recurrent
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 HEADS, T, D_QK, D_HV, DOCUMENTS = 2, 4096, 128, 256, 64
 LIMIT = 2e-2  # of a relative norm, in bfloat16
+KERNELS: dict[str, tuple[str, Any]] = {"hopper": ("walk_forward", hopper), "tfla_xl": ("parallel_outputs", tfla)}
 
 
 def relative(x: Tensor, wanted: Tensor) -> float:
     return ((x.double() - wanted).norm() / wanted.norm()).item()
 
 
+@pytest.mark.parametrize("implementation", ["hopper", "tfla_xl"])
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("gate", [ops.MLSTM_EXP, ops.MLSTM_SIG], ids=["exp", "sig"])
-def test_documents_are_each_by_themselves(gate, states):
+def test_documents_are_each_by_themselves(gate, states, implementation):
     generator = torch.Generator("cuda").manual_seed(3)
 
     def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -40,7 +42,7 @@ def test_documents_are_each_by_themselves(gate, states):
     bounds = [0, *inner.sort().values.tolist(), T]
     cu_seqlens = torch.tensor(bounds, device="cuda", dtype=torch.int32)
     found = ops.chunkwise(
-        *(q, k, v, f, i), gate=gate, implementation="hopper", return_last_state=states, cu_seqlens=cu_seqlens
+        *(q, k, v, f, i), gate=gate, implementation=implementation, return_last_state=states, cu_seqlens=cu_seqlens
     )
     h, last = (found, None) if isinstance(found, Tensor) else found
     leaves = (q, k, v, f, i)
@@ -117,6 +119,7 @@ def loss_of(h: Tensor, last: ops.State) -> Tensor:
     return total
 
 
+@pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
@@ -132,16 +135,19 @@ def loss_of(h: Tensor, last: ops.State) -> Tensor:
     ],
     ids=str,
 )  # fmt: skip
-def test_states_go_in_and_out_in_one_launch(name: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+def test_states_go_in_and_out_in_one_launch(
+    name: str, sizes: dict[str, Any], implementation: str, monkeypatch: pytest.MonkeyPatch
+):
+    of_h, plans = KERNELS[implementation]
     leaves, bounds, (m,) = with_states(name, **sizes)
     given = [x for x in leaves if x is not None]
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        h, last = run(name, leaves, bounds, m)
+        h, last = run(name, leaves, bounds, m, implementation=implementation)
         torch.cuda.synchronize()
-    launched = [e.name for e in seen.events() or () if "walk_forward" in e.name]
+    launched = [e.name for e in seen.events() or () if of_h in e.name]
     assert len(launched) == 1, launched
     found = torch.autograd.grad(loss_of(h, last), given)
-    again = run(name, leaves, bounds, m)
+    again = run(name, leaves, bounds, m, implementation=implementation)
     assert torch.equal(again[0], h)
     assert all(torch.equal(x, y) for x, y in zip(found, torch.autograd.grad(loss_of(*again), given), strict=True))
 
@@ -153,7 +159,7 @@ def test_states_go_in_and_out_in_one_launch(name: str, sizes: dict[str, Any], mo
         assert (x is None) == (y is None)
         assert x is None or relative(x, y) < LIMIT
     monkeypatch.setattr(plans, "takes_documents", lambda *_, **__: False)  # a call for each document
-    apart = torch.autograd.grad(loss_of(*run(name, leaves, bounds, m)), given)
+    apart = torch.autograd.grad(loss_of(*run(name, leaves, bounds, m, implementation=implementation)), given)
     for place, (x, y, of_calls) in enumerate(zip(found, wanted, apart, strict=True)):
         assert relative(x, y) < max(2 * relative(of_calls, y), LIMIT / 2), place
 
