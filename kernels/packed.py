@@ -142,6 +142,11 @@ def split(x: Tensor, lengths: list[int], axis: int) -> list[Tensor]:
     return [*cast("Any", x).split(lengths, axis)]  # torch gives it no types
 
 
+def capturing(x: Tensor) -> bool:
+    """Return whether a CUDA graph is being captured: it is not to read what is kept of documents, which may go."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _states(states: State, counts: list[int]) -> list[State]:
     n, m = ([None] * len(counts) if x is None else split(x, counts, 0) for x in states[1:])
     return [State(*parts) for parts in zip(split(states.C, counts, 0), n, m, strict=True)]

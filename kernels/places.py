@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .cover import cdiv
 from .launching import enqueue
+from .plan import tfla as plans
 from .types import Gate
 
 KEEP = {"sigmoid": math.inf, "log_decay": 0.0}  # what keeps a state as it is
@@ -185,6 +186,61 @@ class Places:
         return tuple(None if x is None else x.index_select(2, self.of_steps) for x in gradients)
 
 
+class Table(NamedTuple):
+    """Tell kernels where documents lie. A tile of their places is a chunk. All are int32.
+
+    Attributes:
+        of_chunk: (chunks,), the document of each chunk, -1 for a gap.
+        order: (documents,), the longest document first.
+        gaps: (documents + 1,), the chunks before documents and behind the last one.
+        bounds: (documents + 1,), where documents begin and end, in steps.
+    """
+
+    of_chunk: Tensor
+    order: Tensor
+    gaps: Tensor
+    bounds: Tensor
+
+    @property
+    def documents(self) -> int:
+        """Return the number of documents."""
+        return len(self.order)
+
+
+@lru_cache(16)  # layers of a model have the same documents
+def _places(bounds: tuple[int, ...], tile: int, device: torch.device, stream: int) -> Places:
+    del stream
+    return Places.of(bounds, tile, device)
+
+
+def places_of_chunks(bounds: tuple[int, ...], chunk_size: int, device: torch.device) -> Places:
+    """Return the places of documents between bounds, in tiles of a chunk (`fitting`)."""
+    return _places(bounds, fitting(bounds, chunk_size), device, stream())
+
+
+def fitting(bounds: tuple[int, ...], chunk_size: int) -> int:
+    """Return the steps of a chunk of documents between bounds: of a longer one, what takes the longest document."""
+    return plans.fitting(chunk_size, max(end - begin for begin, end in pairwise(bounds)))
+
+
+def table_of(places: Places) -> Table:
+    """Return where documents lie, for kernels."""
+    return _table(places.bounds, places.tile, places.gaps.device, stream())
+
+
+@lru_cache(16)
+def _table(bounds: tuple[int, ...], chunk: int, device: torch.device, stream: int) -> Table:
+    del stream
+    edges = torch.tensor(bounds)
+    lengths = edges.diff()
+    behind = ((lengths + chunk - 1) // chunk + 1).cumsum(0)
+    gaps = torch.cat([behind.new_zeros(1), behind])
+    of_chunk = torch.arange(len(lengths)).repeat_interleave(gaps.diff())
+    of_chunk = torch.cat([of_chunk, of_chunk.new_zeros(1)]).index_fill(0, gaps, -1)
+    order = lengths.argsort(descending=True, stable=True)
+    return Table(*(x.to(device, torch.int32) for x in (of_chunk, order, gaps, edges)))
+
+
 def tiles_of(bounds: tuple[int, ...], tile: int) -> int:
     """Return how many tiles documents take, with gaps."""
     return 1 + sum(cdiv(end - begin, tile) + 1 for begin, end in pairwise(bounds))
@@ -193,8 +249,3 @@ def tiles_of(bounds: tuple[int, ...], tile: int) -> int:
 def stream() -> int:
     """Return the stream that tensors are made on: where they are kept they are read on that one alone."""
     return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
-
-
-def capturing(x: Tensor) -> bool:
-    """Return whether a CUDA graph is being captured: it is not to read what is kept of documents, which may go."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -19,11 +19,16 @@ from tflabench.kernels.gla import chunkwise, walkthrough
 from tflabench.kernels.gla.call import Arguments
 from tflabench.kernels.tfla import device
 
-CASES = {"wide": (128, 256, 256, torch.bfloat16), "float32": (48, 80, 128, torch.float32)}
+BOUNDS = (0, 100, 1000, 4096)
+CASES: dict[str, tuple[Any, ...]] = {
+    "wide": (128, 256, 256, torch.bfloat16),
+    "float32": (48, 80, 128, torch.float32),
+    "documents": (128, 256, 256, torch.bfloat16, BOUNDS),
+}
 
 
-def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype) -> list[Launch]:
-    """Every launch of forward and backward with states, and of the walk-through's kernels."""
+def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype, bounds: tuple[int, ...] | None = None) -> list[Launch]:
+    """Every launch of forward and backward with states, and of the walk-through's kernels, but of documents."""
     caught: list[Launch] = []
 
     def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -32,16 +37,18 @@ def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype) -> list[Launch]:
     JITFunction.run = catch  # type: ignore[method-assign]
     triton.runtime.driver.set_active(SimpleNamespace(get_current_device=lambda: 0))  # type: ignore[arg-type]
     device.architecture = lambda _: 90
-    B, H, T = 2, 16, 4096
+    B, H, T = 1 if bounds else 2, 16, 4096
+    starts = len(bounds) - 1 if bounds else B
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     q, k = (empty(B, H, T, d_qk, dtype=dtype) for _ in range(2))
-    inputs = Arguments(q, k, empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(B, H, d_qk, d_hv))
-    o, last = chunkwise.forward(inputs, scale=0.1, chunk_size=L)
-    chunkwise.backward(o, last, inputs, scale=0.1, chunk_size=L, gate_gradients=True)
-    walkthrough.forward(*inputs, scale=0.1)
+    inputs = Arguments(q, k, empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(starts, H, d_qk, d_hv))
+    o, last = chunkwise.forward(inputs, scale=0.1, chunk_size=L, bounds=bounds)
+    chunkwise.backward(o, last, inputs, scale=0.1, chunk_size=L, gate_gradients=True, bounds=bounds)
+    if bounds is None:
+        walkthrough.forward(*inputs, scale=0.1)
     return caught
 
 

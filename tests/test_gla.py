@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tflabench.implementations import registry
 from tflabench.implementations.packages import taken_as_installed
 from tflabench.kernels.compat import fla
 from tflabench.kernels.cover import next_power_of_2
+from tflabench.kernels.gla import operator as gla_operator
 from tflabench.kernels.gla import reference, walkthrough
 from tflabench.kernels.plan import gla as plan
 from tflabench.kernels.plan.gla import Blocks
@@ -68,7 +70,7 @@ def test_the_gradient_of_a_turned_state_is_turned() -> None:
     """As operators tell compilers that it is."""
     inputs, _ = draw(Case(20, 16, 32, states=True))
     S = inputs["S"].mT.contiguous().mT
-    args = [None, *(inputs[name] for name in "qkvg"), S, 0.25, 16, True]
+    args = [None, *(inputs[name] for name in "qkvg"), S, 0.25, 16, True, None]
     grads = torch.ops.tflabench.gla_backward(torch.ones_like(inputs["v"]), *args)
     assert grads[-1].stride() == S.stride()
 
@@ -173,6 +175,40 @@ def test_packed_sequences_are_sequences_of_their_own(implementation: Any) -> Non
     torch.testing.assert_close(last.C, torch.cat([x.C for _, x in alone(S)]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("gates", ["usual", "zeros", "closed"])
+@pytest.mark.parametrize(("chunk_size", "bounds"), [(16, (0, 7, 23, 31, 31, 70)), (32, (0, 33, 70)), (256, (0, 1, 70))])
+def test_documents_with_states_are_one_call(
+    gates: str, chunk_size: int, bounds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs, last states and gradients are those of the reference, document by document."""
+    inputs, _ = draw(Case(70, 16, 32, gates, heads=2))
+    S = torch.randn(len(bounds) - 1, 2, 16, 32, device=DEVICE)
+    leaves = [x.requires_grad_() for x in (*inputs.values(), S)]
+    calls: list[Any] = []
+    kernels = gla_operator.kernels_of("tfla")
+    counted = SimpleNamespace(
+        forward=lambda *given, **named: calls.append(named["bounds"]) or kernels.forward(*given, **named),
+        backward=kernels.backward,
+        refuses=kernels.refuses,
+    )
+    monkeypatch.setattr(gla_operator, "kernels_of", lambda _name: counted)
+
+    def of(implementation: Any, wide: list[Any]) -> list[Any]:
+        *given, start = wide
+        o, last = ops.gla(
+            *given, initial_state=State(start), return_last_state=True, implementation=implementation,
+            cu_seqlens=torch.tensor(bounds), chunk_size=chunk_size,
+        )  # fmt: skip
+        weight = torch.arange(o.numel(), device=DEVICE).view(o.shape).sin()
+        loss = (o * weight).sum() + (last.C * last.C.detach().cos()).sum()
+        return [o, last.C, *torch.autograd.grad(loss, wide)]
+
+    found, wanted = of("tfla", leaves), of("reference", [x.detach().double().requires_grad_() for x in leaves])
+    assert calls == [bounds]
+    for x, y in zip(found, wanted, strict=True):
+        assert distance(x, y) < BOUND
+
+
 def test_steps_are_the_sequence() -> None:
     inputs, _ = draw(Case(6, 16, 24, "zeros", heads=2, states=True))
     q, k, v, g, S = inputs.values()
@@ -203,9 +239,10 @@ def test_the_operator_is_one_to_compilers() -> None:
     """Its fake has the shapes of what runs, and torch.compile traces a call with gradients into it."""
     (q, k, v, g), _, _ = packed()
     leaves = [x[:, :, :17].clone().requires_grad_() for x in (q, k, v, g)]
-    arguments = (*leaves, None, 0.25, 32, "tfla")
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.tflabench.gla.default, arguments, test_utils=checks)
+    for bounds in (None, [0, 5, 17]):
+        arguments = (*leaves, None, 0.25, 32, "tfla", bounds)
+        torch.library.opcheck(torch.ops.tflabench.gla.default, arguments, test_utils=checks)
 
     def loss(*x: Any) -> Any:
         return ops.gla(*x, implementation="tfla", chunk_size=32).square().sum()

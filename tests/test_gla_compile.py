@@ -23,6 +23,14 @@ def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return compiled_under(request.param, "compile_gla.py", "wide")["kernels"]
 
 
+def test_kernels_of_documents_compile() -> None:
+    kernels = compiled_under("oldest", "compile_gla.py", "documents")["kernels"]
+    assert {kernel["kernel"] for kernel in kernels} >= {*MULTIPLYING, "add_passing"}
+    for kernel in kernels:
+        assert kernel["spilled_bytes"] <= SPILLED_BYTES, kernel
+        assert not kernel["warnings"], kernel
+
+
 def test_kernels_fit_the_chip(kernels: list[dict[str, Any]]) -> None:
     assert {kernel["kernel"] for kernel in kernels} >= {*MULTIPLYING, "join_segments", "add_passing"}
     told = Blocks.for_shape(128, 256, 2, 256).shared_bytes(2, 90)

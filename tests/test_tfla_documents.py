@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tflabench.kernels import api, backends
+from tflabench.kernels.places import places_of_chunks, table_of
 from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Device, Sizes
-from tflabench.kernels.tfla import documents
 from tflabench.kernels.types import MLSTM_EXP
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -127,8 +127,8 @@ def test_when_documents_are_one_launch(lengths: list[int], states: bool, taken: 
 
 
 def test_the_longest_document_is_walked_first() -> None:
-    places = documents._places((0, 10, 40, 41), 16, torch.device("cpu"), 0)
-    table = documents.table_of(places)
+    places = places_of_chunks((0, 10, 40, 41), 16, torch.device("cpu"))
+    table = table_of(places)
     assert table.order.tolist() == [1, 0, 2]
     assert table.of_chunk.tolist() == [-1, 0, -1, 1, 1, -1, 2, -1]
     assert table.gaps.tolist() == [0, 2, 5, 7]

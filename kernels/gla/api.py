@@ -118,7 +118,11 @@ def gla(
             shut = packed.begins(cu_seqlens, g.shape[2], g.device)[:, None]
             o, last = run(q, k, v, g.masked_fill(shut, float("-inf")), None)
         else:
-            o, last = _in_batches(run, (q, k, v, g), first, cu_seqlens)
+            bounds = packed.bounds(cu_seqlens, g.shape[2])
+            if run.takes_documents(q, v, bounds):
+                o, last = run(q, k, v, g, first, bounds)
+            else:
+                o, last = _in_batches(run, (q, k, v, g), first, packed.runs(bounds))
     if layout == "bthd":
         o = o.transpose(1, 2)
     return (o, State(last)) if return_last_state else o
@@ -130,15 +134,24 @@ class _Runner:
     def __init__(self, implementation: str, chunk_size: int | None, scale: float) -> None:
         self.implementation, self.chunk_size, self.scale = implementation, chunk_size, scale
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return o and the last state."""
-        implementation = self.implementation
-        if implementation == "auto" and only_reference(q, v) is not None:
-            implementation = "reference"
+    def chosen(self, q: Tensor, v: Tensor) -> str:
+        """Return the implementation that runs q and v."""
+        if self.implementation != "auto":
+            return self.implementation
+        return "tfla" if only_reference(q, v) is None else "reference"
+
+    def takes_documents(self, q: Tensor, v: Tensor, bounds: list[int]) -> bool:
+        """Return whether one launch is the way for documents of q, v (1, H, T, d) between bounds."""
+        return self.chosen(q, v) == "tfla" and len(packed.runs(bounds)) > 1 and not packed.capturing(v)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, bounds: list[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return o and the last state, of documents between bounds the last of each."""
+        implementation = self.chosen(q, v)
         if implementation == "reference":
             L = self.chunk_size or REFERENCE_CHUNK_SIZE
             return reference.chunkwise(q, k, v, g, initial, scale=self.scale, chunk_size=L)
-        implementation = "tfla" if implementation == "auto" else implementation
         check_for_kernels(q, v, self.chunk_size or "auto", implementation)
         if not HAS_TRITON:
             raise ValueError(f"implementation is {implementation!r}: it needs the package triton, which is missing")
@@ -147,14 +160,13 @@ class _Runner:
             if reason is not None:
                 raise ValueError(f"implementation is {implementation!r}: it must be one that can run here; it {reason}")
         initial = None if initial is None else initial.float()
-        o, last = operator.forward(q, k, v, g, initial, self.scale, self.chunk_size, implementation)
+        o, last = operator.forward(q, k, v, g, initial, self.scale, self.chunk_size, implementation, bounds)
         return o, last
 
 
 def _in_batches(
-    run: _Runner, inputs: tuple[Tensor, ...], initial: Tensor | None, cu_seqlens: Tensor
+    run: _Runner, inputs: tuple[Tensor, ...], initial: Tensor | None, runs: list[packed.Run]
 ) -> tuple[Tensor, Tensor]:
-    runs = packed.runs(packed.bounds(cu_seqlens, inputs[0].shape[2]))
     counts = [each.documents for each in runs]
     starts = [None] * len(runs) if initial is None else packed.split(initial, counts, 0)
     outputs: list[Tensor] = []

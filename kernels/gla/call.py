@@ -6,10 +6,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tflabench.kernels.places import Places, places_of_chunks
 from tflabench.kernels.plan.gla import Plan
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.tfla import device
 from tflabench.kernels.tfla.call import float32_precision
+
+from .tiles import Rows, rows
 
 
 class Arguments(NamedTuple):
@@ -36,16 +39,26 @@ class Call(NamedTuple):
         plan: what is launched.
         scale: of q.
         precision: Triton's input_precision of float32 products.
+        places: of documents, whose chunks are tiles of these; None for sequences.
     """
 
     plan: Plan
     scale: float
     precision: str
+    places: Places | None = None
 
     @staticmethod
-    def of(arguments: Arguments, chunk_size: int, scale: float) -> Call:
-        """Return the call with these tensors."""
+    def of(arguments: Arguments, chunk_size: int, scale: float, bounds: tuple[int, ...] | None = None) -> Call:
+        """Return the call with these tensors, of documents between bounds."""
         q, v = arguments.q, arguments.v
         dtype = str(q.dtype).removeprefix("torch.")
-        plan = Plan.of(Sizes.of(q, v), chunk_size, dtype, device.multiprocessors(q.device))
-        return Call(plan, scale, float32_precision(q.dtype))
+        sizes, places = Sizes.of(q, v), None
+        if bounds:
+            places = places_of_chunks(bounds, chunk_size, q.device)
+            sizes, chunk_size = sizes._replace(steps=places.count), places.tile
+        plan = Plan.of(sizes, chunk_size, dtype, device.multiprocessors(q.device))
+        return Call(plan, scale, float32_precision(q.dtype), places)
+
+    def rows(self, x: Tensor) -> Rows:
+        """Return what kernels take for x (B, H, T, d) (`tiles.rows`)."""
+        return rows(x, None if self.places is None else self.places.steps)

@@ -40,23 +40,34 @@ def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:
     return plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size)
 
 
-def forward(arguments: Arguments, *, scale: float, chunk_size: int) -> tuple[Tensor, Tensor]:
+def forward(
+    arguments: Arguments, *, scale: float, chunk_size: int, bounds: tuple[int, ...] | None = None
+) -> tuple[Tensor, Tensor]:
     """Return o like v, and the last state (B, H, d_qk, d_hv) float32.
 
     Args:
         arguments: q, k and v are one of DTYPES.
         scale: of q.
         chunk_size: L, a multiple of 16; how often a state lies in memory.
+        bounds: where documents begin and end, [0, ..., T], that lie end to end along T in a batch of one; each has its
+            states, (documents, H, ...). None for sequences.
     """
     q, k, v, g, initial = arguments
-    call = Call.of(arguments, chunk_size, scale)
+    call = Call.of(arguments, chunk_size, scale, bounds)
     weighted = weigh(call, q, k, g)
     states = walk(call, Side(weighted.k, v, weighted.totals, _contiguous(initial)))
     return outputs(call, weighted, v, states.states, initial is not None), states.last
 
 
 def backward(
-    do: Tensor, d_last: Tensor | None, arguments: Arguments, *, scale: float, chunk_size: int, gate_gradients: bool
+    do: Tensor,
+    d_last: Tensor | None,
+    arguments: Arguments,
+    *,
+    scale: float,
+    chunk_size: int,
+    gate_gradients: bool,
+    bounds: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return dq, dk, dv, dg and the gradient of the initial state, None without one, or without `gate_gradients`.
 
@@ -64,7 +75,7 @@ def backward(
         do: gradient of o; d_last: of the last state, or None; the others as given to `forward`.
     """
     q, k, v, g, initial = arguments
-    call = Call.of(arguments, chunk_size, scale)
+    call = Call.of(arguments, chunk_size, scale, bounds)
     weighted = weigh(call, q, k, g)
     first = _contiguous(initial)
     states = walk(call, Side(weighted.k, v, weighted.totals, first)).states
@@ -72,13 +83,17 @@ def backward(
     back = walk(call, side)
     assert back.crossing is not None
     if first is not None:  # as it was given, where the walk has it rounded
-        back.crossing[:, :, 0] = (first * back.last).sum(-1)
+        crossing = (first * back.last).sum(-1)
+        if call.places:
+            back.crossing[0].index_copy_(1, call.places.gaps[:-1] + 1, crossing.transpose(0, 1))
+        else:
+            back.crossing[:, :, 0] = crossing
     dv = d_values(call, weighted, v, do, back.states, d_last is not None)
     dq, dk, dg = gradients(
         *(call, arguments, do, weighted),
         states=States(states, back.states),
         crossing=back.crossing,
-        edges=(initial is not None, d_last is not None),
+        edges=(initial is not None or call.places is not None, d_last is not None or call.places is not None),
         gates=gate_gradients,
     )
     made = [made_like(x, like) for x, like in ((dq, q), (dk, k), (dv, v))]

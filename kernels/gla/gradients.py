@@ -47,7 +47,6 @@ from .tiles import (
     load_rows,
     load_vector,
     pair_gradients,
-    rows,
     store_matrix,
     store_rows,
     sums_of_segments,
@@ -328,8 +327,8 @@ def gradients(
     programs = heads * plan.tiles * cdiv(d, blocks.block)
     enqueue(
         tile_gradients, programs,
-        Inputs(*(rows(x) for x in (q, k, v, g, do))), weighted.q, weighted.k, weighted.totals, states,
-        Written(rows(dq), rows(dk), within, ending, beginning), call.scale,
+        Inputs(*map(call.rows, (q, k, v, g, do))), weighted.q, weighted.k, weighted.totals, states,
+        Written(call.rows(dq), call.rows(dk), within, ending, beginning), call.scale,
         Sizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
         config=config, num_warps=8, num_stages=GRADIENT_STAGES if q.element_size() == 2 else 1,
     )  # fmt: skip
@@ -338,7 +337,7 @@ def gradients(
     dg = g.new_empty(g.shape)
     enqueue(
         add_passing, programs,
-        rows(g), within, _passing(plan, crossing, ending, beginning), rows(dg), plan.heads, plan.T, d,
+        call.rows(g), within, _passing(plan, crossing, ending, beginning), call.rows(dg), plan.heads, plan.T, d,
         config=config, num_warps=4,
     )  # fmt: skip
     return dq, dk, dg

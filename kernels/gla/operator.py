@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,9 +27,13 @@ def _chunk_size(q: Tensor, v: Tensor, given: int | None) -> int:
     return int(default_chunk_size(q.shape[-1], v.shape[-1], q.shape[2]) if given is None else given)
 
 
+def _tuple(bounds: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if bounds is None else tuple(bounds)
+
+
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)  # a last state that nothing depends on has no gradient, not one of zeros
-    *tensors, scale, chunk_size, _ = inputs
+    *tensors, scale, chunk_size, _, ctx.bounds = inputs
     ctx.numbers = (scale, chunk_size)
     ctx.save_for_backward(*tensors)
 
@@ -38,10 +43,10 @@ def _gradients(ctx: Any, do: Tensor | None, d_last: Tensor | None) -> tuple[Tens
     if do is None:
         do = torch.zeros_like(tensors[2])
     gates = ctx.needs_input_grad[3]
-    found = iter(backward(do, d_last, *tensors, *ctx.numbers, gates))
+    found = iter(backward(do, d_last, *tensors, *ctx.numbers, gates, ctx.bounds))
     dq, dk, dv = next(found), next(found), next(found)
     dg = next(found) if gates else None
-    return dq, dk, dv, dg, None if tensors[4] is None else next(found), None, None, None
+    return dq, dk, dv, dg, None if tensors[4] is None else next(found), *[None] * 4
 
 
 @operators.custom_op("gla", Gradients(_save_for_backward, _gradients))
@@ -54,17 +59,26 @@ def forward(
     scale: float,
     chunk_size: int | None,
     implementation: str,
+    bounds: Sequence[int] | None,
 ) -> list[Tensor]:
-    """Return [o, the last state (B, H, d_qk, d_hv) float32] of q, k, g (B, H, T, d_qk) and v (B, H, T, d_hv)."""
+    """Return [o, the last state (B, H, d_qk, d_hv) float32] of q, k, g (B, H, T, d_qk) and v (B, H, T, d_hv).
+
+    Args:
+        bounds: of documents, see `chunkwise.forward`; for "tfla".
+    """
     if implementation == "walkthrough":
         return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale))
     L = _chunk_size(q, v, chunk_size)
-    return list(kernels_of(implementation).forward(Arguments(q, k, v, g, initial), scale=scale, chunk_size=L))
+    arguments = Arguments(q, k, v, g, initial)
+    of_kernels = kernels_of(implementation)
+    return list(of_kernels.forward(arguments, scale=scale, chunk_size=L, bounds=_tuple(bounds)))
 
 
 @operators.register_fake("gla")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
-    return [torch.empty_like(v), q.new_empty((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=torch.float32)]
+    *_, bounds = others
+    N = v.shape[0] if bounds is None else len(bounds) - 1
+    return [torch.empty_like(v), q.new_empty((N, v.shape[1], q.shape[-1], v.shape[-1]), dtype=torch.float32)]
 
 
 @operators.custom_op("gla_backward", FIRST_ORDER)
@@ -79,6 +93,7 @@ def backward(
     scale: float,
     chunk_size: int | None,
     gate_gradients: bool,
+    bounds: Sequence[int] | None,
 ) -> list[Tensor]:
     """Return gradients of q, k, v, g, initial, in this order, without those that are None or not asked for.
 
@@ -89,6 +104,7 @@ def backward(
         scale=scale,
         chunk_size=_chunk_size(q, v, chunk_size),
         gate_gradients=gate_gradients,
+        bounds=_tuple(bounds),
     )
     return [x for x in grads if x is not None]
 
@@ -97,5 +113,5 @@ def backward(
 def _fake_backward(
     do: Tensor, d_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *others: Any
 ) -> list[Tensor]:
-    *_, gate_gradients = others
+    *_, gate_gradients, _ = others
     return [torch.empty_like(x) for x in (q, k, v, g if gate_gradients else None, initial) if x is not None]

@@ -32,7 +32,7 @@ from tflabench.kernels.launching import enqueue
 
 from .call import Call
 from .scores import Weighted
-from .tiles import load_matrix, load_rows, load_vector, rows, store_rows
+from .tiles import load_matrix, load_rows, load_vector, store_rows
 
 
 class Sizes(NamedTuple):
@@ -129,7 +129,7 @@ def d_values(call: Call, weighted: Weighted, v: Tensor, do: Tensor, d_states: Te
 
 
 def _config(call: Call, reverse: bool, first_state: bool) -> OutputsConfig:
-    blocks = call.plan.blocks
+    blocks, first_state = call.plan.blocks, first_state or call.places is not None
     return OutputsConfig(reverse, first_state, call.precision, blocks.tile, blocks.inner, blocks.outer)
 
 
@@ -142,7 +142,7 @@ def _launch(
     written = out if out.stride(-1) == 1 else torch.empty(like.shape, dtype=like.dtype, device=like.device)
     enqueue(
         parallel_outputs, programs,
-        x, y, rows(z), rows(written), weighted.scores, weighted.totals, states,
+        x, y, call.rows(z), call.rows(written), weighted.scores, weighted.totals, states,
         Sizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles),
         config=config, num_warps=4, num_stages=2 if x.element_size() == 2 else 1,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor
 from tflabench.kernels.launching import enqueue
 
 from .call import Call
-from .tiles import load_gates, load_rows, pair_scores, rows, store_matrix, sums_of_segments
+from .tiles import load_gates, load_rows, pair_scores, store_matrix, sums_of_segments
 
 
 class Weighted(NamedTuple):
@@ -83,9 +83,9 @@ def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
 
 
 def weigh(call: Call, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
-    """Return `Weighted` of q, k and g (B, H, T, d_qk)."""
-    B, H, T, d = q.shape
+    """Return `Weighted` of q, k and g (B, H, T, d_qk), of documents by places."""
     plan = call.plan
+    B, H, T, d = plan.batch, plan.heads, plan.T, plan.d_qk
     tile = plan.blocks.tile
     weighted = Weighted(
         q.new_empty((B * H, T, d)),
@@ -95,7 +95,7 @@ def weigh(call: Call, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
     )
     enqueue(
         tile_scores, B * H * plan.tiles,
-        rows(q), rows(k), rows(g), weighted, call.scale, H, T, d,
+        *map(call.rows, (q, k, g)), weighted, call.scale, H, T, d,
         config=ScoresConfig(tile, plan.blocks.channels, plan.levels, plan.reach, call.precision),
         num_warps=4, num_stages=1,
     )  # fmt: skip

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.launching import enqueue
+from tflabench.kernels.places import table_of
 
 from .call import Call
-from .tiles import load_matrix, load_rows, load_vector, rows, store_matrix
+from .tiles import load_matrix, load_rows, load_vector, store_matrix
 
 
 class Sizes(NamedTuple):
@@ -48,6 +49,7 @@ class Matrices(NamedTuple):
         states: (B * H * chunks, d_qk, d_hv), written: met on entering each chunk.
         other: like states, those of forward, read backward.
         crossing: (B * H * chunks, blocks of d_hv, d_qk) float32, written: see `Walk.crossing`.
+        order, gaps: of documents, each of which is a segment, (documents, H, ...) (`kernels.places.Table`).
     """
 
     initial: Any
@@ -56,6 +58,8 @@ class Matrices(NamedTuple):
     states: Any
     other: Any
     crossing: Any
+    order: Any = None
+    gaps: Any = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class StatesConfig:
         precision: Triton's input_precision of products.
         tile: steps of a tile.
         u, v: rows and columns of a tile of the state.
+        documents: segments are documents.
     """
 
     reverse: bool
@@ -79,6 +84,7 @@ class StatesConfig:
     tile: int
     u: int
     v: int
+    documents: bool
 
 
 @triton.jit(do_not_specialize=["segments"])
@@ -89,7 +95,7 @@ def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
         x: (B * H, T, d_qk), weighted k, or q; z: v, or do, `tiles.Rows`.
         totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
         matrices, sizes: `Matrices`, `Sizes`.
-        segments: of the sequence.
+        segments: of the sequence, or documents.
     """
     TILE: tl.constexpr = config.tile
     U: tl.constexpr = config.u
@@ -103,8 +109,14 @@ def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
     bh, segment = part // segments, part % segments
     u = block // v_blocks * U + tl.arange(0, U)
     v = block % v_blocks * V + tl.arange(0, V)
-    first = segment * sizes.segment_tiles
-    count = tl.minimum(sizes.segment_tiles, tiles - first)
+    if config.documents:
+        document = tl.load(matrices.order + segment)
+        first = (tl.load(matrices.gaps + document) + 1) * sizes.chunk_tiles
+        count = tl.load(matrices.gaps + document + 1) * sizes.chunk_tiles - first
+        part = document * sizes.heads + bh
+    else:
+        first = segment * sizes.segment_tiles
+        count = tl.minimum(sizes.segment_tiles, tiles - first)
     acc = tl.zeros([U, V], tl.float32)
     if config.initial:
         acc = load_matrix(matrices.initial, part, u, v, d_qk, d_hv).to(tl.float32)
@@ -191,7 +203,7 @@ class Walk(NamedTuple):
 
     Attributes:
         states: (B * H * chunks, d_qk, d_hv) in the dtype of x, met on entering each chunk.
-        last: (B, H, d_qk, d_hv) float32, after the last chunk met.
+        last: (B, H, d_qk, d_hv) float32, after the last chunk met, or after that of each document.
         crossing: (B, H, chunks, d_qk) float32, of backward: sum over d_hv of S dS at the start of each chunk, which is
             the gradient that pairs of steps before and after it give to a log decay there.
     """
@@ -211,15 +223,18 @@ def walk(call: Call, side: Side) -> Walk:
     segments = plan.segments(heads * blocks)
     segment_tiles = plan.chunk_tiles * cdiv(plan.chunks, segments)
     segments = cdiv(plan.tiles, segment_tiles)
+    if call.places:
+        segments, segment_tiles = call.places.documents, plan.tiles
 
     def empty(*shape: int) -> Tensor:
         return side.x.new_empty(shape, dtype=torch.float32)
 
     states = side.x.new_empty((heads * plan.chunks, *shape))
     crossing = None if side.other is None else empty(heads * plan.chunks, v_blocks, plan.d_qk)
-    stored = Matrices(None, None, None, states, side.other, crossing)
+    of_documents = table_of(call.places)[1:3] if call.places else ()
+    stored = Matrices(None, None, None, states, side.other, crossing, *of_documents)
     ends, decays = empty(heads * segments, *shape), empty(heads * segments, plan.d_qk)
-    if segments == 1:
+    if segments == 1 or call.places:
         _launch(call, side, stored._replace(initial=side.first, ends=ends, decays=decays), plan.tiles)
         last = ends
     else:
@@ -233,16 +248,16 @@ def walk(call: Call, side: Side) -> Walk:
         _launch(call, side, stored._replace(initial=before), segment_tiles)
     if crossing is not None:
         crossing = crossing.sum(1).view(plan.batch, plan.heads, plan.chunks, plan.d_qk)
-    return Walk(states, last.view(plan.batch, plan.heads, *shape), crossing)
+    return Walk(states, last.view(-1, plan.heads, *shape), crossing)
 
 
 def _launch(call: Call, side: Side, matrices: Matrices, segment_tiles: int) -> None:
     plan = call.plan
     blocks = cdiv(plan.d_qk, plan.blocks.u) * cdiv(plan.d_hv, plan.blocks.v)
-    segments = cdiv(plan.tiles, segment_tiles)
+    segments = call.places.documents if call.places else cdiv(plan.tiles, segment_tiles)
     enqueue(
         chunk_states, plan.batch * plan.heads * segments * blocks,
-        side.x, rows(side.z), side.totals, matrices,
+        side.x, call.rows(side.z), side.totals, matrices,
         Sizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles, segment_tiles), segments,
         config=_config(call, side, matrices), num_warps=4, num_stages=3 if side.x.element_size() == 2 else 1,
     )  # fmt: skip
@@ -260,4 +275,5 @@ def _config(call: Call, side: Side, matrices: Matrices) -> StatesConfig:
         tile=blocks.tile,
         u=blocks.u,
         v=blocks.v,
+        documents=call.places is not None,
     )

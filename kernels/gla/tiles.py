@@ -27,32 +27,50 @@ LARGEST_FLOAT16 = tl.constexpr(65504.0)
 
 
 class Rows(NamedTuple):
-    """A tensor (B, H, T, d) with contiguous columns, and its strides of batch, head and time."""
+    """A tensor (B, H, T, d) with contiguous columns.
+
+    Attributes:
+        data: the tensor.
+        b, h, t: its strides of batch, head and time.
+        steps: of documents the step at each place, int32, negative for none (`kernels.places`); None for sequences.
+    """
 
     data: Any
     b: int
     h: int
     t: int
+    steps: Any = None
 
 
-def rows(x: Tensor) -> Rows:
+def rows(x: Tensor, steps: Tensor | None = None) -> Rows:
     """Return what kernels take for x (B, H, T, d), of any strides but for the columns', which are copied if need be."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    return Rows(x, *x.stride()[:3])
+    return Rows(x, *x.stride()[:3], steps)
+
+
+@triton.jit
+def at_rows(x, b, h, t, c, T, d):
+    """Return pointers to steps t, or places, and columns c of one head of x, a `Rows`, and which are in the tensor."""
+    step, inside = t, t < T
+    if x.steps is not None:
+        step = tl.load(x.steps + t, mask=inside, other=-1)
+        inside = step >= 0
+    at = x.data + b.to(tl.int64) * x.b + h.to(tl.int64) * x.h + step[:, None].to(tl.int64) * x.t + c[None, :]
+    return at, inside[:, None] & (c < d)[None, :]
 
 
 @triton.jit
 def load_rows(x, b, h, t, c, T, d):
     """Return steps t and columns c of one head of x, a `Rows`; 0 outside of the tensor."""
-    at = x.data + b.to(tl.int64) * x.b + h.to(tl.int64) * x.h + t[:, None].to(tl.int64) * x.t + c[None, :]
-    return tl.load(at, mask=(t < T)[:, None] & (c < d)[None, :], other=0.0)
+    at, inside = at_rows(x, b, h, t, c, T, d)
+    return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_rows(x, value, b, h, t, c, T, d):
     """Store steps t and columns c of one head of x, a `Rows`, in its dtype."""
-    at = x.data + b.to(tl.int64) * x.b + h.to(tl.int64) * x.h + t[:, None].to(tl.int64) * x.t + c[None, :]
-    tl.store(at, value.to(x.data.dtype.element_ty), mask=(t < T)[:, None] & (c < d)[None, :])
+    at, inside = at_rows(x, b, h, t, c, T, d)
+    tl.store(at, value.to(x.data.dtype.element_ty), mask=inside)
 
 
 @triton.jit

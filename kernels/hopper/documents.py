@@ -26,8 +26,8 @@ from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.packed import split
-from tflabench.kernels.places import Places, capturing, stream, tiles_of
+from tflabench.kernels.packed import capturing, split
+from tflabench.kernels.places import Places, stream, tiles_of
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_segments import Segments
 from tflabench.kernels.plan.hopper_shapes import TILE

@@ -9,29 +9,9 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.gates import LogGates, TileGates, tile_gates
+from tflabench.kernels.places import Table
 from tflabench.kernels.plan.tfla import Plan
 from tflabench.kernels.types import Gate
-
-
-class Table(NamedTuple):
-    """Tell kernels where documents lie. A tile of their places is a chunk. All are int32.
-
-    Attributes:
-        of_chunk: (chunks,), the document of each chunk, -1 for a gap.
-        order: (documents,), the longest document first.
-        gaps: (documents + 1,), the chunks before documents and behind the last one.
-        bounds: (documents + 1,), where documents begin and end, in steps.
-    """
-
-    of_chunk: Tensor
-    order: Tensor
-    gaps: Tensor
-    bounds: Tensor
-
-    @property
-    def documents(self) -> int:
-        """Return the number of documents."""
-        return len(self.order)
 
 
 class Inputs(NamedTuple):

@@ -20,7 +20,8 @@ from tflabench.kernels import gates
 from tflabench.kernels.backends import Arguments, KernelOptions, Kernels
 from tflabench.kernels.cover import cdiv
 from tflabench.kernels.gates import GradientSums
-from tflabench.kernels.places import Places, tiles_of
+from tflabench.kernels.places import Places, places_of_chunks, table_of, tiles_of
+from tflabench.kernels.places import fitting as fitting_documents
 from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Sizes, refuses_dtype
 from tflabench.kernels.plan.tfla import TileConfig, fitting, largest_tile
@@ -86,7 +87,7 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
     d_qk, gate, config = q.shape[-1], options.gate, options.config
     L = fitting(options.chunk_size, T)
     if options.bounds:
-        L = documents.chunk_size(options.bounds, L)
+        L = fitting_documents(options.bounds, L)
         T = L * tiles_of(options.bounds, L)
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
@@ -209,7 +210,7 @@ def _placed(arguments: Arguments, options: KernelOptions) -> Placed:
     m_0 = None if arguments.initial is None else arguments.initial.m
     if options.bounds is None:
         return Placed(f, i, m_0, None)
-    places = documents.places_of(options, f.device)
+    places = places_of_chunks(options.bounds, options.chunk_size, f.device)
     return Placed(*places.gates(f, i, options.gate, m_0), None, places)
 
 
@@ -218,7 +219,7 @@ def _call(q: Tensor, v: Tensor, placed: Placed, options: KernelOptions) -> Call:
     f, i, m_0, places = placed
     sizes, chunk_size, table = Sizes.of(q, v), options.chunk_size, None
     if places:
-        sizes, chunk_size, table = sizes._replace(steps=places.count), places.tile, documents.table_of(places)
+        sizes, chunk_size, table = sizes._replace(steps=places.count), places.tile, table_of(places)
     return Call(
         plans.planned(sizes, chunk_size, q.dtype.itemsize, device.figures(q.device), options.config),
         options.gate,

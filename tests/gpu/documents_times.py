@@ -1,6 +1,6 @@
 """Times of 64 documents of random lengths end to end, 65,536 tokens, bfloat16, in ms: 10th percentile and median.
 
-`python tests/gpu/documents_times.py [IMPLEMENTATION]`: each case queues behind a GPU that sleeps, so that no time is
+`python tests/gpu/documents_times.py [IMPLEMENTATION [OPERATION ...]]`: each case queues behind a GPU that sleeps, so that no time is
 the host's.
 """
 
@@ -16,7 +16,7 @@ from tflabench import ops
 
 T, DOCUMENTS, SLEEP = 65_536, 64, 20_000_000
 SHAPES = ((16, 128, 256), (8, 256, 512), (64, 64, 64))  # heads, d_qk, d_hv
-OPERATIONS: dict[str, Any] = {"sig": ops.mlstm_sig, "exp": ops.mlstm_exp}
+OPERATIONS: dict[str, Any] = {"sig": ops.mlstm_sig, "exp": ops.mlstm_exp, "gla": ops.gla}
 
 
 def offsets(seed: int) -> torch.Tensor:
@@ -45,7 +45,8 @@ def measure(name: str, implementation: str, H: int, d_qk: int, d_hv: int) -> Non
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, H, T, d, device="cuda", dtype=torch.bfloat16) for d in (d_qk, d_qk, d_hv))
     i, f = torch.randn(1, H, T, device="cuda"), torch.randn(1, H, T, device="cuda") + 5
-    leaves, dh = [x.requires_grad_() for x in (q, k, v, i, f)], torch.randn_like(v)
+    gates = [-torch.rand(q.shape, device="cuda", dtype=torch.bfloat16)] if name == "gla" else [i, f]
+    leaves, dh = [x.requires_grad_() for x in (q, k, v, *gates)], torch.randn_like(v)
     C = torch.randn(DOCUMENTS, H, d_qk, d_hv, device="cuda")
     start = ops.State(C, C[..., 0].contiguous(), C[:, :, 0, 0].contiguous()) if name == "exp" else ops.State(C)
     known = offsets(2)
@@ -78,5 +79,5 @@ def measure(name: str, implementation: str, H: int, d_qk: int, d_hv: int) -> Non
 
 if __name__ == "__main__":
     for sizes in SHAPES:
-        for operation in OPERATIONS:
+        for operation in sys.argv[2:] or ("sig", "exp"):
             measure(operation, sys.argv[1] if sys.argv[1:] else "auto", *sizes)

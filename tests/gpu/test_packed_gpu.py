@@ -164,6 +164,32 @@ def test_states_go_in_and_out_in_one_launch(
         assert relative(x, y) < max(2 * relative(of_calls, y), LIMIT / 2), place
 
 
+@pytest.mark.parametrize(("steps", "documents"), [(3000, 30), (300, 64)])
+def test_documents_of_gla_are_one_launch(steps: int, documents: int):
+    leaves, bounds, _ = with_states("simple_gla", steps, documents)
+    q, k, v, _, _, C, _ = leaves
+    assert q is not None
+    g = (-torch.rand(q.shape, device="cuda")).requires_grad_()
+    given: list[Any] = [q, k, v, g, C]
+
+    def outputs(tensors: list[Any], **options: Any) -> list[Tensor]:
+        *inputs, start = tensors
+        o, last = ops.gla(
+            *inputs, initial_state=ops.State(start), return_last_state=True, cu_seqlens=torch.tensor(bounds), **options
+        )
+        return [o, last.C, *torch.autograd.grad(loss_of(o, last), tensors)]
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        found = outputs(given)
+        torch.cuda.synchronize()
+    names = [e.name for e in seen.events() or ()]
+    assert [sum(kernel in name for name in names) for kernel in ("parallel_outputs", "tile_gradients")] == [2, 1]
+    assert all(torch.equal(x, y) for x, y in zip(found, outputs(given), strict=True))
+    wanted = outputs([x.detach().double().requires_grad_() for x in given], implementation="reference")
+    for place, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        assert relative(x, y) < LIMIT, place
+
+
 def test_a_graph_and_a_compiled_function_give_what_a_call_gives():
     given, bounds, (m,) = with_states("exp", 2000, 20)
     leaves: list[Tensor | None] = [None if x is None else x.detach() for x in given]
