@@ -83,12 +83,10 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
 
     These are 1 / denominator of a normalised gate, then chunk states if they are kept.
     """
-    batch, heads, T, d_hv = v.shape
-    d_qk, gate, config = q.shape[-1], options.gate, options.config
-    L = fitting(options.chunk_size, T)
-    if options.bounds:
-        L = fitting_documents(options.bounds, L)
-        T = L * tiles_of(options.bounds, L)
+    batch, heads, steps, d_hv = v.shape
+    d_qk, gate, config, bounds = q.shape[-1], options.gate, options.config, options.bounds
+    L = fitting_documents(bounds, options.chunk_size) if bounds else fitting(options.chunk_size, steps)
+    T = L * tiles_of(bounds, L) if bounds else steps
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
     if gate.normalize:
         shapes.append(((batch, heads, T), torch.float32))

@@ -1,7 +1,7 @@
 """Times of 64 documents of random lengths end to end, 65,536 tokens, bfloat16, in ms: 10th percentile and median.
 
-`python tests/gpu/documents_times.py [IMPLEMENTATION [OPERATION ...]]`: each case queues behind a GPU that sleeps, so that no time is
-the host's.
+`python tests/gpu/documents_times.py [IMPLEMENTATION [OPERATION ...]]`: each case queues behind a GPU that sleeps, so
+that no time is the host's.
 """
 
 from __future__ import annotations
