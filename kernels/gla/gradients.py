@@ -252,6 +252,9 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
     BLOCK: tl.constexpr = config.block
     T, d = sizes.T, sizes.d_qk
     place = place_of_program(sizes, config)
+    if inputs.q.steps is not None:  # noqa: SIM102  a constant decides alone
+        if tl.load(inputs.q.steps + place.tile * TILE) < 0:  # places without a step
+            return
     # The tile itself comes first: its halves take many registers, which the loops behind it do not.
     dq, dk, pairs = gradients_within(inputs, scale, place, sizes, config)
 

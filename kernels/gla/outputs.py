@@ -84,6 +84,9 @@ def parallel_outputs(x, y, z, out, scores, totals, states, sizes, config: tl.con
     column = tl.program_id(0) % blocks * OUT + tl.arange(0, OUT)  # neighbours share x and y through L2
     tile = tl.program_id(0) // blocks % tiles
     bh = tl.program_id(0) // blocks // tiles
+    if z.steps is not None:  # noqa: SIM102  a constant decides alone
+        if tl.load(z.steps + tile * TILE) < 0:  # places without a step
+            return
     b, h = bh // sizes.heads, bh % sizes.heads
     chunk = tile // sizes.chunk_tiles
     r = tl.arange(0, TILE)
