@@ -72,8 +72,7 @@ class Options(TypedDict, total=False):
         config: for experts, how the TFLA kernels are tiled; None, the default, is `TileConfig.for_shape`.
         cu_seqlens: (N + 1,), int32 or int64, where N documents begin and end that lie end to end along T, from 0 to T;
             B is 1 then. States are one a document, (N, H, ...). None, the default, is one sequence. Give them on the
-            CPU: the fused kernels then take all documents in one launch. On a GPU they are waited for if states go in
-            or out.
+            CPU: kernels then take all documents in one launch. On a GPU they are waited for if states go in or out.
     """
 
     layout: Layout
