@@ -44,7 +44,7 @@ CASES = [  # sm, d_qk, d_hv, chunk size, gate, dtype, whether of documents
     (90, 256, 512, 256, MLSTM_EXP, torch.float16, False),
     (80, 64, 64, 256, SHARED, torch.bfloat16, False),
     (90, 64, 64, 256, SHARED, torch.bfloat16, False),
-    (80, 64, 128, 64, MLSTM_EXP, torch.bfloat16, True),
+    (80, 128, 256, 64, MLSTM_EXP, torch.bfloat16, True),
 ]
 TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}  # what multiplies 16-bit numbers there
 

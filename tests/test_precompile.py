@@ -43,13 +43,13 @@ VARIES = {
     "add_bias": "T x_h x_t heads HEADS STEPS",
     "advance_state": "config.cols",
     "carry": "new",
-    "chunk_states": "initial ends states other sizes.T sizes.sharing vectors.segment_g vectors.through "
+    "chunk_states": "initial ends states other sizes.T sizes.steps sizes.sharing vectors.segment_g vectors.through "
     "vectors.n_initial vectors.n_ends vectors.n_states "
     "config.initial config.ends config.states config.through config.reverse config.chunk_tiles",
     "gradients": "config",
     "join_segments": "new",
     "pair": "config",
-    "parallel_outputs": "sizes.T sizes.in_sharing sizes.out_sharing config.members",
+    "parallel_outputs": "sizes.T sizes.steps sizes.in_sharing sizes.out_sharing config.members",
     "walk_backward_dqk": "config launch_pdl new",
     "walk_backward_dqk_with_sums": "config launch_pdl new",
     "walk_backward_dv": "config launch_pdl new",

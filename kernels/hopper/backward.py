@@ -20,7 +20,7 @@ from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_segments import Segments
-from tflabench.kernels.plan.hopper_shapes import TILE
+from tflabench.kernels.plan.hopper_shapes import TILE, held
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.state import State
@@ -31,7 +31,7 @@ from .backward_dkdv import launch_dkdv
 from .backward_dqk import RowSumTensors, empty_row_sums, launch_dk, launch_dq
 from .backward_dv import launch_dv
 from .crossings import Starts, through_tiles, tile_sums
-from .forward import initial_matrices, restored, weights
+from .forward import columns_of, initial_matrices, restored, weights
 from .launch import Inputs
 from .segment_states import StateInputs, launch_kept_states, launch_segment_states
 from .state import Matrices, States
@@ -85,13 +85,14 @@ def backward(
     """
     q, k, v, f, i, initial, skip = arguments
     gate, scale, gate_gradients = options.gate, options.scale, options.gate_gradients
-    sizes, device = Sizes.of(q, v), figures(q.device)
+    sizes, device = held(Sizes.of(q, v)), figures(q.device)
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     # Skip before the walks: those for dk and dv wait for nothing that is launched after dq.
     inputs = Inputs(q, k, v, e, weights(skip))
-    C_0, n_0 = initial_matrices(initial)
-    dC, dn = initial_matrices(d_last)
+    C_0, _ = initial_matrices(initial, sizes)
+    dC, _ = initial_matrices(d_last, sizes)
+    n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
     plan = plans.backward(
         sizes, device, options.chunk_size,
         gate_gradients=gate_gradients, end=C_0 is not None, of_last_n=dn is not None,
@@ -124,6 +125,7 @@ def backward(
         dq = -dq
     dq, dk = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k)
     C_given, n_given = (None, None) if initial is None else initial[:2]
+    dC_0, _ = columns_of(Matrices(dC_0), q, v)
     pairs = zip((dq, dk, dv, df, di, dC_0, dn_0), (*arguments[:5], C_given, n_given), strict=True)
     made = tuple(made_like(x, like) for x, like in pairs)
     return made if skip is None or dskip is None else (*made, dskip.to(skip.dtype))
@@ -156,7 +158,8 @@ def _tile_by_tile(
     heads = H // of_tiles.together
     dq, dk, dv = output(q, heads), output(k, heads), output(v, H)
     C = q.new_empty((B, H, plan.cut.tiles * TILE, TILE))
-    dC = dv if T % TILE == 0 else torch.empty_like(C)  # of a tile dC is read before dv is written
+    of_tiles_dv = T % TILE == 0 and v.shape[-1] == TILE
+    dC = dv if of_tiles_dv else torch.empty_like(C)  # of a tile dC is read before dv is written
     launch_kept_states(StateInputs(k, v, e), C, of_C, initial=states.C)
     launch_kept_states(StateInputs(q, dh, e), dC, of_dC, initial=states.dC, final=states.dC_0)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None

@@ -51,7 +51,7 @@ def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Te
     """
     q, k, _, exponents, skip, documents = inputs
     config = WalkConfig.of(
-        walk.shape, d_qk=q.shape[-1], d_hv=dv.shape[-1],
+        walk.shape, d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv,
         bfloat16=q.dtype == torch.bfloat16, reverse=True, skip=skip is not None, documents=documents is not None,
     )  # fmt: skip
     states, unused = States(initial=initial), exponents.g

@@ -30,7 +30,7 @@ from tflabench.kernels.packed import capturing, split
 from tflabench.kernels.places import Places, stream, tiles_of
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_segments import Segments
-from tflabench.kernels.plan.hopper_shapes import TILE
+from tflabench.kernels.plan.hopper_shapes import TILE, held
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.state import State
@@ -40,7 +40,7 @@ from tflabench.kernels.tfla.tiles import aligned, made_like
 from .backward import WalkStates, in_walks, through_last_n
 from .crossings import Starts, through_tiles, tile_sums
 from .exponents import exponents
-from .forward import initial_matrices, launch_walk, restored
+from .forward import columns_of, initial_matrices, launch_walk, restored
 from .launch import Inputs
 from .normaliser import NormaliserTensors
 from .state import Matrices, States
@@ -166,9 +166,11 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     h = torch.empty_like(v)
     out = h if aligned(h) is h else torch.empty(v.shape, dtype=v.dtype, device=v.device)
     places.clear(out)
-    before, after = initial_matrices(initial), Matrices()
+    sizes = held(Sizes.of(q, v))
+    before, after = initial_matrices(initial, sizes), Matrices()
     if options.return_last_state:
-        C = torch.empty((places.documents, v.shape[1], q.shape[-1], v.shape[-1]), dtype=torch.float32, device=v.device)
+        shape = (places.documents, sizes.heads, sizes.d_qk, sizes.d_hv)
+        C = torch.empty(shape, dtype=torch.float32, device=v.device)
         after = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
     m_last = norm = None
     if m is not None:
@@ -181,7 +183,7 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     launch_walk(inputs, out, plan.h, states=States(before.C, after.C), norm=norm)
     if out is not h:
         h.copy_(out)
-    last = State(*after, m_last) if options.return_last_state else None
+    last = State(*columns_of(after, q, v), m_last) if options.return_last_state else None
     log_gates = () if log_f is None else (log_f,)
     return h, last, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g)
 
@@ -203,8 +205,10 @@ def backward(
         _sizes(q, v, places), figures(q.device), places.documents, gate_gradients=options.gate_gradients
     )  # fmt: skip
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
-    C_0, n_0 = initial_matrices(initial)
-    dC, dn = initial_matrices(d_last)
+    sizes = held(Sizes.of(q, v))
+    C_0, _ = initial_matrices(initial, sizes)
+    dC, _ = initial_matrices(d_last, sizes)
+    n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
     dC_0 = None if C_0 is None else torch.empty_like(C_0)
     dq, dk, dv, qdq, kdk, _, _ = in_walks(
         Inputs(q, k, v, e, None), dh, plan.walks, WalkStates(C_0, dC, dC_0),
@@ -234,6 +238,7 @@ def backward(
         dq = -dq
     dq, dk = sum_shared(dq, arguments.q), sum_shared(dk, arguments.k)
     C_given, n_given = (None, None) if initial is None else initial[:2]
+    dC_0, _ = columns_of(Matrices(dC_0), q, v)
     pairs = zip((dq, dk, dv, df, di, dC_0, dn_0), (*arguments[:5], C_given, n_given), strict=True)
     return tuple(made_like(x, like) for x, like in pairs)
 

@@ -27,6 +27,7 @@ from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.plan.hopper_shapes import held
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla.device import figures
@@ -201,7 +202,7 @@ def launch_walk(
     """
     q, k, v, gates, skip, documents = inputs
     config = WalkConfig.of(
-        walk.shape, d_qk=q.shape[-1], d_hv=v.shape[-1], bfloat16=q.dtype == torch.bfloat16,
+        walk.shape, d_qk=walk.sizes.d_qk, d_hv=walk.sizes.d_hv, bfloat16=q.dtype == torch.bfloat16,
         normalise=norm is not None, skip=skip is not None, keep_states=states.kept is not None,
         documents=documents is not None,
     )  # fmt: skip
@@ -234,11 +235,12 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, v, f, i, initial, skip = arguments
     gate, scale, return_last_state = options.gate, options.scale, options.return_last_state
     B, H, T, _ = v.shape
+    sizes = held(Sizes.of(q, v))
     plan = plans.forward(
-        Sizes.of(q, v), figures(q.device), options.chunk_size,
+        sizes, figures(q.device), options.chunk_size,
         normalise=gate.normalize, end=return_last_state, cut_freely=options.cut_freely,
     )  # fmt: skip
-    kept = None if plan.h.kept is None else _empty_states(q, v, plan.h.kept.count)
+    kept = None if plan.h.kept is None else _empty_states(sizes, plan.h.kept.count, q.device)
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
     q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
     log_f, m, e = exponents(f, i, gate, (B, H, T), None if initial is None else initial.m, abs(scale))
@@ -259,18 +261,20 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
         n = None if norm is None else norm._replace(initial=initial.n, final=final.n)
         launch_walk(inputs, out, walk, states=states, norm=n, **options)
 
-    before, end, saved = initial_matrices(initial), Matrices(), () if kept is None else (kept,)
+    before, end, saved = initial_matrices(initial, sizes), Matrices(), () if kept is None else (kept,)
     if plan.state_pass:
         states = _walk_segments(launch, inputs, plan, before)
         end, saved = states.end, saved or (states.starts.C,)
     else:
         if return_last_state:
-            C = _empty_states(q, v, 1)[:, :, 0]
+            C = _empty_states(sizes, 1, q.device)[:, :, 0]
             end = Matrices(C, C.new_empty(C.shape[:3]) if gate.normalize else None)
         launch(plan.h, before, end)
     if out is not h:
         h.copy_(out)
-    state = State(*end, None if m is None else m[:, :, -1].contiguous()) if return_last_state else None
+    state = None
+    if return_last_state:
+        state = State(*columns_of(end, q, v), None if m is None else m[:, :, -1].contiguous())
     log_gates = () if log_f is None else (log_f,)
     return h, state, (*log_gates, e.x if norm is None else norm.x_backward, e.y, e.g, *saved)
 
@@ -297,10 +301,10 @@ def _walk_segments(launch: Any, inputs: Inputs, plan: plans.Forward, before: Mat
     return states
 
 
-def _empty_states(q: Tensor, v: Tensor, count: int) -> Tensor:
+def _empty_states(sizes: Sizes, count: int, device: torch.device) -> Tensor:
     """Return room for `count` matrices C a head, (B, H, count, d_qk, d_hv) float32."""
-    B, H, _, d_hv = v.shape
-    return torch.empty((B, H, count, q.shape[-1], d_hv), dtype=torch.float32, device=q.device)
+    shape = (sizes.batch, sizes.heads, count, sizes.d_qk, sizes.d_hv)
+    return torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
@@ -309,11 +313,26 @@ def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, .
     return tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
-def initial_matrices(state: State | None) -> Matrices:
-    """Return C and n as the kernels take them."""
+def initial_matrices(state: State | None, sizes: Sizes) -> Matrices:
+    """Return C and n as the kernels take them, of the head dimensions in sizes: zero where there are none (`held`)."""
     if state is None:
         return Matrices()
-    return Matrices(*(None if x is None else x.float().contiguous() for x in state[:2]))
+    C, n, _ = state
+    if C is not None and (sizes.d_qk, sizes.d_hv) != C.shape[-2:]:
+        lacking = sizes.d_qk - C.shape[-2]
+        C = torch.nn.functional.pad(C, (0, sizes.d_hv - C.shape[-1], 0, lacking))
+        n = None if n is None else torch.nn.functional.pad(n, (0, lacking))
+    return Matrices(*(None if x is None else x.float().contiguous() for x in (C, n)))
+
+
+def columns_of(held: Matrices, q: Tensor, v: Tensor) -> Matrices:
+    """Return C and n, or their gradients, with the head dimensions of q and v, of those in memory."""
+    C, n = held
+    d_qk, d_hv = q.shape[-1], v.shape[-1]
+    if C is not None and C.shape[-2:] != (d_qk, d_hv):
+        C = C[..., :d_qk, :d_hv].contiguous()
+        n = None if n is None else n[..., :d_qk].contiguous()
+    return Matrices(C, n)
 
 
 def weights(skip: Tensor | None) -> Tensor | None:

@@ -29,6 +29,7 @@ from .hopper_shapes import (
     WalkShape,
     heads_added_up,
     heads_together,
+    held,
     takes_dkdv,
     takes_tile_gradients,
 )
@@ -317,10 +318,14 @@ class TileGradients:
         """Return the bytes a step and head of C and dC of its tile."""
         return element_bytes * 2 * TILE
 
+    def tensor_bytes(self, element_bytes: int) -> float:
+        """Return the bytes a step and head of v, dh, dv, q, k, dq and dk."""
+        return element_bytes * TILE * (3 + 2 / self.sizes.group + 2 / self.together)
+
     def step_bytes(self, element_bytes: int) -> float:
-        """Return the bytes through memory a step and head: v, dh, dv, q, k, dq and dk; states, exponents, row sums."""
-        tensors = TILE * (3 + 2 / self.sizes.group + 2 / self.together)
-        return element_bytes * tensors + self.state_bytes(element_bytes) + EXPONENT_BYTES + self.sum_bytes
+        """Return the bytes through memory a step and head: tensors, states, exponents, row sums."""
+        states = self.state_bytes(element_bytes)
+        return self.tensor_bytes(element_bytes) + states + EXPONENT_BYTES + self.sum_bytes
 
     def flops(self, causal_factor: float) -> dict[str, float]:
         """Return the FLOPs a step and head: eight products of 64 x 64 x 64 a tile, five of them of its pairs."""
@@ -404,6 +409,7 @@ def forward(
         end: the last state is asked for.
         cut_freely: forward may choose other segments.
     """
+    sizes = held(sizes)
     cut, kept, chip = Segments.of(sizes.steps, chunk_size), None, device.multiprocessors
     together = 1 if normalise else heads_together(sizes)
     if cut_freely and cut.count > 1 and together == 1:
@@ -436,7 +442,7 @@ def backward(
         end: the gradient of the initial state is asked for.
         of_last_n: the last normaliser has a gradient.
     """
-    cut, chip = Segments.of(sizes.steps, chunk_size), device.multiprocessors
+    cut, chip, sizes = Segments.of(sizes.steps, chunk_size), device.multiprocessors, held(sizes)
     d_qk, d_hv = sizes.d_qk, sizes.d_hv
     state_pass = None if cut.count == 1 else _state_pass("dC", sizes, cut, chip, end=end)
     if not of_last_n and takes_tile_gradients(sizes):
@@ -482,6 +488,7 @@ def of_documents(
         sizes: of one sequence, whose steps are those of all tiles.
         gate_gradients: with row sums, of which those of the gates are made.
     """
+    sizes = held(sizes)
     cut, d_qk, d_hv = Segments(cdiv(sizes.steps, TILE), 1, count), sizes.d_qk, sizes.d_hv
 
     def walk(name: str, columns: int, rows: int, **others: Any) -> Walk:
@@ -511,7 +518,7 @@ def takes_documents(sizes: Sizes, device: Device, lengths: list[int], *, states:
     if states:
         launches = 1 + sum(a != b for a, b in pairwise(lengths))
         return launches > 1 and needed < shared + launches * STEPS_OF_LAUNCH
-    return needed <= LONGER * shared and heads_together(sizes) == 1
+    return needed <= LONGER * shared and heads_together(held(sizes)) == 1
 
 
 def _state_pass(state: str, sizes: Sizes, cut: Segments, chip: int, *, end: bool, resumed: bool = False) -> StatePass:
@@ -528,7 +535,7 @@ def saved(sizes: Sizes, chunk_size: int, *, stabilised: bool) -> list[tuple[int,
     log f of a stabilised gate, exponents of backward (x less log2 of the denominator, y, g), and with several segments
     the state each starts from.
     """
-    B, H, _, T, d_qk, d_hv = sizes
+    B, H, _, T, d_qk, d_hv = held(sizes)
     cut = Segments.of(T, chunk_size)
     states = [(B, H, cut.count, d_qk, d_hv)] if cut.count > 1 else []
     return [*[(B, H, T)] * stabilised, *[(B, H, cut.tiles * TILE)] * 2, (B, H, cut.tiles), *states]
@@ -540,5 +547,5 @@ def default_chunk_size(sizes: Sizes, device: Device, *, normalise: bool, backwar
     Args:
         backward: whether there will be one; h alone may have more programs.
     """
-    shape = hopper_segments.Shape.of(sizes, device, norm=normalise)
+    shape = hopper_segments.Shape.of(held(sizes), device, norm=normalise)
     return hopper_segments.chosen(shape, backward=backward).chunk_size(sizes.steps)

@@ -19,18 +19,28 @@ HEIGHT = 128  # rows of a state that its two state partitions share
 PACK = 4  # heads of a program where they share q and k
 MOST_ADDED_UP = 64  # heads whose dq and dk a program adds up
 SMALL_BUFFERS = 4 * 1024  # barriers, factors, parts of n, what reductions and captured arguments take
-D_QK = (64, 128, 192, 256)
+D_QK = (64, 128, 192, 256)  # of states in memory and on chip, see `held`
 D_HV = (64, 128, 256, 512)
+NARROWEST = 32  # head dimension; of less, most of a block would be empty
 
 
 def refuses_sizes(d_qk: int, d_hv: int, chunk_size: int | None) -> str | None:
     """Return why no walk takes these sizes, or None if one does; a chunk_size of None is left to the kernels."""
     for name, d, known in (("d_qk", d_qk, D_QK), ("d_hv", d_hv, D_HV)):
-        if d not in known:
-            return f"takes a {name} of {', '.join(map(str, known))}, not {d}"
+        if d % 16 or not NARROWEST <= d <= known[-1]:
+            return f"takes a {name} that is a multiple of 16 from {NARROWEST} to {known[-1]}, not {d}"
     if chunk_size is not None and chunk_size % TILE:
         return f"takes a chunk_size that is a multiple of {TILE}, its tile, not {chunk_size}"
     return None
+
+
+def held(sizes: Sizes) -> Sizes:
+    """Return sizes with the head dimensions of states in memory and on chip: the next of D_QK and of D_HV.
+
+    Of tensors TMA reads zeros beyond the last column, and writes nothing there.
+    """
+    d_qk = next((d for d in D_QK if d >= sizes.d_qk), sizes.d_qk)
+    return sizes._replace(d_qk=d_qk, d_hv=next((d for d in D_HV if d >= sizes.d_hv), sizes.d_hv))
 
 
 def heads_together(sizes: Sizes) -> int:

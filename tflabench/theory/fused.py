@@ -59,7 +59,7 @@ from collections.abc import Mapping
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
 from tflabench.kernels.plan.hopper_segments import Cut, Segments
-from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH, WalkShape
+from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH, WalkShape, held
 from tflabench.kernels.plan.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
@@ -151,14 +151,14 @@ def cost(
     flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in found[1:])
     gates = _gate_bytes(p, gate) + gate_gradients * _gate_gradient_bytes(p, gate, found)
     moved = steps * (gates + _shared_gradient_bytes(p, found))
-    moved += steps * sum(kernel.step_bytes(p.element_bytes) for kernel in found)
+    moved += steps * sum(_step_bytes(kernel, p) for kernel in found)
     written = 0
     for of_pass in plan:
         if of_pass and (state_pass := of_pass.state_pass):
             cut, parts = state_pass.cut, state_pass.parts
             walked = steps * parts.tiles / cut.tiles
             flops += walked * 2 * p.d_qk * p.d_hv
-            moved += walked * state_pass.tensor_bytes(p.element_bytes)
+            moved += walked * _filled(p) * state_pass.tensor_bytes(p.element_bytes)
             written += 2 * len(parts.added) + cut.count  # written, read, joined
             # h of the first reads none and writes one, which is read to join the others to it.
             written += state_pass.resumed
@@ -214,7 +214,7 @@ def _launch_states(p: Problem, of: StatePass) -> Launch:
     return Launch(
         of.name, of.items, 1, {"recomputation": walked * 2 * dd},
         {
-            "inputs and outputs": walked * of.tensor_bytes(p.element_bytes),
+            "inputs and outputs": walked * _filled(p) * of.tensor_bytes(p.element_bytes),
             "states": heads * len(of.parts.added) * dd * plans.STATE_BYTES,
         },
         roles=ROLES - 1,
@@ -256,7 +256,7 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
         1,
         {term: steps * count for term, count in flops.items()},
         {
-            "inputs and outputs": steps * walk.step_bytes(p.element_bytes),
+            "inputs and outputs": steps * _step_bytes(walk, p),
             "states": states * (walk.cut.count > 1),
         },
         vector_ops=steps * walk.pieces * _vector_ops(walk, exp),
@@ -290,7 +290,7 @@ def _launch_by_tiles(kernel: StatePass | TileGradients, p: Problem) -> Launch:
         1,
         {term: steps * count for term, count in flops.items()},
         {
-            "inputs and outputs": steps * (kernel.step_bytes(p.element_bytes) - states),
+            "inputs and outputs": steps * (_step_bytes(kernel, p) - states),
             "states": steps * states + starts,
         },
         vector_ops=steps * vector,
@@ -315,6 +315,17 @@ def _vector_ops(walk: Walk, exp: bool) -> float:
     if walk.normalise:  # q and k: convert, multiply and add; weigh k
         found += 5 * walk.columns
     return found
+
+
+def _filled(p: Problem) -> float:
+    """Return which part of the columns that programs hold the tensors have (`hopper_shapes.held`)."""
+    whole = held(sizes(p, 1))
+    return (p.d_qk + p.d_hv) / (whole.d_qk + whole.d_hv)
+
+
+def _step_bytes(kernel: Kernel, p: Problem) -> float:
+    """Return the bytes through memory a step and head: of tensors only the columns that there are."""
+    return kernel.step_bytes(p.element_bytes) - (1 - _filled(p)) * kernel.tensor_bytes(p.element_bytes)
 
 
 def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
