@@ -40,7 +40,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     from tflabench.implementations.mlstm import GATES
     from tflabench.kernels import reference
 
-    p = Problem(batch=1, heads=2, seq_len=3 * TILE, d_qk=8, d_hv=24, pass_="fwbw")
+    p = Problem(batch=1, heads=2, seq_len=3 * TILE, d_qk=64, d_hv=128, pass_="fwbw")
     tokens = (p.batch, p.heads, p.seq_len)
     shapes = {"q": (*tokens, p.d_qk), "k": (*tokens, p.d_qk), "v": (*tokens, p.d_hv), "f": tokens, "i": tokens}
     inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}

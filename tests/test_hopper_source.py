@@ -225,6 +225,23 @@ def test_forward_cut_otherwise_than_backward(case: Case, own: int, chip: int, mo
     assert failures(case) == []
 
 
+NARROW = [
+    Case(gate="sig", T=150, d_qk=32, d_hv=32, L=64, batch=1, heads=1, states=True),
+    Case(gate="exp", T=130, d_qk=48, d_hv=80, L=1024, batch=1, heads=1, states=True),
+    Case(gate="exp", T=150, d_qk=96, d_hv=32, L=64, batch=1, heads=1, layout="bthd"),
+    Case(gate="sig", T=100, d_qk=32, d_hv=272, L=1024, batch=1, heads=1, states=True),
+    Case(gate="simple_gla", T=128, d_qk=32, d_hv=32, L=64, batch=1, heads=8, sharing=4, states=True),
+    Case(gate="mamba2", T=100, d_qk=48, d_hv=64, L=1024, batch=1, heads=4, sharing=4),
+]
+
+
+@pytest.mark.parametrize("gate_gradients", [True, False])
+@pytest.mark.parametrize("case", NARROW, ids=str)
+def test_heads_that_do_not_fill_their_blocks(case: Case, gate_gradients: bool, monkeypatch: pytest.MonkeyPatch):
+    run_on(Machine(seed=8), monkeypatch, gate_gradients)
+    assert failures(case, absent=frozenset() if gate_gradients else NO_GATE_GRADIENTS) == []
+
+
 @pytest.mark.parametrize(
     ("T", "L", "own", "gate"), [(1000, 320, 1024, "sig"), (3000, 512, 3072, "exp"), (2100, 1024, None, "sig")]
 )

@@ -62,6 +62,16 @@ def cases() -> list[Case]:
             Case(gate=gate, gates="documents", T=515, L=1024, **sizes),
             Case(gate=gate, gates="documents", T=4096, L=1024, batch=1, heads=2, d_qk=256, d_hv=512, states=True),
         ]
+    found += [  # heads that do not fill their blocks
+        Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=T, L=L, states=T != 2100)
+        for gate in ("exp", "sig")
+        for d_qk, d_hv in ((32, 32), (48, 80), (96, 192), (160, 320), (224, 272), (32, 512))
+        for T, L in ((1000, 256), (2100, 4096))
+    ]
+    found += [
+        Case(gate="simple_gla", d_qk=32, d_hv=32, heads=8, sharing=4, T=1000, L=L, states=True) for L in (128, 1024)
+    ]
+    found += [Case(gate="exp", d_qk=80, d_hv=96, dtype=torch.float16, layout="bthd", L=128, states=True)]
     together: dict[str, Any] = {"heads": 8, "d_qk": 64, "d_hv": 64}  # several heads a program
     for gate, sharing in itertools.product(("exp", "sig", "simple_gla"), (4, 8)):
         found += [
