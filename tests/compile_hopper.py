@@ -220,7 +220,7 @@ def every_kernel(d_qk: int, d_hv: int) -> dict[str, tuple[Any, dict[str, Any], i
     found = {name: (walk_forward, constants, 128) for name, constants in outputs.items()}
     found |= {name: (backward_dv.walk_backward_dv, constants, 128) for name, constants in dv.items()}
     found |= {name: (walk_backward_dqk, constants, 128) for name, constants in walks.items()}
-    if takes_dkdv(d_qk, d_hv, row_sums=False):
+    if takes_dkdv(d_qk, d_hv):
         for row_sums in (True, False):
             both = partial(dkdv_constants, d_qk, d_hv, row_sums=row_sums)
             made = {

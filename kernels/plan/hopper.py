@@ -461,7 +461,7 @@ def _backward_walks(walk: Callable[..., Walk], d_qk: int, d_hv: int, *, gate_gra
     """Return the walks for dq, then for dk and dv together or apart; walk: (name, columns, rows, **others) -> Walk."""
     sums = gate_gradients or d_hv > WIDTH
     dq = walk("dq", d_hv, d_qk, sums=sums)
-    if takes_dkdv(d_qk, d_hv, row_sums=gate_gradients):
+    if takes_dkdv(d_qk, d_hv):
         return dq, walk("dk, dv", d_hv, d_qk, sums=gate_gradients, with_dv=True)
     return dq, walk("dk", d_hv, d_qk, sums=sums), walk("dv", d_qk, d_hv)
 
