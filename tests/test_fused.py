@@ -370,7 +370,7 @@ def test_states_of_64_by_64_are_walked_backward_where_heads_share_nothing():
         return [kernel.name for kernel in kernels(problem, **wanted)]
 
     assert names(group=64) == names(group=4) == names(gate_gradients=False, group=64) == by_tiles
-    assert names() == names(group=2) == ["h", "dq", "dk", "dv"]
+    assert names() == names(group=2) == ["h", "dq", "dk, dv"]
     assert names(gate_gradients=False) == names(gate_gradients=False, group=2) == ["h", "dq", "dk, dv"]
     assert names(p.with_(d_hv=128), group=64) == ["h", "dq", "dk, dv"]
     assert names(p.with_(pass_="fw")) == ["h"]
