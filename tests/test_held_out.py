@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -38,11 +39,11 @@ HELD_OUT = {
     ("H200 SXM", "unpipelined sig"): 11.3,
     ("H200 SXM", "all"): 8.1,
     ("H100 SXM", "fused exp"): 9.5,
-    ("H100 SXM", "fused sig"): 8.6,
+    ("H100 SXM", "fused sig"): 9.2,
     ("H100 SXM", "tfla exp"): 5.1,
     ("H100 SXM", "tfla sig"): 9.0,
     ("H100 SXM", "unpipelined sig"): 6.9,
-    ("H100 SXM", "all"): 8.0,
+    ("H100 SXM", "all"): 8.1,
 }
 # What the calibrated model's error may be of the published one's. Fused kernels on an H100 are so near the roofs, which
 # both models have, that the published one is off by 14% only.
@@ -70,19 +71,22 @@ def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_
     folders = [results for kind in ("h200", "h100") for results in find_results(RESULTS / kind)]
     verdict = judge(folders)
     before = {name: count for name, count in verdict.others.items() if "as it was before" in name}
-    assert {name.split()[0]: count for name, count in before.items()} == {
-        "hopper_exp": 52, "hopper_sig": 43, "hopper_simple_gla": 17, "hopper_gated_retention": 1,
-    }  # fmt: skip
+    counts: Counter[str] = Counter()
+    for name, count in before.items():
+        counts[name.split()[0]] += count
+    assert counts == {"hopper_exp": 52, "hopper_sig": 44, "hopper_simple_gla": 17, "hopper_gated_retention": 1}
     changed = Problem(1, 16, 65536, 128, 256, 8192)
-    assert calibrated.launched_otherwise(changed, Modelled("fused", "exp"))
-    assert not calibrated.launched_otherwise(changed, Modelled("fused", "sig"))
-    assert not calibrated.launched_otherwise(changed.with_(batch=16, seq_len=4096), Modelled("fused", "exp"))
+    assert calibrated.launched_since(changed, Modelled("fused", "exp"))
+    assert not calibrated.launched_since(changed, Modelled("fused", "sig"))
+    assert not calibrated.launched_since(changed.with_(batch=16, seq_len=4096), Modelled("fused", "exp"))
     wide = Problem(8, 8, 8192, 256, 512, 8192, pass_="fwbw")
-    assert calibrated.launched_otherwise(wide, Modelled("fused", "sig"))
-    assert not calibrated.launched_otherwise(wide.with_(pass_="fw"), Modelled("fused", "sig"))
-    assert not calibrated.launched_otherwise(wide, Modelled("tfla", "sig"))
+    small = wide.with_(heads=64, d_qk=64, d_hv=64)
+    since = calibrated.launched_since(wide, Modelled("fused", "sig"))
+    assert calibrated.launched_since(small, Modelled("fused", "sig")) > since > ""
+    assert not calibrated.launched_since(wide.with_(pass_="fw"), Modelled("fused", "sig"))
+    assert not calibrated.launched_since(wide, Modelled("tfla", "sig"))
     dated = [
-        replace(results, rows=[row.model_copy(update={"started_at": "2026-11-26T00:00:00"}) for row in results.rows])
+        replace(results, rows=[row.model_copy(update={"started_at": "2026-11-26T02:00:00"}) for row in results.rows])
         for results in folders
     ]
     assert len(judge(dated).judged) == len(verdict.judged) + sum(before.values())

@@ -9,7 +9,7 @@ from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
-from tflabench.theory import calibrated, fused
+from tflabench.theory import calibrated
 from tflabench.theory.calibrated import Judged, Modelled, median_and_worst
 from tflabench.theory.hardware import Ceilings, described
 from tflabench.theory.launches import Chip
@@ -143,7 +143,7 @@ def judge(found: Iterable[Results]) -> Verdict:
                 others[kind] = others.get(kind, 0) + 1
                 continue
             if is_of_other_launches(row):
-                kind = f"{row.implementation} as it was before {fused.CHANGED[:10]}"
+                kind = f"{row.implementation} as it was before {_since(row)[:10]}"
                 others[kind] = others.get(kind, 0) + 1
                 continue
             rows.append(row)
@@ -161,10 +161,12 @@ def judge(found: Iterable[Results]) -> Verdict:
 
 def is_of_other_launches(row: Row) -> bool:
     """Return whether a row was measured before the fused kernels changed what they launch for it."""
+    return row.started_at < _since(row)
+
+
+def _since(row: Row) -> str:
     kernel = registry.modelled(row.implementation)
-    if kernel is None or row.started_at >= fused.CHANGED:
-        return False
-    return calibrated.launched_otherwise(_problem(row), kernel)
+    return "" if kernel is None else calibrated.launched_since(_problem(row), kernel)
 
 
 def _problem(row: Row) -> Problem:

@@ -59,12 +59,12 @@ class Modelled:
         return problem.heads if self.shared else 1
 
 
-def launched_otherwise(problem: Problem, kernel: Modelled) -> bool:
-    """Return whether rows measured before `fused.CHANGED` are of other launches than today's."""
+def launched_since(problem: Problem, kernel: Modelled) -> str:
+    """Return since when (UTC) rows are of today's launches (`fused.launched_since`)."""
     if kernel.algorithm != "fused":
-        return False
+        return ""
     of = problem.chunk_size or problem.seq_len, kernel.gate_gradients, kernel.group(problem)
-    return fused.launched_otherwise(problem, kernel.gate, *of)
+    return fused.launched_since(problem, kernel.gate, *of)
 
 
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:

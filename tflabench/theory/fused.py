@@ -69,7 +69,7 @@ from tflabench.theory.launches import Chip, Launch, sizes
 
 Planned = tuple[plans.Forward, plans.Backward | None]
 
-CHANGED = "2026-11-25T18"  # UTC, see `launched_otherwise`
+CHANGED, CHANGED_64 = "2026-11-25T18", "2026-11-26T01"  # UTC, see `launched_since`
 
 
 def planned(
@@ -89,19 +89,20 @@ def planned(
     return forward, plans.backward(of, device, chunk_size, gate_gradients=gate_gradients)
 
 
-def launched_otherwise(problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool, group: int) -> bool:
-    """Return whether rows measured before CHANGED are of other launches, so that no model of today describes them.
+def launched_since(problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool, group: int) -> str:
+    """Return since when (UTC) rows are of today's launches; no model of today describes those before. "": ever since.
 
-    dq and dk of more than 256 columns were two launches each, h with a normaliser had no programs of half the rows, and
-    gradients of 64 by 64 were made tile by tile where heads share nothing, too.
+    dq and dk of more than 256 columns were two launches each, and h with a normaliser had no programs of half the rows.
+    Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart.
     """
     forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
     d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
     filling = WalkShape.filling(d_qk, d_hv, rows, USUAL.multiprocessors, sums=False)
     halved = gate == "exp" and filling != WalkShape.of(d_qk, d_hv, sums=False)
     walks = backward.walks if backward else ()
-    small = problem.d_qk == problem.d_hv == TILE and bool(walks) and gate_gradients
-    return halved or small or any(walk.column_pieces > 1 for walk in (forward.h, *walks))
+    if problem.d_qk == problem.d_hv == TILE and walks and gate_gradients:
+        return CHANGED_64
+    return CHANGED if halved or any(walk.column_pieces > 1 for walk in (forward.h, *walks)) else ""
 
 
 def launched(
