@@ -62,6 +62,7 @@ CASES = [
     Case(MLSTM_EXP, d_qk=64, d_hv=512, heads=1, bounds=(0, 5, 150)),
     Case(MLSTM_EXP, gates="extreme"),  # exp(-m) is 0 at the ends of documents
     Case(MLSTM_SIG, gates="slow"),
+    Case(MLSTM_EXP, d_qk=32, d_hv=80, heads=1),  # blocks that heads do not fill
 ]
 
 
