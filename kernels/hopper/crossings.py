@@ -49,7 +49,7 @@ ROUNDOFF = tl.constexpr(2.0**-16)
 
 
 class Starts(NamedTuple):
-    """What X is made of before the first steps of segments, or of documents, float32; on the device, pointers.
+    """Name what X before the first steps of segments, or of documents, is made of: float32; on the device, pointers.
 
     Attributes:
         C_0, dC_0: (B or documents, H, d_qk, d_hv), before the first step of all; None for zero.

@@ -267,6 +267,10 @@ def _n_gradients(call: Call, dn: Tensor, places: Places | None) -> tuple[Tensor,
 
 
 def _forgotten(g: Tensor, dn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what is left of dn (B, H, d_qk) after chunks with log gates g (B, H, chunks), and before the first."""
+    """Return dn (B, H, d_qk) as it reaches back to the end of each chunk, and to the first chunk's start.
+
+    Args:
+        g: log gates of chunks, (B, H, chunks).
+    """
     reach = torch.nn.functional.pad(g.flip(-1).cumsum(-1).flip(-1), (0, 1))  # from before each chunk to the end
     return reach[..., 1:, None].exp() * dn[:, :, None], reach[..., :1].exp() * dn

@@ -197,7 +197,7 @@ class Operands(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where the sequence of a tile lies.
+    """Tell where the sequence of a tile lies.
 
     Attributes:
         shift: of documents, how many places come before a step, less the steps that do; else 0.
