@@ -1,13 +1,14 @@
-"""Places of the steps of documents among gates and row sums, which kernels read chunk by chunk.
+"""Lay out what documents have one number a step of: gates, exponents, row sums.
 
-Documents lie end to end along T (`packed`). Where their numbers are vectors, one a step, each document starts a new
-tile instead. A gap, a tile without steps, stands before the first document and behind each one:
+Documents lie end to end along T (`packed`). Kernels work tile by tile, and no tile may hold steps of two documents. So
+in these vectors each document starts a new tile. A gap, a tile without steps, stands before the first document and
+behind each one:
 
     steps          | document 0      | document 1  | ...
     places   | gap | tile | tile | gap | tile | gap | ...
 
-To the kernels for gates that is one sequence. Places without a step keep the state as it is. In the last place of a gap
-the forget gate is shut, and the input gate sets the stabiliser of the next document's initial state.
+The kernels for gates take that for one sequence. A place without a step keeps the state as it is. In the last place of a
+gap the forget gate is shut, and the input gate sets the stabiliser of the next document's initial state.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
