@@ -7,8 +7,8 @@ behind each one:
     steps          | document 0      | document 1  | ...
     places   | gap | tile | tile | gap | tile | gap | ...
 
-The kernels for gates take that for one sequence. A place without a step keeps the state as it is. In the last place of a
-gap the forget gate is shut, and the input gate sets the stabiliser of the next document's initial state.
+The kernels for gates take that for one sequence. A place without a step keeps the state as it is. In the last place of
+a gap the forget gate is shut, and the input gate sets the stabiliser of the next document's initial state.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false

@@ -8,10 +8,10 @@ tile of q.dq and k.dk as far as these come through the state. Then
 passes the tile. Y is a difference of sums over any number of tiles, and still exact, because the walks for dq and dk
 round every pair of steps alike.
 
-That holds for pairs of one segment, or of one document. A pair across a border depends on the state that lies in memory
-there. h, which may have written it, rounds otherwise. So each segment starts anew at its first step, from X = <C, dC> of
-the states that its walks start from and end with. Where there is one segment and X after the last step is 0, the scan
-goes back from there.
+That holds for pairs of one segment, or of one document. A pair across a border depends on the state in memory there.
+h, which may have written it, rounds otherwise. So each segment starts anew at its first step, from X = <C, dC> of the
+states that its walks start from and end with. Where there is one segment and X after the last step is 0, the scan goes
+back from there.
 
 A tile that forgets nearly everything lets a small part e = exp(g) of X pass, less than the rounding errors in X. So Y
 is what a Wiener filter makes of it, for signals of e and errors of ROUNDOFF relative to X; nothing passes where e is 0.
