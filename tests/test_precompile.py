@@ -48,7 +48,7 @@ VARIES = {
     "config.initial config.ends config.states config.through config.reverse config.chunk_tiles",
     "gradients": "config",
     "join_segments": "new",
-    "pair": "config",
+    "pair": "config new",
     "parallel_outputs": "sizes.T sizes.steps sizes.in_sharing sizes.out_sharing config.members",
     "walk_backward_dqk": "config launch_pdl new",
     "walk_backward_dqk_with_sums": "config launch_pdl new",

@@ -93,14 +93,15 @@ def launched_since(problem: Problem, gate: Gate, chunk_size: int, gate_gradients
     """Return since when (UTC) rows are of today's launches; no model of today describes those before. "": ever since.
 
     dq and dk of more than 256 columns were two launches each, and h with a normaliser had no programs of half the rows.
-    Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart.
+    Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart. Heads that
+    do not fill their blocks were refused.
     """
     forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
     d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
     filling = WalkShape.filling(d_qk, d_hv, rows, USUAL.multiprocessors, sums=False)
     halved = gate == "exp" and filling != WalkShape.of(d_qk, d_hv, sums=False)
     walks = backward.walks if backward else ()
-    if problem.d_qk == problem.d_hv == TILE and walks and gate_gradients:
+    if _filled(problem) < 1 or (problem.d_qk == problem.d_hv == TILE and walks and gate_gradients):
         return CHANGED_64
     return CHANGED if halved or any(walk.column_pieces > 1 for walk in (forward.h, *walks)) else ""
 
