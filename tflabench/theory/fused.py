@@ -93,8 +93,8 @@ def launched_since(problem: Problem, gate: Gate, chunk_size: int, gate_gradients
     """Return since when (UTC) rows are of today's launches; no model of today describes those before. "": ever since.
 
     dq and dk of more than 256 columns were two launches each, and h with a normaliser had no programs of half the rows.
-    Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart. Heads that
-    do not fill their blocks were refused.
+    Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart. Heads
+    that do not fill their blocks were refused.
     """
     forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
     d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
