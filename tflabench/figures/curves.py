@@ -298,8 +298,8 @@ def over_memory(charts: Sequence[Chart], own: dict[str, Columns], words: str) ->
         label, ink = (looks[name].title, looks[name].ink) if lit else ("", BACKGROUND)
         hollow, role = (flagged(one).tolist(), "highlight") if lit else ((), "context")
         lines.append(Curve(label, x, y, ink, role, hollow=hollow, rows=one["index"].tolist(), name=name))
-        ends = one[axis][[0, -1]]
-        if name in names[:1] and ends[0] != ends[1] and axis in SYMBOLS:
+        ends = one[axis][[0, -1]]  # NaN of what has no chunk size
+        if name in names[:1] and axis in SYMBOLS and np.isfinite(ends).all() and ends[0] != ends[1]:
             notes = [Note(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
     x_axis, y_axis = (
         logarithmic(chart.label, *(value for line in lines for value in getattr(line, side)))
