@@ -70,7 +70,7 @@ def measured(records: Sequence[Row]) -> dict[str, list[Best]]:
 
 
 def _of_row(index: int, row: Row) -> Best:
-    memory = "" if row.peak_bytes is None else _gib(row.peak_bytes)
+    memory = "" if row.peak_bytes is None else _size(row.peak_bytes)
     said = ", ".join(["measured", *(["throttled"] if row.throttled else []), *(["noisy"] if row.noisy else [])])
     return Best(row.implementation, str(row.chunk_size or ""), f"{row.ms_median:.4g} ms", memory, said, index)
 
@@ -146,11 +146,11 @@ def _answer(ranked: Sequence[Choice]) -> list[Best] | str:
 
 def _of_choice(choice: Choice) -> Best:
     chunk, said = str(choice.problem.chunk_size), f"modelled ({choice.source})"
-    return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", _gib(choice.memory_bytes), said)
+    return Best(choice.kernel.name, chunk, f"{choice.call_s * 1e3:.4g} ms", _size(choice.memory_bytes), said)
 
 
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB"
+def _size(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def commands(devices: Iterable[str]) -> dict[str, str]:
