@@ -549,6 +549,8 @@ def _takes_documents(call: Arguments, gate: Gate, chosen: _Chosen, bounds: list[
     q, v = call.q, call.v
     if chosen.implementation == "reference" or (chosen.implementation == "auto" and only_reference(q, v) is not None):
         return False
+    if packed.capturing(v):
+        return False
     check_for_kernels(q, v, chosen.chunk_size, chosen.implementation)
     L = None if chosen.chunk_size == "auto" else chosen.chunk_size
     name, _, _ = resolve(

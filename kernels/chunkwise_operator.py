@@ -17,7 +17,7 @@ from torch import Tensor
 from . import operators
 from .backends import Arguments, KernelOptions, Kernels, kernels_of, resolve
 from .epilogue import skip_and_gate, skip_gradients
-from .operators import FIRST_ORDER, Gradients, constant_to_compilers
+from .operators import FIRST_ORDER, Gradients, constant_to_compilers, tuple_of
 from .plan.tfla import TileConfig
 from .reference import shared, sum_shared
 from .state import State
@@ -104,10 +104,6 @@ def _kernels_and_options(
     return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
 
 
-def _tuple(bounds: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if bounds is None else tuple(bounds)
-
-
 def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
     """Return the State and what follows it, of tensors or gradients that the operator gives after h."""
     rest = list(states)  # not `C, *rest = states`: torch.compile before 2.13 makes a tuple of it
@@ -174,7 +170,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
     """
     kernels, options = _kernels_and_options(
         q, v, scale, temperature, chunk_size, backward, setup,
-        return_last_state=return_last_state, cut_freely=chunk_size is None and backward, bounds=_tuple(bounds),
+        return_last_state=return_last_state, cut_freely=chunk_size is None and backward, bounds=tuple_of(bounds),
     )  # fmt: skip
     adds_skip = kernels.adds_skip and bounds is None
     initial = None if C is None else State(C, n, m)
@@ -190,7 +186,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
 @operators.register_fake("chunkwise")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
     scale, _, chunk_size, backward, setup, _, return_last_state, bounds = others[5:]
-    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup, bounds=_tuple(bounds))
+    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup, bounds=tuple_of(bounds))
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])
     gate = options.gate
@@ -232,7 +228,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
         gate_gradients: whether those of f and i are asked for.
     """
     kernels, options = _kernels_and_options(
-        q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients, bounds=_tuple(bounds)
+        q, v, scale, temperature, chunk_size, backward, setup, gate_gradients=gate_gradients, bounds=tuple_of(bounds)
     )
     adds_skip = kernels.adds_skip and bounds is None
     if dC_last is None and dn_last is not None:

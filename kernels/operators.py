@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
@@ -153,3 +153,8 @@ def _differentiable(operator: Callable[..., Any], gradients: Gradients, mutated:
             return operator(*inputs)
 
     return call
+
+
+def tuple_of(bounds: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return the bounds of documents as kernels take them, of the list that an operator is given."""
+    return None if bounds is None else tuple(bounds)

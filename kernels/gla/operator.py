@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import operators
-from tflabench.kernels.operators import FIRST_ORDER, Gradients
+from tflabench.kernels.operators import FIRST_ORDER, Gradients, tuple_of
 from tflabench.kernels.plan.gla import default_chunk_size
 
 from .call import Arguments
@@ -25,10 +25,6 @@ def kernels_of(name: str) -> Any:
 
 def _chunk_size(q: Tensor, v: Tensor, given: int | None) -> int:
     return int(default_chunk_size(q.shape[-1], v.shape[-1], q.shape[2]) if given is None else given)
-
-
-def _tuple(bounds: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if bounds is None else tuple(bounds)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -71,7 +67,7 @@ def forward(
     L = _chunk_size(q, v, chunk_size)
     arguments = Arguments(q, k, v, g, initial)
     of_kernels = kernels_of(implementation)
-    return list(of_kernels.forward(arguments, scale=scale, chunk_size=L, bounds=_tuple(bounds)))
+    return list(of_kernels.forward(arguments, scale=scale, chunk_size=L, bounds=tuple_of(bounds)))
 
 
 @operators.register_fake("gla")
@@ -104,7 +100,7 @@ def backward(
         scale=scale,
         chunk_size=_chunk_size(q, v, chunk_size),
         gate_gradients=gate_gradients,
-        bounds=_tuple(bounds),
+        bounds=tuple_of(bounds),
     )
     return [x for x in grads if x is not None]
 

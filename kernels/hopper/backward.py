@@ -158,8 +158,8 @@ def _tile_by_tile(
     heads = H // of_tiles.together
     dq, dk, dv = output(q, heads), output(k, heads), output(v, H)
     C = q.new_empty((B, H, plan.cut.tiles * TILE, TILE))
-    of_tiles_dv = T % TILE == 0 and v.shape[-1] == TILE
-    dC = dv if of_tiles_dv else torch.empty_like(C)  # of a tile dC is read before dv is written
+    fits_in_dv = T % TILE == 0 and v.shape[-1] == TILE
+    dC = dv if fits_in_dv else torch.empty_like(C)  # of a tile dC is read before dv is written
     launch_kept_states(StateInputs(k, v, e), C, of_C, initial=states.C)
     launch_kept_states(StateInputs(q, dh, e), dC, of_dC, initial=states.dC, final=states.dC_0)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None

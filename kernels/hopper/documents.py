@@ -26,7 +26,7 @@ from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.cover import cdiv, next_power_of_2
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.launching import enqueue
-from tflabench.kernels.packed import capturing, split
+from tflabench.kernels.packed import split
 from tflabench.kernels.places import Places, stream, tiles_of
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_segments import Segments
@@ -142,8 +142,6 @@ def _table(bounds: tuple[int, ...], heads: int, programs: int, device: torch.dev
 
 def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
     """Return whether these kernels are the fastest for documents of q, v (1, H, T, d) between bounds."""
-    if capturing(v):
-        return False
     lengths = [end - begin for begin, end in pairwise(bounds)]
     return plans.takes_documents(Sizes.of(q, v), figures(v.device), lengths, states=states)
 

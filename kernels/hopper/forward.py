@@ -325,9 +325,9 @@ def initial_matrices(state: State | None, sizes: Sizes) -> Matrices:
     return Matrices(*(None if x is None else x.float().contiguous() for x in (C, n)))
 
 
-def columns_of(held: Matrices, q: Tensor, v: Tensor) -> Matrices:
-    """Return C and n, or their gradients, with the head dimensions of q and v, of those in memory."""
-    C, n = held
+def columns_of(states: Matrices, q: Tensor, v: Tensor) -> Matrices:
+    """Return C and n, or their gradients, cut to the head dimensions of q and v: those in memory may have more."""
+    C, n = states
     d_qk, d_hv = q.shape[-1], v.shape[-1]
     if C is not None and C.shape[-2:] != (d_qk, d_hv):
         C = C[..., :d_qk, :d_hv].contiguous()

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from tflabench.kernels.packed import capturing
 from tflabench.kernels.plan import tfla as plans
 from tflabench.kernels.plan.sizes import Sizes
 
@@ -20,7 +19,5 @@ from . import device
 
 def takes(bounds: list[int], q: Tensor, v: Tensor, *, states: bool, levels: int) -> bool:
     """Return whether one launch is the fastest way for documents of q, v (1, H, T, d) between bounds."""
-    if capturing(v):
-        return False
     lengths = [end - begin for begin, end in pairwise(bounds)]
     return plans.takes_documents(Sizes.of(q, v), device.figures(q.device), lengths, states=states, levels=levels)
