@@ -50,7 +50,9 @@ ROUNDOFF = tl.constexpr(2.0**-16)
 
 
 class Starts(NamedTuple):
-    """Name what X before the first steps of segments, or of documents, is made of: float32; on the device, pointers.
+    """Name the states that X before the first step of a segment, or of a document, is made of, and what is added.
+
+    All are float32; on the device they are pointers.
 
     Attributes:
         C_0, dC_0: (B or documents, H, d_qk, d_hv), before the first step of all; None for zero.

@@ -91,7 +91,7 @@ class Vectors(NamedTuple):
         row_dots: (2, blocks of d_out, B, H, T), written: probe_t . out_t, and what of it steps of the chunk add.
         skip: (H,), weight of the skip connection.
         skip_dots: (B, H, T), written by dQ: dh_t . v_t.
-        of_chunk, gaps, bounds: of documents, see `call.Table`.
+        of_chunk, gaps, bounds: of documents, see `places.Table`.
     """
 
     n_states: Any
@@ -200,7 +200,7 @@ class Span(NamedTuple):
     """Tell where the sequence of a tile lies.
 
     Attributes:
-        shift: of documents, how many places come before a step, less the steps that do; else 0.
+        shift: of documents, the place of a step less its number; else 0.
         end: behind the last step of the sequence, or the last place of the document; 0 in a gap.
     """
 

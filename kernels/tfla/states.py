@@ -53,7 +53,7 @@ class Vectors(NamedTuple):
         row_log: a (forward) or prefix (backward) of tiles of `rows` steps.
         g: (B * H, tiles), log gates of these tiles.
         inverse_denominator: (B, H, T).
-        order, gaps, bounds: of documents, see `call.Table`.
+        order, gaps, bounds: of documents, see `places.Table`.
     """
 
     n_initial: Any
@@ -163,7 +163,7 @@ class Place(NamedTuple):
         u_offset: (u,), its rows.
         first, count: the segment's first tile of steps, and how many it has.
         tiles, chunks: of the sequence, of documents with gaps.
-        shift: of documents, how many places come before a step, less the steps that do; else 0.
+        shift: of documents, the place of a step less its number; else 0.
         end: behind the last step of the sequence, or the last place of the document.
     """
 
