@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from triton.language.core import constexpr  # pyright: ignore[reportMissingTypeStubs]
 from triton.runtime.driver import driver  # pyright: ignore[reportMissingTypeStubs]
 from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingTypeStubs]
 
@@ -35,7 +36,8 @@ def enqueue(kernel: Any, programs: int | tuple[int, int, int], *args: Any, **opt
         programs: how many, or how many in each of three dimensions.
         kernel: of Triton or Gluon; it must live as long as the process.
         args: in the order of its parameters, those that are not in options: numbers, text, None, tensors,
-            descriptors, of a class of its own for each layout, and tuples of these but for descriptors.
+            descriptors, of a class of its own for each layout, and tuples of these but for descriptors, in which a
+            `tl.constexpr` is a constant.
         options: the other parameters, all of them constexpr and hashable, and Triton's own options.
     """
     grid = (programs, 1, 1) if isinstance(programs, int) else programs
@@ -93,6 +95,8 @@ def _add_kind(found: list[Any], x: Any) -> None:
         found.append((kind, len(elements)))
         for y in elements:
             _add_kind(found, y)
+    elif kind is constexpr:
+        found.append(x.value)
     else:
         found.append(kind)
         found.append(x.base.dtype)

@@ -170,10 +170,11 @@ def parts() -> dict[str, tuple[list[Case], list[Case]]]:
     """Return, by name, what is compared and what of it is timed."""
     wide = [case for case in TRAINING if case.d_qk > 64]
     narrow = [case for case in TRAINING if case.d_qk == 64]
+    mamba2 = Case("mamba2", 16, 64, 4096, 64, 64, groups=1, skip=True, backward=True, cut_freely=True)
     tfla = [replace(case, kernels="tfla_xl", cut_freely=False) for case in TRAINING[::4]]
     found = {
         "backward": (backward_cases(), [*wide, replace(HOST[0], backward=True)]),
-        "tilewise": (tilewise_cases(), narrow),
+        "tilewise": (tilewise_cases(), [*narrow, mamba2]),
         "forward": (forward_cases(), [*FORWARD, *HOST]),
         "segments": (segment_cases(), []),
         "packed": (packed_cases(), []),

@@ -88,8 +88,11 @@ TUPLES_OF = {
         "counts": backward_dkdv.Counts(*["i32"] * 6),  # type: ignore[arg-type]
     },
     gradients: {
-        "tensors": tile_gradients.Tensors(*[POINTER] * 5),
-        "counts": tile_gradients.Counts(*["i32"] * 5),  # type: ignore[arg-type]
+        "call": tile_gradients.Call(
+            tile_gradients.Tensors(*[POINTER] * 5),
+            tile_gradients.Counts(*["i32"] * 6),  # type: ignore[arg-type]
+            "constexpr",
+        )
     },
 }
 EXPONENTS = dict.fromkeys((walk_dkdv, gradients), ("x_desc", "y_desc"))  # by TMA
@@ -121,7 +124,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         if config.documents:
             named = {**named, "counts": backward_dkdv.DocumentCounts(*["i32"] * 4, "*i32")}  # type: ignore[arg-type]
     elif kernel is gradients:
-        constants = {"config": TileGradientsConfig.of(**constants)}
+        constants = {"call.config": TileGradientsConfig.of(**constants)}
 
     def type_of(argument: str) -> Any:
         if argument in constants:
@@ -138,6 +141,8 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
     places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
+    if kernel is gradients:
+        places["call.config"] = (*places["call"], tile_gradients.Call._fields.index("config"))
     aligned = [places[a] for a in kernel.arg_names if a.endswith("_ptr")]
     aligned += [path for a in kernel.arg_names if a in named for path in pointers(named[a], places[a])]
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}

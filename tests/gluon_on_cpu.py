@@ -49,6 +49,7 @@ from gluon_values import (
 )
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.core import constexpr
 
 import tflabench.kernels.hopper as hopper
 from tflabench.kernels.hopper import backward, config, documents, forward, segment_states, tiles
@@ -209,6 +210,8 @@ def argument(x: Any) -> Any:
         return Pointer(x.view(-1))
     if isinstance(x, tuple):
         return type(x)(*map(argument, x)) if hasattr(x, "_fields") else tuple(map(argument, x))
+    if isinstance(x, constexpr):
+        return x.value
     if isinstance(x, int):
         return Int(x)
     if isinstance(x, TensorDescriptor):

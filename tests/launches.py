@@ -118,6 +118,17 @@ def of_tuples(tiles, pair, counts, n, CONFIG: gl.constexpr):
         gl.store(pair.y + at, x + counts.tiles + n)
 
 
+@gluon.jit
+def of_constants(tiles, call):
+    of_tuples(tiles, call.pair, call.counts, call.counts.tiles, call.config)
+
+
+class Call(NamedTuple):
+    pair: Pair
+    counts: Counts
+    config: Any
+
+
 @dataclass(frozen=True)
 class Config:
     factor: float
@@ -159,7 +170,7 @@ def launches() -> list[Launch]:
 
 
 def launches_of_tuples(x: Tensor, tiles: TensorDescriptor) -> list[Launch]:
-    """The same with tuples of pointers and of counts, and a class of constants. The last ones run what the first does:
+    """The same with tuples of pointers, counts and constants, and a class of constants. The last ones run what the first does:
     counts that are odd and above 1.
     """
     y, shifted = torch.zeros(64), torch.zeros(65)[1:]
@@ -173,6 +184,8 @@ def launches_of_tuples(x: Tensor, tiles: TensorDescriptor) -> list[Launch]:
     found: list[Launch] = []
     for config in (Config(0.25, True), Config(0.5, False)):
         found.append((of_tuples, 3, (tiles, *alike[0]), constants | {"CONFIG": config}))
+    for config in (Config(0.5, True), Config(0.25, True)):
+        found.append((of_constants, 3, (tiles, Call(pair, counts, gl.constexpr(config))), {"maxnreg": 128}))
     return found + [(of_tuples, 3, (tiles, *arguments), constants) for arguments in (*others, *alike)]
 
 

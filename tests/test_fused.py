@@ -243,11 +243,11 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         moved.append(segments * p.batch * p.heads * d_qk * d_hv * 4 * config.store_final_state)
 
     def gradients(given):
-        programs.append(given["num_items"])
+        tensors, counts, config = given["call"]
+        programs.append(counts.num_items >> 1)
         names = ("q", "k", "v", "dh", "C", "dC", "x", "y", "dq", "dk", "dv")
         moved.extend(given[f"{name}_desc"].base.nbytes for name in names)
-        tensors = given["tensors"]
-        moved.extend(x.nbytes * given["config"].row_sums for x in (tensors.row_sums, tensors.through))
+        moved.extend(x.nbytes * config.value.row_sums for x in (tensors.row_sums, tensors.through))
 
     def row_sums(*args, made=backward_dqk.empty_row_sums):
         found = made(*args)

@@ -39,7 +39,8 @@ class Launched:
             monkeypatch.setattr(module, "enqueue", self)
 
     def __call__(self, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-        self.launches.append((kernel.__name__, programs, options))
+        in_tuples = {"config": x.config.value for x in args if "config" in getattr(x, "_fields", ())}
+        self.launches.append((kernel.__name__, programs, options | in_tuples))
 
 
 # --- The paper's kernels

@@ -46,7 +46,7 @@ VARIES = {
     "chunk_states": "initial ends states other sizes.T sizes.steps sizes.sharing vectors.segment_g vectors.through "
     "vectors.n_initial vectors.n_ends vectors.n_states "
     "config.initial config.ends config.states config.through config.reverse config.chunk_tiles",
-    "gradients": "config",
+    "gradients": "call.config",
     "join_segments": "new",
     "pair": "config new",
     "parallel_outputs": "sizes.T sizes.steps sizes.in_sharing sizes.out_sharing config.members",

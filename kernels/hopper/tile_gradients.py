@@ -80,6 +80,7 @@ class Counts(NamedTuple):
         num_heads: heads of V.
         heads_per_qk: consecutive heads that share a head of Q and K.
         num_steps, num_tiles: of a sequence.
+        num_items: work items of the launch.
         sums: row sums of a kind, B * H * T.
     """
 
@@ -87,7 +88,22 @@ class Counts(NamedTuple):
     heads_per_qk: int
     num_steps: int
     num_tiles: int
+    num_items: int
     sums: int
+
+
+class Call(NamedTuple):
+    """All that a launch takes besides descriptors, which Triton 3.6 takes in no tuple.
+
+    Attributes:
+        tensors: `Tensors`.
+        counts: `Counts`, encoded.
+        config: `TileGradientsConfig`, a constant of the kernel.
+    """
+
+    tensors: Any
+    counts: Any
+    config: Any
 
 
 @aggregate
@@ -507,12 +523,14 @@ def allocate_tiles(desc, NUM: gl.constexpr):
 
 
 @gluon.jit
-def allocate_program(num_items, counts, tensors, config: gl.constexpr, desc, exponents_desc):
+def allocate_program(call, desc, exponents_desc):
     """Return what all partitions share.
 
     Args:
+        call: `Call`.
         desc: describes tiles of Q, K, V, dH, C or dC.  exponents_desc: of x or y.
     """
+    config: gl.constexpr = call.config
     dtype: gl.constexpr = desc.dtype
     SHARED: gl.constexpr = 2  # tiles of Q and K in shared memory
     STAGES: gl.constexpr = config.num_stages
@@ -530,14 +548,13 @@ def allocate_program(num_items, counts, tensors, config: gl.constexpr, desc, exp
     shared = SharedTiles(allocate_ring(SHARED, 1), q, k, allocate_signal(SHARED, 2))
     heads = HeadTiles(allocate_ring(STAGES, 3), v, dh, C, dC, x, y)
     scores = Scores(allocate_ring(SLOTS, 2), p, dp)
-    return Program(config, num_items, counts, tensors, shared, heads, scores)
+    num_items = decode_count(call.counts.num_items)
+    return Program(config, num_items, call.counts, call.tensors, shared, heads, scores)
 
 
-# Of the 15 parameters 11 are descriptors: Triton 3.6 takes none in a tuple.
-@gluon.jit(do_not_specialize=["num_items"])
-def gradients(  # noqa: PLR0913  descriptors stay arguments of their own
-    q_desc, k_desc, v_desc, dh_desc, C_desc, dC_desc, x_desc, y_desc, dq_desc, dk_desc, dv_desc,
-    tensors, num_items, counts, config: gl.constexpr,
+@gluon.jit
+def gradients(
+    q_desc, k_desc, v_desc, dh_desc, C_desc, dC_desc, x_desc, y_desc, dq_desc, dk_desc, dv_desc, call
 ):  # fmt: skip
     """Compute the gradients of all work items; launched with 4 warps and maxnreg=128.
 
@@ -546,10 +563,10 @@ def gradients(  # noqa: PLR0913  descriptors stay arguments of their own
         v_desc, dh_desc, dv_desc: of blocks of v, dh, dv (B, H, T, 64), 16 bits.
         C_desc, dC_desc: of C before and dC after every tile, (B, H, tiles * 64, 64), 16 bits.
         x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
-        dq_desc, dk_desc: of blocks of dq, dk (B, H / config.num_heads, T, 64), 16 bits.
-        tensors: `Tensors`.  counts: `Counts`, encoded.
+        dq_desc, dk_desc: of blocks of dq, dk (B, H / call.config.num_heads, T, 64), 16 bits.
+        call: `Call`.
     """
-    program = allocate_program(num_items, counts, tensors, config, q_desc, x_desc)
+    program = allocate_program(call, q_desc, x_desc)
     dv_smem = allocate_tiles(q_desc, 2)
     score_sums = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
     accumulate_sums = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
@@ -602,10 +619,10 @@ def launch_gradients(
     config = TileGradientsConfig.of(of.shape, row_sums=row_sums is not None, skip=skip is not None)
     unused = exponents.g  # in place of None, and not read
     tensors = pointers(Tensors(exponents.g, skip, skip_dots, row_sums, through), unused)
-    counts = encode_counts(Counts(H, group, T, num_tiles, B * H * T))
+    counts = encode_counts(Counts(H, group, T, num_tiles, of.items, B * H * T))
     enqueue(
         gradients, of.programs,
         *map(descriptor, (q, k, v, dh, *states)), *map(exponents_descriptor, exponents[:2]),
-        *map(descriptor, (dq, dk, dv)), tensors, of.items, counts,
-        config=config, num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
+        *map(descriptor, (dq, dk, dv)), Call(tensors, counts, gl.constexpr(config)),
+        num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip
