@@ -140,7 +140,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
         return POINTER if argument.endswith("_ptr") else "i32"
 
     signature = {argument: type_of(argument) for argument in kernel.arg_names}
-    places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
+    places: dict[str, tuple[int, ...]] = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
     if kernel is gradients:
         places["call.config"] = (*places["call"], tile_gradients.Call._fields.index("config"))
     aligned = [places[a] for a in kernel.arg_names if a.endswith("_ptr")]

@@ -170,8 +170,9 @@ def launches() -> list[Launch]:
 
 
 def launches_of_tuples(x: Tensor, tiles: TensorDescriptor) -> list[Launch]:
-    """The same with tuples of pointers, counts and constants, and a class of constants. The last ones run what the first does:
-    counts that are odd and above 1.
+    """The same with tuples of pointers, counts and constants, and a class of constants.
+
+    The last ones run what the first does: counts that are odd and above 1.
     """
     y, shifted = torch.zeros(64), torch.zeros(65)[1:]
     pair, counts = Pair(x, y), Counts(47, 5)

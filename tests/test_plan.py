@@ -39,8 +39,10 @@ class Launched:
             monkeypatch.setattr(module, "enqueue", self)
 
     def __call__(self, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-        in_tuples = {"config": x.config.value for x in args if "config" in getattr(x, "_fields", ())}
-        self.launches.append((kernel.__name__, programs, options | in_tuples))
+        for x in args:
+            if "config" in getattr(x, "_fields", ()):
+                options["config"] = x.config.value
+        self.launches.append((kernel.__name__, programs, options))
 
 
 # --- The paper's kernels

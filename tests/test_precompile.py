@@ -317,7 +317,7 @@ def test_launches_on_the_gpu_find_what_was_compiled_without_it(cache: Path, monk
     assert not [event for event in of(Compiled, events) if event.error]
     left_out = {jobs[event.ticket]: event.reason for event in of(Finished, events) if event.reason}
     print("not tried:", left_out)
-    compiled = {path for path in cache.iterdir() if list(path.glob("__grp__*"))}
+    compiled = compiled_in(cache)
     for name, pass_ in [pair for pair in wanted if pair not in left_out]:
         server = ForkServer(LIBRARY_OF.get(registry.get(name).package, "tflabench"), facts)
         reading, writing = os.pipe()
@@ -330,7 +330,12 @@ def test_launches_on_the_gpu_find_what_was_compiled_without_it(cache: Path, monk
         assert found["looked_up"] == found["found"] > 0, (name, pass_, found)
         found = dry_runs(dict(os.environ), name, pass_, "gpu")
         assert found["looked_up"] == found["found"] > 0, (name, pass_, found)
-    assert {path for path in cache.iterdir() if list(path.glob("__grp__*"))} == compiled
+    assert compiled_in(cache) == compiled
+
+
+def compiled_in(cache: Path) -> set[Path]:
+    """Folders of kernels, but for those that torch.compile writes: the first call of mlstm_kernels makes one."""
+    return {path.parent for path in cache.glob("*/__grp__*") if not path.name.startswith("__grp__triton_")}
 
 
 def test_who_asks_for_compiling_imports_no_torch() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tflabench.bench import comparison_run
 from tflabench.bench import scheduler as scheduling
 from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
@@ -65,10 +67,13 @@ class Workers:
         times: implementation -> milliseconds of its turns, the last one for good.
         answers: (implementation, kind) -> what is answered instead.
         slow: implementation -> how often `wait` is called before it has compiled and prepared.
+        throttled: the implementation during which the GPU holds its clock back.
     """
 
-    def __init__(self, times: dict[str, list[float]] | None = None, answers: Any = None, slow: Any = None) -> None:
+    def __init__(self, times: dict[str, list[float]] | None = None, answers: Any = None, slow: Any = None,
+                 throttled: str = "") -> None:  # fmt: skip
         self.times = times or {}
+        self.throttled = throttled
         self.slow: dict[str, int] = slow or {}
         self.paused: set[str] = set()
         self.answers = answers or {}
@@ -119,7 +124,7 @@ class Workers:
         number = self._turns[name] = self._turns.get(name, -1) + 1
         times = self.times.get(name, [1.0])
         turn = {"samples": [times[min(number, len(times) - 1)]] * 10, "warmup": 5, "timer": "cuda_events"}
-        clocks = {"sm_clock_mhz": 1500, "throttled": False, "throttle_reasons": []}
+        clocks = {"sm_clock_mhz": 1500, "throttled": name == self.throttled, "throttle_reasons": []}
         return [(slot, {"status": "ok", "turn": turn, "digest": DIGEST, "seconds": 0.1, **clocks})]
 
     def compiles(self, slot: str) -> bool:
@@ -289,6 +294,23 @@ def test_rounds_go_on_until_the_medians_settle(tmp_path):
         calm = Workers(times)
         run([comparison("a", "b")], calm, tmp_path)
         assert turns(calm) == "ab" * 3
+    throttled = Workers({"a": [1.0, 1.1, 1.0], "b": [1.05]}, throttled="a")  # its times are in no ratio
+    run([comparison("a", "b")], throttled, tmp_path)
+    assert turns(throttled) == "ab" * 3
+
+
+def test_a_round_that_takes_long_is_a_round(tmp_path, monkeypatch):
+    """First turns far apart are taken again once: such as attention over 65,536 steps, a minute a round."""
+    begin, workers = time.monotonic(), Workers()
+
+    def monotonic() -> float:
+        assert len(workers.said) < 100, "rounds do not end"
+        return begin + 30.0 * len(workers.said)
+
+    monkeypatch.setattr(comparison_run, "time", SimpleNamespace(monotonic=monotonic))
+    rows = run([comparison("a", "b")], workers, tmp_path)
+    assert turns(workers) == "ab" * 4
+    assert [(row.rounds, row.closed) for row in rows[-2:]] == [(3, True)] * 2
 
 
 def test_the_papers_protocol_is_one_round(tmp_path):

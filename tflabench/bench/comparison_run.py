@@ -121,6 +121,7 @@ class ComparisonRun:
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     closed: bool = False
     _due: list[PointRun] = field(default_factory=list[PointRun])
+    _began_anew: bool = False  # every turn since is of a round of all, however long that takes
 
     @property
     def alive(self) -> list[PointRun]:
@@ -169,13 +170,19 @@ class ComparisonRun:
         if lacking := [run for run in alive if not run.turns]:
             self._due = lacking
             return
-        if _far_apart(alive):
+        if not self._began_anew and _far_apart(alive):
+            self._began_anew = True
             for run in alive:  # somebody came late: what the others sampled before is of another time
                 run.turns.clear()
                 run.first_turn = None
             self._due = alive
-        elif not all(settled(run.turns, self._others(run), self.protocol) for run in alive):
+        elif any(self._needs_round(run) for run in alive):
             self._due = alive
+
+    def _needs_round(self, run: PointRun) -> bool:
+        """Return whether a point asks for another round: no ratio uses a throttled time, however well it is known."""
+        few = len(run.turns) < self.protocol.min_rounds
+        return few or not (run.throttled or settled(run.turns, self._others(run), self.protocol))
 
 
 def _far_apart(alive: list[PointRun]) -> bool:
