@@ -230,7 +230,7 @@ def test_without_a_terminal_every_row_has_its_line_and_nothing_moves():
     assert "comparisons closed" not in shown
     assert "\x1b" not in shown
     lines = [line for line in shown.splitlines() if line]
-    assert lines[0] == "Quick look: mLSTM and its rivals, then over sequence length, chunk size and head dimension"
+    assert lines[0] == "Quick look: mLSTM and its rivals"
     assert lines[1] == "6 of 6 points to measure, in 2 comparisons, into out"
     rows = [line for line in lines if "  float32  " in line]
     assert sorted(line.split()[0] for line in rows) == sorted(["fine", "chatters", "raises"] * 2)

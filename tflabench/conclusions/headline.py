@@ -32,15 +32,19 @@ VERSIONS = ("threads", "torch", "triton")  # the driver and all else are in envi
 
 
 class Detail(NamedTuple):
-    """The length of tables: sizes where ratios may be taken, sizes where not, and peers at most."""
+    """The length of tables, where ratios may be taken and where not: their sizes, and their peers at most."""
 
     sizes_with_ratios: int
     other_sizes: int
-    peers: int | None
+    peers_with_ratios: int | None
+    other_peers: int | None
 
 
 # The first that makes a page of at most MOST_WORDS words holds.
-DETAILS = (Detail(2, 2, None), Detail(2, 1, None), Detail(1, 1, None), Detail(1, 1, 10), Detail(1, 1, 5))
+DETAILS = (
+    Detail(2, 2, None, None), Detail(2, 1, None, None), Detail(1, 1, None, None),
+    Detail(1, 1, 10, 10), Detail(1, 1, 10, 3), Detail(1, 1, 5, 5), Detail(1, 1, 5, 3), Detail(1, 1, 5, 2), Detail(1, 1, 5, 1),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,22 +140,19 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         "",
         f"Made by `{shlex.join(command)}` from stored rows; do not edit.",
         "",
-        f"A table compares {ours} (*ours*) with {theirs} (*peers*). There is one",
-        "for each figure of the paper, or other sweep, and each device. Names are those that `--impl` takes.",
+        f"A table compares {ours} (*ours*) with {theirs} (*peers*), for a figure",
+        "of the paper or another sweep on one device. Names are those that `--impl` takes.",
         "",
-        "- A cell has the median times of peer and ours in milliseconds: `peer/ours = ratio`. Above 1 ours is faster;",
-        "  **bold**: the peer is.",
-        "- A ratio is taken only within one closed comparison, where both took turns on one GPU with their tuners",
-        f"  done, and never of throttled times ({THROTTLED}: the GPU held its clock back). Never divide the others.",
-        "- The strongest peer, with the smallest ratio, comes first. Peers without a ratio follow by their times.",
-        "- A peer meets our fastest kernel that computes the same, or else our fastest mLSTM. Each runs at its best",
-        "  measured chunk size.",
-        "- *% of bound*: our fastest mLSTM, and the least time of any kernel, which reads inputs and writes outputs",
-        "  once, over its time.",
-        "- Empty: not asked for. *wrong* and the like: see below the table. (1/4): at 1 of 4 points.",
+        "- A cell has median milliseconds: `peer/ours = ratio`. Above 1 ours is faster; **bold**: the peer is.",
+        "- A ratio is taken only where both took turns in one closed comparison with their tuners done, and never of",
+        f"  throttled times ({THROTTLED}: the GPU held its clock back). Never divide the others.",
+        "- The strongest peer comes first. It meets our fastest kernel that computes the same, or else our fastest",
+        "  mLSTM, each at its best chunk size.",
+        "- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our",
+        "  fastest mLSTM.",
+        "- Empty: not asked for. *wrong* and the like: see below. (1/4): at 1 of 4 points.",
         "",
-        "A table shows the folder with most ratios, then most pairs compared, then most measured rows. It has the one",
-        "or two sizes with most peers. Every point, with its memory, is in the linked rows and in",
+        "A table shows the folder with most ratios, at the sizes with most of them. All else is in the linked rows and in",
         f"`tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
     ]
 
@@ -160,12 +161,15 @@ def _section(page: Page, chosen: Chosen, detail: Detail, told: set[tuple[str, ..
     best = chosen.best
     name = preset_of(best.campaign)
     title = load_preset(name).title if name in preset_names() else name
-    columns = best.at_sizes(detail.sizes_with_ratios if best.has_ratios else detail.other_sizes)
+    sizes, most = detail.sizes_with_ratios, detail.peers_with_ratios
+    if not best.has_ratios:
+        sizes, most = detail.other_sizes, detail.other_peers
+    columns = best.at_sizes(sizes)
     peers = _in_order(columns)
     yield from ("", f"## {_plain(f'{title} ({best.campaign.rows[0].device})')}", "")
-    yield from (*_table(columns, peers[: detail.peers]), "")
-    if more := len(peers[detail.peers :]) if detail.peers else 0:
-        yield f"- {more} more peers, behind these: in the rows."
+    yield from (*_table(columns, peers[:most]), "")
+    if more := len(peers[most:]) if most else 0:
+        yield f"- {more} more peers: in the rows."
     yield from _refusals(columns)
     yield from _missing(best, told)
     yield f"- Rows: {page.link(best.campaign)}, {_origin(best.campaign)}."
@@ -251,7 +255,7 @@ def _refusals(columns: Iterable[Question]) -> Iterator[str]:
     pairs = [pair for question in columns for pair in question.pairs.values() if pair.timed and pair.ours]
     throttled = sum(pair.compared and pair.throttled for pair in pairs)
     apart = sum(not pair.compared for pair in pairs)
-    counts = {"throttled": throttled, "not of one closed comparison": apart}
+    counts = {"throttled": throttled, "of several occasions": apart}
     if why := [f"{count}/{len(pairs)} {reason}" for reason, count in counts.items() if count]:
         yield f"- No ratio: {', '.join(why)}."
 
@@ -270,18 +274,20 @@ def _missing(best: Standing, told: set[tuple[str, ...]]) -> Iterator[str]:
     failed: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in (row for row in outcomes if row.status != "ok"):
         failed[_kind(row)].append(row)
-    before = []
+    before: dict[str, list[str]] = defaultdict(list)
     for kind, rows in failed.items():
         names = dict.fromkeys(row.implementation for row in rows)
         whole = sum(points[name] for name in names)
         share = f" ({len(rows)}/{whole})" if len(rows) < whole else ""
-        words = f"{_plain(', '.join(names))}: {kind[0].replace('_', ' ')}{share}"
+        who, status = _plain(", ".join(names)), kind[0].replace("_", " ")
         if kind in told:
-            before.append(words)
+            before[status].append(who + share)
         else:
-            yield f"- {words}{', e.g.' if len({row.reason for row in rows}) > 1 else ''}: {_reason(rows[0])}"
+            example = ", e.g." if len({row.reason for row in rows}) > 1 else ""
+            yield f"- {who}: {status}{share}{example}: {_reason(rows[0])}"
     if before:
-        yield f"- For the reasons above: {'; '.join(before)}"
+        kinds = (f"{status}: {', '.join(names)}" for status, names in before.items())
+        yield f"- As above, {'; '.join(kinds)}"
     told.update(failed)
 
 
@@ -314,7 +320,7 @@ def _again(campaign: Campaign) -> str:
         words = re.sub(r" --out[ =]('[^']*'|\S+)", "", shlex.join(["tflabench", *command]))
         return f"`{words} --out again`"
     if preset in preset_names():
-        return f"`tflabench sweep --preset {preset} --out again` ({len(recorded)} commands so far)"
+        return f"`tflabench sweep --preset {preset} --out again`"
     return "the command was not recorded."
 
 

@@ -137,19 +137,21 @@ class Standing:
         return self.rank[1] > 0
 
     def at_sizes(self, count: int) -> tuple[Question, ...]:
-        """Return the questions of the one or two sizes at which most peers were measured.
+        """Return the questions of the one or two sizes with most ratios, and of these with most peers measured.
 
         Of equal sizes the first is the largest, the second the furthest from it with heads cut the same way.
         """
         peers: dict[Size, set[str]] = defaultdict(set)
+        ratios = Counter[Size]()
         for question in self.questions:
             peers[question.size] |= {name for name, pair in question.pairs.items() if pair.timed}
+            ratios[question.size] += sum(pair.ratio is not None for pair in question.pairs.values())
         sizes = sorted(peers)
-        first = max(sizes, key=lambda size: (len(peers[size]), size))
+        first = max(sizes, key=lambda size: (ratios[size], len(peers[size]), size))
 
-        def merit(size: Size) -> tuple[bool, int, bool, int]:
+        def merit(size: Size) -> tuple[bool, int, int, bool, int]:
             away = abs(sizes.index(size) - sizes.index(first))
-            return size != first, len(peers[size]), size.cut == first.cut, away
+            return size != first, ratios[size], len(peers[size]), size.cut == first.cut, away
 
         shown = {first, max(sizes, key=merit)} if count > 1 else {first}
         return tuple(question for question in self.questions if question.size in shown)
