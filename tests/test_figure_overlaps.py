@@ -38,6 +38,7 @@ def roofline() -> Figure:
 
 COMMITTED = {
     "h100/quick": ("runtime-seq_len", "roofline-bfloat16"),
+    "h100/paper-fig4": ("runtime-seq_len",),
     "h200/paper-fig5": ("runtime-chunk_size", "roofline-bfloat16"),
 }
 PAPERS = {

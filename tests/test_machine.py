@@ -140,9 +140,8 @@ def test_a_byte_of_what_decides_a_time_changes_the_hash(copy: Path, name: str) -
 
 
 def test_a_command_is_written_down_without_the_folder_of_its_results(monkeypatch):
-    monkeypatch.setattr(
-        "sys.argv", ["tflabench", "sweep", "--out", "/home/me/rows", "-a", "seq_len=512", "--out=/home"]
-    )
+    folders = ["--out", "/home/me/rows", "--out=/home", "--results", "/home/me", "--results=/home"]
+    monkeypatch.setattr("sys.argv", ["tflabench", "sweep", *folders[:2], "-a", "seq_len=512", *folders[2:]])
     assert machine.command() == ["sweep", "-a", "seq_len=512"]
 
 

@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import replace
 from statistics import quantiles
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +150,40 @@ print(memory.extra_bytes, memory.peak_bytes)
     extra_bytes, peak_bytes = map(int, printed.split())
     assert extra_bytes == pytest.approx(mebibytes * MiB, abs=4 * MiB)
     assert peak_bytes == extra_bytes + 64 * MiB
+
+
+@pytest.mark.parametrize(
+    ("mhz", "limited", "highest", "throttled"),
+    [
+        (1965, True, 1980, False),  # one step of the clock: less than ratios show
+        (1900, True, 1980, True), (1900, False, 1980, False),  # no reason: the GPU is not asked for more
+        (1980, True, None, True),  # how high the clock goes is not told
+    ],
+)  # fmt: skip
+def test_a_gpu_is_throttled_where_it_holds_its_clock_back_by_more_than_ratios_show(
+    mhz, limited, highest, throttled, monkeypatch
+):  # fmt: skip
+    class Refused(Exception):
+        pass
+
+    def highest_of(*_: Any) -> int:
+        if highest is None:
+            raise Refused
+        return highest
+
+    reasons = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+    nvml = SimpleNamespace(
+        NVMLError=Refused, NVML_CLOCK_SM=1, nvmlDeviceGetMaxClockInfo=highest_of,
+        nvmlDeviceGetClockInfo=lambda *_: mhz, nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: int(limited),
+        **{f"nvmlClocksThrottleReason{name}": 1 << bit for bit, name in enumerate(reasons)},
+    )  # fmt: skip
+    monkeypatch.setattr(measure, "_nvml_of", lambda _: (nvml, "GPU"))
+    measure.highest_clock.cache_clear()
+    clocks = measure.Clocks(torch.device("cuda", 0))
+    clocks.read()
+    assert clocks.throttled is throttled
+    assert (clocks.median_mhz, clocks.reasons) == (mhz, {"power cap"} if limited else set())
+    measure.highest_clock.cache_clear()
 
 
 @pytest.mark.gpu

@@ -69,6 +69,8 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
     """Return what torch says of the device that it runs on; for environment.json."""
     import torch
 
+    from tflabench.bench.measure import highest_clock
+
     if device.type == "cpu":
         return {
             "torch": torch.__version__,
@@ -86,6 +88,7 @@ def torch_facts(device: torch.device) -> dict[str, Any]:
         "multiprocessors": gpu.multi_processor_count,
         "l2_bytes": gpu.L2_cache_size,
         "memory_bytes": gpu.total_memory,
+        "highest_sm_clock_mhz": highest_clock(device),
         "ptxas": assembler(10 * gpu.major + gpu.minor),
     }
 
@@ -109,9 +112,9 @@ def command() -> list[str]:
     """Return the words of the command line, without the folder of the results: that is a matter of one machine."""
     words, kept = iter(sys.argv[1:]), list[str]()
     for word in words:
-        if word == "--out":
+        if word in ("--out", "--results"):
             next(words, None)
-        elif not word.startswith("--out="):
+        elif not word.startswith(("--out=", "--results=")):
             kept.append(word)
     return kept
 

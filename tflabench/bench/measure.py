@@ -22,6 +22,7 @@ from tflabench.bench.timing import Turn, relative_spread
 
 SLOW_CALL = 2.0  # times the fastest: such a call compiled something, or allocated for the first time
 LEAD_LIMIT_S = 5e-3  # longest time that the GPU is kept busy so that the host can enqueue a sample ahead of it
+HELD_BACK = 0.02  # of the clock: one held back by less lengthens a time by less than a median must be known to
 GPU_CYCLES_PER_S = 2e9  # upper estimate of an SM clock, to turn seconds into cycles of the lead
 
 
@@ -186,8 +187,15 @@ class Clocks:
 
     @property
     def throttled(self) -> bool | None:
-        """Return whether the GPU held its clock back; None where it does not tell."""
-        return bool(self.reasons) if self._nvml else None
+        """Return whether the GPU held its clock back by more than HELD_BACK; None where it does not tell.
+
+        A GPU at its power limit says so as soon as it goes a step of 15 MHz back, which is less than ratios show.
+        """
+        if self._nvml is None:
+            return None
+        highest = highest_clock(self.device)
+        slow = highest is None or self.median_mhz is None or self.median_mhz < (1 - HELD_BACK) * highest
+        return bool(self.reasons) and slow
 
     def read(self) -> None:
         """Read the SM clock and the reasons for holding it back, if there is anything to ask."""
@@ -201,6 +209,18 @@ class Clocks:
             self._nvml = None
             return
         self.reasons |= {name for name, bit in _throttle_bits(nvml).items() if bits & bit}
+
+
+@cache
+def highest_clock(device: torch.device) -> int | None:
+    """Return the highest SM clock of a GPU in MHz; None where it does not tell."""
+    nvml, handle = _nvml_of(device)
+    if nvml is None:
+        return None
+    try:
+        return nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+    except nvml.NVMLError:
+        return None
 
 
 @cache

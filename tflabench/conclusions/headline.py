@@ -43,7 +43,8 @@ class Detail(NamedTuple):
 # The first that makes a page of at most MOST_WORDS words holds.
 DETAILS = (
     Detail(2, 2, None, None), Detail(2, 1, None, None), Detail(1, 1, None, None),
-    Detail(1, 1, 10, 10), Detail(1, 1, 10, 3), Detail(1, 1, 5, 5), Detail(1, 1, 5, 3), Detail(1, 1, 5, 2), Detail(1, 1, 5, 1),
+    Detail(1, 1, 10, 10), Detail(1, 1, 10, 3),
+    Detail(1, 1, 5, 5), Detail(1, 1, 5, 3), Detail(1, 1, 5, 2), Detail(1, 1, 5, 1),
 )  # fmt: skip
 
 
@@ -152,8 +153,8 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         "  fastest mLSTM.",
         "- Empty: not asked for. *wrong* and the like: see below. (1/4): at 1 of 4 points.",
         "",
-        "A table shows the folder with most ratios, at the sizes with most of them. All else is in the linked rows and in",
-        f"`tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
+        "A table shows the folder with most ratios, at the sizes with most of them. All else is in the linked rows and",
+        f"in `tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
     ]
 
 
