@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from tflabench.bench import comparison_run
 from tflabench.bench import scheduler as scheduling
 from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
@@ -63,7 +61,8 @@ class Workers:
     """Processes that answer at once, one job a call of `wait`, in the order in which they were sent.
 
     Attributes:
-        said: (implementation, kind) of every job, in order; processes that are started as (slot, "start").
+        said: (implementation, kind) of every job, in order, brief turns as "look"; processes that are started as
+            ("process", "start").
         times: implementation -> milliseconds of its turns, the last one for good.
         answers: (implementation, kind) -> what is answered instead.
         slow: implementation -> how often `wait` is called before it has compiled and prepared.
@@ -99,7 +98,7 @@ class Workers:
         self.alive.add(slot)
         self._due.append((slot, job))
         self.most_at_once = max(self.most_at_once, len(self._due))
-        self.said.append((job["implementation"], job["kind"]) if job else ("process", "start"))
+        self.said.append((job["implementation"], _kind(job)) if job else ("process", "start"))
 
     def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
         if not self._due:
@@ -121,9 +120,10 @@ class Workers:
             return [
                 (slot, {"status": "ok", "reason": None, "digest": DIGEST, "details": {"allowed": {"forward": 0.01}}})
             ]
-        number = self._turns[name] = self._turns.get(name, -1) + 1
+        number = self._turns.get(name, -1) + (_kind(job) == "turn")
+        self._turns[name] = number
         times = self.times.get(name, [1.0])
-        turn = {"samples": [times[min(number, len(times) - 1)]] * 10, "warmup": 5, "timer": "cuda_events"}
+        turn = {"samples": [times[min(max(number, 0), len(times) - 1)]] * 10, "warmup": 5, "timer": "cuda_events"}
         clocks = {"sm_clock_mhz": 1500, "throttled": name == self.throttled, "throttle_reasons": []}
         return [(slot, {"status": "ok", "turn": turn, "digest": DIGEST, "seconds": 0.1, **clocks})]
 
@@ -143,6 +143,10 @@ class Workers:
     def end(self, slot: str) -> None:
         self.ended.append(slot)
         self.alive.discard(slot)
+
+
+def _kind(job: dict[str, Any]) -> str:
+    return "look" if job.get("protocol") in (asdict(STANDARD.brief), asdict(PAPER.brief)) else job["kind"]
 
 
 class Pool:
@@ -202,18 +206,18 @@ def test_implementations_take_turns_in_rounds(tmp_path):
     assert (final[0].warmup, final[0].details["ms_by_round"]) == (15, [1.0, 1.0, 1.0])
     assert (final[0].node, final[0].gpu_uuid, final[0].sm_clock_mhz) == ("here", "GPU-1", 1500)
     assert final[0].throttled is False
-    assert final[0].measure_s == pytest.approx(0.3)
+    assert final[0].measure_s == pytest.approx(0.4)  # with the brief turn before the rounds
     assert final[0].source_hash == rows[0].source_hash != None  # noqa: E711
 
 
 def test_the_first_row_does_not_wait_for_the_others(tmp_path):
     workers = Workers()
     run([comparison("a", "b", "c")], workers, tmp_path)
-    assert workers.said[:2] == [("a", "prepare"), ("a", "turn")]
+    assert workers.said[:2] == [("a", "prepare"), ("a", "look")]
 
 
 def test_what_comes_after_the_first_row_comes_once_and_has_the_gpu_for_itself(tmp_path):
-    for names, said in (("abc", [("a", "prepare"), ("a", "turn")]), ("b", [("b", "prepare"), ("b", "turn")])):
+    for names, said in (("abc", [("a", "prepare"), ("a", "look")]), ("b", [("b", "prepare"), ("b", "turn")])):
         workers = Workers()
         seen: list[list[tuple[str, str]]] = []
 
@@ -299,18 +303,23 @@ def test_rounds_go_on_until_the_medians_settle(tmp_path):
     assert turns(throttled) == "ab" * 3
 
 
-def test_a_round_that_takes_long_is_a_round(tmp_path, monkeypatch):
-    """First turns far apart are taken again once: such as attention over 65,536 steps, a minute a round."""
-    begin, workers = time.monotonic(), Workers()
-
-    def monotonic() -> float:
-        assert len(workers.said) < 100, "rounds do not end"
-        return begin + 30.0 * len(workers.said)
-
-    monkeypatch.setattr(comparison_run, "time", SimpleNamespace(monotonic=monotonic))
+def test_a_brief_turn_is_no_round(tmp_path):
+    """It is of another time than the rounds, so neither its time nor its clock counts once there are these."""
+    workers = Workers({"a": [5.0]})
     rows = run([comparison("a", "b")], workers, tmp_path)
-    assert turns(workers) == "ab" * 4
-    assert [(row.rounds, row.closed) for row in rows[-2:]] == [(3, True)] * 2
+    assert [name for name, kind in workers.said if kind == "look"] == ["a"]  # all is prepared before the turn of `b`
+    assert turns(workers) == "ab" * 3
+    (first, *_), last = rows, rows[-2]
+    assert (first.ms_median, first.rounds, first.closed, first.details["ms_by_round"]) == (5.0, 1, False, [5.0])
+    assert (last.implementation, last.rounds, last.closed, last.samples) == ("a", 3, True, 30)
+    waits = Workers(slow={"b": 5}, throttled="a")
+    look = PointRun(point("a"), SHARED, alone=False)
+    look.prepared({"status": "ok", "digest": DIGEST, "details": {"allowed": {"forward": 0.01}}})
+    waits.send(SHARED, {"kind": "turn", "implementation": "a", "protocol": asdict(STANDARD.brief)}, 1.0)
+    look.looked(waits.wait(1.0)[0][1])
+    assert (look.timed, look.turns, look.throttled, look.clocks) == (True, [], True, [1500])
+    look.begin_rounds()
+    assert (look.timed, look.throttled, look.clocks) == (True, None, [])
 
 
 def test_the_papers_protocol_is_one_round(tmp_path):
@@ -366,8 +375,7 @@ def test_who_compiles_in_its_own_process_is_paused_while_others_are_timed(tmp_pa
     monkeypatch.setattr(registry, "_plugged", own)
     workers = Workers(slow={"p": 30})
     rows = run([comparison("q0", "p", "q1", "q2")], workers, tmp_path)
-    first_turns = [name for name, kind in workers.said if kind == "turn"][:4]
-    assert first_turns[-1] == "p"
+    assert [name for name, kind in workers.said if kind == "look"] == ["q0", "q1", "q2"]
     assert {row.rounds for row in rows if row.closed} == {3}
 
 

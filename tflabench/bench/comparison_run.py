@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
@@ -15,11 +14,9 @@ from tflabench.bench.timing import Turn, columns_of, noisy, settled
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
 
-State = Literal["compiling", "ready", "starting", "preparing", "prepared", "sampling", "over"]
+State = Literal["compiling", "ready", "starting", "preparing", "prepared", "looking", "sampling", "over"]
 Columns = dict[str, Any]
 LATE = "late"  # refused for a reason that only the device or the library could tell
-# First turns this far apart are not of one round: who came early takes it again with the others.
-ONE_ROUND_S = 20.0
 
 
 @dataclass
@@ -32,7 +29,8 @@ class PointRun:
         known: what its autotuners chose before, as the column `tuned`; None where that is not known.
         state: "over" is where it has failed; a point that runs is "prepared" between its turns.
         columns: what its preparation, or its failure, says of its row.
-        turns: what it has sampled.
+        look: a brief turn for the provisional row, taken while others are still prepared; no round.
+        turns: what it has sampled in the rounds of all.
         told: whether its provisional row is written.
         failure: status and reason of a kernel that cannot be compiled, before the point is begun.
     """
@@ -43,13 +41,13 @@ class PointRun:
     known: Columns | None = None
     state: State = "compiling"
     columns: Columns = field(default_factory=dict[str, Any])
+    look: Turn | None = None
     turns: list[Turn] = field(default_factory=list[Turn])
     clocks: list[float] = field(default_factory=list[float])
     throttled: bool | None = None
     throttle_reasons: set[str] = field(default_factory=set[str])
     compile_s: float = 0.0
     measure_s: float = 0.0
-    first_turn: tuple[int, float] | None = None  # its number among all turns of the sweep, and when it ended
     digest: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     told: bool = False
     failure: tuple[str, str] | None = None
@@ -73,13 +71,24 @@ class PointRun:
             self.columns["tuned"] = self.known
         self.state = "prepared"
 
-    def sampled(self, result: Columns, number: int) -> None:
-        """Take what the worker says after a turn, which has this number among all turns of the sweep."""
+    def looked(self, result: Columns) -> None:
+        """Take what the worker says after the brief turn for the provisional row."""
+        self.sampled(result)
+        if self.turns:
+            self.look = self.turns.pop()
+
+    def begin_rounds(self) -> None:
+        """Forget clocks from before the rounds of all."""
+        self.clocks.clear()
+        self.throttle_reasons.clear()
+        self.throttled = None
+
+    def sampled(self, result: Columns) -> None:
+        """Take what the worker says after a turn."""
         if result["status"] != "ok":
             self.fail(result["status"], result["reason"])
             return
         self.state = "prepared"
-        self.first_turn = self.first_turn or (number, time.monotonic())
         self.turns.append(Turn(**result["turn"]))
         self.measure_s += result["seconds"]
         self.columns |= {name: result[name] for name in ("gpu_kernels",) if name in result}
@@ -91,16 +100,22 @@ class PointRun:
         if reason := changed(self.digest, result["digest"], self.columns["details"]["allowed"]):
             self.columns |= {"status": "wrong", "reason": self.columns.get("reason") or reason}
 
+    @property
+    def timed(self) -> bool:
+        """Return whether it has a time, be it provisional."""
+        return bool(self.turns or self.look)
+
     def row_columns(self) -> Columns:
         """Return what is known of its row so far."""
         columns = {**self.columns, "details": dict(self.columns.get("details", {}))}
         columns["compile_s"] = self.compile_s + columns.get("compile_s", 0.0)
-        if not self.turns:
+        if not self.timed:
             return columns
-        columns |= columns_of(self.turns)
+        turns = self.turns or [turn for turn in (self.look,) if turn]
+        columns |= columns_of(turns)
         columns |= {"measure_s": self.measure_s, "throttled": self.throttled}
         columns["sm_clock_mhz"] = median(self.clocks) if self.clocks else None
-        columns["details"]["ms_by_round"] = [turn.ms for turn in self.turns]
+        columns["details"]["ms_by_round"] = [turn.ms for turn in turns]
         if self.throttle_reasons:
             columns["details"]["throttle_reasons"] = sorted(self.throttle_reasons)
         return columns
@@ -121,7 +136,6 @@ class ComparisonRun:
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     closed: bool = False
     _due: list[PointRun] = field(default_factory=list[PointRun])
-    _began_anew: bool = False  # every turn since is of a round of all, however long that takes
 
     @property
     def alive(self) -> list[PointRun]:
@@ -131,7 +145,7 @@ class ComparisonRun:
     @property
     def gathered(self) -> bool:
         """Return whether every point is prepared or has failed, so that all take part in the rounds to come."""
-        return all(run.state in ("prepared", "sampling", "over") for run in self.runs)
+        return all(run.state in ("prepared", "looking", "sampling", "over") for run in self.runs)
 
     def leading(self, ready: list[PointRun]) -> list[PointRun]:
         """Return those of `ready` that are of the first point's family, or all where none of that is alive."""
@@ -167,28 +181,13 @@ class ComparisonRun:
 
     def _open_round(self) -> None:
         alive = self.alive
-        if lacking := [run for run in alive if not run.turns]:
-            self._due = lacking
-            return
-        if not self._began_anew and _far_apart(alive):
-            self._began_anew = True
-            for run in alive:  # somebody came late: what the others sampled before is of another time
-                run.turns.clear()
-                run.first_turn = None
-            self._due = alive
-        elif any(self._needs_round(run) for run in alive):
+        if not any(run.turns for run in alive):
+            for run in alive:
+                run.begin_rounds()
+        if any(self._needs_round(run) for run in alive):
             self._due = alive
 
     def _needs_round(self, run: PointRun) -> bool:
         """Return whether a point asks for another round: no ratio uses a throttled time, however well it is known."""
         few = len(run.turns) < self.protocol.min_rounds
         return few or not (run.throttled or settled(run.turns, self._others(run), self.protocol))
-
-
-def _far_apart(alive: list[PointRun]) -> bool:
-    """Return whether the first turns make no round: they are too far apart, or not one after the other."""
-    firsts = [run.first_turn for run in alive if run.first_turn]
-    if not firsts or len(alive[0].turns) > 1:
-        return False
-    numbers, times = zip(*firsts, strict=True)
-    return max(numbers) - min(numbers) >= len(alive) or max(times) - min(times) > ONE_ROUND_S

@@ -35,6 +35,13 @@ class Protocol:
     settled_rounds: float = 0.01
     verify_s: float = 0.8
 
+    @property
+    def brief(self) -> Protocol:
+        """The same for the time of a provisional row, which no ratio uses."""
+        return replace(
+            self, warmup_iterations=3, warmup_s=0.02, min_samples=5, max_samples=10, budget_s=0.05, cap_s=1.0
+        )
+
     def verifying_within(self, seconds: float | None) -> Protocol:
         """Return the same rules with another `verify_s`, where one is given."""
         return self if seconds is None else replace(self, verify_s=seconds)

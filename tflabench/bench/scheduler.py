@@ -4,7 +4,7 @@ One process drives. It hands jobs to worker processes and hears of kernels that 
 are not timed (build, first call, check, memory) may overlap; a job that is timed (a turn, and a first call that tunes)
 has the GPU for itself. Within a comparison:
 
-1. a point whose kernels are compiled is prepared, and takes a first turn: its row is provisional;
+1. a point whose kernels are compiled is prepared; while others are not, it takes a brief turn for a provisional row;
 2. where a point still compiles, the next comparisons go on meanwhile;
 3. when all are prepared, they take turns in rounds until their medians agree; then the rows are final.
 """
@@ -95,7 +95,6 @@ class Scheduler:
         self._tickets: dict[int, PointRun] = {}
         self._timed_out: list[Point] = []
         self._told_any = False
-        self._turns = 0
 
     def admit(self, comparisons: Iterable[Comparison]) -> None:
         """Take comparisons on, in their order; from now on their kernels are compiled."""
@@ -226,8 +225,8 @@ class Scheduler:
             ready = [run for run in begun.runs if run.state == "ready"]
             if not self._told_any:
                 ready = begun.leading(ready) or ([] if self._working else begun.leading_compiling())
-            if first := [run for run in begun.runs if run.state == "prepared" and not run.turns and not begun.gathered]:
-                return self._sample(begun, first[0])
+            if first := [run for run in begun.runs if run.state == "prepared" and not run.timed and not begun.gathered]:
+                return self._sample(begun, first[0], brief=True)
             if ready and time.monotonic() < self.rules.stop_at:
                 return self._prepare_one(begun, ready)
             if begun.gathered and not any(one is begun for one, _ in self._working.values()):
@@ -262,12 +261,14 @@ class Scheduler:
             return True
         return False
 
-    def _sample(self, begun: ComparisonRun, run: PointRun) -> bool:
+    def _sample(self, begun: ComparisonRun, run: PointRun, *, brief: bool = False) -> bool:
         """Start a turn; nothing else may use the GPU."""
         if not self._clear_gpu(run):
             return False
-        names = len(run.turns) + 1 == min(NAMES_IN_TURN, self.rules.protocol.min_rounds)
-        self._give(begun, run, "sampling", {"kind": "turn", "protocol": asdict(self.rules.protocol), "names": names})
+        protocol = self.rules.protocol
+        names = not brief and len(run.turns) + 1 == min(NAMES_IN_TURN, protocol.min_rounds)
+        job = {"kind": "turn", "protocol": asdict(protocol.brief if brief else protocol), "names": names}
+        self._give(begun, run, "looking" if brief else "sampling", job)
         return True
 
     def _clear_gpu(self, run: PointRun) -> bool:
@@ -306,10 +307,11 @@ class Scheduler:
             run.prepared(result)
             if run.state == "prepared" and run.columns.get("tuned"):
                 self._tuning.keep(run.point, run.columns["tuned"], self.rules.tune_s)
+        elif run.state == "looking":
+            run.looked(result)
         else:
-            self._turns += 1
-            run.sampled(result, self._turns)
-        if run.state == "over" or (run.turns and not run.told):
+            run.sampled(result)
+        if run.state == "over" or (run.timed and not run.told):
             self._told_any = run.told = True
             self._on_point(begun, run)
 
@@ -324,7 +326,7 @@ class Scheduler:
 
 def _has_the_gpu(run: PointRun) -> bool:
     """Return whether the point in work is being timed, so that nothing else may use the GPU."""
-    return run.state == "sampling" or (run.alone and run.state == "preparing")
+    return run.state in ("looking", "sampling") or (run.alone and run.state == "preparing")
 
 
 def asks_no_less(point: Point, of: Point) -> bool:
