@@ -93,7 +93,7 @@ class Counts(NamedTuple):
 
 
 class Call(NamedTuple):
-    """All that a launch takes besides descriptors, which Triton 3.6 takes in no tuple.
+    """All arguments of a launch except descriptors, which Triton 3.6 takes in no tuple.
 
     Attributes:
         tensors: `Tensors`.
