@@ -225,6 +225,15 @@ def test_several_folders_are_one_page(tmp_path):
     assert machine["folders"] == ["fig4", "fig5"]
 
 
+def test_the_page_opens_with_most_rows_of_closed_comparisons_and_looks_up_that_gpu(tmp_path):
+    write(tmp_path / "apart", [one.model_copy(update={"comparison_id": None}) for one in [*sweep(), sdpa(9.0, 32768)]])
+    h100 = [one.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for one in sweep()]
+    write(tmp_path / "beside", h100, run=RUN | {"device": "NVIDIA H100 80GB HBM3"})
+    payload = page_of(tmp_path).payload
+    assert list(dict.fromkeys(chart["results"] for chart in payload["charts"])) == ["beside", "apart"]
+    assert list(payload["lookup"]["commands"]) == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+
+
 # --- bad input
 
 

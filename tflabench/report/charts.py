@@ -22,9 +22,14 @@ SHARED = ("device", "folder", "dtype", "pass")
 
 
 def charts(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield every chart: what selects it (SELECTORS), its title, its setting and its plot; most rows first."""
-    sizes = source.rows.groupby("folder")["folder"].transform("size")
-    ordered = source.rows.assign(size=-sizes).sort_values(["size", "folder"], kind="stable")
+    """Yield every chart: what selects it (SELECTORS), its title, its setting and its plot.
+
+    Folders with most rows of closed comparisons come first, then those with most rows.
+    """
+    rows = source.rows
+    folders = rows.assign(compared=rows["comparison_id"].notna() & rows["closed"]).groupby("folder")["compared"]
+    ordered = rows.assign(compared=-folders.transform("sum"), size=-folders.transform("size"))
+    ordered = ordered.sort_values(["compared", "size", "folder"], kind="stable")
     for key, rows in ordered.groupby(list(SHARED), sort=False):
         for axis in facets.swept_axes(rows) or ["seq_len"]:
             for part in facets.split(rows, axis):

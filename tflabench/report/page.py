@@ -94,18 +94,20 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
     Args:
         named: the folders with results, by the names that the page has for them.
     """
+    made = list(charts.charts(source))
+    devices = dict.fromkeys([*(chart["gpu"] for chart in made), *(row.device for row in source.records)])
     return {
         "title": directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         "version": tflabench.__version__,
         "origin": source.origin,
         "selectors": charts.SELECTORS,
-        "charts": list(charts.charts(source)),
+        "charts": made,
         "rooflines": list(charts.rooflines(source)),
         "rows": details.table(source),
         "lookup": {
             "gates": lookup.GATES,
             "measured": lookup.measured(source.records),
-            "commands": lookup.commands(dict.fromkeys(row.device for row in source.records)),
+            "commands": lookup.commands(devices),
         },
         "claims": details.claims(directory, named.values()),
         "machines": details.machines(named),
