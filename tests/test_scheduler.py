@@ -114,8 +114,8 @@ class Workers:
         if job is None:
             return [(slot, {"status": "ok"})]
         name = job["implementation"]
-        if (name, job["kind"]) in self.answers:
-            return [(slot, dict(self.answers[name, job["kind"]]))]
+        if (name, _kind(job)) in self.answers:
+            return [(slot, dict(self.answers[name, _kind(job)]))]
         if job["kind"] == "prepare":
             return [
                 (slot, {"status": "ok", "reason": None, "digest": DIGEST, "details": {"allowed": {"forward": 0.01}}})
@@ -392,6 +392,12 @@ def test_a_failure_costs_its_point(tmp_path):
     rows = run([comparison("a", "b")], workers, tmp_path)
     assert [row.status for row in rows[-2:]] == ["ok", "crashed"]
     assert rows[-2].rounds == 3
+    for kind in ("look", "turn"):  # also of who has a provisional time
+        rows = run([comparison("a", "b")], Workers(answers={("a", kind): crashed}), tmp_path)
+        assert [(row.status, row.ms_median is None, row.rounds) for row in rows[-2:]] == [
+            ("crashed", True, 0),
+            ("ok", False, 3),
+        ]
 
 
 def test_what_cannot_run_is_a_row_of_its_comparison(tmp_path, known, monkeypatch):

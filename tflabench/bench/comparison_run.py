@@ -56,6 +56,7 @@ class PointRun:
     def fail(self, status: str, reason: str | None) -> None:
         """End it without a time."""
         self.state = "over"
+        self.look = None
         self.turns.clear()
         self.columns |= {"status": status, "reason": reason}
 
