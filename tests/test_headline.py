@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 
 from tflabench.cli.main import app
 from tflabench.conclusions import headline
+from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.standings import standing
 from tflabench.implementations.registry import bundled_kernels
+from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -193,6 +196,16 @@ def test_two_sizes_have_heads_cut_the_same_way(tmp_path):
     text = page(tmp_path, rows)
     assert "65,536 tokens, embedding 4096, bfloat16, heads 32x128:" in text
     assert table(text)["peer"] == ["ours", "forward, T = 512", "forward, T = 4096"]
+
+
+def test_the_size_shown_is_the_largest_of_those_with_about_as_many_ratios(tmp_path):
+    names = ["sdpa", *(f"peer{n}" for n in range(4))]
+    throttled = {512: [], 4096: names[:1], 65536: names[:2]}  # 5, 4 and 3 ratios
+    rows = [at(name, T, 2.0, throttled=name in held) for T, held in throttled.items() for name in names]
+    folder = write(tmp_path / "fig4", [*rows, *(at("tfla_sig_xl", T, 1.0) for T in throttled)])
+    (campaign,) = campaigns(find_results(folder))
+    (question,) = standing(campaign, bundled_kernels()).at_sizes(1)
+    assert question.size.seq_len == 4096
 
 
 @pytest.mark.parametrize(

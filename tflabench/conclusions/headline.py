@@ -153,8 +153,8 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         "  fastest mLSTM.",
         "- Empty: not asked for. *wrong* and the like: see below. (1/4): at 1 of 4 points.",
         "",
-        "A table shows the folder with most ratios, at the sizes with most of them. All else is in the linked rows and",
-        f"in `tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
+        "A table shows the folder with most ratios, at a large size with many of them. All else is in the linked rows",
+        f"and in `tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
     ]
 
 

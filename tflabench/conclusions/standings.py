@@ -17,6 +17,8 @@ from tflabench.implementations.registry import bundled_kernels, operation
 from tflabench.rows.labels import PASS_TITLES, heads
 from tflabench.rows.schema import Row
 
+NEARLY = 0.8  # of the most ratios that one size has
+
 
 def answers(ours: Sequence[Row], rival: Row | None, kernels: frozenset[str] | None = None) -> list[Row]:
     """Return those of our rows that a peer is compared with.
@@ -137,7 +139,7 @@ class Standing:
         return self.rank[1] > 0
 
     def at_sizes(self, count: int) -> tuple[Question, ...]:
-        """Return the questions of the one or two sizes with most ratios, and of these with most peers measured.
+        """Return the questions of the one or two sizes with most ratios, or NEARLY as many, and most peers measured.
 
         Of equal sizes the first is the largest, the second the furthest from it with heads cut the same way.
         """
@@ -146,12 +148,12 @@ class Standing:
         for question in self.questions:
             peers[question.size] |= {name for name, pair in question.pairs.items() if pair.timed}
             ratios[question.size] += sum(pair.ratio is not None for pair in question.pairs.values())
-        sizes = sorted(peers)
-        first = max(sizes, key=lambda size: (ratios[size], len(peers[size]), size))
+        sizes, least = sorted(peers), NEARLY * max(ratios.values())
+        first = max(sizes, key=lambda size: (ratios[size] >= least, len(peers[size]), size))
 
-        def merit(size: Size) -> tuple[bool, int, int, bool, int]:
+        def merit(size: Size) -> tuple[bool, bool, int, bool, int]:
             away = abs(sizes.index(size) - sizes.index(first))
-            return size != first, ratios[size], len(peers[size]), size.cut == first.cut, away
+            return size != first, ratios[size] >= least, len(peers[size]), size.cut == first.cut, away
 
         shown = {first, max(sizes, key=merit)} if count > 1 else {first}
         return tuple(question for question in self.questions if question.size in shown)
