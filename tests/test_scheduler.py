@@ -316,10 +316,10 @@ def test_a_brief_turn_is_no_round(tmp_path):
     look = PointRun(point("a"), SHARED, alone=False)
     look.prepared({"status": "ok", "digest": DIGEST, "details": {"allowed": {"forward": 0.01}}})
     waits.send(SHARED, {"kind": "turn", "implementation": "a", "protocol": asdict(STANDARD.brief)}, 1.0)
-    look.looked(waits.wait(1.0)[0][1])
-    assert (look.timed, look.turns, look.throttled, look.clocks) == (True, [], True, [1500])
+    look.sampled(waits.wait(1.0)[0][1])
+    assert (len(look.turns), look.throttled, look.clocks) == (1, True, [1500])
     look.begin_rounds()
-    assert (look.timed, look.throttled, look.clocks) == (True, None, [])
+    assert (look.turns, look.throttled, look.clocks) == ([], None, [])
 
 
 def test_the_papers_protocol_is_one_round(tmp_path):

@@ -14,7 +14,7 @@ from tflabench.bench.timing import Turn, columns_of, noisy, settled
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
 
-State = Literal["compiling", "ready", "starting", "preparing", "prepared", "looking", "sampling", "over"]
+State = Literal["compiling", "ready", "starting", "preparing", "prepared", "sampling", "over"]
 Columns = dict[str, Any]
 LATE = "late"  # refused for a reason that only the device or the library could tell
 
@@ -29,8 +29,7 @@ class PointRun:
         known: what its autotuners chose before, as the column `tuned`; None where that is not known.
         state: "over" is where it has failed; a point that runs is "prepared" between its turns.
         columns: what its preparation, or its failure, says of its row.
-        look: a brief turn for the provisional row, taken while others are still prepared; no round.
-        turns: what it has sampled in the rounds of all.
+        turns: what it has sampled: in the rounds of all, or before these a brief turn for the provisional row.
         told: whether its provisional row is written.
         failure: status and reason of a kernel that cannot be compiled, before the point is begun.
     """
@@ -41,7 +40,6 @@ class PointRun:
     known: Columns | None = None
     state: State = "compiling"
     columns: Columns = field(default_factory=dict[str, Any])
-    look: Turn | None = None
     turns: list[Turn] = field(default_factory=list[Turn])
     clocks: list[float] = field(default_factory=list[float])
     throttled: bool | None = None
@@ -56,7 +54,6 @@ class PointRun:
     def fail(self, status: str, reason: str | None) -> None:
         """End it without a time."""
         self.state = "over"
-        self.look = None
         self.turns.clear()
         self.columns |= {"status": status, "reason": reason}
 
@@ -72,14 +69,9 @@ class PointRun:
             self.columns["tuned"] = self.known
         self.state = "prepared"
 
-    def looked(self, result: Columns) -> None:
-        """Take what the worker says after the brief turn for the provisional row."""
-        self.sampled(result)
-        if self.turns:
-            self.look = self.turns.pop()
-
     def begin_rounds(self) -> None:
-        """Forget clocks from before the rounds of all."""
+        """Forget what was sampled before the rounds of all: it is of another time."""
+        self.turns.clear()
         self.clocks.clear()
         self.throttle_reasons.clear()
         self.throttled = None
@@ -101,22 +93,16 @@ class PointRun:
         if reason := changed(self.digest, result["digest"], self.columns["details"]["allowed"]):
             self.columns |= {"status": "wrong", "reason": self.columns.get("reason") or reason}
 
-    @property
-    def timed(self) -> bool:
-        """Return whether it has a time, be it provisional."""
-        return bool(self.turns or self.look)
-
     def row_columns(self) -> Columns:
         """Return what is known of its row so far."""
         columns = {**self.columns, "details": dict(self.columns.get("details", {}))}
         columns["compile_s"] = self.compile_s + columns.get("compile_s", 0.0)
-        if not self.timed:
+        if not self.turns:
             return columns
-        turns = self.turns or [turn for turn in (self.look,) if turn]
-        columns |= columns_of(turns)
+        columns |= columns_of(self.turns)
         columns |= {"measure_s": self.measure_s, "throttled": self.throttled}
         columns["sm_clock_mhz"] = median(self.clocks) if self.clocks else None
-        columns["details"]["ms_by_round"] = [turn.ms for turn in turns]
+        columns["details"]["ms_by_round"] = [turn.ms for turn in self.turns]
         if self.throttle_reasons:
             columns["details"]["throttle_reasons"] = sorted(self.throttle_reasons)
         return columns
@@ -137,6 +123,7 @@ class ComparisonRun:
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     closed: bool = False
     _due: list[PointRun] = field(default_factory=list[PointRun])
+    _in_rounds: bool = False
 
     @property
     def alive(self) -> list[PointRun]:
@@ -146,7 +133,7 @@ class ComparisonRun:
     @property
     def gathered(self) -> bool:
         """Return whether every point is prepared or has failed, so that all take part in the rounds to come."""
-        return all(run.state in ("prepared", "looking", "sampling", "over") for run in self.runs)
+        return all(run.state in ("prepared", "sampling", "over") for run in self.runs)
 
     def leading(self, ready: list[PointRun]) -> list[PointRun]:
         """Return those of `ready` that are of the first point's family, or all where none of that is alive."""
@@ -182,7 +169,8 @@ class ComparisonRun:
 
     def _open_round(self) -> None:
         alive = self.alive
-        if not any(run.turns for run in alive):
+        if not self._in_rounds:
+            self._in_rounds = True
             for run in alive:
                 run.begin_rounds()
         if any(self._needs_round(run) for run in alive):

@@ -37,7 +37,7 @@ class Protocol:
 
     @property
     def brief(self) -> Protocol:
-        """The same for the time of a provisional row, which no ratio uses."""
+        """Return rules for the turn of a provisional row, which no ratio uses."""
         return replace(
             self, warmup_iterations=3, warmup_s=0.02, min_samples=5, max_samples=10, budget_s=0.05, cap_s=1.0
         )

@@ -225,7 +225,7 @@ class Scheduler:
             ready = [run for run in begun.runs if run.state == "ready"]
             if not self._told_any:
                 ready = begun.leading(ready) or ([] if self._working else begun.leading_compiling())
-            if first := [run for run in begun.runs if run.state == "prepared" and not run.timed and not begun.gathered]:
+            if first := [run for run in begun.runs if run.state == "prepared" and not run.turns and not begun.gathered]:
                 return self._sample(begun, first[0], brief=True)
             if ready and time.monotonic() < self.rules.stop_at:
                 return self._prepare_one(begun, ready)
@@ -268,7 +268,7 @@ class Scheduler:
         protocol = self.rules.protocol
         names = not brief and len(run.turns) + 1 == min(NAMES_IN_TURN, protocol.min_rounds)
         job = {"kind": "turn", "protocol": asdict(protocol.brief if brief else protocol), "names": names}
-        self._give(begun, run, "looking" if brief else "sampling", job)
+        self._give(begun, run, "sampling", job)
         return True
 
     def _clear_gpu(self, run: PointRun) -> bool:
@@ -307,11 +307,9 @@ class Scheduler:
             run.prepared(result)
             if run.state == "prepared" and run.columns.get("tuned"):
                 self._tuning.keep(run.point, run.columns["tuned"], self.rules.tune_s)
-        elif run.state == "looking":
-            run.looked(result)
         else:
             run.sampled(result)
-        if run.state == "over" or (run.timed and not run.told):
+        if run.state == "over" or (run.turns and not run.told):
             self._told_any = run.told = True
             self._on_point(begun, run)
 
@@ -326,7 +324,7 @@ class Scheduler:
 
 def _has_the_gpu(run: PointRun) -> bool:
     """Return whether the point in work is being timed, so that nothing else may use the GPU."""
-    return run.state in ("looking", "sampling") or (run.alone and run.state == "preparing")
+    return run.state == "sampling" or (run.alone and run.state == "preparing")
 
 
 def asks_no_less(point: Point, of: Point) -> bool:

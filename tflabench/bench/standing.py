@@ -102,7 +102,7 @@ class Watched:
             compiled=sum(run.state != "compiling" for run in self.ahead),
             tunes=len(tuners),
             tuned=sum(bool(run.columns.get("tuned")) for run in tuners),
-            timed=sum(run.timed for run in runs),
+            timed=sum(bool(run.turns) for run in runs),
             refused=len(over) - failed,
             failed=failed,
             working=tuple(works),

@@ -242,7 +242,7 @@ class Session:
         tuning = TuningStore(default_folder(), versions(settings.machine), settings.tuned)
 
         def on_point(begun: ComparisonRun, run: PointRun) -> None:
-            if self._forks and run.timed:
+            if self._forks and run.turns:
                 self._forks.prepare(
                     libraries
                 )  # from the first time on: until then they would take the disk from others

@@ -256,7 +256,7 @@ def _refusals(columns: Iterable[Question]) -> Iterator[str]:
     pairs = [pair for question in columns for pair in question.pairs.values() if pair.timed and pair.ours]
     throttled = sum(pair.compared and pair.throttled for pair in pairs)
     apart = sum(not pair.compared for pair in pairs)
-    counts = {"throttled": throttled, "of several occasions": apart}
+    counts = {"throttled": throttled, "not compared": apart}
     if why := [f"{count}/{len(pairs)} {reason}" for reason, count in counts.items() if count]:
         yield f"- No ratio: {', '.join(why)}."
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REFRESH_HZ = 2  # drawing costs this process little, and the processes that measure nothing
 MOST_COMPILING = 3
-VERBS = {"starting": "starting", "preparing": "preparing", "looking": "timing", "sampling": "timing"}
+VERBS = {"starting": "starting", "preparing": "preparing", "sampling": "timing"}
 
 
 def is_watched(note: Console) -> bool:
