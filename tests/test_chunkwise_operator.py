@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tflabench.kernels import api, backends, epilogue, prologue
@@ -65,6 +67,46 @@ def test_opcheck(probe, gate):
             None,
         )
         torch.library.opcheck(backward, arguments)
+
+
+@pytest.mark.parametrize("look", ["mode", "function mode", "subclass", "profiler"])
+def test_who_looks_at_operators_sees_them(probe, look):
+    """Where nobody does they are left out, with the same results."""
+    x, seen = inputs(), []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **kwargs or {})
+
+    class FunctionMode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **kwargs or {})
+
+    class Seen(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs)
+
+    def both(x: dict[str, Any]) -> tuple[Tensor, ...]:
+        h = api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE)
+        return h.detach(), *torch.autograd.grad(h.sum(), [x[name] for name in "qkvfi"])
+
+    wanted = both(x)
+    if look == "profiler":
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+            found = both(x)
+        seen = [event.key.replace("::", ".") for event in profiled.key_averages()]
+    elif look == "subclass":
+        found = both(x | {"v": x["v"].detach().as_subclass(Seen).requires_grad_()})
+    else:
+        with Mode() if look == "mode" else FunctionMode():
+            found = both(x)
+    assert all(map(torch.equal, found, wanted))
+    assert any(name.startswith("tflabench.chunkwise") and "backward" not in name for name in seen), seen
+    assert look != "mode" or any("chunkwise_backward" in name for name in seen), seen
 
 
 def test_kernels_are_asked_only_for_what_is_used(probe):
