@@ -39,6 +39,8 @@ class Setup(NamedTuple):
 
 
 _setups: dict[str, Setup] = {}
+_resolved: dict[tuple[Any, ...], tuple[str, int]] = {}
+MOST = 4096  # calls of which `_resolved` remembers what runs: shapes that never come again are not to pile up
 
 
 def run(
@@ -90,18 +92,39 @@ def _with_temperature(gate: Gate, temperature: float) -> Gate:
 
 
 def _kernels_and_options(
-    q: Tensor, v: Tensor, scale: float, temperature: float, chunk_size: int | None, backward: bool, setup: str,
-    **asked: Any,
+    q: Tensor, v: Tensor, scale: float, temperature: float, chunk_size: int | None, backward: bool, setup: str, *,
+    fake: bool = False, **asked: Any,
 ) -> tuple[Kernels, KernelOptions]:  # fmt: skip
-    """Return the kernels that run and what they are told; `asked` are fields of `KernelOptions`."""
-    implementation, gate, state_dtype, config = _setups[setup]
+    """Return the kernels that run and what they are told; `asked` are fields of `KernelOptions`.
+
+    Args:
+        fake: sizes may be symbols, which have no hash, so what runs is worked out anew.
+    """
+    _, gate, state_dtype, config = _setups[setup]
     if temperature != 1:
         gate = _with_temperature(gate, temperature)
+    key = None if fake else (q.shape, v.shape, q.dtype, q.device, temperature, chunk_size, backward, setup)
+    found = None if key is None else _resolved.get(key)
+    if found is None:
+        found = _resolve(q, v, gate, chunk_size, backward, setup)
+        if len(_resolved) >= MOST:
+            _resolved.clear()
+        if key is not None:
+            _resolved[key] = found
+    name, L = found
+    return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
+
+
+def _resolve(
+    q: Tensor, v: Tensor, gate: Gate, chunk_size: int | None, backward: bool, setup: str
+) -> tuple[str, int]:  # fmt: skip
+    """Return the name of the kernels that run, and their chunk size."""
+    implementation, _, _, config = _setups[setup]
     given = None if chunk_size is None else int(chunk_size)
     name, L, _ = resolve(
         q, v, gate=gate, implementation=implementation, chunk_size=given, backward=backward, config=config
     )
-    return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
+    return name, L
 
 
 def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
@@ -186,7 +209,9 @@ def _forward(  # noqa: PLR0913  an operator's schema
 @operators.register_fake("chunkwise")
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> list[Tensor]:
     scale, _, chunk_size, backward, setup, _, return_last_state, bounds = others[5:]
-    kernels, options = _kernels_and_options(q, v, scale, 1.0, chunk_size, backward, setup, bounds=tuple_of(bounds))
+    kernels, options = _kernels_and_options(
+        q, v, scale, 1.0, chunk_size, backward, setup, fake=True, bounds=tuple_of(bounds)
+    )
     if not kernels.shares_heads:
         q = shared(q, v.shape[1])
     gate = options.gate

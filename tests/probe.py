@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels import backends, reference
+from tflabench.kernels import backends, chunkwise_operator, reference
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
@@ -77,13 +77,19 @@ class Probe:
         )
 
 
+def forget_kernels() -> None:
+    """What is remembered of `backends.KERNELS`, which tests change."""
+    backends.kernels_of.cache_clear()
+    chunkwise_operator._resolved.clear()
+
+
 def probed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
     """A probe that operations run for `implementation="probe"`, for fixtures."""
     probe = Probe()
     monkeypatch.setitem(backends.KERNELS, "probe", probe.kernels)
-    backends.kernels_of.cache_clear()
+    forget_kernels()
     yield probe
-    backends.kernels_of.cache_clear()
+    forget_kernels()
     torch._dynamo.reset()
 
 

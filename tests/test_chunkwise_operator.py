@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tflabench.kernels import api, backends, epilogue, prologue
+from tflabench.kernels import api, backends, chunkwise_operator, epilogue, prologue
 from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.hopper import chunkwise as hopper
 from tflabench.kernels.state import zero_state
@@ -107,6 +107,35 @@ def test_who_looks_at_operators_sees_them(probe, look):
     assert all(map(torch.equal, found, wanted))
     assert any(name.startswith("tflabench.chunkwise") and "backward" not in name for name in seen), seen
     assert look != "mode" or any("chunkwise_backward" in name for name in seen), seen
+
+
+def test_what_runs_is_remembered_by_all_that_it_follows_from(monkeypatch, probe):
+    """Sizes, dtype, gate, and whether there will be a backward; and not for ever."""
+    asked: list[tuple[Any, ...]] = []
+
+    def default_chunk_size(q: Tensor, v: Tensor, *, gate: Any, backward: bool) -> int:
+        asked.append((*q.shape, *v.shape, q.dtype, gate, backward))
+        return 32
+
+    made = probe.kernels()._replace(default_chunk_size=default_chunk_size)
+    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
+    x = {name: y.detach() for name, y in inputs(MLSTM_SIG).items()}
+    calls: list[tuple[dict[str, Any], Any]] = [
+        (x, MLSTM_SIG), ({name: y[:, :, 1:] for name, y in x.items()}, MLSTM_SIG),
+        (x | {"v": x["v"][..., :16]}, MLSTM_SIG), ({name: y.half() for name, y in x.items()}, MLSTM_SIG),
+        (x | {"q": x["q"].clone().requires_grad_()}, MLSTM_SIG), (x, replace(MLSTM_SIG, temperature=2.0)),
+        (x, replace(MLSTM_SIG, input="exp")),
+    ]  # fmt: skip
+    for _ in range(2):
+        for given, gate in calls:
+            api.chunkwise(**given, gate=gate, implementation=PROBE)
+    assert len(asked) == len(set(asked)) == len(calls)
+    monkeypatch.setattr(chunkwise_operator, "MOST", 3)
+    for given, gate in calls:
+        api.chunkwise(**given, gate=gate, implementation=PROBE)
+        assert len(chunkwise_operator._resolved) <= len(calls)
+    api.chunkwise(**{name: y[:, :, 2:] for name, y in x.items()}, gate=MLSTM_SIG, implementation=PROBE)
+    assert len(chunkwise_operator._resolved) == 1
 
 
 def test_kernels_are_asked_only_for_what_is_used(probe):
