@@ -719,8 +719,8 @@ def gate_gradients(
     if gate.per_head:
         df = torch.empty((batch, heads, groups * blocks), dtype=torch.float32, device=f.device)
     else:
-        df = torch.empty(shape, dtype=f.dtype, device=f.device)
-    di = df if i is None else torch.empty(shape, dtype=i.dtype, device=f.device)
+        df = f.new_empty(shape)
+    di = df if i is None else i.new_empty(shape)
     sum_from = sum_before = None
     if blocks > 1:
         sum_from, sum_before = torch.empty((2, rows * chunks * blocks), dtype=torch.float32, device=f.device)

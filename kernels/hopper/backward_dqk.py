@@ -430,7 +430,8 @@ class Roles(NamedTuple):
 def empty_row_sums(q: Tensor, v: Tensor) -> tuple[RowSums, RowSums]:
     """Return room for q.dq and k.dk: first parts of what comes through the state, then as many of what does not."""
     parts = cdiv(q.shape[-1], HEIGHT) * cdiv(v.shape[-1], WIDTH)
-    qdq, kdk = (q.new_empty((2 * parts, *v.shape[:3]), dtype=torch.float32) for _ in range(2))
+    qdq = q.new_empty((2 * parts, *v.shape[:3]), dtype=torch.float32)
+    kdk = torch.empty_like(qdq)
     return RowSums(qdq, qdq[parts:]), RowSums(kdk, kdk[parts:])
 
 

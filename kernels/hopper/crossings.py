@@ -24,7 +24,7 @@ is what a Wiener filter makes of it, for signals of e and errors of ROUNDOFF rel
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -243,8 +243,8 @@ def tile_sums(
     C_0, _, C, _, more = starts or Starts()
     elements = next((x.shape[-1] * x.shape[-2] for x in (C_0, C) if x is not None), 1)
     pieces = 0 if starts is None else cdiv(elements, PIECE)
-    empty = partial(torch.empty, dtype=torch.float32, device=qdq.every.device)
-    made = TileSums(*empty((2, B, H, cut.tiles)), empty((cut.count, B * H, pieces)) if pieces else None)
+    of_q = qdq.every.new_empty((B, H, cut.tiles))
+    made = TileSums(of_q, torch.empty_like(of_q), of_q.new_empty((cut.count, B * H, pieces)) if pieces else None)
     config = _sums_config(
         parts, kdk.every.shape[0], qdq.within.shape[0], C_0 is not None, C is not None, more is not None, pieces,
         documents, overlap=qdq.every.is_cuda,

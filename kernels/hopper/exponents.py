@@ -34,6 +34,6 @@ def exponents(
     """
     B, H, T = shape
     tiles = cdiv(T, TILE)
-    x, y = (torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=f.device) for _ in range(2))
-    e = Exponents(x, y, torch.empty((B, H, tiles), dtype=torch.float32, device=f.device))
+    x = torch.empty((B, H, tiles * TILE), dtype=torch.float32, device=f.device)
+    e = Exponents(x, torch.empty_like(x), x.new_empty((B, H, tiles)))
     return *gates.exponents(f, i, gate, shape, m_0, e, scale), e

@@ -64,4 +64,4 @@ def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
 
 def exponents_descriptor(x: Tensor) -> TensorDescriptor:
     """Return the descriptor of the tiles of x (B, H, tiles * 64)."""
-    return DescribedExponents(x.view(-1, TILE), (x.numel() // TILE, TILE), (TILE, 1), EXPONENTS_BLOCK)
+    return DescribedExponents(x, (x.numel() // TILE, TILE), (TILE, 1), EXPONENTS_BLOCK)
