@@ -186,7 +186,7 @@ class Lengths(NamedTuple):
     chunk_size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ActivationConfig:
     """Tell how pre-activations become log gates, see `Gate`."""
 
@@ -201,7 +201,7 @@ class ActivationConfig:
         return cls(gate.forget, gate.input, gate.temperature)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GateConfig:
     """Tell what the kernels that make log gates are compiled for.
 
@@ -222,7 +222,7 @@ class GateConfig:
     initial: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GradientConfig:
     """Tell what `_gate_gradients` is compiled for.
 

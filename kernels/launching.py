@@ -11,10 +11,11 @@ number of heads then compiles nothing. Lengths and strides that loads and stores
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
+from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 from triton.language.core import constexpr  # pyright: ignore[reportMissingTypeStubs]
 from triton.runtime.driver import driver  # pyright: ignore[reportMissingTypeStubs]
 from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingTypeStubs]
@@ -26,6 +27,7 @@ MOST = 4096  # kinds of launches that are remembered: shapes that never come aga
 _Compiled: type[Any] = JITFunction  # it says little of its own types
 _PLAIN = frozenset((int, bool, float, str, type(None)))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_hooks: Any = knobs.runtime
 _remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
@@ -45,14 +47,19 @@ def enqueue(kernel: Any, programs: int | tuple[int, int, int], *args: Any, **opt
         kernel[grid](*args, **options, **COMPILED)
         return
     active: Any = driver.active
-    found: list[Any] = [id(kernel), active.get_current_device()]
-    for x in args:
-        _add_kind(found, x)
+    device = active.get_current_device()
+    found: list[Any] = [id(kernel), device]
+    _add_kinds(found, args)
     key = (*found, *options, *options.values())
     known = _remembered.get(key)
     if known is not None:
         compiled, constants = known
-        compiled[grid](*args, *constants)
+        if _hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls:  # a profiler is to be told of launches
+            compiled[grid](*args, *constants)
+            return
+        stream = active.get_current_stream(device)
+        untold = None, None, None  # what hooks are told, and the hooks
+        compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, *untold, *args, *constants)
         return
     compiled = kernel[grid](*args, **options, **COMPILED)
     if compiled is None:  # Triton's hooks can keep it from being compiled
@@ -80,24 +87,22 @@ def unless_one(n: int) -> int:
     return 2 * n - 1
 
 
-def _add_kind(found: list[Any], x: Any) -> None:
-    """Append what Triton specialises on, of a number, a tensor, a descriptor or a tuple of tensors and numbers.
+def _add_kinds(found: list[Any], elements: tuple[Any, ...]) -> None:
+    """Append what Triton specialises on, of numbers, tensors, descriptors and tuples of tensors and numbers.
 
     One flat list: what follows a class, a type or a number tells how many of the next elements belong to it.
     """
-    kind = x.__class__
-    if kind in _PLAIN:
-        found.append(x)
-    elif kind in _TENSORS or isinstance(x, Tensor):
-        found.append(x.dtype if x.data_ptr() % 16 == 0 else (x.dtype,))
-    elif isinstance(x, tuple):
-        elements = cast("tuple[Any, ...]", x)
-        found.append((kind, len(elements)))
-        for y in elements:
-            _add_kind(found, y)
-    elif kind is constexpr:
-        found.append(x.value)
-    else:
-        found.append(kind)
-        found.append(x.base.dtype)
-        found += x.block_shape
+    for x in elements:
+        kind = x.__class__
+        if kind in _PLAIN:
+            found.append(x)
+        elif kind in _TENSORS or isinstance(x, Tensor):
+            found.append(x.dtype if x.data_ptr() % 16 == 0 else (x.dtype,))
+        elif isinstance(x, tuple):
+            found += kind, len(x)  # pyright: ignore[reportUnknownArgumentType]
+            _add_kinds(found, x)  # pyright: ignore[reportUnknownArgumentType]
+        elif kind is constexpr:
+            found.append(x.value)
+        else:
+            found += kind, x.base.dtype
+            found += x.block_shape

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -38,6 +39,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.launched: list[tuple[Any, ...]] = []
+        self.hooks: tuple[Any, ...] = ()  # of the last launch: what they are told, and those before and after it
         self.device = self.functions = 0
         self.utils = SimpleNamespace(
             load_binary=self._load,
@@ -47,6 +49,7 @@ class Driver:
 
     def launcher_cls(self, _source: Any, _metadata: Any) -> Any:
         def launch(*arguments: Any) -> None:
+            self.hooks = arguments[6:9]
             programs, (stream, function), others = arguments[:3], arguments[3:5], arguments[9:]
             self.launched.append((programs, stream, function, *map(comparable, others)))
 
@@ -219,6 +222,12 @@ def main() -> None:
     for driver.device in (0, 1):
         for launch in every:
             assert enqueued(*launch) == next(expected)
+    assert driver.hooks == (None, None, None), driver.hooks
+    for chain in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        chain.add(print)
+        assert enqueued(*every[0])[2:] == wanted[len(every)][2:]
+        assert driver.hooks[1:] == (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+        chain.remove(print)
     JITFunction.run = run
 
     launching.MOST = 3  # type: ignore[misc]

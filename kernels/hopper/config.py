@@ -18,7 +18,10 @@ _score_operands: Any = cast("Any", tiles).score_operands
 
 
 class KernelConfig:
-    """Make a frozen dataclass a constexpr argument: Triton's cache knows a kernel by its text."""
+    """Make a frozen dataclass a constexpr argument: Triton's cache knows a kernel by its text.
+
+    Configs are made once (`of`) and told apart by identity: to hash fields at every launch would take the host longer.
+    """
 
     @classmethod
     @cache
@@ -33,7 +36,7 @@ class KernelConfig:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class WalkConfig(KernelConfig):
     """Describe what a walk for h, dv, dq or dk is compiled for, see `state_walk`.
 
@@ -158,7 +161,7 @@ class WalkConfig(KernelConfig):
         return of_h and not self.normalise
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DkdvConfig(KernelConfig):
     """Parameters that the walk for dk and dv is compiled for.
 
@@ -207,7 +210,7 @@ class DkdvConfig(KernelConfig):
         return 488 - 2 * self.state_registers
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TileGradientsConfig(KernelConfig):
     """Parameters that the kernel for all gradients of a tile is compiled for.
 
@@ -226,7 +229,7 @@ class TileGradientsConfig(KernelConfig):
     skip: bool = False
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PackedHeadsConfig(KernelConfig):
     """Describe what the walk for h with several heads in a program is compiled for.
 
@@ -262,7 +265,7 @@ class PackedHeadsConfig(KernelConfig):
         return False
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SegmentStatesConfig(KernelConfig):
     """Describe what the pass over the states of segments is compiled for, see `segment_states.accumulate`.
 
@@ -315,7 +318,7 @@ class SegmentStatesConfig(KernelConfig):
         return self.pieces_qk * cdiv(self.d_hv, WIDTH)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CarryConfig(KernelConfig):
     """Describe what the kernel that joins the states of segments is compiled for, see `segment_states.carry`.
 

@@ -81,7 +81,7 @@ class TileSums(NamedTuple):
     entering: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SumsConfig:
     """Tell what `_tile_sums` is compiled for.
 
@@ -104,7 +104,7 @@ class SumsConfig:
     overlap: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PassConfig:
     """Tell what `_pass_tiles` is compiled for.
 
