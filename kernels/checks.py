@@ -25,19 +25,18 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, g
         axes: names of all sizes but the last: "BHT", "BTH" or "BH".
     """
     check_is_gate(gate)
-    sizes = f"({', '.join(axes)}, d)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x, q)
         if x.dim() != len(axes) + 1 or 0 in x.shape:
+            sizes = f"({', '.join(axes)}, d)"
             raise ValueError(f"{name} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
-    if k.shape != q.shape:
-        raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {tuple(q.shape)}")
-    head_axis = axes.index("H")
-    groups, heads = q.shape[head_axis], v.shape[head_axis]
-    lead = (*q.shape[:head_axis], heads, *q.shape[head_axis + 1 : -1])
-    if tuple(v.shape[:-1]) != lead:
-        given = tuple(q.shape[:-1])
-        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be {given} and d_hv for q {tuple(q.shape)}")
+    of_q, of_v, head_axis = tuple(q.shape), tuple(v.shape), axes.index("H")
+    if k.shape != of_q:
+        raise ValueError(f"k has the shape {tuple(k.shape)}: it must be that of q, {of_q}")
+    groups, heads = of_q[head_axis], of_v[head_axis]
+    lead = (*of_q[:head_axis], heads, *of_q[head_axis + 1 : -1])
+    if of_v[:-1] != lead:
+        raise ValueError(f"v has the shape {of_v}: it must be {of_q[:-1]} and d_hv for q {of_q}")
     if heads % groups != 0:
         raise ValueError(f"v has {heads} heads: it must have a multiple of the {groups} of q and k, which share them")
     check_shape("f", check_tensor("f", f, q), (heads,) if gate.per_head else lead)

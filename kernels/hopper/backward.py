@@ -20,7 +20,7 @@ from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper_segments import Segments
-from tflabench.kernels.plan.hopper_shapes import TILE, held
+from tflabench.kernels.plan.hopper_shapes import TILE
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.reference import shared, sum_shared
 from tflabench.kernels.state import State
@@ -85,18 +85,18 @@ def backward(
     """
     q, k, v, f, i, initial, skip = arguments
     gate, scale, gate_gradients = options.gate, options.scale, options.gate_gradients
-    sizes, device = held(Sizes.of(q, v)), figures(q.device)
+    n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
+    plan = plans.backward(
+        Sizes.of(q, v), figures(q.device), options.chunk_size,
+        gate_gradients=gate_gradients, end=initial is not None, of_last_n=dn is not None,
+    )  # fmt: skip
+    sizes = plan.kernels[0].sizes
     log_f, e, C_starts = restored(gate, saved)
     q, k, v, dh = aligned(-q if scale < 0 else q), aligned(k), aligned(v), aligned(dh)
     # Skip before the walks: those for dk and dv wait for nothing that is launched after dq.
     inputs = Inputs(q, k, v, e, weights(skip))
     C_0, _ = initial_matrices(initial, sizes)
     dC, _ = initial_matrices(d_last, sizes)
-    n_0, dn = (None if state is None or state.n is None else state.n.float() for state in (initial, d_last))
-    plan = plans.backward(
-        sizes, device, options.chunk_size,
-        gate_gradients=gate_gradients, end=C_0 is not None, of_last_n=dn is not None,
-    )  # fmt: skip
     states, dC_0 = _walk_states(inputs, dh, plan, C_starts, C_0, dC)
     if plan.by_tiles:
         made_by_kernels = _tile_by_tile(inputs, dh, plan, states, gate_gradients=gate_gradients)

@@ -27,7 +27,6 @@ from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.gates import Exponents
 from tflabench.kernels.launching import enqueue
 from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.hopper_shapes import held
 from tflabench.kernels.plan.sizes import Sizes
 from tflabench.kernels.state import State
 from tflabench.kernels.tfla.device import figures
@@ -235,11 +234,11 @@ def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State
     q, k, v, f, i, initial, skip = arguments
     gate, scale, return_last_state = options.gate, options.scale, options.return_last_state
     B, H, T, _ = v.shape
-    sizes = held(Sizes.of(q, v))
     plan = plans.forward(
-        sizes, figures(q.device), options.chunk_size,
+        Sizes.of(q, v), figures(q.device), options.chunk_size,
         normalise=gate.normalize, end=return_last_state, cut_freely=options.cut_freely,
     )  # fmt: skip
+    sizes = plan.h.sizes
     kept = None if plan.h.kept is None else _empty_states(sizes, plan.h.kept.count, q.device)
     # First, for h may read copies before it waits for a kernel (`WalkConfig.load_early`).
     q, k, v_aligned, skip = aligned(-q if scale < 0 else q), aligned(k), aligned(v), weights(skip)
