@@ -338,8 +338,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_forward, "launch_packed_heads", emulate_packed_heads)
     for name, emulate in (("launch_dq", emulate_dq), ("launch_dk", emulate_dk), ("launch_dv", emulate_dv)):
         monkeypatch.setattr(hopper_backward, name, emulate)
-    for module in (plans, hopper_forward, hopper_backward):
-        monkeypatch.setattr(module, "held", lambda sizes: sizes)  # what is emulated has no blocks to fill
+    monkeypatch.setattr(plans, "held", lambda sizes: sizes)  # what is emulated has no blocks to fill
     for module in (hopper_forward, hopper_backward):
         monkeypatch.setattr(module, "launch_segment_states", emulate_segment_states)
         monkeypatch.setattr(module, "aligned", lambda x: x)
