@@ -203,6 +203,18 @@ def test_the_title_divides_what_computes_the_same():
     assert "faster than mlstm_kernels at T" in title
 
 
+@pytest.mark.parametrize("throttled", ["hopper_sig", "nxai_sig_xl"])
+def test_no_slower_kernel_is_in_the_title_for_a_throttled_one(throttled):
+    rows = compared()
+    for r in compared():
+        name = "tfla_sig_xl" if r.implementation == "hopper_sig" else "nxai_sig_limit"
+        slower = row(name, ms_median=2 * (r.ms_median or 0), package=r.package, seq_len=r.seq_len, batch=r.batch)
+        rows.append(slower.model_copy(update={"comparison_id": r.comparison_id, "closed": True}))
+    assert "faster" in made(rows, ["runtime"])["runtime-seq_len"].title
+    rows = [r.model_copy(update={"throttled": True}) if r.implementation == throttled else r for r in rows]
+    assert "faster" not in made(rows, ["runtime"])["runtime-seq_len"].title
+
+
 def test_the_legend_has_no_band_that_is_not_drawn():
     figure = made([row("tfla_sig_xl", dtype=dtype) for dtype in ("bfloat16", "float32")], ["runtime"])["runtime-dtype"]
     assert not any(items(panel, Band) for panel in figure.panels)

@@ -113,28 +113,26 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
 
     Ours is our best mLSTM, or our best kernel where there is none. Its peer is the best of other libraries that
     computes the same, mLSTMexp or mLSTMsig; where no comparison has one, the best of all that is no mLSTM. Both are of
-    one closed comparison, neither was throttled. Of several comparisons the one with most rows counts, then the one at
-    the larger problem.
+    one closed comparison. Where one of them was throttled, the next best is not compared in its place. Of several
+    comparisons the one with most rows counts, then the one at the larger problem.
     """
     kernels = bundled_kernels()
     comparisons: dict[str, list[Row]] = {}
     for row in records:
         known = 0 < (getattr(row, quantity.column) or 0) < math.inf
-        if row.comparison_id and row.closed and row.status == "ok" and not row.throttled and known:
+        if row.comparison_id and row.closed and row.status == "ok" and known:
             comparisons.setdefault(row.comparison_id, []).append(row)
     alike: list[tuple[Row, Row]] = []
     apart: list[tuple[Row, Row]] = []
     for rows in sorted(comparisons.values(), key=lambda rows: (-len(rows), -rows[0].seq_len)):
         rows = sorted(rows, key=lambda row: getattr(row, quantity.column) or 0.0)
-        ours = _mlstm_first([row for row in rows if row.implementation in kernels])[:1]
         others = [row for row in rows if row.implementation not in kernels]
-        pairs = [(mine, peer) for mine in ours for peer in others if comparable(mine, peer)]
-        pairs = [(mine, peer) for mine, peer in pairs if not peer.implementation.startswith("reference_")]
-        for mine, peer in pairs:
-            if peer.family != "mlstm":
-                apart.append((mine, peer))
-            elif mine.gate == peer.gate:
-                alike.append((mine, peer))
+        for mine in _mlstm_first([row for row in rows if row.implementation in kernels])[:1]:
+            peers = [peer for peer in others if comparable(mine, peer)]
+            peers = [peer for peer in peers if not peer.implementation.startswith("reference_")]
+            same = [peer for peer in peers if peer.family == "mlstm" and peer.gate == mine.gate]
+            for found, of in ((alike, same), (apart, [peer for peer in peers if peer.family != "mlstm"])):
+                found += [(mine, peer) for peer in of[:1] if not (mine.throttled or peer.throttled)]
     for mine, peer in (*alike, *apart)[:1]:
         name = "mLSTM" if mine.family == "mlstm" else mine.title
         return Finding(name, _ratio(mine, peer, quantity, axis))
