@@ -223,10 +223,22 @@ def test_a_page_of_many_peers_has_fewer_sizes_then_fewer_peers_and_at_most_1500_
     assert len(text.split()) <= headline.MOST_WORDS == 1500
 
 
+def test_a_page_that_is_too_long_has_no_table_of_rows_that_were_not_compared(tmp_path):
+    peers = [f"peer{n:03}" for n in range(60)]
+    write(tmp_path / "new", [at("tfla_sig_xl", 512, 1.0), *(at(name, 512, 2.0) for name in peers)])
+    for n in range(30):
+        rows = [at(name, 512, 1.0, comparison_id=None, device=f"NVIDIA H{n}") for name in ("tfla_sig_xl", *peers)]
+        write(tmp_path / f"old{n}", rows)
+    text = headline.markdown(tmp_path, ["tflabench", "headline"], tmp_path)
+    assert len(sections(text)) == 1
+    assert "[old29](old29/rows.csv) (NVIDIA H29)" in text.split("Not measured in comparisons, so without a ratio: ")[1]
+
+
 @pytest.mark.parametrize(
     ("commands", "again"),
     [
         ("sweep --out 'a b' -a seq_len=512", "`tflabench sweep -a seq_len=512 --out again`"),
+        ("sweep -a seq_len=512 --timeout 9 --no-plots", "`tflabench sweep -a seq_len=512 --out again`"),
         ("sweep;sweep --jobs 2", "`tflabench sweep --preset quick --out again`"),
         ("reproduce fig4", "the command was not recorded."),
     ],

@@ -32,12 +32,17 @@ VERSIONS = ("threads", "torch", "triton")  # the driver and all else are in envi
 
 
 class Detail(NamedTuple):
-    """The length of tables, where ratios may be taken and where not: their sizes, and their peers at most."""
+    """The length of tables, where ratios may be taken and where not: their sizes, and their peers at most.
+
+    Attributes:
+        uncompared: whether rows have a table that were measured in no comparison.
+    """
 
     sizes_with_ratios: int
     other_sizes: int
     peers_with_ratios: int | None
     other_peers: int | None
+    uncompared: bool = True
 
 
 # The first that makes a page of at most MOST_WORDS words holds.
@@ -45,6 +50,7 @@ DETAILS = (
     Detail(2, 2, None, None), Detail(2, 1, None, None), Detail(1, 1, None, None),
     Detail(1, 1, 10, 10), Detail(1, 1, 10, 3),
     Detail(1, 1, 5, 5), Detail(1, 1, 5, 3), Detail(1, 1, 5, 2), Detail(1, 1, 5, 1),
+    Detail(1, 1, 10, 1, uncompared=False), Detail(1, 1, 5, 1, uncompared=False),
 )  # fmt: skip
 
 
@@ -121,15 +127,22 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path(), sub
 
 
 def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[str]:
-    """Yield a section a figure and device, then where nothing of ours was measured."""
+    """Yield a section a figure and device, then what has none."""
     told: set[tuple[str, ...]] = set()
+    uncompared: list[Campaign] = []
     for each in chosen:
-        if each.best.has_ours:
+        if each.best.has_ours and (detail.uncompared or each.best.has_comparisons):
             yield from _section(page, each, detail, told)
-    without = [each.best.campaign for each in chosen if not each.best.has_ours]
-    if without:
-        folders = (f"{page.link(campaign)} ({_plain(campaign.rows[0].device)})" for campaign in without)
-        yield from ("", f"No kernel of ours was measured in {', '.join(folders)}.")
+        elif each.best.has_ours:
+            uncompared += [each.best.campaign, *each.others]
+    if uncompared:
+        yield from ("", f"Not measured in comparisons, so without a ratio: {_folders(page, uncompared)}.")
+    if without := [each.best.campaign for each in chosen if not each.best.has_ours]:
+        yield from ("", f"No kernel of ours was measured in {_folders(page, without)}.")
+
+
+def _folders(page: Page, found: Sequence[Campaign]) -> str:
+    return ", ".join(f"{page.link(campaign)} ({_plain(campaign.rows[0].device)})" for campaign in found)
 
 
 def _opening(page: Page, command: Sequence[str]) -> list[str]:
@@ -318,7 +331,7 @@ def _again(campaign: Campaign) -> str:
     recorded = {tuple(run.get("arguments", ())) for run in campaign.runs.values()}
     command, preset = next(iter(recorded), ()), preset_of(campaign)
     if len(recorded) == 1 and command[:1] == ("sweep",):
-        words = re.sub(r" --out[ =]('[^']*'|\S+)", "", shlex.join(["tflabench", *command]))
+        words = re.sub(r" --no-plots| --(out|timeout)[ =]('[^']*'|\S+)", "", shlex.join(["tflabench", *command]))
         return f"`{words} --out again`"
     if preset in preset_names():
         return f"`tflabench sweep --preset {preset} --out again`"

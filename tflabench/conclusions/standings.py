@@ -138,6 +138,11 @@ class Standing:
         """Return whether a ratio may be taken anywhere."""
         return self.rank[1] > 0
 
+    @property
+    def has_comparisons(self) -> bool:
+        """Return whether ours and another were compared anywhere, with a ratio or without."""
+        return self.rank[2] > 0
+
     def at_sizes(self, count: int) -> tuple[Question, ...]:
         """Return the questions of the one or two sizes with most ratios, or NEARLY as many, and most peers measured.
 
