@@ -31,19 +31,19 @@ RESULTS = committed_checkout() / "results"
 # Median absolute error in percent, on rows that no constant has seen, as `model-error results/h200 results/h100` names
 # and prints it: after new rows, take its numbers, and those of docs/theory.md.
 HELD_OUT = {
-    ("H200 SXM", "fused exp"): 8.4,
-    ("H200 SXM", "fused sig"): 8.9,
-    ("H200 SXM", "tfla exp"): 3.2,
-    ("H200 SXM", "tfla sig"): 5.1,
-    ("H200 SXM", "unpipelined exp"): 28.1,
-    ("H200 SXM", "unpipelined sig"): 9.5,
-    ("H200 SXM", "all"): 7.1,
-    ("H100 SXM", "fused exp"): 9.6,
+    ("H200 SXM", "fused exp"): 9.1,
+    ("H200 SXM", "fused sig"): 7.7,
+    ("H200 SXM", "tfla exp"): 3.9,
+    ("H200 SXM", "tfla sig"): 6.0,
+    ("H200 SXM", "unpipelined exp"): 31.2,
+    ("H200 SXM", "unpipelined sig"): 11.8,
+    ("H200 SXM", "all"): 7.3,
+    ("H100 SXM", "fused exp"): 9.5,
     ("H100 SXM", "fused sig"): 8.8,
-    ("H100 SXM", "tfla exp"): 6.8,
-    ("H100 SXM", "tfla sig"): 10.6,
-    ("H100 SXM", "unpipelined sig"): 7.3,
-    ("H100 SXM", "all"): 9.0,
+    ("H100 SXM", "tfla exp"): 6.1,
+    ("H100 SXM", "tfla sig"): 9.8,
+    ("H100 SXM", "unpipelined sig"): 7.1,
+    ("H100 SXM", "all"): 8.3,
 }
 # What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
 # which both models have, that the published one is off by 12% only.
@@ -74,7 +74,7 @@ def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_
     counts: Counter[str] = Counter()
     for name, count in before.items():
         counts[name.split()[0]] += count
-    assert counts == {"hopper_exp": 36, "hopper_sig": 28, "hopper_simple_gla": 9, "hopper_gated_retention": 1}
+    assert counts == {"hopper_exp": 18, "hopper_sig": 18, "hopper_simple_gla": 1, "hopper_gated_retention": 1}
     changed = Problem(1, 16, 65536, 128, 256, 8192)
     assert calibrated.launched_since(changed, Modelled("fused", "exp"))
     assert not calibrated.launched_since(changed, Modelled("fused", "sig"))

@@ -72,7 +72,7 @@ _NXAI = "counted in mlstm_kernels 2.0.6, xl_chunk"
 
 # --- Of every kernel
 ROUND_TRIP_S = _constant(
-    "ROUND_TRIP_S", 0.72e-6, "s", "a dependent access to memory under load, launches and gaps included",
+    "ROUND_TRIP_S", 0.68e-6, "s", "a dependent access to memory under load, launches and gaps included",
     f"fitted on {FITTED}",
 )  # fmt: skip
 EXP_LANES = _constant("EXP_LANES", 8, "", "pointwise operations in the time of an exponential: 128 to 16", _GUIDE)
