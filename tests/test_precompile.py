@@ -290,6 +290,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(400)  # fla's tuner tries all it knows, in two processes
 def test_launches_on_the_gpu_find_what_was_compiled_without_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fresh processes, and in those that a server forks, whose imports saw no GPU; and nothing is compiled anew."""
     import torch
