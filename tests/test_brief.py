@@ -141,15 +141,16 @@ def test_rows_that_are_not_comparable_have_no_ratio(of_ours, of_theirs):
     assert line.split() == "fw hopper_sig 128 1 30%".split()
 
 
-def test_no_ratio_is_of_a_throttled_row():
+def test_the_ratio_of_a_throttled_row_is_a_bound_and_none_is_a_rival():
     ours, throttled, clear = row("hopper_sig", ms=1.0), row("sdpa", ms=2.0, throttled=True), row("fla_gla", ms=3.0)
     lines = told([ours, throttled, clear])
     assert lines[2].endswith("3.00x fla_gla")
     assert "2.00x" not in "".join(lines)
     lines = told([row("hopper_sig", ms=1.0, throttled=True), clear])
     assert "1†" in lines[2].split()
-    assert lines[2].endswith("† no ratio")
-    assert any(line.startswith("  throttled (1x): the GPU held its clock back, no ratio uses") for line in lines)
+    assert lines[2].endswith("≥3.00x fla_gla")
+    assert any(line.startswith("  throttled (1x): the GPU held its clock back: a ratio of the") for line in lines)
+    assert told([ours, throttled])[2].endswith("† no ratio")
 
 
 def test_a_tie_is_marked():

@@ -60,14 +60,21 @@ def test_times_that_are_not_comparable_stand_without_a_ratio(tmp_path, of_ours, 
 
 
 @pytest.mark.parametrize(
-    ("of_ours", "of_theirs", "cell"),
-    [(THROTTLED, {}, "0.500/1.00†"), ({}, THROTTLED, "0.500†/1.00"), ({}, {}, "0.500/1.00 = **0.500**")],
+    ("of_ours", "of_theirs", "ms", "cell"),
+    [
+        (THROTTLED, {}, 0.5, "0.500/1.00†"),
+        ({}, THROTTLED, 0.5, "0.500†/1.00 ≤ **0.500**"),
+        ({}, {}, 0.5, "0.500/1.00 = **0.500**"),
+        (THROTTLED, {}, 2.0, "2.00/1.00† ≥ 2.00"),
+        ({}, THROTTLED, 2.0, "2.00†/1.00"),
+        (THROTTLED, THROTTLED, 2.0, "2.00†/1.00†"),
+    ],
 )
-def test_a_throttled_time_is_marked_and_has_no_ratio(tmp_path, of_ours, of_theirs, cell):
-    rows = [at("tfla_sig_xl", 512, 1.0, **of_ours), at("sdpa_cudnn", 512, 0.5, **ATTENTION, **of_theirs)]
+def test_a_throttled_time_is_marked_and_has_a_bound_if_it_is_the_shorter(tmp_path, of_ours, of_theirs, ms, cell):
+    rows = [at("tfla_sig_xl", 512, 1.0, **of_ours), at("sdpa_cudnn", 512, ms, **ATTENTION, **of_theirs)]
     text = page(tmp_path, rows)
     assert table(text)["sdpa_cudnn"] == ["tfla_sig_xl", cell]
-    assert ("- No ratio: 1/1 throttled." in text) == ("†" in cell)
+    assert ("- No ratio: 1/1 throttled." in text) == (" " not in cell)
 
 
 def test_the_strongest_peer_is_first_and_those_without_a_ratio_or_a_time_last(tmp_path):
@@ -76,11 +83,11 @@ def test_the_strongest_peer_is_first_and_those_without_a_ratio_or_a_time_last(tm
         *(at("sdpa", T, 3.0, **ATTENTION) for T in (512, 4096)),
         *(at("fla_gla", T, ms) for T, ms in ((512, 5.0), (4096, 2.0))),
         *(at("fla_linear", T, 0.4, comparison_id="other") for T in (512, 4096)),
-        *(at("fla_kda", T, 0.3, **THROTTLED) for T in (512, 4096)),
+        *(at("fla_kda", T, 1.3, **THROTTLED) for T in (512, 4096)),
         *(at("sdpa_flash", T, None, **ATTENTION) for T in (512, 4096)),
     ]
     text = page(tmp_path, rows)
-    assert peers(text) == ["fla_gla", "sdpa", "fla_kda", "fla_linear"]
+    assert peers(text) == ["fla_gla", "sdpa", "fla_linear", "fla_kda"]
     assert table(text)["peer"] == ["ours", "forward, T = 512", "forward, T = 4096"]
     assert table(text)["fla_gla"] == ["tfla_sig_xl", "5.00/1.00 = 5.00", "2.00/1.00 = 2.00"]
     assert table(text)["*% of bound (not recorded)*"] == ["tfla_sig_xl", "1.00 (30%)", "1.00 (30%)"]
@@ -279,7 +286,7 @@ def test_the_committed_page_is_what_the_stored_rows_make(monkeypatch):
     assert made == (results / "README.md").read_text(), f"rows have changed: run `{' '.join(command)}`"
     assert len(made.split()) <= 1500
     figures = [title.split(":")[0] for title in sections(made) if title.startswith("Fig.") and "H200" in title]
-    assert figures == ["Fig. 4", "Fig. 5", "Fig. 12", "Fig. 13", "Fig. 14"]
+    assert figures == ["Fig. 4", "Fig. 5", "Fig. 12"]
 
 
 def test_our_kernels_are_the_bundled_ones_without_the_pytorch_forms():

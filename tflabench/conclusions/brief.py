@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from tflabench.conclusions.columns import ELLIPSIS, Column, cut, plain, table_lines
-from tflabench.conclusions.contests import contests, faster, owner, timed
+from tflabench.conclusions.contests import bound_sign, contests, faster, owner, timed
 from tflabench.conclusions.summary import Swept, full_lines, measured_line, notes, percent
 from tflabench.rows.labels import THROTTLED, heads, mark
 from tflabench.rows.schema import Row
@@ -53,8 +53,9 @@ class Contest(NamedTuple):
     def told(self) -> str:
         """The ratio and the rival, or why there is none."""
         if self.rival:
-            return f"{self.rival.ratio:.2f}x{TIE if self.tied else ''} {plain(self.rival.row.implementation)}"
-        return f"{THROTTLED} no ratio" if self.best.throttled else ""
+            times = f"{bound_sign(self.best)}{self.rival.ratio:.2f}x{TIE if self.tied else ''}"
+            return f"{times} {plain(self.rival.row.implementation)}"
+        return f"{THROTTLED} no ratio" if any(row.throttled for row in self.rows[1:]) else ""
 
 
 class BriefEnding:
@@ -144,10 +145,8 @@ def _owner(row: Row) -> str:
 
 
 def _rival(group: Sequence[Row], others: bool) -> Rival | None:
-    """Return the next best row, of another owner if `others`; no throttled row has one or is one."""
+    """Return the next best row, of another owner if `others`, that was not throttled."""
     best = group[0]
-    if best.throttled:
-        return None
     for row in group[1:]:
         another = _owner(row) != _owner(best) if others else row.implementation != best.implementation
         if another and not row.throttled and (found := faster(best, row)):

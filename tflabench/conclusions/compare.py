@@ -95,6 +95,14 @@ def comparable(*rows: Row) -> bool:
     return len(ids) == 1 and None not in ids and all(row.status == "ok" and row.tuned_fully for row in rows)
 
 
+def divisible(quicker: Row, slower: Row) -> bool:
+    """Return whether the ratio of two times may be taken: they are comparable, and the slower was not throttled.
+
+    Where the quicker was throttled it would be quicker yet, so the ratio is a bound.
+    """
+    return comparable(quicker, slower) and not slower.throttled
+
+
 def ratio(over: float | None, under: float | None) -> float | None:
     """Return a quotient; None where a side is missing or the divisor is 0."""
     return None if over is None or not under else over / under

@@ -23,6 +23,11 @@ def contests(rows: Iterable[Row]) -> list[list[Row]]:
     return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(measured)]
 
 
+def bound_sign(best: Row) -> str:
+    """Return what stands before a ratio to a fastest row: "≥" where it was throttled, and would be faster yet."""
+    return "≥" if best.throttled else ""
+
+
 def owner(name: str, family: str, package: str) -> str:
     """Return whose an implementation is: a key of `figures.looks.OWNERS`, which has their colours."""
     if name in bundled_kernels():

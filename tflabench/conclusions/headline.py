@@ -158,8 +158,9 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         "of the paper or another sweep on one device. Names are those that `--impl` takes.",
         "",
         "- A cell has median milliseconds: `peer/ours = ratio`. Above 1 ours is faster; **bold**: the peer is.",
-        "- A ratio is taken only where both took turns in one closed comparison with their tuners done, and never of",
-        f"  throttled times ({THROTTLED}: the GPU held its clock back). Never divide the others.",
+        "- A ratio is taken only where both took turns in one closed comparison with their tuners done. Of a",
+        f"  throttled time ({THROTTLED}: the GPU held its clock back) it is a bound, ≥ or ≤, if that is the shorter;",
+        "  else there is none. Never divide the others.",
         "- The strongest peer comes first. It meets our fastest kernel that computes the same, or else our fastest",
         "  mLSTM, each at its best chunk size.",
         "- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our",
@@ -244,7 +245,7 @@ def _in_order(columns: Sequence[Question]) -> list[str]:
 
 
 def _cell(pair: Pair | None) -> str:
-    """Return "peer/ours = ratio", the times alone where no ratio may be taken, a status, or ""."""
+    """Return "peer/ours = ratio", or a bound with "≥"; the times alone where there is no ratio; a status; or ""."""
     if pair is None:
         return ""
     if not pair.timed:
@@ -253,7 +254,7 @@ def _cell(pair: Pair | None) -> str:
     if pair.ratio is None:
         return times
     bold = "**" if pair.ratio < 1 - TIE else ""
-    return f"{times} = {bold}{_number(pair.ratio)}{bold}"
+    return f"{times} {pair.sign} {bold}{_number(pair.ratio)}{bold}"
 
 
 def _time(row: Row) -> str:
@@ -267,7 +268,7 @@ def _number(value: float) -> str:
 def _refusals(columns: Iterable[Question]) -> Iterator[str]:
     """Yield for how many pairs of a table no ratio may be taken, and why."""
     pairs = [pair for question in columns for pair in question.pairs.values() if pair.timed and pair.ours]
-    throttled = sum(pair.compared and pair.throttled for pair in pairs)
+    throttled = sum(pair.compared and pair.ratio is None for pair in pairs)
     apart = sum(not pair.compared for pair in pairs)
     counts = {"throttled": throttled, "not compared": apart}
     if why := [f"{count}/{len(pairs)} {reason}" for reason, count in counts.items() if count]:

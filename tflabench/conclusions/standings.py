@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import Campaign
-from tflabench.conclusions.compare import comparable, fastest, questions, ratio
+from tflabench.conclusions.compare import comparable, divisible, fastest, questions, ratio
 from tflabench.implementations.registry import bundled_kernels, operation
 from tflabench.rows.labels import PASS_TITLES, heads
 from tflabench.rows.schema import Row
@@ -53,16 +53,23 @@ class Pair(NamedTuple):
         return self.ours is not None and comparable(self.peer, self.ours)
 
     @property
-    def throttled(self) -> bool:
-        """Return whether the GPU held its clock back while a side was measured."""
-        return bool(self.peer.throttled or (self.ours and self.ours.throttled))
-
-    @property
     def ratio(self) -> float | None:
-        """Return the peer's time over ours; None where no ratio may be taken."""
-        if self.ours is None or not self.compared or self.throttled:
+        """Return the peer's time over ours, a bound where `sign` says so; None where no ratio may be taken."""
+        if self.ours is None or not divisible(*self._in_order(self.ours)):
             return None
         return ratio(self.peer.ms_median, self.ours.ms_median)
+
+    @property
+    def sign(self) -> str:
+        """Return what stands before the ratio: "=", or "≥" or "≤" where the quicker side was throttled."""
+        if self.ours is None or not self._in_order(self.ours)[0].throttled:
+            return "="
+        return "≥" if self._in_order(self.ours)[0] is self.ours else "≤"
+
+    def _in_order(self, ours: Row) -> tuple[Row, Row]:
+        """Return both rows, the quicker first."""
+        slower = (self.peer.ms_median or inf) >= (ours.ms_median or inf)
+        return (ours, self.peer) if slower else (self.peer, ours)
 
 
 class Size(NamedTuple):

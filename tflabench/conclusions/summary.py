@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tflabench.conclusions.contests import contests, faster, timed
+from tflabench.conclusions.contests import bound_sign, contests, faster, timed
 from tflabench.rows.labels import (
     PASS_TITLES,
     THROTTLED,
@@ -53,15 +53,17 @@ def closing(rows: Sequence[Row]) -> str | None:
     measured = sorted((row for row in rows if timed(row)), key=lambda row: row.ms_median or 0.0)
     if len({row.implementation for row in measured}) < 2:
         return None
-    out = left_out(measured)
-    said = [f"left out, {out}"] if out else []
-    if best := next((row for row in measured if not row.throttled), None):
-        others = [row for row in measured if row.implementation != best.implementation and not row.throttled]
-        if beaten := next(((row, *ratio) for row in others if (ratio := faster(best, row))), None):
-            other, ratio, by = beaten
-            words = f"{label(best)} {milliseconds(best)}, {ratio:.2f} ± {by:.2f} times faster than {label(other)}"
-            said.insert(0, words)
+    best, *others = measured
+    said = [f"left out, {out}"] if (out := left_out(others)) else []
+    others = [row for row in others if row.implementation != best.implementation and not row.throttled]
+    if beaten := next(((row, *ratio) for row in others if (ratio := faster(best, row))), None):
+        other, ratio, by = beaten
+        said.insert(0, f"{label(best)} {milliseconds(best)}, {_times(best, ratio, by)} {label(other)}")
     return f"{PASS_TITLES[measured[0].pass_]}, {size(measured[0])}: {'; '.join(said)}" if said else None
+
+
+def _times(best: Row, ratio: float, by: float) -> str:
+    return f"{'at least ' if best.throttled else ''}{ratio:.2f} ± {by:.2f} times faster than"
 
 
 def left_out(rows: Iterable[Row]) -> str:
@@ -93,7 +95,7 @@ def best_table(rows: Iterable[Row]) -> Table:
         table.add_column("device")
     for group in contests(rows):
         best = group[0]
-        others = (row for row in group if row.implementation != best.implementation)
+        others = (row for row in group if row.implementation != best.implementation and not row.throttled)
         rivals = [(row, ratio[0]) for row in others if (ratio := faster(best, row))]
         table.add_row(
             Text(best.pass_),
@@ -104,11 +106,11 @@ def best_table(rows: Iterable[Row]) -> Table:
             percent(best.percent_of_bound),
             percent(best.percent_of_own_roofline),
             "" if best.peak_bytes is None else f"{best.peak_bytes / 2**20:.0f} MiB",
-            Text(f"{rivals[0][1]:.2f}x{mark(best, rivals[0][0])} {label(rivals[0][0])}" if rivals else ""),
+            Text(f"{bound_sign(best)}{rivals[0][1]:.2f}x {label(rivals[0][0])}" if rivals else ""),
             *([Text(best.device)] if len(devices) > 1 else []),
         )
     if any(row.throttled for row in rows if row.status == "ok"):
-        table.caption = f"{THROTTLED} the GPU held its clock back; below, it is left out of who ran faster"
+        table.caption = f"{THROTTLED} the GPU held its clock back: a ratio is a bound, of the slower there is none"
         table.caption_justify = "left"
     return table
 
@@ -121,7 +123,7 @@ def percent(value: float | None) -> str:
 def verdicts(rows: Iterable[Row]) -> list[str]:
     """Say for the largest problem of every pass and device how much faster its best implementation ran than the others.
 
-    Rows of a throttled GPU are left out, by name.
+    Of a throttled GPU the fastest row is compared alone, the others are left out by name.
     """
     largest = {(group[0].pass_, group[0].device): group for group in contests(rows)}
     several = len({device for _, device in largest}) > 1
@@ -129,15 +131,15 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
     for group in largest.values():
         best_of: dict[str, Row] = {}
         for row in group:
-            if not row.throttled:
+            if row is group[0] or not row.throttled:
                 best_of.setdefault(row.implementation, row)
-        clear = [*best_of.values()]
-        ratios = [(other, ratio) for other in clear[1:] if (ratio := faster(clear[0], other))]
+        best, *others = best_of.values()
+        ratios = [(other, ratio) for other in others if (ratio := faster(best, other))]
         head = f"{PASS_TITLES[group[0].pass_]}, {size(group[0])}{f', {group[0].device}' if several else ''}:"
         if ratios:
-            lines.append(f"{head} {label(clear[0])} ran")
-            lines += [f"  {ratio:.2f} ± {by:.2f} times faster than {label(other)}" for other, (ratio, by) in ratios]
-        if (out := left_out(group)) and len({row.implementation for row in group}) > 1:
+            lines.append(f"{head} {label(best)} ran")
+            lines += [f"  {_times(best, ratio, by)} {label(other)}" for other, (ratio, by) in ratios]
+        if (out := left_out(group[1:])) and len({row.implementation for row in group}) > 1:
             lines.append(f"  left out, {out}" if ratios else f"{head} left out, {out}")
     return lines
 
@@ -198,7 +200,7 @@ def _flagged(rows: Sequence[Row]) -> Iterator[Note]:
         yield Note(f"noisy ({count}x)", NOISY_MEANS, short)
     if count := sum(bool(row.throttled) for row in rows):
         told = "the GPU held its clock back"
-        yield Note(f"throttled ({count}x)", told, f"{told}, no ratio uses these times ({THROTTLED})")
+        yield Note(f"throttled ({count}x)", told, f"{told}: a ratio of the faster is a bound ({THROTTLED})")
 
 
 def _waiting(rows: Sequence[Row]) -> Iterator[Note]:

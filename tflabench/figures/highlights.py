@@ -113,8 +113,8 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
 
     Ours is our best mLSTM, or our best kernel where there is none. Its peer is the best of other libraries that
     computes the same, mLSTMexp or mLSTMsig; where no comparison has one, the best of all that is no mLSTM. Both are of
-    one closed comparison. Where one of them was throttled, the next best is not compared in its place. Of several
-    comparisons the one with most rows counts, then the one at the larger problem.
+    one closed comparison. Where the slower of them was throttled, the next best is not compared in its place. Of
+    several comparisons the one with most rows counts, then the one at the larger problem.
     """
     kernels = bundled_kernels()
     comparisons: dict[str, list[Row]] = {}
@@ -132,11 +132,15 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
             peers = [peer for peer in peers if not peer.implementation.startswith("reference_")]
             same = [peer for peer in peers if peer.family == "mlstm" and peer.gate == mine.gate]
             for found, of in ((alike, same), (apart, [peer for peer in peers if peer.family != "mlstm"])):
-                found += [(mine, peer) for peer in of[:1] if not (mine.throttled or peer.throttled)]
+                found += [(mine, peer) for peer in of[:1] if not _larger(mine, peer, quantity).throttled]
     for mine, peer in (*alike, *apart)[:1]:
         name = "mLSTM" if mine.family == "mlstm" else mine.title
         return Finding(name, _ratio(mine, peer, quantity, axis))
     return Finding("mLSTM" if any(row.family == "mlstm" for row in records) else quantity.name, "")
+
+
+def _larger(one: Row, other: Row, quantity: Quantity) -> Row:
+    return max(one, other, key=lambda row: getattr(row, quantity.column))
 
 
 def _mlstm_first(rows: Sequence[Row]) -> list[Row]:
@@ -156,7 +160,8 @@ def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
     if abs(ratio - 1) < 0.005:
         return f"as {quantity.better[0]} as {name}{where}"
     times = ratio if ratio > 1 else 1 / ratio
-    return f"{times:.{1 if times >= 2 else 2}f}x {quantity.better[1 if ratio > 1 else 2]} {name}{where}"
+    bound = "at least " if (ours if ratio > 1 else peer).throttled and quantity.spread else ""
+    return f"{bound}{times:.{1 if times >= 2 else 2}f}x {quantity.better[1 if ratio > 1 else 2]} {name}{where}"
 
 
 def device_name(rows: Rows) -> str:
