@@ -114,10 +114,10 @@ def test_the_stored_constant_is_what_its_rows_say():
 
 
 def test_either_gpu_predicts_the_other():
-    """Fitted on one kind, judged on the other: as good as fitted there to 0.7 percentage points, or to 2.2."""
+    """Fitted on one kind, judged on the other: as good as fitted there to 0.6 percentage points, or to 2.2."""
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
     assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.022
-    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.007
+    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.006
     assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.726e-6, rel=0.02)
     assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.486e-6, rel=0.02)
 
