@@ -15,9 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from tflabench.figures.matplotlib_renderer import styled
+
 SLACK = 1.0  # pixels that boxes may share, for they hold the room above and below letters
 
 
+@styled  # letters are as wide as where it is written
 def overlaps(drawing: Figure) -> list[str]:
     """Return one sentence for each text that another text or a line strikes, or that leaves the page; drawn anew."""
     renderer = FigureCanvasAgg(drawing).get_renderer()
