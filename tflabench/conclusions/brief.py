@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from tflabench.conclusions.columns import ELLIPSIS, Column, cut, plain, table_lines
-from tflabench.conclusions.contests import bound_sign, contests, faster, owner, timed
+from tflabench.conclusions.contests import beaten, bound_sign, contests, owner, timed
 from tflabench.conclusions.summary import Swept, full_lines, measured_line, notes, percent
 from tflabench.rows.labels import THROTTLED, heads, mark
 from tflabench.rows.schema import Row
@@ -147,11 +147,8 @@ def _owner(row: Row) -> str:
 def _rival(group: Sequence[Row], others: bool) -> Rival | None:
     """Return the next best row, of another owner if `others`, that was not throttled."""
     best = group[0]
-    for row in group[1:]:
-        another = _owner(row) != _owner(best) if others else row.implementation != best.implementation
-        if another and not row.throttled and (found := faster(best, row)):
-            return Rival(row, *found)
-    return None
+    rivals = (Rival(*found) for found in beaten(best, group))
+    return next((rival for rival in rivals if not others or _owner(rival.row) != _owner(best)), None)
 
 
 SIZES = ("B", "T", "heads", "dtype", "inputs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import hypot, isfinite
 
 from tflabench.conclusions.compare import comparable, questions
@@ -21,11 +21,6 @@ def contests(rows: Iterable[Row]) -> list[list[Row]]:
     """Return measured rows that answer the same question, fastest first in each list, small problems first."""
     measured = (row for row in rows if timed(row))
     return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(measured)]
-
-
-def bound_sign(best: Row) -> str:
-    """Return what stands before a ratio to a fastest row: "≥" where it was throttled, and would be faster yet."""
-    return "≥" if best.throttled else ""
 
 
 def owner(name: str, family: str, package: str) -> str:
@@ -54,3 +49,18 @@ def faster(best: Row, other: Row) -> tuple[float, float] | None:
         return ratio, (max(by_round) - min(by_round)) / 2
     spreads = [(row.ms_p80 - row.ms_p20) / 2 / row.ms_median for row in (best, other)]  # type: ignore[operator]
     return ratio, ratio * hypot(*spreads)
+
+
+def beaten(best: Row, rows: Iterable[Row]) -> Iterator[tuple[Row, float, float]]:
+    """Yield the rows of other implementations that a fastest row may be compared with, each with what `faster` says.
+
+    None of them was throttled: such a time is longer than it need be.
+    """
+    for row in rows:
+        if row.implementation != best.implementation and not row.throttled and (ratio := faster(best, row)):
+            yield row, *ratio
+
+
+def bound_sign(best: Row) -> str:
+    """Return what stands before a ratio to a fastest row: "≥" where it was throttled, and would be faster yet."""
+    return "≥" if best.throttled else ""

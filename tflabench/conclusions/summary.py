@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tflabench.conclusions.contests import bound_sign, contests, faster, timed
+from tflabench.conclusions.contests import beaten, bound_sign, contests, timed
 from tflabench.rows.labels import (
     PASS_TITLES,
     THROTTLED,
@@ -55,9 +55,8 @@ def closing(rows: Sequence[Row]) -> str | None:
         return None
     best, *others = measured
     said = [f"left out, {out}"] if (out := left_out(others)) else []
-    others = [row for row in others if row.implementation != best.implementation and not row.throttled]
-    if beaten := next(((row, *ratio) for row in others if (ratio := faster(best, row))), None):
-        other, ratio, by = beaten
+    if rival := next(beaten(best, others), None):
+        other, ratio, by = rival
         said.insert(0, f"{label(best)} {milliseconds(best)}, {_times(best, ratio, by)} {label(other)}")
     return f"{PASS_TITLES[measured[0].pass_]}, {size(measured[0])}: {'; '.join(said)}" if said else None
 
@@ -95,8 +94,7 @@ def best_table(rows: Iterable[Row]) -> Table:
         table.add_column("device")
     for group in contests(rows):
         best = group[0]
-        others = (row for row in group if row.implementation != best.implementation and not row.throttled)
-        rivals = [(row, ratio[0]) for row in others if (ratio := faster(best, row))]
+        rival = next(beaten(best, group), None)
         table.add_row(
             Text(best.pass_),
             Text(size(best)),
@@ -106,11 +104,11 @@ def best_table(rows: Iterable[Row]) -> Table:
             percent(best.percent_of_bound),
             percent(best.percent_of_own_roofline),
             "" if best.peak_bytes is None else f"{best.peak_bytes / 2**20:.0f} MiB",
-            Text(f"{bound_sign(best)}{rivals[0][1]:.2f}x {label(rivals[0][0])}" if rivals else ""),
+            Text(f"{bound_sign(best)}{rival[1]:.2f}x {label(rival[0])}" if rival else ""),
             *([Text(best.device)] if len(devices) > 1 else []),
         )
     if any(row.throttled for row in rows if row.status == "ok"):
-        table.caption = f"{THROTTLED} the GPU held its clock back: a ratio is a bound, of the slower there is none"
+        table.caption = f"{THROTTLED} the GPU held its clock back, so the ratio is a bound"
         table.caption_justify = "left"
     return table
 
@@ -129,16 +127,13 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
     several = len({device for _, device in largest}) > 1
     lines = []
     for group in largest.values():
-        best_of: dict[str, Row] = {}
-        for row in group:
-            if row is group[0] or not row.throttled:
-                best_of.setdefault(row.implementation, row)
-        best, *others = best_of.values()
-        ratios = [(other, ratio) for other in others if (ratio := faster(best, other))]
+        best, ratios = group[0], dict[str, str]()
+        for other, ratio, by in beaten(best, group):
+            ratios.setdefault(other.implementation, f"  {_times(best, ratio, by)} {label(other)}")
         head = f"{PASS_TITLES[group[0].pass_]}, {size(group[0])}{f', {group[0].device}' if several else ''}:"
         if ratios:
             lines.append(f"{head} {label(best)} ran")
-            lines += [f"  {_times(best, ratio, by)} {label(other)}" for other, (ratio, by) in ratios]
+            lines += ratios.values()
         if (out := left_out(group[1:])) and len({row.implementation for row in group}) > 1:
             lines.append(f"  left out, {out}" if ratios else f"{head} left out, {out}")
     return lines

@@ -126,13 +126,16 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
     apart: list[tuple[Row, Row]] = []
     for rows in sorted(comparisons.values(), key=lambda rows: (-len(rows), -rows[0].seq_len)):
         rows = sorted(rows, key=lambda row: getattr(row, quantity.column) or 0.0)
-        others = [row for row in rows if row.implementation not in kernels]
-        for mine in _mlstm_first([row for row in rows if row.implementation in kernels])[:1]:
-            peers = [peer for peer in others if comparable(mine, peer)]
-            peers = [peer for peer in peers if not peer.implementation.startswith("reference_")]
-            same = [peer for peer in peers if peer.family == "mlstm" and peer.gate == mine.gate]
-            for found, of in ((alike, same), (apart, [peer for peer in peers if peer.family != "mlstm"])):
-                found += [(mine, peer) for peer in of[:1] if not _larger(mine, peer, quantity).throttled]
+        others = [row for row in rows if owner(row.implementation, row.family, row.package) not in ("ours", "PyTorch")]
+        mine = next(iter(_mlstm_first([row for row in rows if row.implementation in kernels])), None)
+        if mine is None:
+            continue
+        peers = [peer for peer in others if comparable(mine, peer)]
+        same = [peer for peer in peers if peer.family == "mlstm" and peer.gate == mine.gate]
+        different = [peer for peer in peers if peer.family != "mlstm"]
+        for pairs, kind in ((alike, same), (apart, different)):
+            if kind and not _larger(mine, kind[0], quantity).throttled:
+                pairs.append((mine, kind[0]))
     for mine, peer in (*alike, *apart)[:1]:
         name = "mLSTM" if mine.family == "mlstm" else mine.title
         return Finding(name, _ratio(mine, peer, quantity, axis))
