@@ -24,12 +24,14 @@ READERS = {
     "merge": ["rows", "merge", "{}", "--into", "into"],
     "migrate": ["rows", "migrate", "{}"],
     "model-error": ["model-error", "{}"],
+    "pack": ["rows", "pack", "{}"],
     "plot": ["plot", "{}"],
     "recount": ["rows", "recount", "{}"],
     "report": ["report", "{}"],
     "roofline": ["roofline", "--gpu", "H200", "--overlay", "{}"],
     "sweep": ["sweep", "--device", "cpu", "--impl", "reference_sig", "--dry-run", "--tuned-from", "{}"],
     "theory": ["theory", "fig17", "--gate", "sig", "--pass", "fw", "--overlay", "{}"],
+    "unpack": ["rows", "unpack", "{}"],
 }
 SIZES = {"heads": 8, "d_qk": 256, "d_hv": 512, "seq_len": 8192, "batch": 8, "gate": "sig", "package": "tflabench"}
 
@@ -55,7 +57,7 @@ def own_folder(tmp_path, monkeypatch):
     [
         ("missing", "does not exist: give a results folder written by `tflabench sweep`, or a folder above several"),
         ("file", "is a file: give a results folder written by `tflabench sweep`, or a folder above several"),
-        ("nothing", "holds no results (no journal.jsonl in it or below): give a results folder written by"),
+        ("nothing", "holds no results (no journal.jsonl or rows.parquet in it or below): give a results folder"),
         ("no rows", "holds no rows yet (its journal.jsonl is empty): give a results folder written by"),
     ],
 )

@@ -362,7 +362,7 @@ def published() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout
-    return [ROOT / Path(line).parent for line in listed.splitlines() if line.endswith("journal.jsonl")]
+    return [ROOT / Path(line).parent for line in listed.splitlines() if line.endswith("rows.parquet")]
 
 
 # A row that is faster than its own roofline, and by how much: docs/decisions/2026-11-24-trust.md.

@@ -24,7 +24,7 @@ from tflabench.cli import (
     verify,
 )
 from tflabench.cli.common.app import app
-from tflabench.cli.rows import merge, migrate, recount
+from tflabench.cli.rows import merge, migrate, pack, recount, unpack
 
 __all__ = [
     "advise",
@@ -40,6 +40,7 @@ __all__ = [
     "migrate",
     "model_error",
     "optimal_chunk",
+    "pack",
     "plot",
     "profile",
     "recount",
@@ -49,5 +50,6 @@ __all__ = [
     "sweep",
     "theory",
     "transfer",
+    "unpack",
     "verify",
 ]

@@ -84,12 +84,13 @@ class Page:
 
     def link(self, campaign: Campaign) -> str:
         """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
-        rows = Path(os.path.relpath(campaign.folder, self.linked_from)) / "rows.csv"
+        rows = Path(campaign.folder) / "rows.csv"
+        target = Path(os.path.relpath(rows if rows.exists() else campaign.folder, self.linked_from))
         folder = Path(os.path.relpath(campaign.folder, self.root))
         name = self.root.resolve().name if folder == Path() else folder.as_posix()
         siblings = [_decisive(other) for other in self.every if other.folder == campaign.folder]
         telling = [f"{key} {own}" for key, own in _decisive(campaign).items() if any(x[key] != own for x in siblings)]
-        return f"[{_plain(', '.join([name, *telling]))}]({rows.as_posix()})"
+        return f"[{_plain(', '.join([name, *telling]))}]({target.as_posix()})"
 
 
 def write(root: Path, out: Path, subject: str | None = None) -> Path:

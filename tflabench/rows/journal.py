@@ -1,7 +1,8 @@
 """The journal of results: one line a finished point, flushed to disk at once; parquet and CSV made from it.
 
 A results folder holds `journal.jsonl` (append-only, the truth), `rows.parquet` and `rows.csv` (the last row of every
-point) and `environment.json` (the machine and versions behind each `run_id`).
+point) and `environment.json` (the machine and versions behind each `run_id`). A packed one (see `packed`) has no
+journal, and its rows are those of `rows.parquet`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tflabench.problem import InputError
 from tflabench.rows.schema import MIGRATED_VERSIONS, SCHEMA_VERSION, Row
-from tflabench.rows.table import flat, frame
+from tflabench.rows.table import JSON_COLUMNS, flat, frame
+
+JOURNAL, TABLE = "journal.jsonl", "rows.parquet"
 
 
 class Store:
@@ -32,18 +35,23 @@ class Store:
         self.rows: dict[str, Row] = {}
         self._unwritten, self._warned = b"", False
         described_runs(folder)  # what cannot be added to is refused before anything is written
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._journal = open(folder / "journal.jsonl", "ab+", buffering=0)  # noqa: SIM115  lives as long as the store
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be written ({error.strerror}): give another folder with --out"
-            ) from error
-        lines, whole = whole_lines(folder)
+        packed = is_packed(folder)
+        lines, whole = whole_lines(folder) if packed or (folder / JOURNAL).exists() else ([], 0)
         for row in lines:
             if row.device != device:
                 raise InputError(f"{folder} holds rows of {row.device}, and this is {device}: give another --out")
             self.rows[row.point] = row
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if packed:
+                text = "".join(f"{line}\n" for line in packed_lines(folder / TABLE))
+                write_whole(folder / JOURNAL, text)
+                whole = len(text.encode())
+            self._journal = open(folder / JOURNAL, "ab+", buffering=0)  # noqa: SIM115  lives as long as the store
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written ({error.strerror}): give another folder with --out"
+            ) from error
         self._journal.truncate(whole)
 
     def append(self, row: Row) -> None:
@@ -87,7 +95,7 @@ class Store:
         """Write rows.parquet and rows.csv, with a warning where the disk is full; return the files that exist now."""
         self._write()
         table = flat(frame(list(self.rows.values())))
-        for name, write in {"rows.parquet": table.to_parquet, "rows.csv": table.to_csv}.items():
+        for name, write in {TABLE: table.to_parquet, "rows.csv": table.to_csv}.items():
             part = self.folder / f"{name}.part"
             try:
                 write(part, index=False)
@@ -95,7 +103,7 @@ class Store:
             except OSError as error:
                 part.unlink(missing_ok=True)
                 self._warn(error, f"{name} is as it was before")
-        names = ("journal.jsonl", "rows.parquet", "rows.csv", "environment.json")
+        names = (JOURNAL, TABLE, "rows.csv", "environment.json")
         return [path for name in names if (path := self.folder / name).exists()]
 
 
@@ -117,13 +125,39 @@ def described_runs(folder: Path) -> dict[str, dict[str, Any]]:
     raise InputError(f"{path} is not what `tflabench sweep` writes: mend it, or delete it to go without")
 
 
-def whole_lines(folder: Path) -> tuple[list[Row], int]:
-    """Return the journal's rows, and how many of its bytes are whole lines (a crash can cut the last one).
+def is_packed(folder: Path) -> bool:
+    """Return whether the rows of a folder are in rows.parquet alone."""
+    return (folder / TABLE).exists() and not (folder / JOURNAL).exists()
+
+
+def packed_lines(table: Path) -> list[str]:
+    """Return the lines of the journal that a rows.parquet was made from, the last one of every point.
 
     Raises:
-        InputError: it cannot be read, or a line of it is no row.
+        InputError: it cannot be read, or is no table of rows.
     """
-    path = folder / "journal.jsonl"
+    import pandas as pd
+
+    try:
+        cells = pd.read_parquet(table).astype(object)
+        records = cast("list[dict[str, Any]]", cells.where(cells.notna(), None).to_dict("records"))
+        for record in records:
+            record |= {name: json.loads(text) for name in JSON_COLUMNS if (text := record.get(name)) is not None}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{table} cannot be read ({error}): name a folder that a sweep wrote") from None
+    return [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in records]
+
+
+def whole_lines(folder: Path) -> tuple[list[Row], int]:
+    """Return the rows of a folder, and how many bytes of its journal are whole lines (a crash can cut the last one).
+
+    Raises:
+        InputError: they cannot be read, or a line is no row.
+    """
+    if is_packed(folder):
+        lines = enumerate(packed_lines(folder / TABLE), 1)
+        return [_row(line.encode(), folder / TABLE, number) for number, line in lines], 0
+    path = folder / JOURNAL
     try:
         data = path.read_bytes()
     except OSError as error:

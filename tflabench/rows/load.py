@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tflabench.problem import PASSES, InputError
-from tflabench.rows.journal import described_runs, whole_lines
+from tflabench.rows.journal import JOURNAL, TABLE, described_runs, is_packed, whole_lines
 from tflabench.rows.schema import Row
 from tflabench.rows.table import frame
 
@@ -64,7 +64,8 @@ def read_results(folder: Path | str) -> Results:
 
 def results_folders(root: Path | str) -> list[Path]:
     """Every results folder at and below `root`, sorted; a sweep that was stopped before its first row left none."""
-    return sorted(path.parent for path in Path(root).rglob("journal.jsonl") if path.stat().st_size)
+    begun = {path.parent for path in Path(root).rglob(JOURNAL) if path.stat().st_size}
+    return sorted(begun | {path.parent for path in Path(root).rglob(TABLE) if is_packed(path.parent)})
 
 
 def folders_below(root: Path | str) -> list[Path]:
@@ -80,10 +81,10 @@ def folders_below(root: Path | str) -> list[Path]:
     if not root.is_dir():
         raise InputError(f"{root} is a file: {wanted}")
     folders = results_folders(root)
-    if not folders and any(root.rglob("journal.jsonl")):
+    if not folders and any(root.rglob(JOURNAL)):
         raise InputError(f"{root} holds no rows yet (its journal.jsonl is empty): {wanted}")
     if not folders:
-        raise InputError(f"{root} holds no results (no journal.jsonl in it or below): {wanted}")
+        raise InputError(f"{root} holds no results (no journal.jsonl or rows.parquet in it or below): {wanted}")
     return folders
 
 
@@ -97,8 +98,10 @@ def find_results(root: Path | str) -> list[Results]:
 
 
 def _last_rows(folder: Path) -> list[Row]:
-    if not (folder / "journal.jsonl").is_file():
-        raise InputError(f"{folder} holds no journal.jsonl: it must be a results folder written by `tflabench sweep`")
+    if not (folder / JOURNAL).is_file() and not is_packed(folder):
+        raise InputError(
+            f"{folder} holds no journal.jsonl or rows.parquet: it must be a results folder written by `tflabench sweep`"
+        )
     rows = {row.point: row for row in whole_lines(folder)[0]}
     if not rows:
         raise InputError(f"{folder} holds no rows yet: run `tflabench sweep --out {folder}` first")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
-from tflabench.rows.journal import Store, whole_lines
+from tflabench.rows.journal import JOURNAL, Store, is_packed, whole_lines
 from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
@@ -30,7 +30,7 @@ def merge(results: Results, folder: Path) -> Merged:
         InputError: the folder cannot be written, or it would hold rows of two devices.
     """
     devices = {row.device: results.folder for row in results.rows}
-    if (folder / "journal.jsonl").exists():
+    if (folder / JOURNAL).exists() or is_packed(folder):
         devices |= {row.device: folder for row in whole_lines(folder)[0]}
     if len(devices) > 1:
         told = ", ".join(f"{where} has rows of {device}" for device, where in devices.items())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
-from tflabench.rows.journal import Store, described_runs, write_whole
+from tflabench.rows.journal import JOURNAL, TABLE, Store, described_runs, is_packed, packed_lines, write_whole
 from tflabench.rows.schema import MIGRATED_VERSIONS, Row
 
 
@@ -18,7 +18,7 @@ def migrate(folder: Path, complete: Callable[[Row, Mapping[str, Any]], Row] = la
 
     Rows of schema 1 belong to no comparison: their `comparison_id` is None, so that no ratio is taken of them. The
     `percent_of_roofline` of schemas 1 and 2 is `percent_of_own_roofline`. The `node` of schemas 1 to 3 is "unknown".
-    Nothing is written unless every line is a row.
+    Nothing is written unless every line is a row. A packed folder is unpacked.
 
     Args:
         complete: fills in what a row of schema 1 or 2 lacks, from it and what environment.json says of its run.
@@ -29,7 +29,7 @@ def migrate(folder: Path, complete: Callable[[Row, Mapping[str, Any]], Row] = la
     Raises:
         InputError: the folder has no journal, a line of it is no row, or environment.json is damaged.
     """
-    journal = folder / "journal.jsonl"
+    journal = folder / JOURNAL
     runs = described_runs(folder)
     last: dict[str, Row] = {}
     migrated = 0
@@ -58,6 +58,8 @@ def migrate(folder: Path, complete: Callable[[Row, Mapping[str, Any]], Row] = la
 
 def _whole_lines(journal: Path) -> list[tuple[int, str]]:
     """Return the lines of a journal with their numbers, without one that a crash has cut off."""
+    if is_packed(journal.parent):
+        return list(enumerate(packed_lines(journal.parent / TABLE), 1))
     try:
         *lines, rest = journal.read_text().split("\n")
     except (OSError, ValueError) as error:

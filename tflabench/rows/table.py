@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+JSON_COLUMNS = ["details", "tuned", "gpu_kernels"]  # lists and dicts, which files hold as JSON
+
+
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as a table: columns as `Row` names them, of one type also where every value is missing."""
     import pandas as pd
@@ -61,7 +64,7 @@ def _plain(value: Any) -> Any:
 def flat(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table for files: a copy whose columns of lists and dicts hold them as JSON."""
     table = table.copy()
-    for name in table.columns.intersection(["details", "tuned", "gpu_kernels"]):
+    for name in table.columns.intersection(JSON_COLUMNS):
         table[name] = table[name].map(_json).astype(object)
     return table
 

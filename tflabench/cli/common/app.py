@@ -126,7 +126,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     **_shared("Time kernels of Tiled Flash Linear Attention, and hold them to the roofline."),
 )
-rows = typer.Typer(cls=Group, **_shared("Change stored rows: merge folders, recount theory, migrate old schemas."))
+rows = typer.Typer(cls=Group, **_shared("Change stored rows: merge or pack folders, recount theory."))
 cache = typer.Typer(
     cls=Group,
     invoke_without_command=True,

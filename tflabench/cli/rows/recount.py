@@ -24,16 +24,18 @@ def recount(
 
     known = {impl.name for impl in registry.implementations()}
     for results in load.find_results(directory):
-        changed = left = 0
-        opened = store.Store(results.folder, results.rows[0].device)
+        left = 0
+        changed = []
         for row in results.rows:
             ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
             if ceilings is None or row.implementation not in known:
                 left += 1
             elif (found := theory_columns.recounted(row, Ceilings(**ceilings))) != row:
-                opened.append(found)
-                changed += 1
+                changed.append(found)
         if changed:
+            opened = store.Store(results.folder, results.rows[0].device)
+            for row in changed:
+                opened.append(row)
             opened.export()
         told = f", {left} left as they are" if left else ""
-        print(f"{results.folder}: {changed} of {len(results.rows)} rows changed{told}")
+        print(f"{results.folder}: {len(changed)} of {len(results.rows)} rows changed{told}")

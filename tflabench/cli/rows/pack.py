@@ -1,0 +1,23 @@
+"""The command that keeps finished results folders small: pack."""
+
+from __future__ import annotations
+
+from tflabench.cli.common.app import rows
+from tflabench.cli.common.help import Command
+from tflabench.cli.common.paths import Results
+
+
+@rows.command(cls=Command)
+def pack(
+    directory: Results,
+) -> None:
+    """Keep finished results folders small: rows.parquet alone, without journal.jsonl and rows.csv.
+
+    Every command reads packed folders. A sweep, `merge` or `recount` that adds rows to one unpacks it first.
+    """
+    from tflabench.rows.load import folders_below
+    from tflabench.rows.packed import pack as pack_folder
+
+    for folder in folders_below(directory):
+        before, after = pack_folder(folder)
+        print(f"{folder}: {before / 1e3:,.0f} kB before, {after / 1e3:,.0f} kB now")
