@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -35,8 +36,8 @@ def page(folder: Path, rows: list[Row] | None = None, **runs) -> str:
 
 def table(text: str) -> dict[str, list[str]]:
     """The cells behind the first, by the first, in order, of all lines of tables."""
-    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return {first.strip(): [cell.strip() for cell in rest] for first, *rest in lines}
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if re.match(r"\|[^-]", line)]
+    return {first: rest for first, *rest in lines}
 
 
 def peers(text: str) -> list[str]:
@@ -166,25 +167,82 @@ def test_markdown_in_names_and_reasons_is_shown_as_it_is(tmp_path):
     assert r"- \_b\_: error: \<b>\[x\](y) \`z\`" in text
 
 
-def test_a_figure_has_one_table_of_the_folder_with_most_ratios_and_names_the_others(tmp_path):
+def test_a_figure_has_one_table_of_the_folders_with_most_ratios_and_names_the_others(tmp_path):
     apart = {"comparison_id": None}
     rows = [at("tfla_sig_xl", 512, 1.0), at("sdpa", 512, 2.0, **ATTENTION)]
     more = [at(name, T, 1.0, **apart) for name in ("tfla_sig_xl", "sdpa") for T in (512, 1024, 4096)]
     matched = RUN | {"arguments": ["sweep", "--preset=paper-fig4-matched"]}
     write(tmp_path / "few", rows, run=RUN)
-    write(tmp_path / "many", more, run=matched)
+    write(tmp_path / "many", more, run=RUN)
+    write(tmp_path / "matched", rows, run=matched)
     write(tmp_path / "h100", [each.model_copy(update={"device": "NVIDIA H100"}) for each in more], run=RUN)
     write(tmp_path / "quick", more, run=RUN | {"arguments": ["sweep"]})
     (write(tmp_path / "mine", more) / "environment.json").unlink()
     text = page(tmp_path)
-    fig4 = "Fig. 4: runtime over sequence length, 65,536 tokens"
-    quick = "Quick look: mLSTM and its rivals"
+    fig4 = "runtime over sequence length, 65,536 tokens"
     assert sections(text) == [
-        *(f"{fig4} (NVIDIA {gpu})" for gpu in ("H200", "H100")),  # with ratios, and without
-        *(f"{sweep} (NVIDIA H200)" for sweep in ("mine", quick)),
+        f"Fig. 4: {fig4} (NVIDIA H200, NVIDIA H100)",  # with ratios, and without
+        f"Fig. 4 with matched heads: {fig4}, 32 heads of 128 (NVIDIA H200)",
+        "mine (NVIDIA H200)",
+        "Quick look: mLSTM and its rivals (NVIDIA H200)",
     ]
-    assert "- Rows: [few](few/rows.csv), 2026-11-21, torch 2.11.0, triton 3.6.0, commit 0123456.\n" in text
+    assert "- Rows: [few](few/rows.csv), 2026-11-21, commit 0123456.\n" in text
     assert "- Other rows: [many](many/rows.csv).\n" in text
+
+
+def test_devices_stand_side_by_side_and_a_peer_of_one_has_no_cell_at_the_other(tmp_path):
+    h100 = {"device": "NVIDIA H100 80GB HBM3"}
+    write(tmp_path / "h100", [at("tfla_sig_xl", 512, 2.0, **h100), at("sdpa", 512, 8.0, **ATTENTION, **h100)], run=RUN)
+    write(tmp_path / "h200", [at("tfla_sig_xl", 512, 1.0), at("fla_gla", 512, 3.0)], run=RUN)
+    assert table(page(tmp_path)) == {
+        "peer": ["ours", "H100, forward", "H200, forward"],
+        "*% of bound (not recorded)*": ["tfla_sig_xl", "2.00 (30%)", "1.00 (30%)"],
+        "fla_gla": ["tfla_sig_xl", "", "3.00/1.00 = 3.00"],
+        "sdpa": ["tfla_sig_xl", "8.00/2.00 = 4.00", ""],
+    }
+
+
+def test_devices_of_one_short_name_have_their_whole_names(tmp_path):
+    names = ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe")
+    for name in names:
+        write(tmp_path / name, [at("tfla_sig_xl", 512, 2.0, device=name)], run=RUN)
+    assert table(page(tmp_path))["peer"] == ["ours", *(f"{name}, forward" for name in names)]
+
+
+def test_versions_that_all_tables_share_stand_once(tmp_path):
+    def of(name: str, **versions) -> None:
+        rows = [at("tfla_sig_xl", 512, 1.0), at("fla_gla", 512, 3.0, package="fla", package_version=versions["fla"])]
+        packages = {"torch": versions["torch"], "triton": "3.6.0"}
+        run = RUN | {"packages": packages, "arguments": ["sweep", "--preset", name]}
+        write(tmp_path / name, rows, run=run)
+
+    of("paper-fig4", fla="0.6.0", torch="2.11.0")
+    of("paper-fig5", fla="0.6.0", torch="2.12.0")
+    write(tmp_path / "none of ours", [at("sdpa", 512, 2.0)], run=RUN | {"packages": {"triton": "3.7.1"}})
+    text = page(tmp_path)
+    assert "[paper-fig4](paper-fig4/rows.csv), 2026-11-21, torch 2.11.0, commit 0123456.\n" in text
+    assert "[paper-fig5](paper-fig5/rows.csv), 2026-11-21, torch 2.12.0, commit 0123456.\n" in text
+    assert text.endswith("Versions, where nothing else is said: triton 3.6.0, fla 0.6.0.\n")
+
+
+@pytest.mark.parametrize(
+    ("again", "changes", "said"),
+    [
+        ((3.0, 4.0), {}, "- A second occasion: 2 of 2 ratios within 2%: [b](b/rows.csv).\n"),
+        ((3.0, 4.2), {}, "1 of 2 ratios within 2%, the furthest +5.0% (fla_kda, forward, T = 512): [b]"),
+        ((2.85, None), {}, "0 of 1 ratios within 2%, the furthest -5.0% (fla_gla, forward, T = 512): [b]"),
+        ((3.0, 4.0), {"source_hash": "other"}, "- Other rows: [b](b/rows.csv).\n"),
+        ((3.0, 4.0), {"source_hash": None}, "- Other rows: [b](b/rows.csv).\n"),
+    ],
+)
+def test_a_second_occasion_of_the_same_source_says_how_far_ratios_are_apart(tmp_path, again, changes, said):
+    def of(name: str, times: tuple[float | None, float | None], ours: float, **more) -> None:
+        peers = [at(peer, 512, ms, **more) for peer, ms in zip(("fla_gla", "fla_kda"), times, strict=True)]
+        write(tmp_path / name, [at("tfla_sig_xl", 512, ours, **more), *peers], run=RUN)
+
+    of("a", (6.0, 8.0), 2.0, source_hash="same")
+    of("b", again, 1.0, **{"source_hash": "same"} | changes)
+    assert said in page(tmp_path)
 
 
 def test_rows_of_other_versions_in_a_folder_are_named_and_not_divided(tmp_path):
@@ -217,16 +275,15 @@ def test_the_size_shown_is_the_largest_of_those_with_about_as_many_ratios(tmp_pa
 
 @pytest.mark.parametrize(
     ("more", "heads", "shown"),
-    [(0, ["forward, T = 512", "forward, T = 4096"], 1), (170, ["forward"], 171), (300, ["forward"], 10)],
+    [(0, ["forward, T = 512", "forward, T = 4096"], 1), (350, ["forward"], 351), (500, ["forward"], 10)],
 )
 def test_a_page_of_many_peers_has_fewer_sizes_then_fewer_peers_and_at_most_1500_words(tmp_path, more, heads, shown):
-    rows = [at(name, T, 1.0, comparison_id=None) for name in ("tfla_sig_xl", "sdpa") for T in (512, 1024, 4096)]
-    rows += [at(f"peer{n:03}", 1024, 2.0 + n, comparison_id=None) for n in range(more)]
-    text = page(tmp_path, rows)
+    names = ["tfla_sig_xl", "sdpa", *(f"peer{n:03}" for n in range(more))]
+    text = page(tmp_path, [at(name, T, 1.0 + n) for n, name in enumerate(names) for T in (512, 4096)])
     assert table(text)["peer"] == ["ours", *heads]
     assert len(peers(text)) == shown
-    assert ("T = 1024, 65,536 tokens, embedding 4096, bfloat16:" in text) == (len(heads) == 1)
-    assert ("- 291 more peers: in the rows." in text) == (more == 300)
+    assert ("T = 4096, 65,536 tokens, embedding 4096, bfloat16:" in text) == (len(heads) == 1)
+    assert ("- 491 more peers: in the rows." in text) == (more == 500)
     assert len(text.split()) <= headline.MOST_WORDS == 1500
 
 
@@ -246,6 +303,7 @@ def test_a_page_that_is_too_long_has_no_table_of_rows_that_were_not_compared(tmp
     [
         ("sweep --out 'a b' -a seq_len=512", "`tflabench sweep -a seq_len=512 --out again`"),
         ("sweep -a seq_len=512 --timeout 9 --no-plots", "`tflabench sweep -a seq_len=512 --out again`"),
+        ("sweep --preset quick", "`tflabench sweep --out again`"),
         ("sweep;sweep --jobs 2", "`tflabench sweep --preset quick --out again`"),
         ("reproduce fig4", "the command was not recorded."),
     ],
@@ -286,7 +344,7 @@ def test_the_committed_page_is_what_the_stored_rows_make(monkeypatch):
     assert made == (results / "README.md").read_text(), f"rows have changed: run `{' '.join(command)}`"
     assert len(made.split()) <= 1500
     figures = [title.split(":")[0] for title in sections(made) if title.startswith("Fig.") and "H200" in title]
-    assert figures == ["Fig. 4", "Fig. 5", "Fig. 12"]
+    assert figures == ["Fig. 4", "Fig. 4 with matched heads", "Fig. 5", "Fig. 12", "Fig. 13", "Fig. 14"]
 
 
 def test_our_kernels_are_the_bundled_ones_without_the_pytorch_forms():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from tflabench.conclusions.contests import owner
 from tflabench.figures import axes, facets, looks, matplotlib_renderer
 from tflabench.figures.captions import compact, provenance
 from tflabench.figures.highlights import MOST
-from tflabench.figures.model import Band, Bars, Cross, Curve, Note
+from tflabench.figures.model import Band, Bars, Cross, Curve, Key, Note
 from tflabench.problem import InputError
 from tflabench.rows.load import read_rows
 
@@ -222,6 +223,21 @@ def test_the_legend_has_no_band_that_is_not_drawn():
     assert not any(items(panel, Band) for panel in figure.panels)
     assert not [key for key in figure.keys if key.kind == "area"]
     assert not any(line.startswith("Shaded") for line in figure.caption)
+
+
+@pytest.mark.parametrize(("letters", "rows"), [(10, 1), (26, 2), (44, 3)])
+def test_a_legend_that_is_too_long_for_a_row_has_several_and_no_word_is_cut(letters, rows):
+    figure = made(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    keys = [Key(letter * letters, figure.keys[0].ink, "hollow") for letter in "ace"]
+    drawing = matplotlib_renderer.draw(replace(figure, keys=tuple(keys)))
+    drawing.draw_without_rendering()
+    (legend,) = drawing.legends
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert [text.get_text() for text in legend.get_texts()] == [key.words for key in keys]
+    assert len({round(box.y0) for box in boxes}) == rows
+    assert max(box.x1 for box in boxes) <= drawing.bbox.width
+    lowest = min(ax.get_tightbbox().y0 for ax in drawing.axes)
+    assert max(box.y1 for box in boxes) <= lowest
 
 
 @pytest.mark.parametrize(

@@ -6,26 +6,28 @@ import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import inf
+from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import DECISIVE, Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
-from tflabench.conclusions.standings import Chosen, Pair, Question, Standing, choose, preset_of
+from tflabench.conclusions.occasions import NEAR, Agreement, agreement
+from tflabench.conclusions.peer_table import in_order, plain, table
+from tflabench.conclusions.standings import Chosen, Question, Standing, choose, preset_of, subject
 from tflabench.implementations.registry import bundled_kernels, nearest, split
 from tflabench.problem import InputError
-from tflabench.rows.labels import PASS_TITLES, THROTTLED, mark
+from tflabench.rows.journal import is_packed
+from tflabench.rows.labels import PASS_TITLES, THROTTLED
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 from tflabench.selection.presets import load_preset, preset_names
 
 MOST_WORDS = 1500
-TIE = 0.01  # nearer to each other than this, nobody wins
 LONGEST_REASON = 120  # characters
 FEW_COMMITS = 2  # more are counted
 VERSIONS = ("threads", "torch", "triton")  # the driver and all else are in environment.json
@@ -36,6 +38,7 @@ class Detail(NamedTuple):
 
     Attributes:
         uncompared: whether rows have a table that were measured in no comparison.
+        reasons: whether failures have their reasons.
     """
 
     sizes_with_ratios: int
@@ -43,14 +46,15 @@ class Detail(NamedTuple):
     peers_with_ratios: int | None
     other_peers: int | None
     uncompared: bool = True
+    reasons: bool = True
 
 
 # The first that makes a page of at most MOST_WORDS words holds.
 DETAILS = (
     Detail(2, 2, None, None), Detail(2, 1, None, None), Detail(1, 1, None, None),
-    Detail(1, 1, 10, 10), Detail(1, 1, 10, 3),
-    Detail(1, 1, 5, 5), Detail(1, 1, 5, 3), Detail(1, 1, 5, 2), Detail(1, 1, 5, 1),
-    Detail(1, 1, 10, 1, uncompared=False), Detail(1, 1, 5, 1, uncompared=False),
+    *(Detail(1, 1, *peers) for peers in ((10, 10), (10, 3), (8, 2))),
+    *(Detail(1, 1, peers, 1, uncompared=False) for peers in (10, 8, 6)),
+    *(Detail(1, 1, peers, 1, uncompared=False, reasons=False) for peers in (10, 8, 6, 4)),
 )  # fmt: skip
 
 
@@ -82,15 +86,23 @@ class Page:
             raise InputError(f"--subject is {self.subject!r}, which no row is of; {nearest(self.subject, names)}")
         return found
 
+    @cached_property
+    def shared(self) -> list[str]:
+        """Return versions that are the same in all of several campaigns that have them, of those with a table."""
+        tabled = [each for each in self.every if any(row.implementation in self.kernels for row in each.rows)]
+        found = dict.fromkeys(version for campaign in tabled for version in _versions(campaign))
+        count = Counter(version.split()[0] for version in found)
+        return [version for version in found if count[version.split()[0]] == 1] if len(tabled) > 1 else []
+
     def link(self, campaign: Campaign) -> str:
         """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
-        rows = Path(campaign.folder) / "rows.csv"
-        target = Path(os.path.relpath(rows if rows.exists() else campaign.folder, self.linked_from))
+        rows = Path() if is_packed(Path(campaign.folder)) else Path("rows.csv")
+        target = Path(os.path.relpath(campaign.folder, self.linked_from)) / rows
         folder = Path(os.path.relpath(campaign.folder, self.root))
         name = self.root.resolve().name if folder == Path() else folder.as_posix()
         siblings = [_decisive(other) for other in self.every if other.folder == campaign.folder]
         telling = [f"{key} {own}" for key, own in _decisive(campaign).items() if any(x[key] != own for x in siblings)]
-        return f"[{_plain(', '.join([name, *telling]))}]({target.as_posix()})"
+        return f"[{plain(', '.join([name, *telling]))}]({target.as_posix()})"
 
 
 def write(root: Path, out: Path, subject: str | None = None) -> Path:
@@ -128,22 +140,27 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path(), sub
 
 
 def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[str]:
-    """Yield a section a figure and device, then what has none."""
+    """Yield a section a figure, then what has none."""
     told: set[tuple[str, ...]] = set()
     uncompared: list[Campaign] = []
+    figures: dict[tuple[float, str], list[Chosen]] = defaultdict(list)
     for each in chosen:
         if each.best.has_ours and (detail.uncompared or each.best.has_comparisons):
-            yield from _section(page, each, detail, told)
+            figures[subject(each.best.campaign)[:2]].append(each)
         elif each.best.has_ours:
-            uncompared += [each.best.campaign, *each.others]
+            uncompared += [standing.campaign for standing in (each.best, *each.others)]
+    for devices in figures.values():
+        yield from _section(page, devices, detail, told)
     if uncompared:
         yield from ("", f"Not measured in comparisons, so without a ratio: {_folders(page, uncompared)}.")
     if without := [each.best.campaign for each in chosen if not each.best.has_ours]:
         yield from ("", f"No kernel of ours was measured in {_folders(page, without)}.")
+    if page.shared:
+        yield from ("", f"Versions, where nothing else is said: {plain(', '.join(page.shared))}.")
 
 
 def _folders(page: Page, found: Sequence[Campaign]) -> str:
-    return ", ".join(f"{page.link(campaign)} ({_plain(campaign.rows[0].device)})" for campaign in found)
+    return ", ".join(f"{page.link(campaign)} ({plain(campaign.rows[0].device)})" for campaign in found)
 
 
 def _opening(page: Page, command: Sequence[str]) -> list[str]:
@@ -156,7 +173,7 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         f"Made by `{shlex.join(command)}` from stored rows; do not edit.",
         "",
         f"A table compares {ours} (*ours*) with {theirs} (*peers*), for a figure",
-        "of the paper or another sweep on one device. Names are those that `--impl` takes.",
+        "of the paper or another sweep. Names are those that `--impl` takes.",
         "",
         "- A cell has median milliseconds: `peer/ours = ratio`. Above 1 ours is faster; **bold**: the peer is.",
         "- A ratio is taken only where both took turns in one closed comparison with their tuners done. Of a",
@@ -166,6 +183,7 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         "  mLSTM, each at its best chunk size.",
         "- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our",
         "  fastest mLSTM.",
+        f"- A second occasion is the same source measured again, and ratios are expected within {NEAR:.0%}.",
         "- Empty: not asked for. *wrong* and the like: see below. (1/4): at 1 of 4 points.",
         "",
         "A table shows the folder with most ratios, at a large size with many of them. All else is in the linked rows",
@@ -173,97 +191,51 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
     ]
 
 
-def _section(page: Page, chosen: Chosen, detail: Detail, told: set[tuple[str, ...]]) -> Iterator[str]:
-    best = chosen.best
-    name = preset_of(best.campaign)
+def _section(page: Page, devices: Sequence[Chosen], detail: Detail, told: set[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the section of a figure: one table of all devices that it was measured on."""
+    standings = [each.best for each in devices]
+    name = preset_of(standings[0].campaign)
     title = load_preset(name).title if name in preset_names() else name
     sizes, most = detail.sizes_with_ratios, detail.peers_with_ratios
-    if not best.has_ratios:
+    if not any(standing.has_ratios for standing in standings):
         sizes, most = detail.other_sizes, detail.other_peers
-    columns = best.at_sizes(sizes)
-    peers = _in_order(columns)
-    yield from ("", f"## {_plain(f'{title} ({best.campaign.rows[0].device})')}", "")
-    yield from (*_table(columns, peers[:most]), "")
+    columns = [question for standing in standings for question in standing.at_sizes(sizes)]
+    peers = in_order(columns)
+    names = ", ".join(dict.fromkeys(question.device for question in columns))
+    yield from ("", f"## {plain(f'{title} ({names})')}", "")
+    yield from (*table(columns, peers[:most]), "")
     if more := len(peers[most:]) if most else 0:
         yield f"- {more} more peers: in the rows."
     yield from _refusals(columns)
-    yield from _missing(best, told)
-    yield f"- Rows: {page.link(best.campaign)}, {_origin(best.campaign)}."
-    if chosen.others:
-        yield f"- Other rows: {', '.join(map(page.link, chosen.others))}."
-    yield f"- Again: {_again(best.campaign)}"
+    yield from _missing(standings, told, detail.reasons)
+    for each in devices:
+        yield from _rows(page, each)
+    for command in dict.fromkeys(_again(standing.campaign) for standing in standings):
+        yield f"- Again: {command}"
 
 
-def _table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
-    """Yield what all columns share, then the table of these peers."""
-    facts = [question.size.facts for question in columns]
-    shared = [fact for fact in facts[0] if all(fact in own for own in facts)]
-    heads = [
-        ", ".join([PASS_TITLES[question.pass_], *(fact for fact in own if fact not in shared)])
-        for question, own in zip(columns, facts, strict=True)
-    ]
-    yield from (
-        f"{', '.join(shared)}:",
-        "",
-        f"| peer | ours | {' | '.join(heads)} |",
-        "|---|---|" + "---:|" * len(heads),
+def _rows(page: Page, chosen: Chosen) -> Iterator[str]:
+    """Yield where the rows of a device are, and those of other occasions."""
+    best, others = chosen
+    yield f"- Rows: {page.link(best.campaign)}, {_origin(best.campaign, page.shared)}."
+    again = [agreement(best, other) for other in others]
+    for other, found in zip(others, again, strict=True):
+        if found:
+            yield f"- A second occasion: {_agreement(found)}: {page.link(other.campaign)}."
+    if rest := [page.link(other.campaign) for other, found in zip(others, again, strict=True) if not found]:
+        yield f"- Other rows: {', '.join(rest)}."
+
+
+def _agreement(found: Agreement) -> str:
+    """Return how many ratios two occasions agree on, and the one that they are furthest apart on."""
+    told = f"{found.near} of {len(found.changes)} ratios within {NEAR:.0%}"
+    if found.near == len(found.changes):
+        return told
+    far = found.farthest
+    where = ", ".join(
+        [plain(far.first.peer.implementation), PASS_TITLES[far.question.pass_], far.question.size.facts[0]]
     )
-    own = [question.best() for question in columns]
-    ceilings = {row.ceilings.partition(":")[0] for row in own if row and row.ceilings}
-    bound = f"*% of bound ({', '.join(sorted(ceilings)) or 'not recorded'})*"
-    lines = [[bound, _names(own), *map(_bound, own)]]
-    for name in peers:
-        pairs = [question.pairs.get(name) for question in columns]
-        lines.append([_plain(name), _names(pair.ours for pair in pairs if pair and pair.timed), *map(_cell, pairs)])
-    yield from (f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _names(rows: Iterable[Row | None]) -> str:
-    """Return the implementations of rows, each once."""
-    return ", ".join(dict.fromkeys(row.implementation for row in rows if row))
-
-
-def _bound(row: Row | None) -> str:
-    """Return the time of a kernel of ours, and the bound of its problem as a percentage of that."""
-    if row is None:
-        return ""
-    return _time(row) + ("" if row.percent_of_bound is None else f" ({row.percent_of_bound:.0f}%)")
-
-
-def _in_order(columns: Sequence[Question]) -> list[str]:
-    """Return the peers that have a time, the strongest first.
-
-    Those with a ratio are ordered by their smallest. The others follow by time over the least time of a column.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    for question in columns:
-        timed = {name: pair for name, pair in question.pairs.items() if pair.timed}
-        least = min((pair.peer.ms_median or inf for pair in timed.values()), default=inf)
-        for name, pair in timed.items():
-            ratio, time = found.get(name, (inf, inf))
-            found[name] = min(ratio, pair.ratio or inf), min(time, (pair.peer.ms_median or inf) / least)
-    return sorted(found, key=lambda name: found[name])
-
-
-def _cell(pair: Pair | None) -> str:
-    """Return "peer/ours = ratio", or a bound with "≥"; the times alone where there is no ratio; a status; or ""."""
-    if pair is None:
-        return ""
-    if not pair.timed:
-        return f"*{pair.peer.status}*"
-    times = "/".join(_time(row) for row in pair if row)
-    if pair.ratio is None:
-        return times
-    bold = "**" if pair.ratio < 1 - TIE else ""
-    return f"{times} {pair.sign} {bold}{_number(pair.ratio)}{bold}"
-
-
-def _time(row: Row) -> str:
-    return _number(row.ms_median or 0.0) + mark(row)
-
-
-def _number(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
+    return f"{told}, the furthest {far.change:+.1%} ({where})"
 
 
 def _refusals(columns: Iterable[Question]) -> Iterator[str]:
@@ -283,9 +255,13 @@ def _kind(row: Row) -> tuple[str, ...]:
     return row.status, "", re.sub(r"\d[\d.,]*", "#", row.reason or "")
 
 
-def _missing(best: Standing, told: set[tuple[str, ...]]) -> Iterator[str]:
-    """Yield a line a kind of failure at all chunk sizes; kinds `told` in an earlier section share one line."""
-    outcomes = [fastest(rows) for question in best.questions for rows in question.rows.values()]
+def _missing(standings: Iterable[Standing], told: set[tuple[str, ...]], reasons: bool) -> Iterator[str]:
+    """Yield a line a kind of failure at all chunk sizes; kinds `told` in an earlier section share one line.
+
+    Without `reasons` all kinds share it.
+    """
+    questions = [question for standing in standings for question in standing.questions]
+    outcomes = [fastest(rows) for question in questions for rows in question.rows.values()]
     points = Counter(row.implementation for row in outcomes)
     failed: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in (row for row in outcomes if row.status != "ok"):
@@ -295,37 +271,40 @@ def _missing(best: Standing, told: set[tuple[str, ...]]) -> Iterator[str]:
         names = dict.fromkeys(row.implementation for row in rows)
         whole = sum(points[name] for name in names)
         share = f" ({len(rows)}/{whole})" if len(rows) < whole else ""
-        who, status = _plain(", ".join(names)), kind[0].replace("_", " ")
-        if kind in told:
+        who, status = plain(", ".join(names)), kind[0].replace("_", " ")
+        if kind in told or not reasons:
             before[status].append(who + share)
         else:
             example = ", e.g." if len({row.reason for row in rows}) > 1 else ""
             yield f"- {who}: {status}{share}{example}: {_reason(rows[0])}"
     if before:
         kinds = (f"{status}: {', '.join(names)}" for status, names in before.items())
-        yield f"- As above, {'; '.join(kinds)}"
+        yield f"- {'As above' if reasons else 'No time'}, {'; '.join(kinds)}"
     told.update(failed)
 
 
 def _reason(row: Row) -> str:
     """Return the first of a row's reasons in one line."""
     first = re.split(r"; |\. ", row.reason or "no reason was given")[0]
-    return _plain(shorten(first, LONGEST_REASON, placeholder=" ..."))
+    return plain(shorten(first, LONGEST_REASON, placeholder=" ..."))
 
 
-def _origin(campaign: Campaign) -> str:
-    """Return the days on which a campaign was measured, its versions and its commits."""
+def _versions(campaign: Campaign) -> list[str]:
+    """Return what a campaign ran with and the packages of its peers, each with its version."""
     found = conditions_of(campaign.rows, campaign.runs)
+    packages = (f"{row.package} {row.package_version}" for row in campaign.rows if row.package_version)
+    own = (f"{name} {' and '.join(found[name])}" for name in VERSIONS if name in found)
+    return list(dict.fromkeys([*own, *(package for package in packages if package.split()[0] not in VERSIONS)]))
+
+
+def _origin(campaign: Campaign, shared: Collection[str]) -> str:
+    """Return the days on which a campaign was measured, its versions but for those `shared`, and its commits."""
     days = sorted({row.started_at[:10] for row in campaign.rows})
-    packages = dict.fromkeys(
-        f"{row.package} {row.package_version}"
-        for row in campaign.rows
-        if row.package_version and row.package not in VERSIONS
-    )
-    versions = [f"{name} {' and '.join(found[name])}" for name in VERSIONS if name in found]
-    commits = sorted({commit[:7] for commit in found.get("commit", ["not recorded"])})
+    found = conditions_of(campaign.rows, campaign.runs).get("commit", ["not recorded"])
+    commits = sorted({commit[:7] for commit in found})
     code = f"commit {' and '.join(commits)}" if len(commits) <= FEW_COMMITS else f"{len(commits)} commits"
-    return _plain(", ".join([" to ".join(dict.fromkeys((days[0], days[-1]))), *versions, *packages, code]))
+    versions = [version for version in _versions(campaign) if version not in shared]
+    return plain(", ".join([" to ".join(dict.fromkeys((days[0], days[-1]))), *versions, code]))
 
 
 def _again(campaign: Campaign) -> str:
@@ -333,7 +312,9 @@ def _again(campaign: Campaign) -> str:
     recorded = {tuple(run.get("arguments", ())) for run in campaign.runs.values()}
     command, preset = next(iter(recorded), ()), preset_of(campaign)
     if len(recorded) == 1 and command[:1] == ("sweep",):
-        words = re.sub(r" --no-plots| --(out|timeout)[ =]('[^']*'|\S+)", "", shlex.join(["tflabench", *command]))
+        words = re.sub(
+            r" --no-plots| --preset quick| --(out|timeout)[ =]('[^']*'|\S+)", "", shlex.join(["tflabench", *command])
+        )
         return f"`{words} --out again`"
     if preset in preset_names():
         return f"`tflabench sweep --preset {preset} --out again`"
@@ -344,8 +325,3 @@ def _decisive(campaign: Campaign) -> dict[str, str]:
     """Return the conditions that decide the times of a campaign."""
     found = conditions_of(campaign.rows, campaign.runs)
     return {key: " ".join(found.get(key, ["not recorded"])) for key in DECISIVE}
-
-
-def _plain(words: str) -> str:
-    """Return words that Markdown shows as they are, in one line."""
-    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", words).split())

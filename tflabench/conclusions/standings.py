@@ -103,6 +103,11 @@ class Question:
     kernels: frozenset[str]
 
     @property
+    def device(self) -> str:
+        """Return the device that was asked."""
+        return next(iter(self.rows.values()))[0].device
+
+    @property
     def ours(self) -> list[Row]:
         """Return the rows of our kernels, failed ones too."""
         return [row for name, rows in self.rows.items() if name in self.kernels for row in rows]
@@ -198,10 +203,13 @@ def _size(row: Row) -> Size:
 
 
 def subject(campaign: Campaign) -> tuple[float, str, str]:
-    """Return the number of the paper's figure that a campaign is of, or inf and its sweep; and its device."""
+    """Return what a campaign is of: the number of the paper's figure, or inf and its sweep; and its device.
+
+    A figure with matched heads is of its own, behind the figure.
+    """
     name, device = preset_of(campaign), campaign.rows[0].device
-    number = re.match(r"(?:paper-)?fig(\d+)(?!\d)", name)  # with matched heads too
-    return (float(number[1]), "", device) if number else (inf, name, device)
+    figure = re.match(r"(?:paper-)?fig(\d+)(?!\d)(-matched)?", name)
+    return (float(figure[1]), figure[2] or "", device) if figure else (inf, name, device)
 
 
 def preset_of(campaign: Campaign) -> str:
@@ -216,10 +224,10 @@ def preset_of(campaign: Campaign) -> str:
 
 
 class Chosen(NamedTuple):
-    """The standing whose table is shown, and other campaigns of the same subject."""
+    """The standing whose table is shown, and others of the same subject."""
 
     best: Standing
-    others: tuple[Campaign, ...]
+    others: tuple[Standing, ...]
 
 
 def choose(campaigns: Iterable[Campaign], kernels: frozenset[str]) -> list[Chosen]:
@@ -234,6 +242,6 @@ def choose(campaigns: Iterable[Campaign], kernels: frozenset[str]) -> list[Chose
     found = []
     for about, standings in subjects.items():
         best = max(standings, key=lambda each: each.rank)
-        others = tuple(each.campaign for each in standings if each is not best)
+        others = tuple(each for each in standings if each is not best)
         found.append((not best.has_ratios, about, Chosen(best, others)))
     return [chosen for *_, chosen in sorted(found, key=lambda each: each[:2])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,8 +15,8 @@ from tflabench.figures.looks import OWNERS, Look
 from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
 from tflabench.implementations.registry import bundled_kernels, nearest
 from tflabench.problem import InputError
+from tflabench.rows.labels import short_device
 from tflabench.rows.schema import Row
-from tflabench.theory.hardware import from_device_name
 
 MOST = 7  # highlighted series in a figure
 SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv", "d_qk": "d_qk", "heads": "heads", "batch": "batch"}
@@ -169,14 +168,7 @@ def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
 
 def device_name(rows: Rows) -> str:
     """Return the short name of the device behind rows: "H100", or "CPU"."""
-    return ", ".join(dict.fromkeys(_short(name) for name in rows["device"].unique()))
-
-
-def _short(device: str) -> str:
-    if re.search(r"\d+ cores?$", device):  # as `bench.machine` names a CPU
-        return "CPU"
-    gpu = from_device_name(device)
-    return gpu.name.split()[0] if gpu else device
+    return ", ".join(dict.fromkeys(short_device(name) for name in rows["device"].unique()))
 
 
 def title(finding: Finding, pass_: str, device: str) -> str:

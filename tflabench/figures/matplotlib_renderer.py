@@ -31,7 +31,7 @@ WIDTH = 85 / 25.4  # inches
 EDGE, GAP = 0.05, 0.12  # inches: around the figure, between panels of a row
 LEGEND, SMALL_LINE = 0.14, 0.1  # inches from one line of text to the next
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
-NAME, KEYS = 20, 66  # letters of a line of a name beside a panel, and of the legend
+NAME, KEYS = 20, 60  # letters of a line of a name beside a panel, and of the legend
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,
@@ -87,7 +87,8 @@ def draw(figure: Figure) -> Drawing:
     named = [0.04 + SMALL_LINE * any(_upright(panel) for panel in row) for row in rows]
     above = [max(map(_height, row)) + room + 0.02 for row, room in zip(heads, named, strict=True)]
     top = EDGE + _height(title) + _height(setting) + 0.07
-    height = top + sum(above) + len(rows) * figure.height + below.max(axis=1).sum() + LEGEND * bool(figure.keys) + EDGE
+    legend = LEGEND * _legend(drawing, figure.keys)
+    height = top + sum(above) + len(rows) * figure.height + below.max(axis=1).sum() + legend + EDGE
     drawing.set_size_inches(WIDTH, height)
     title.set_y(1 - EDGE / height)
     setting.set_y(1 - (EDGE + _height(title) + 0.03) / height)
@@ -102,7 +103,6 @@ def draw(figure: Figure) -> Drawing:
             _notes(ax, [item for item in rows[n][m].items if isinstance(item, Note)])
             x += left[n, m] + width + right[n, m] + GAP
         y -= below[n].max()
-    _legend(drawing, figure.keys)
     return drawing
 
 
@@ -360,14 +360,20 @@ def _readable(colour: str) -> str:
     return to_hex((factor * red, factor * green, factor * blue))
 
 
-def _legend(drawing: Drawing, keys: Sequence[Key]) -> None:
-    """Draw the legend below the panels, in one row; the longest words are cut where it does not fit."""
+def _legend(drawing: Drawing, keys: Sequence[Key]) -> int:
+    """Draw the legend below the panels, and return in how many rows: in one, if it fits."""
     handles = [
         Patch(color=key.ink.colour, alpha=0.3, lw=0) if key.kind == "area" else _sample(key.ink, key.kind)
         for key in keys
     ]
-    lengths = [len(key.words) for key in keys]
-    mark, spare = (2.4, 6) if len(keys) < 3 else (1.3, 5)  # a mark's width in ems, and letters that each takes besides
-    longest = KEYS - spare * len(keys) - sum(lengths) + max(lengths, default=0)
-    words = [shorten(key.words, max(longest, 8)) for key in keys]
-    drawing.legend(handles, words, loc="lower left", ncols=len(keys) or 1, handlelength=mark)
+    words = [shorten(key.words, KEYS) for key in keys]
+    columns = len(keys)
+    while columns:
+        legend = drawing.legend(
+            handles, words, loc="lower left", ncols=columns, handlelength=2.4 if columns < 3 else 1.3
+        )
+        if columns == 1 or legend.get_window_extent().width <= drawing.bbox.width:
+            break
+        legend.remove()
+        columns -= 1
+    return -(-len(keys) // columns) if columns else 0

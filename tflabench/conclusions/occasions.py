@@ -1,0 +1,65 @@
+"""How far the ratios of two occasions lie apart. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tflabench.conclusions.standings import Pair, Question, Standing
+
+NEAR = 0.02  # two occasions are expected to agree within this
+
+
+@dataclass(frozen=True)
+class Change:
+    """One ratio, or bound, on a first and a second occasion."""
+
+    question: Question
+    first: Pair
+    change: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The ratios that two occasions have in common."""
+
+    changes: tuple[Change, ...]
+
+    @property
+    def near(self) -> int:
+        """Return how many agree within NEAR."""
+        return sum(abs(each.change) <= NEAR for each in self.changes)
+
+    @property
+    def farthest(self) -> Change:
+        """Return the ratio that changed most."""
+        return max(self.changes, key=lambda each: abs(each.change))
+
+
+def agreement(first: Standing, second: Standing) -> Agreement | None:
+    """Return how the ratios of a second occasion agree with those of a first; None where it is none.
+
+    The same source must have measured both, on the same kind of device with the same versions.
+    """
+    if not _same_source(first, second):
+        return None
+    changes = tuple(_changes(first, second))
+    return Agreement(changes) if changes else None
+
+
+def _same_source(first: Standing, second: Standing) -> bool:
+    sources = {(row.device, row.source_hash) for each in (first, second) for row in each.campaign.rows}
+    return len(sources) == 1 and None not in next(iter(sources))
+
+
+def _changes(first: Standing, second: Standing) -> Iterator[Change]:
+    again = {(question.size, question.pass_): question.pairs for question in second.questions}
+    for question in first.questions:
+        for name, pair in question.pairs.items():
+            other = again.get((question.size, question.pass_), {}).get(name)
+            if other and pair.ratio and other.ratio and _same_points(pair, other):
+                yield Change(question, pair, other.ratio / pair.ratio - 1)
+
+
+def _same_points(pair: Pair, other: Pair) -> bool:
+    return [row and row.point for row in pair] == [row and row.point for row in other]

@@ -1,0 +1,98 @@
+"""A Markdown table of peers beside our kernels: a column a device, size and pass. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+
+from tflabench.conclusions.standings import Pair, Question
+from tflabench.rows.labels import PASS_TITLES, mark, short_device
+from tflabench.rows.schema import Row
+
+TIE = 0.01  # nearer to each other than this, nobody wins
+
+
+def table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
+    """Yield what all columns share, then the table of these peers."""
+    facts = [question.size.facts for question in columns]
+    shared = [fact for fact in facts[0] if all(fact in own for own in facts)]
+    heads = [
+        ", ".join([*device, PASS_TITLES[question.pass_], *(fact for fact in own if fact not in shared)])
+        for device, question, own in zip(_devices(columns), columns, facts, strict=True)
+    ]
+    yield from (f"{', '.join(shared)}:", "", _line(["peer", "ours", *heads]), "|---|---|" + "---:|" * len(heads))
+    own = [question.best() for question in columns]
+    ceilings = {row.ceilings.partition(":")[0] for row in own if row and row.ceilings}
+    bound = f"*% of bound ({', '.join(sorted(ceilings)) or 'not recorded'})*"
+    lines = [[bound, _names(own), *map(_bound, own)]]
+    for name in peers:
+        pairs = [question.pairs.get(name) for question in columns]
+        lines.append([plain(name), _names(pair.ours for pair in pairs if pair and pair.timed), *map(_cell, pairs)])
+    yield from map(_line, lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"|{'|'.join(cells)}|"
+
+
+def _devices(columns: Sequence[Question]) -> list[list[str]]:
+    """Return the device of each column, where there are several; by short names, unless two have the same."""
+    names = [question.device for question in columns]
+    short = {name: short_device(name) for name in names}
+    if len(short) == 1:
+        return [[] for _ in names]
+    return [[short[name] if len(set(short.values())) == len(short) else name] for name in names]
+
+
+def _names(rows: Iterable[Row | None]) -> str:
+    """Return the implementations of rows, each once."""
+    return ", ".join(dict.fromkeys(row.implementation for row in rows if row))
+
+
+def _bound(row: Row | None) -> str:
+    """Return the time of a kernel of ours, and the bound of its problem as a percentage of that."""
+    if row is None:
+        return ""
+    return _time(row) + ("" if row.percent_of_bound is None else f" ({row.percent_of_bound:.0f}%)")
+
+
+def in_order(columns: Sequence[Question]) -> list[str]:
+    """Return the peers that have a time, the strongest first.
+
+    Those with a ratio are ordered by their smallest. The others follow by time over the least time of a column.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for question in columns:
+        timed = {name: pair for name, pair in question.pairs.items() if pair.timed}
+        least = min((pair.peer.ms_median or inf for pair in timed.values()), default=inf)
+        for name, pair in timed.items():
+            ratio, time = found.get(name, (inf, inf))
+            found[name] = min(ratio, pair.ratio or inf), min(time, (pair.peer.ms_median or inf) / least)
+    return sorted(found, key=lambda name: found[name])
+
+
+def _cell(pair: Pair | None) -> str:
+    """Return "peer/ours = ratio", or a bound with "≥"; the times alone where there is no ratio; a status; or ""."""
+    if pair is None:
+        return ""
+    if not pair.timed:
+        return f"*{pair.peer.status}*"
+    times = "/".join(_time(row) for row in pair if row)
+    if pair.ratio is None:
+        return times
+    bold = "**" if pair.ratio < 1 - TIE else ""
+    return f"{times} {pair.sign} {bold}{_number(pair.ratio)}{bold}"
+
+
+def _time(row: Row) -> str:
+    return _number(row.ms_median or 0.0) + mark(row)
+
+
+def _number(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
+
+
+def plain(words: str) -> str:
+    """Return words that Markdown shows as they are, in one line."""
+    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", words).split())
