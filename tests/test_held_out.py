@@ -32,18 +32,17 @@ RESULTS = committed_checkout() / "results"
 # and prints it: after new rows, take its numbers, and those of docs/theory.md.
 HELD_OUT = {
     ("H200 SXM", "fused exp"): 9.1,
-    ("H200 SXM", "fused sig"): 7.7,
-    ("H200 SXM", "tfla exp"): 3.9,
-    ("H200 SXM", "tfla sig"): 6.0,
-    ("H200 SXM", "unpipelined exp"): 31.2,
-    ("H200 SXM", "unpipelined sig"): 11.8,
-    ("H200 SXM", "all"): 7.3,
-    ("H100 SXM", "fused exp"): 9.5,
-    ("H100 SXM", "fused sig"): 8.8,
-    ("H100 SXM", "tfla exp"): 6.1,
-    ("H100 SXM", "tfla sig"): 9.8,
-    ("H100 SXM", "unpipelined sig"): 7.1,
-    ("H100 SXM", "all"): 8.3,
+    ("H200 SXM", "fused sig"): 10.5,
+    ("H200 SXM", "tfla exp"): 3.1,
+    ("H200 SXM", "tfla sig"): 4.5,
+    ("H200 SXM", "unpipelined sig"): 9.8,
+    ("H200 SXM", "all"): 6.4,
+    ("H100 SXM", "fused exp"): 6.1,
+    ("H100 SXM", "fused sig"): 7.5,
+    ("H100 SXM", "tfla exp"): 6.5,
+    ("H100 SXM", "tfla sig"): 10.5,
+    ("H100 SXM", "unpipelined sig"): 5.6,
+    ("H100 SXM", "all"): 7.9,
 }
 # What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
 # which both models have, that the published one is off by 12% only.
@@ -67,14 +66,14 @@ def test_errors_on_rows_that_no_constant_has_seen():
 
 
 def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_anew():
-    """Of mLSTMexp those that have programs of half the rows today; of mLSTMsig 256/512 and 64/64; and others."""
+    """Of those stored one is of before: mLSTMsig on an H100, in training."""
     folders = [results for kind in ("h200", "h100") for results in find_results(RESULTS / kind)]
     verdict = judge(folders)
     before = {name: count for name, count in verdict.others.items() if "as it was before" in name}
     counts: Counter[str] = Counter()
     for name, count in before.items():
         counts[name.split()[0]] += count
-    assert counts == {"hopper_exp": 18, "hopper_sig": 18, "hopper_simple_gla": 1, "hopper_gated_retention": 1}
+    assert counts == {"hopper_sig": 1}
     changed = Problem(1, 16, 65536, 128, 256, 8192)
     assert calibrated.launched_since(changed, Modelled("fused", "exp"))
     assert not calibrated.launched_since(changed, Modelled("fused", "sig"))
@@ -114,10 +113,10 @@ def test_the_stored_constant_is_what_its_rows_say():
 
 
 def test_either_gpu_predicts_the_other():
-    """Fitted on one kind, judged on the other: as good as fitted there to 0.6 percentage points, or to 2.2."""
+    """Fitted on one kind, judged on the other: as good as fitted there to 0.7 percentage points, or to 1.2."""
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
-    assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.022
-    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.006
+    assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.012
+    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.007
     assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.726e-6, rel=0.02)
     assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.486e-6, rel=0.02)
 

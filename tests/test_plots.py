@@ -236,7 +236,7 @@ def test_a_legend_that_is_too_long_for_a_row_has_several_and_no_word_is_cut(lett
     assert [text.get_text() for text in legend.get_texts()] == [key.words for key in keys]
     assert len({round(box.y0) for box in boxes}) == rows
     assert max(box.x1 for box in boxes) <= drawing.bbox.width
-    lowest = min(ax.get_tightbbox().y0 for ax in drawing.axes)
+    lowest = min(ax.get_window_extent().y0 for ax in drawing.axes)
     assert max(box.y1 for box in boxes) <= lowest
 
 
