@@ -47,7 +47,7 @@ HELD_OUT = {
 # What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
 # which both models have, that the published one is off by 12% only.
 OF_PUBLISHED = {"H200 SXM": 0.5, "H100 SXM": 0.75}
-TOLERANCE = 0.1  # percentage points; every mutation below moves some median by five times as much
+TOLERANCE = 0.08  # percentage points; every mutation below moves some median by five times as much
 
 
 @cache
@@ -117,8 +117,8 @@ def test_either_gpu_predicts_the_other():
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
     assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.012
     assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.007
-    assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.726e-6, rel=0.02)
-    assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.486e-6, rel=0.02)
+    assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.705e-6, rel=0.02)
+    assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.518e-6, rel=0.02)
 
 
 def test_a_fit_finds_the_least_loss():

@@ -21,8 +21,6 @@ from tflabench.conclusions.summary import (
     line,
     verdicts,
 )
-from tflabench.rows.labels import waits_for_host
-from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -161,21 +159,6 @@ def test_the_note_on_the_host_names_the_implementations_of_the_rows_at_hand():
     (note,) = failures([*rows, row("hopper_sig", ms=0.4, host_ms=0.5, seq_len=512)])
     assert "hopper_sig (2x), fla_gla: eager" in note
     assert "nxai" not in note
-
-
-def test_the_stored_note_on_the_host_is_what_the_rows_say():
-    root = Path(__file__).resolve().parent.parent
-    rows = [r for results in find_results(root / "results" / "h200") for r in results.rows if r.comparison_id is None]
-    waiting = [r.implementation for r in rows if waits_for_host(r)]
-    timed = sum(r.host_ms is not None for r in rows)
-    fused, triton = (sum(name.startswith(start) for name in waiting) for start in ("hopper_", "tfla_"))
-    (rest,) = set(waiting) - {name for name in waiting if name.startswith(("hopper_", "tfla_"))}
-    note = (
-        f"In {len(waiting)} of the {timed:,} rows that have it `host_ms` is above `ms_median`: {fused} of the fused "
-        f"kernels, {triton} of the Triton ones, one of `{rest}`."
-    )
-    assert waiting.count(rest) == 1
-    assert note in (root / "docs" / "decisions" / "2026-11-22-rows-of-the-h200.md").read_text()
 
 
 # --- Throttled rows

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from tflabench.conclusions.standings import Pair, Question
-from tflabench.rows.labels import PASS_TITLES, mark, short_device
+from tflabench.rows.labels import PASS_TITLES, mark
 from tflabench.rows.schema import Row
+from tflabench.theory.hardware import short_device
 
 TIE = 0.01  # nearer to each other than this, nobody wins
 

@@ -15,8 +15,8 @@ from tflabench.figures.looks import OWNERS, Look
 from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
 from tflabench.implementations.registry import bundled_kernels, nearest
 from tflabench.problem import InputError
-from tflabench.rows.labels import short_device
 from tflabench.rows.schema import Row
+from tflabench.theory.hardware import short_device
 
 MOST = 7  # highlighted series in a figure
 SYMBOLS = {"seq_len": "T", "chunk_size": "L", "d_hv": "d_hv", "d_qk": "d_qk", "heads": "heads", "batch": "batch"}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 from tflabench.rows.schema import Row
-from tflabench.theory.hardware import from_device_name
 
 THROTTLED = "†"  # after a number; every page and table that has it says what it means
 PASS_TITLES = {"fw": "forward", "fwbw": "forward + backward", "decode": "decode step"}
@@ -29,14 +26,6 @@ def heads(row: Row) -> str:
 def mark(*rows: Row) -> str:
     """Return the mark of a number of which any row was measured while the GPU held its clock back; "" for others."""
     return THROTTLED if any(row.throttled for row in rows) else ""
-
-
-def short_device(device: str) -> str:
-    """Return the short name of a row's device: "H100", or "CPU"; the whole name of one that is not known."""
-    if re.search(r"\d+ cores?$", device):  # as `bench.machine` names a CPU
-        return "CPU"
-    gpu = from_device_name(device)
-    return gpu.name.split()[0] if gpu else device
 
 
 def waits_for_host(row: Row) -> bool:

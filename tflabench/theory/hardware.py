@@ -251,6 +251,14 @@ def from_device_name(device: str) -> Gpu | None:
     return next((gpu for gpu in KNOWN if gpu.device and re.search(gpu.device, device)), None)
 
 
+def short_device(device: str) -> str:
+    """Return the short name of a row's device: "H100", or "CPU"; the whole name of one that is not known."""
+    if re.search(r"\d+ cores?$", device):  # as `bench.machine` names a CPU
+        return "CPU"
+    gpu = from_device_name(device)
+    return gpu.name.split()[0] if gpu else device
+
+
 def described(device: str, dtype: str = "bfloat16") -> Gpu:
     """Return the GPU of rows by its driver's name, or what `tflabench calibrate` measured of an unknown one.
 
