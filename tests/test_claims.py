@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tflabench.cli.main import app
+from tflabench.conclusions import claims_page
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.claim import Outcome, check, needed
 from tflabench.conclusions.claims import CLAIMS, KERNELS, check_all
@@ -21,6 +23,7 @@ from tflabench.rows.load import Results
 from tflabench.rows.schema import Row
 
 sys.path.insert(0, str(Path(__file__).parent))
+from committed import committed_checkout
 from synthetic import APART, RUN, row, write
 
 LENGTHS = (512, 4096, 65536)
@@ -446,6 +449,57 @@ def test_json_has_every_outcome(tmp_path):
     assert len(found) == len(check_all([])) == len(KERNELS) * (len(CASES) + 2) + 1
     (held,) = [entry for entry in found if entry["verdict"] == "holds"]
     assert (held["kernels"], held["values"]["4096"], held["folder"]) == ("tfla", 2.25, str(tmp_path))
+
+
+def test_the_page_has_a_column_for_each_device_and_kernels_that_decide_something(tmp_path):
+    start = "training: over 2x faster than Mamba 2"
+    held, refuted = CASES[start]
+    write(tmp_path / "h200", held)
+    write(tmp_path / "h100", [r.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for r in refuted])
+    write(tmp_path / "cpu", [row("reference_sig", device="a CPU, 2 cores")])
+    out = tmp_path / "claims.md"
+    assert claims(tmp_path, "--out", tmp_path).stdout.strip() == str(out)
+    text = out.read_text()
+    assert f"`tflabench claims {tmp_path} --out {out}`" in text
+    assert "|claim|mlstm_kernels, H100|ours, H100|mlstm_kernels, H200|ours, H200|\n" in text
+    (line,) = (line for line in text.splitlines() if line.startswith(f"|{start}"))
+    cells = line.split("|")[2:-1]
+    assert cells[0].startswith("no rows of ")
+    assert cells[1].startswith("**does not hold**: ")
+    assert cells[1].endswith(" ([rows](h100))")
+    assert cells[3].startswith("holds: ")
+    (line,) = (line for line in text.splitlines() if "1.4B model" in line)
+    assert line.endswith("(answers to the reviews): a kernel bench trains no model")
+    (line,) = (line for line in text.splitlines() if line.startswith("- measured: the best L"))
+    assert "no rows of" in line
+    assert "To decide it: `tflabench sweep --preset paper-fig5 --impl nxai_sig_xl`" in line
+
+
+def test_errors_stand_with_the_device_that_they_were_measured_on(tmp_path):
+    held, _ = CASES["training: over 2x faster than Mamba 2"]
+    write(tmp_path / "h200", held)
+    write(tmp_path / "h100", [r.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for r in held])
+    shutil.copytree(Path(__file__).parents[1] / "results" / "h200" / "errors", tmp_path / "errors")
+    claims(tmp_path, "--out", tmp_path)
+    (line,) = (
+        x
+        for x in (tmp_path / "claims.md").read_text().splitlines()
+        if x.startswith("|mean absolute error of exp forward 7")
+    )
+    assert ["does not hold" in cell for cell in line.split("|")[2:-1]] == [False, False, False, True]
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
+    write(tmp_path / "h200", CASES["training: over 2x faster than Mamba 2"][0])
+    (tmp_path / "file").write_text("")
+    assert "--out" in claims(tmp_path / "h200", "--out", tmp_path / "file" / "claims.md", code=2).stderr
+
+
+def test_the_committed_page_is_what_the_stored_rows_make(monkeypatch):
+    monkeypatch.chdir(committed_checkout())
+    results, command = Path("results"), ["tflabench", "claims", "results", "--out", "results/claims.md"]
+    made = claims_page.markdown(results, command, results)
+    assert made == (results / "claims.md").read_text(), f"rows have changed: run `{' '.join(command)}`"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from tflabench.cli.common import app
 from tflabench.cli.common.options import Json
-from tflabench.cli.common.paths import Results
+from tflabench.cli.common.paths import Results, file_to_write, out_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,8 +23,12 @@ WIDTH = 120  # of tables where nobody's terminal limits them
 def claims(
     directory: Results,
     json_: Json = False,
+    out: Annotated[Path | None, out_file("claims.md", "the claims are printed")] = None,
 ) -> None:
-    """Hold the paper's claims against measured rows, for its own kernels (nxai_*) and ours (tfla_*)."""
+    """Hold the paper's claims against measured rows, for its own kernels (nxai_*) and ours (tfla_*).
+
+    With --out they are written as Markdown, a table a device.
+    """
     from rich.console import Console
 
     from tflabench.conclusions.campaigns import campaigns
@@ -32,6 +37,11 @@ def claims(
     from tflabench.rows.errors import find_errors
     from tflabench.rows.load import find_results
 
+    if out is not None:
+        from tflabench.conclusions.claims_page import write
+
+        print(write(directory, file_to_write(out, "claims.md")))
+        return
     outcomes = check_all(campaigns(find_results(directory)), find_errors(directory))
     if json_:
         found = [
