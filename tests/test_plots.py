@@ -225,7 +225,7 @@ def test_the_legend_has_no_band_that_is_not_drawn():
     assert not any(line.startswith("Shaded") for line in figure.caption)
 
 
-@pytest.mark.parametrize(("letters", "rows"), [(10, 1), (26, 2), (44, 3)])
+@pytest.mark.parametrize(("letters", "rows"), [(10, 1), (22, 2), (44, 3)])
 def test_a_legend_that_is_too_long_for_a_row_has_several_and_no_word_is_cut(letters, rows):
     figure = made(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
     keys = [Key(letter * letters, figure.keys[0].ink, "hollow") for letter in "ace"]

@@ -372,7 +372,7 @@ def _legend(drawing: Drawing, keys: Sequence[Key]) -> int:
         legend = drawing.legend(
             handles, words, loc="lower left", ncols=columns, handlelength=2.4 if columns < 3 else 1.3
         )
-        if columns == 1 or legend.get_window_extent().width <= drawing.bbox.width:
+        if columns == 1 or legend.get_window_extent().width <= (WIDTH - 2 * EDGE) * drawing.dpi:
             break
         legend.remove()
         columns -= 1
