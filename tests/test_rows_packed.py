@@ -68,6 +68,25 @@ def test_packed_twice_is_packed_and_unpacked_is_as_before(folder):
     assert read_results(folder) == before
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_only_rows_of_closed_comparisons_are_kept_if_asked(tmp_path, packed):
+    ended, begun = row(closed=True), row("sdpa", closed=False)
+    folder = write(tmp_path / "results", [ended, begun])
+    if packed:
+        rows("pack", folder)
+        assert list(read_results(folder).rows) == [ended, begun]
+    rows("pack", "--closed", folder)
+    assert list(read_results(folder).rows) == [ended]
+    assert is_packed(folder)
+
+
+def test_a_folder_without_a_closed_comparison_is_left_as_it_is(tmp_path):
+    folder = write(tmp_path / "results", [row(closed=False)])
+    before = names(folder)
+    assert "has no comparison that ended" in rows("pack", "--closed", folder, code=2)
+    assert names(folder) == before
+
+
 def test_rows_that_are_added_stand_behind_those_that_were_packed(folder):
     rows("pack", folder)
     store = Store(folder, ROWS[0].device)

@@ -1,4 +1,4 @@
-"""The generated results/claims.md: the paper's claims beside what stored rows say of them. No torch."""
+"""The generated results/claims.md: the paper's claims, and what stored rows say of each. No torch."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def faster(best: Row, other: Row) -> tuple[float, float] | None:
 def beaten(best: Row, rows: Iterable[Row]) -> Iterator[tuple[Row, float, float]]:
     """Yield the rows of other implementations that a fastest row may be compared with, each with what `faster` says.
 
-    None of them was throttled: such a time is longer than it need be.
+    None of them was throttled: a throttled time is longer than it need be.
     """
     for row in rows:
         if row.implementation != best.implementation and not row.throttled and (ratio := faster(best, row)):

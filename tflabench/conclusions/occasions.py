@@ -1,4 +1,4 @@
-"""How far the ratios of two occasions lie apart. No torch."""
+"""The distance between ratios that were measured on two occasions. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Markdown table of peers beside our kernels: a column a device, size and pass. No torch."""
+"""A Markdown table of peers and our kernels, with a column for each device, size and pass. No torch."""
 
 from __future__ import annotations
 

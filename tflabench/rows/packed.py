@@ -16,23 +16,30 @@ from tflabench.rows.schema import Row
 from tflabench.rows.table import flat, frame
 
 
-def pack(folder: Path) -> tuple[int, int]:
+def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
     """Keep the last row of every point in rows.parquet, and delete journal.jsonl and rows.csv.
 
     Nothing is deleted unless rows.parquet, read again, has the same rows.
+
+    Args:
+        closed: keep only rows of comparisons that ended as intended.
 
     Returns:
         The bytes of these three files before and after.
 
     Raises:
-        InputError: the folder cannot be written or read, or rows.parquet does not hold what the journal does.
+        InputError: the folder cannot be written or read, rows.parquet does not hold what the journal does, or no
+            comparison ended.
     """
-    rows = read_results(folder).rows
+    every = read_results(folder).rows
+    rows = [row for row in every if row.closed or not closed]
+    if not rows:
+        raise InputError(f"{folder} has no comparison that ended: pack it without --closed, or repeat its sweep")
     files = [path for name in (JOURNAL, TABLE, "rows.csv") if (path := folder / name).exists()]
     before = sum(path.stat().st_size for path in files)
     part = folder / f"{TABLE}.part"
     try:
-        if not is_packed(folder):
+        if not is_packed(folder) or len(rows) < len(every):
             flat(frame(rows)).to_parquet(part, index=False, compression="zstd")
             if [json.loads(line) for line in packed_lines(part)] != [_fields(row) for row in rows]:
                 raise InputError(f"{folder} cannot be packed: a table does not hold all that its journal does")

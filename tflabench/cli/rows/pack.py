@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from tflabench.cli.common.app import rows
 from tflabench.cli.common.help import Command
 from tflabench.cli.common.paths import Results
@@ -10,6 +14,7 @@ from tflabench.cli.common.paths import Results
 @rows.command(cls=Command)
 def pack(
     directory: Results,
+    closed: Annotated[bool, typer.Option("--closed", help="Keep only rows of comparisons that ended.")] = False,
 ) -> None:
     """Keep finished results folders small: rows.parquet alone, without journal.jsonl and rows.csv.
 
@@ -19,5 +24,5 @@ def pack(
     from tflabench.rows.packed import pack as pack_folder
 
     for folder in folders_below(directory):
-        before, after = pack_folder(folder)
+        before, after = pack_folder(folder, closed)
         print(f"{folder}: {before / 1e3:,.0f} kB before, {after / 1e3:,.0f} kB now")
