@@ -489,6 +489,15 @@ def test_errors_stand_with_the_device_that_they_were_measured_on(tmp_path):
     assert ["does not hold" in cell for cell in line.split("|")[2:-1]] == [False, False, False, True]
 
 
+def test_devices_of_one_short_name_have_a_column_each(tmp_path):
+    held, _ = CASES["training: over 2x faster than Mamba 2"]
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"):
+        write(tmp_path / name, [r.model_copy(update={"device": name}) for r in held])
+    claims(tmp_path, "--out", tmp_path)
+    text = (tmp_path / "claims.md").read_text()
+    assert "|ours, NVIDIA H100 80GB HBM3|mlstm_kernels, NVIDIA H100 PCIe|" in text
+
+
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     write(tmp_path / "h200", CASES["training: over 2x faster than Mamba 2"][0])
     (tmp_path / "file").write_text("")

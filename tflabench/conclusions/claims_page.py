@@ -13,12 +13,11 @@ from textwrap import shorten
 from tflabench.conclusions.campaigns import Campaign, campaigns
 from tflabench.conclusions.claim import Outcome
 from tflabench.conclusions.claims import check_all
-from tflabench.conclusions.peer_table import plain
-from tflabench.problem import InputError
+from tflabench.conclusions.markdown import plain, write_page
 from tflabench.rows.errors import find_errors
 from tflabench.rows.journal import described_runs
 from tflabench.rows.load import find_results
-from tflabench.theory.hardware import short_device
+from tflabench.theory.hardware import short_devices
 
 LONGEST_REASON = 100  # characters
 UNKNOWN = "not measurable"
@@ -31,13 +30,7 @@ def write(root: Path, out: Path) -> Path:
     Raises:
         InputError: no results, results that cannot be read, or a file that cannot be written.
     """
-    text = markdown(root, ["tflabench", "claims", str(root), "--out", str(out)], out.parent)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({error.strerror}): give another file with --out") from None
-    return out
+    return write_page(out, markdown(root, ["tflabench", "claims", str(root), "--out", str(out)], out.parent))
 
 
 def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> str:
@@ -51,10 +44,11 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> 
         by_device[campaign.rows[0].device].append(campaign)
     errors = find_errors(root)
     columns: dict[str, list[Outcome]] = {}
+    short = short_devices(by_device)
     for device, found in sorted(by_device.items()):
         outcomes = check_all(found, [line for line in errors if device in _devices(line.folder)])
         if any(map(_decided, outcomes)):
-            columns[short_device(device)] = outcomes
+            columns[short[device]] = outcomes
     return "\n".join([*_opening(command), *_table(columns, linked_from), *_others(columns)]) + "\n"
 
 

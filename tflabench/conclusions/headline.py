@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import DECISIVE, Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
+from tflabench.conclusions.markdown import plain, write_page
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
-from tflabench.conclusions.peer_table import in_order, plain, table
+from tflabench.conclusions.peer_table import in_order, table
 from tflabench.conclusions.standings import Chosen, Question, Standing, choose, preset_of, subject
 from tflabench.implementations.registry import bundled_kernels, nearest, split
 from tflabench.problem import InputError
@@ -112,13 +113,8 @@ def write(root: Path, out: Path, subject: str | None = None) -> Path:
         InputError: also a file that cannot be written.
     """
     options = [] if subject is None else ["--subject", subject]
-    text = markdown(root, ["tflabench", "headline", str(root), *options, "--out", str(out)], out.parent, subject)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({error.strerror}): give another file with --out") from None
-    return out
+    command = ["tflabench", "headline", str(root), *options, "--out", str(out)]
+    return write_page(out, markdown(root, command, out.parent, subject))
 
 
 def markdown(root: Path, command: Sequence[str], linked_from: Path = Path(), subject: str | None = None) -> str:

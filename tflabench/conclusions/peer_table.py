@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
+from tflabench.conclusions.markdown import plain
 from tflabench.conclusions.standings import Pair, Question
 from tflabench.rows.labels import PASS_TITLES, mark
 from tflabench.rows.schema import Row
-from tflabench.theory.hardware import short_device
+from tflabench.theory.hardware import short_devices
 
 TIE = 0.01  # nearer to each other than this, nobody wins
 
@@ -38,12 +38,10 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _devices(columns: Sequence[Question]) -> list[list[str]]:
-    """Return the device of each column, where there are several; by short names, unless two have the same."""
+    """Return the device of each column, where there are several."""
     names = [question.device for question in columns]
-    short = {name: short_device(name) for name in names}
-    if len(short) == 1:
-        return [[] for _ in names]
-    return [[short[name] if len(set(short.values())) == len(short) else name] for name in names]
+    short = short_devices(names)
+    return [[short[name]] if len(short) > 1 else [] for name in names]
 
 
 def _names(rows: Iterable[Row | None]) -> str:
@@ -92,8 +90,3 @@ def _time(row: Row) -> str:
 
 def _number(value: float) -> str:
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
-
-
-def plain(words: str) -> str:
-    """Return words that Markdown shows as they are, in one line."""
-    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", words).split())

@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -257,6 +258,13 @@ def short_device(device: str) -> str:
         return "CPU"
     gpu = from_device_name(device)
     return gpu.name.split()[0] if gpu else device
+
+
+def short_devices(devices: Iterable[str]) -> dict[str, str]:
+    """Return the short names of rows' devices, or their whole names where two would have the same."""
+    short = {device: short_device(device) for device in devices}
+    count = Counter(short.values())
+    return {device: name if count[name] == 1 else device for device, name in short.items()}
 
 
 def described(device: str, dtype: str = "bfloat16") -> Gpu:

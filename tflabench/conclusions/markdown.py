@@ -1,0 +1,27 @@
+"""Words and files of generated Markdown pages. No torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tflabench.problem import InputError
+
+
+def write_page(out: Path, text: str) -> Path:
+    """Write a page, and return its path; its folder is made.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}): give another file with --out") from None
+    return out
+
+
+def plain(words: str) -> str:
+    """Return words that Markdown shows as they are, in one line."""
+    return " ".join(re.sub(r"([\\`*|<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", words).split())
