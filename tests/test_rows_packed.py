@@ -48,11 +48,23 @@ def names(folder: Path) -> set[str]:
 def test_a_packed_folder_has_the_same_rows_in_one_file(folder):
     before = read_results(folder)
     assert "kB before" in rows("pack", folder)
-    assert names(folder) == {"rows.parquet", "environment.json"}
+    assert names(folder) == {"rows.parquet", "times.csv", "environment.json"}
     assert read_results(folder) == before
     assert list(before.rows) == ROWS
     assert results_folders(folder.parent) == [folder]
     assert list(pd.read_parquet(folder / "rows.parquet")["ms_median"].dropna()) == [2.0, 1 / 3]
+
+
+def test_times_are_there_to_look_at(folder):
+    rows("pack", folder)
+    times = pd.read_csv(folder / "times.csv")
+    assert list(times["implementation"]) == [each.implementation for each in ROWS]
+    assert list(times["ms_median"].dropna()) == [2.0, 0.33333]
+    assert list(times["reason"].dropna()) == ["no\nroom"]
+    assert not set(times.columns) - set(pd.read_parquet(folder / "rows.parquet").columns)
+    (folder / "times.csv").unlink()
+    rows("pack", folder)
+    assert list(pd.read_csv(folder / "times.csv")["status"]) == list(times["status"])
 
 
 def test_packed_twice_is_packed_and_unpacked_is_as_before(folder):
@@ -92,6 +104,7 @@ def test_rows_that_are_added_stand_behind_those_that_were_packed(folder):
     store = Store(folder, ROWS[0].device)
     store.append(row(seq_len=64))
     assert not is_packed(folder)
+    assert "times.csv" not in names(folder)  # it would lack the new row
     assert list(read_results(folder).rows) == [*ROWS, row(seq_len=64)]
 
 
@@ -174,4 +187,4 @@ def test_commands_say_the_same_of_a_packed_folder(folder, tmp_path, monkeypatch,
         CliRunner().invoke(app, [word.format(where) for word in command]).output.replace(str(where), "results")
         for where in (folder, packed)
     ]
-    assert told[0].replace("/rows.csv", "") == told[1].replace("copy/results", "results")
+    assert told[0].replace("/rows.csv", "/times.csv") == told[1].replace("copy/results", "results")

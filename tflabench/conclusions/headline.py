@@ -22,7 +22,7 @@ from tflabench.conclusions.peer_table import in_order, table
 from tflabench.conclusions.standings import Chosen, Question, Standing, choose, preset_of, subject
 from tflabench.implementations.registry import bundled_kernels, nearest, split
 from tflabench.problem import InputError
-from tflabench.rows.journal import is_packed
+from tflabench.rows.journal import TIMES, is_packed
 from tflabench.rows.labels import PASS_TITLES, THROTTLED
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
@@ -97,7 +97,7 @@ class Page:
 
     def link(self, campaign: Campaign) -> str:
         """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
-        rows = Path() if is_packed(Path(campaign.folder)) else Path("rows.csv")
+        rows = TIMES if is_packed(Path(campaign.folder)) else "rows.csv"
         target = Path(os.path.relpath(campaign.folder, self.linked_from)) / rows
         folder = Path(os.path.relpath(campaign.folder, self.root))
         name = self.root.resolve().name if folder == Path() else folder.as_posix()

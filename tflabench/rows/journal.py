@@ -20,6 +20,7 @@ from tflabench.rows.schema import MIGRATED_VERSIONS, SCHEMA_VERSION, Row
 from tflabench.rows.table import JSON_COLUMNS, flat, frame
 
 JOURNAL, TABLE = "journal.jsonl", "rows.parquet"
+TIMES = "times.csv"  # only of packed folders
 
 
 class Store:
@@ -47,6 +48,7 @@ class Store:
                 text = "".join(f"{line}\n" for line in packed_lines(folder / TABLE))
                 write_whole(folder / JOURNAL, text)
                 whole = len(text.encode())
+                (folder / TIMES).unlink(missing_ok=True)
             self._journal = open(folder / JOURNAL, "ab+", buffering=0)  # noqa: SIM115  lives as long as the store
         except OSError as error:
             raise InputError(

@@ -1,6 +1,7 @@
 """Finished results folders kept small: rows.parquet instead of a journal and a CSV, a tenth of the size.
 
-Whatever reads rows reads a packed folder too. Whatever adds rows to one unpacks it first.
+Whatever reads rows reads a packed folder too. Whatever adds rows to one unpacks it first. People look at times.csv: it
+has the columns that matter most, and is small enough for a web page.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
-from tflabench.rows.journal import JOURNAL, TABLE, Store, is_packed, packed_lines
+from tflabench.rows.journal import JOURNAL, TABLE, TIMES, Store, is_packed, packed_lines
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 from tflabench.rows.table import flat, frame
 
+READABLE = [
+    "implementation", "pass", "batch", "heads", "seq_len", "d_qk", "d_hv", "chunk_size", "dtype", "status", "ms_median",
+    "ms_p20", "ms_p80", "peak_bytes", "percent_of_bound", "throttled", "rel_error", "comparison_id", "reason",
+]  # fmt: skip
+
 
 def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
-    """Keep the last row of every point in rows.parquet, and delete journal.jsonl and rows.csv.
+    """Keep the last row of every point in rows.parquet, write times.csv, and delete journal.jsonl and rows.csv.
 
     Nothing is deleted unless rows.parquet, read again, has the same rows.
 
@@ -25,7 +31,7 @@ def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
         closed: keep only rows of comparisons that ended as intended.
 
     Returns:
-        The bytes of these three files before and after.
+        The bytes of all four before and after.
 
     Raises:
         InputError: the folder cannot be written or read, rows.parquet does not hold what the journal does, or no
@@ -35,22 +41,28 @@ def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
     rows = [row for row in every if row.closed or not closed]
     if not rows:
         raise InputError(f"{folder} has no comparison that ended: pack it without --closed, or repeat its sweep")
-    files = [path for name in (JOURNAL, TABLE, "rows.csv") if (path := folder / name).exists()]
-    before = sum(path.stat().st_size for path in files)
+    before = _size(folder)
     part = folder / f"{TABLE}.part"
     try:
+        table = flat(frame(rows))
         if not is_packed(folder) or len(rows) < len(every):
-            flat(frame(rows)).to_parquet(part, index=False, compression="zstd")
+            table.to_parquet(part, index=False, compression="zstd")
             if [json.loads(line) for line in packed_lines(part)] != [_fields(row) for row in rows]:
                 raise InputError(f"{folder} cannot be packed: a table does not hold all that its journal does")
             part.replace(folder / TABLE)
+        table[READABLE].to_csv(folder / TIMES, index=False, float_format="%.5g")
         for name in (JOURNAL, "rows.csv"):
             (folder / name).unlink(missing_ok=True)
-        return before, (folder / TABLE).stat().st_size
+        return before, _size(folder)
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): pack a copy of it") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def _size(folder: Path) -> int:
+    files = (folder / name for name in (JOURNAL, TABLE, TIMES, "rows.csv"))
+    return sum(path.stat().st_size for path in files if path.exists())
 
 
 def _fields(row: Row) -> dict[str, Any]:

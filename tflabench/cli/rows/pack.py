@@ -16,9 +16,10 @@ def pack(
     directory: Results,
     closed: Annotated[bool, typer.Option("--closed", help="Keep only rows of comparisons that ended.")] = False,
 ) -> None:
-    """Keep finished results folders small: rows.parquet alone, without journal.jsonl and rows.csv.
+    """Keep finished results folders small: rows.parquet, without journal.jsonl and rows.csv.
 
-    Every command reads packed folders. A sweep, `merge` or `recount` that adds rows to one unpacks it first.
+    times.csv has the columns that matter most, to look at. Every command reads packed folders. A sweep, `merge` or
+    `recount` that adds rows to one unpacks it first.
     """
     from tflabench.rows.load import folders_below
     from tflabench.rows.packed import pack as pack_folder
