@@ -255,6 +255,15 @@ def test_rows_of_other_versions_in_a_folder_are_named_and_not_divided(tmp_path):
     assert "- Other rows: [fig4, torch 2.12.0](fig4/rows.csv)." in text
 
 
+def test_rows_of_another_triton_are_no_second_occasion(tmp_path):
+    rows = [at("tfla_sig_xl", 512, 1.0, source_hash="same"), at("fla_gla", 512, 3.0, source_hash="same")]
+    write(tmp_path / "a", rows, run=RUN)
+    write(tmp_path / "b", rows, run=RUN | {"packages": {"torch": "2.11.0", "triton": "3.7.1"}})
+    text = page(tmp_path)
+    assert "- Other rows: [b](b/rows.csv).\n" in text
+    assert "second occasion:" not in text
+
+
 def test_two_sizes_have_heads_cut_the_same_way(tmp_path):
     cuts = [{"heads": 4096 // d, "d_qk": d, "d_hv": d} for d in (64, 128)]
     rows = [at(name, T, 1.0, **cut) for name in ("tfla_sig_xl", "sdpa") for T in (512, 4096) for cut in cuts]

@@ -53,6 +53,12 @@ class Campaign:
     rows: tuple[Row, ...]
     runs: Mapping[str, Any]
 
+    @property
+    def decisive(self) -> dict[str, str]:
+        """Return the conditions that decide its times."""
+        found = conditions_of(self.rows, self.runs)
+        return {key: " ".join(found.get(key, ["not recorded"])) for key in DECISIVE}
+
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:
     """Return the rows of results folders, apart where device, driver or the versions that decide a time differ."""

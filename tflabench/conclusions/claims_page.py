@@ -6,7 +6,6 @@ import os
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from textwrap import shorten
 
@@ -43,19 +42,17 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> 
     for campaign in campaigns(find_results(root)):
         by_device[campaign.rows[0].device].append(campaign)
     errors = find_errors(root)
+    devices = {
+        folder: {run.get("device") for run in described_runs(Path(folder)).values()}
+        for folder in {line.folder for line in errors}
+    }
     columns: dict[str, list[Outcome]] = {}
     short = short_devices(by_device)
     for device, found in sorted(by_device.items()):
-        outcomes = check_all(found, [line for line in errors if device in _devices(line.folder)])
+        outcomes = check_all(found, [line for line in errors if device in devices[line.folder]])
         if any(map(_decided, outcomes)):
             columns[short[device]] = outcomes
     return "\n".join([*_opening(command), *_table(columns, linked_from), *_others(columns)]) + "\n"
-
-
-@cache
-def _devices(folder: str) -> frozenset[str]:
-    """Return the devices on which the runs of a folder measured."""
-    return frozenset(str(run.get("device")) for run in described_runs(Path(folder)).values())
 
 
 def _opening(command: Sequence[str]) -> list[str]:

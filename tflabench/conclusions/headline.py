@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from tflabench.conclusions.campaigns import DECISIVE, Campaign, campaigns, conditions_of
+from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.markdown import plain, write_page
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
@@ -101,8 +101,8 @@ class Page:
         target = Path(os.path.relpath(campaign.folder, self.linked_from)) / rows
         folder = Path(os.path.relpath(campaign.folder, self.root))
         name = self.root.resolve().name if folder == Path() else folder.as_posix()
-        siblings = [_decisive(other) for other in self.every if other.folder == campaign.folder]
-        telling = [f"{key} {own}" for key, own in _decisive(campaign).items() if any(x[key] != own for x in siblings)]
+        siblings = [other.decisive for other in self.every if other.folder == campaign.folder]
+        telling = [f"{key} {own}" for key, own in campaign.decisive.items() if any(x[key] != own for x in siblings)]
         return f"[{plain(', '.join([name, *telling]))}]({target.as_posix()})"
 
 
@@ -214,11 +214,13 @@ def _rows(page: Page, chosen: Chosen) -> Iterator[str]:
     """Yield where the rows of a device are, and those of other occasions."""
     best, others = chosen
     yield f"- Rows: {page.link(best.campaign)}, {_origin(best.campaign, page.shared)}."
-    again = [agreement(best, other) for other in others]
-    for other, found in zip(others, again, strict=True):
-        if found:
+    rest = []
+    for other in others:
+        if found := agreement(best, other):
             yield f"- A second occasion: {_agreement(found)}: {page.link(other.campaign)}."
-    if rest := [page.link(other.campaign) for other, found in zip(others, again, strict=True) if not found]:
+        else:
+            rest.append(page.link(other.campaign))
+    if rest:
         yield f"- Other rows: {', '.join(rest)}."
 
 
@@ -315,9 +317,3 @@ def _again(campaign: Campaign) -> str:
     if preset in preset_names():
         return f"`tflabench sweep --preset {preset} --out again`"
     return "the command was not recorded."
-
-
-def _decisive(campaign: Campaign) -> dict[str, str]:
-    """Return the conditions that decide the times of a campaign."""
-    found = conditions_of(campaign.rows, campaign.runs)
-    return {key: " ".join(found.get(key, ["not recorded"])) for key in DECISIVE}

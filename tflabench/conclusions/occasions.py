@@ -39,7 +39,7 @@ class Agreement:
 def agreement(first: Standing, second: Standing) -> Agreement | None:
     """Return how the ratios of a second occasion agree with those of a first; None where it is none.
 
-    The same source must have measured both, on the same kind of device with the same versions.
+    The same source must have measured both, under the same conditions: device, driver, versions.
     """
     if not _same_source(first, second):
         return None
@@ -48,8 +48,8 @@ def agreement(first: Standing, second: Standing) -> Agreement | None:
 
 
 def _same_source(first: Standing, second: Standing) -> bool:
-    sources = {(row.device, row.source_hash) for each in (first, second) for row in each.campaign.rows}
-    return len(sources) == 1 and None not in next(iter(sources))
+    sources = {row.source_hash for each in (first, second) for row in each.campaign.rows}
+    return len(sources) == 1 and None not in sources and first.campaign.decisive == second.campaign.decisive
 
 
 def _changes(first: Standing, second: Standing) -> Iterator[Change]:

@@ -13,11 +13,11 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tflabench.problem import InputError
 from tflabench.rows.schema import MIGRATED_VERSIONS, SCHEMA_VERSION, Row
-from tflabench.rows.table import JSON_COLUMNS, flat, frame
+from tflabench.rows.table import flat, frame, records
 
 JOURNAL, TABLE = "journal.jsonl", "rows.parquet"
 TIMES = "times.csv"  # only of packed folders
@@ -45,7 +45,7 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if packed:
-                text = "".join(f"{line}\n" for line in packed_lines(folder / TABLE))
+                text = "".join(row.model_dump_json(by_alias=True) + "\n" for row in lines)
                 write_whole(folder / JOURNAL, text)
                 whole = len(text.encode())
                 (folder / TIMES).unlink(missing_ok=True)
@@ -141,13 +141,10 @@ def packed_lines(table: Path) -> list[str]:
     import pandas as pd
 
     try:
-        cells = pd.read_parquet(table).astype(object)
-        records = cast("list[dict[str, Any]]", cells.where(cells.notna(), None).to_dict("records"))
-        for record in records:
-            record |= {name: json.loads(text) for name in JSON_COLUMNS if (text := record.get(name)) is not None}
-    except (OSError, ValueError, TypeError) as error:
+        found = records(pd.read_parquet(table))
+    except (OSError, ValueError) as error:
         raise InputError(f"{table} cannot be read ({error}): name a folder that a sweep wrote") from None
-    return [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in records]
+    return [json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in found]
 
 
 def whole_lines(folder: Path) -> tuple[list[Row], int]:

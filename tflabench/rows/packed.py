@@ -6,9 +6,7 @@ has the columns that matter most, and is small enough for a web page.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from tflabench.problem import InputError
 from tflabench.rows.journal import JOURNAL, TABLE, TIMES, Store, is_packed, packed_lines
@@ -47,7 +45,7 @@ def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
         table = flat(frame(rows))
         if not is_packed(folder) or len(rows) < len(every):
             table.to_parquet(part, index=False, compression="zstd")
-            if [json.loads(line) for line in packed_lines(part)] != [_fields(row) for row in rows]:
+            if [Row.model_validate_json(line) for line in packed_lines(part)] != rows:
                 raise InputError(f"{folder} cannot be packed: a table does not hold all that its journal does")
             part.replace(folder / TABLE)
         table[READABLE].to_csv(folder / TIMES, index=False, float_format="%.5g")
@@ -63,10 +61,6 @@ def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
 def _size(folder: Path) -> int:
     files = (folder / name for name in (JOURNAL, TABLE, TIMES, "rows.csv"))
     return sum(path.stat().st_size for path in files if path.exists())
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    return json.loads(row.model_dump_json(by_alias=True))
 
 
 def unpack(folder: Path) -> None:

@@ -43,13 +43,28 @@ def rows_of(table: pd.DataFrame) -> list[Row]:
     names = [field.alias or name for name, field in Row.model_fields.items()]
     if missing := [name for name in names if name not in table.columns]:
         raise InputError(f"the table has no column {missing[0]!r}: it must have those that tflabench.load gives")
-    records: list[dict[str, Any]] = table[names].to_dict("records")  # type: ignore[assignment]
     try:
-        return [Row.model_validate({name: _plain(value) for name, value in record.items()}) for record in records]
+        return [Row.model_validate(record) for record in records(table[names])]
     except ValidationError as error:
         first = error.errors()[0]
         where = first["loc"][0] if first["loc"] else "row"
         raise InputError(f"the table's {where} is {first['input']!r}: {first['msg']}") from None
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table, or of a file made by `flat`, as Python has them: None where a value is missing.
+
+    Raises:
+        ValueError: what should be JSON is none.
+    """
+    return [
+        {str(name): _plain(_from_json(value) if name in JSON_COLUMNS else value) for name, value in record.items()}
+        for record in table.to_dict("records")
+    ]
+
+
+def _from_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:
