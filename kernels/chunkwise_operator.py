@@ -115,9 +115,7 @@ def _kernels_and_options(
     return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
 
 
-def _resolve(
-    q: Tensor, v: Tensor, gate: Gate, chunk_size: int | None, backward: bool, setup: str
-) -> tuple[str, int]:  # fmt: skip
+def _resolve(q: Tensor, v: Tensor, gate: Gate, chunk_size: int | None, backward: bool, setup: str) -> tuple[str, int]:
     """Return the name of the kernels that run, and their chunk size."""
     implementation, _, _, config = _setups[setup]
     given = None if chunk_size is None else int(chunk_size)

@@ -159,7 +159,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
 
 def h_constants(d_qk: int, d_hv: int, *, halved: bool = False, **branches: bool) -> dict[str, Any]:
     """Of a walk for h or dv, as `WalkConfig.of` takes them."""
-    shape = WalkShape.of(d_qk, d_hv, sums=False, halved=halved)
+    shape = WalkShape.of(d_qk, d_hv, sums=False, halved=halved, normalise=branches.get("normalise", False))
     return {"shape": shape, "d_qk": d_qk, "d_hv": d_hv, **branches}
 
 

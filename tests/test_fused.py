@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.plan import hopper as plans
 from tflabench.kernels.plan.hopper import Kernel, TileGradients, Walk
-from tflabench.kernels.plan.hopper_shapes import TILE
+from tflabench.kernels.plan.hopper_shapes import TILE, WalkShape
+from tflabench.kernels.plan.sizes import Device, Sizes
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused
 from tflabench.theory.call_cost import call_cost
@@ -379,6 +381,24 @@ def test_states_of_64_by_64_are_walked_backward_where_heads_share_nothing():
     launched = [launch.name for launch in fused.launches(p.with_(heads=128), "sig", 4096, group=128)]
     assert launched[-3:] == ["dq of heads, added up", "dk of heads, added up", "gate gradients"]
     assert not {"sums of tiles", "through tiles"} & set(launched)
+
+
+def test_heads_of_32_are_made_tile_by_tile_backward_and_two_programs_share_a_multiprocessor():
+    p = Problem(batch=4, heads=128, seq_len=8192, d_qk=32, d_hv=32, pass_="fwbw")
+
+    def names(problem=p, **wanted):
+        return [kernel.name for kernel in kernels(problem, **wanted)]
+
+    assert names() == names(gate_gradients=False) == ["h", "C of tiles", "dC of tiles", "dq, dk, dv"]
+    assert names(p.with_(d_hv=48)) == names(p.with_(d_qk=48)) == ["h", "dq", "dk, dv"]
+    of_last_n = plans.backward(
+        Sizes(4, 128, 1, 8192, 32, 32), Device(90, 132), 8192, gate_gradients=True, of_last_n=True
+    )
+    assert of_last_n.by_tiles is None
+    assert fused.waves(p, "sig", 8192, H200)["h"] == 4 * 128 / 132 / 2
+    (h,) = walks(p.with_(pass_="fw"))
+    assert (h.resident, h.programs, h.shape) == (2, 264, WalkShape.of(64, 64, sums=False))
+    assert walks(FIG_4)[0].resident == 1
 
 
 def test_segments_but_for_the_last_cost_a_second_read_of_k_and_v_and_all_cost_states():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import triton
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
 
 from tflabench.bench import tuning as tunings
 from tflabench.bench.tuning import tuning
@@ -26,12 +27,19 @@ class Kernel:
 
     arg_names = ("x", "T")
     __name__ = "kernel"
+    room = 64  # blocks above it do not fit
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 
     def run(self, x: int, T: int, *, BLOCK: int, **options: Any) -> None:
+        if self.room < BLOCK:
+            raise OutOfResources(BLOCK, self.room, "shared memory")
         self.calls.append((T, BLOCK))
+        self.compile(BLOCK)
+
+    def compile(self, block: int) -> None:
+        """Take no time; a test has it take some."""
 
     def ms(self) -> float:
         T, block = self.calls[-1]
@@ -104,6 +112,30 @@ def test_what_was_not_reached_is_said():
         "tune_s": 1.0,
         "tuned": {"choices": tuned.choices, "tried": 1, "configurations": 3},
     }
+
+
+@pytest.mark.parametrize("blocks", [(64, 32, 16), (64, 128, 16)])
+def test_every_kernel_has_a_configuration_that_runs_whatever_the_seconds(blocks):
+    """The first one of the second kernel does not fit."""
+    with tuning(0.5) as tuned:
+        tuner(Kernel()).run(1, 640, grid=(1,))
+        second = Kernel()
+        second.room = 32
+        tuner(second, blocks).run(2, 640, grid=(1,))
+    assert tuned.choices["kernel#2"]["BLOCK"] == next(block for block in blocks if block <= 32)
+    assert not tuned.complete
+
+
+def test_the_seconds_are_for_timing_and_not_for_compiling(clock, monkeypatch):
+    seen: set[int] = set()
+
+    def compile_once(self: Kernel, block: int) -> None:
+        clock[0] += 30.0 * (block not in seen)
+        seen.add(block)
+
+    monkeypatch.setattr(Kernel, "compile", compile_once)
+    tuned, _ = choose(640, budget_s=20.0)
+    assert (tuned.tried, tuned.complete, tuned.seconds) == (3, True, 3.0)
 
 
 def test_a_choice_is_replayed_without_trying_the_others():

@@ -494,6 +494,6 @@ def _launch(
     enqueue(
         kernel, walk.programs, query, key, *more, walk.items, sizes.steps, walk.cut.tiles,
         Counts.of(walk, states, inputs.documents, independent=reverse),
-        config=config, num_warps=8 if config.row_sums else 4, maxnreg=128, launch_pdl=walk.pieces == 1,
-        **ASSEMBLY,
+        config=config, num_warps=8 if config.row_sums else 4, maxnreg=walk.shape.launch_registers,
+        launch_pdl=walk.pieces == 1, **ASSEMBLY,
     )  # fmt: skip

@@ -59,5 +59,5 @@ def launch_dv(inputs: Inputs, dh: Tensor, dv: Tensor, walk: Walk, *, initial: Te
         walk_backward_dv, walk.programs, *map(descriptor, (k, q, dh, dv)), exponents,
         pointers(states, unused), unused if skip is None else skip,
         walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, documents, independent=True),
-        config=config, num_warps=4, maxnreg=128, launch_pdl=walk.pieces == 1, **ASSEMBLY,
+        config=config, num_warps=4, maxnreg=walk.shape.launch_registers, launch_pdl=walk.pieces == 1, **ASSEMBLY,
     )  # fmt: skip

@@ -47,6 +47,7 @@ class WalkConfig(KernelConfig):
         num_stages: tiles of query, key and value in shared memory.
         num_slots: tiles of P in shared memory, and tiles of the output on their way out of a state partition.
         state_registers: registers of a thread of a state partition.
+        halves: state partitions that share the rows of a program, one or two.
         defer_decay: multiply the state by its decay only once that is due, see `state.split_decay`.
         transposed: the state is C^T or dC^T (h, dv), not C or dC (dq, dk).
         reverse: walk backward in time (dv, dk).
@@ -65,6 +66,7 @@ class WalkConfig(KernelConfig):
     num_stages: int
     num_slots: int
     state_registers: int
+    halves: int
     defer_decay: bool
     transposed: bool = True
     reverse: bool = False
@@ -106,7 +108,7 @@ class WalkConfig(KernelConfig):
     @cached_property
     def row_pieces(self) -> int:
         """Programs that share the rows of a state."""
-        return cdiv(self.num_rows, HEIGHT * self.blocks_value)
+        return cdiv(self.num_rows, 64 * self.halves * self.blocks_value)
 
     @cached_property
     def column_pieces(self) -> int:
@@ -120,8 +122,16 @@ class WalkConfig(KernelConfig):
 
     @property
     def state_partitions(self) -> int:
-        """Partitions of a program that carry its state: two of 4 warps, with row sums one of 8."""
-        return 1 if self.row_sums else 2
+        """Partitions of a program that carry its state: one of 4 warps for each half, with row sums one of 8."""
+        return 1 if self.row_sums else self.halves
+
+    @property
+    def score_registers(self) -> int:
+        """Registers of a thread of `score`, which has what state partitions and `load` leave of those at launch.
+
+        With two halves these are 128 for each of 16 warps, with one 80 for each of 12.
+        """
+        return 488 - 2 * self.state_registers if self.halves == 2 else 216 - self.state_registers
 
     @property
     def state_rows(self) -> int:

@@ -164,23 +164,36 @@ def walk_forward_normalised(
         norm: `NormaliserTensors`; the others as of `walk_forward`.
     """
     REGISTERS: gl.constexpr = config.state_registers
+    SCORE_REGISTERS: gl.constexpr = config.score_registers
     schedule = Schedule(num_items, num_steps, num_tiles, counts)
     program = allocate_program(schedule, gates, states, config, q_desc)
     h_smem0 = allocate_output(config, q_desc)
-    h_smem1 = allocate_output(config, q_desc)
     independent = is_independent(schedule)
     begin_kernel(independent)
-    gl.warp_specialize(
-        [
-            (state_partition, (program, h_desc, h_smem0, 0)),
-            (state_partition, (program, h_desc, h_smem1, 1)),
-            (normalised_score_partition, (program,)),
-            (normalised_load_partition, (program, (q_desc, k_desc, v_desc), norm)),
-            (normaliser_partition, (program, norm)),
-        ],
-        [4, 4, 1, 2],
-        [REGISTERS, 488 - 2 * REGISTERS, 24, 24],
-    )
+    if config.halves == 1:
+        gl.warp_specialize(
+            [
+                (state_partition, (program, h_desc, h_smem0, 0)),
+                (normalised_score_partition, (program,)),
+                (normalised_load_partition, (program, (q_desc, k_desc, v_desc), norm)),
+                (normaliser_partition, (program, norm)),
+            ],
+            [4, 1, 2],
+            [SCORE_REGISTERS, 24, 24],
+        )
+    else:
+        h_smem1 = allocate_output(config, q_desc)
+        gl.warp_specialize(
+            [
+                (state_partition, (program, h_desc, h_smem0, 0)),
+                (state_partition, (program, h_desc, h_smem1, 1)),
+                (normalised_score_partition, (program,)),
+                (normalised_load_partition, (program, (q_desc, k_desc, v_desc), norm)),
+                (normaliser_partition, (program, norm)),
+            ],
+            [4, 4, 1, 2],
+            [REGISTERS, SCORE_REGISTERS, 24, 24],
+        )
     end_kernel(independent)
 
 
@@ -217,7 +230,7 @@ def launch_walk(
         kernel, walk.programs, *map(descriptor, (q, k, v, h)), gates, pointers(states, unused), more,
         walk.items, walk.sizes.steps, walk.cut.tiles, Counts.of(walk, states, documents, independent=independent),
         config=config,
-        num_warps=4, maxnreg=128, launch_pdl=overlap, **ASSEMBLY,
+        num_warps=4, maxnreg=walk.shape.launch_registers, launch_pdl=overlap, **ASSEMBLY,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class InputTiles:
 
     Fields:
         query, key: [stages * blocks_key, 1, 1, 64, 64], 16 bits.
-        value: [stages * 2 * blocks_value, 1, 1, 64, 64], 16 bits.
+        value: [stages * halves * blocks_value, 1, 1, 64, 64], 16 bits.
         primal: the same shape, only with row sums: q of dq, k of dk.
     """
 
@@ -139,7 +139,7 @@ def allocate_inputs(config: gl.constexpr, desc):
     """Return the ring of a program's input tiles; desc describes blocks of a query, key or value."""
     STAGES: gl.constexpr = config.num_stages
     BLOCKS_KEY: gl.constexpr = config.blocks_key
-    BLOCKS_VALUE: gl.constexpr = 2 * config.blocks_value
+    BLOCKS_VALUE: gl.constexpr = config.halves * config.blocks_value
     NORMALISED: gl.constexpr = 1 if config.normalise else 0
     # State partitions, `score` and `normaliser` read a stage; TMA and, for gates, `load` itself write it.
     ring = allocate_ring(STAGES, config.state_partitions + 1 + NORMALISED, 1 + NORMALISED)
@@ -201,7 +201,7 @@ def load_tile(program, descs, work, tile, stage):
     config: gl.constexpr = program.config
     inputs, ring = program.inputs, program.inputs.ring
     BLOCKS_KEY: gl.constexpr = config.blocks_key
-    BLOCKS_VALUE: gl.constexpr = 2 * config.blocks_value
+    BLOCKS_VALUE: gl.constexpr = config.halves * config.blocks_value
     VALUES: gl.constexpr = 2 if config.row_sums else 1
     ring.producer_acquire(stage)
     fence_async_shared()  # consumers' reads of the stage, before the copies write there
@@ -536,7 +536,7 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
         if BLOCKS_KEY < 4:  # addresses anew for each r: kept, they spill; with four blocks this serialises (C7512)
             s += opaque_zero(i, r)
             b += opaque_zero(i, r)
-        valueT = block(inputs.value, (s * 2 + HALF) * BLOCKS_VALUE + r).permute((1, 0))
+        valueT = block(inputs.value, (s * config.halves + HALF) * BLOCKS_VALUE + r).permute((1, 0))
 
         # out^T = query_decay * S query^T + value^T P^T, [64, 64] for 64 columns of the output
         out = read_state(state[r], inputs.query, s * BLOCKS_KEY, BLOCKS_KEY)
@@ -595,7 +595,7 @@ def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
     first, end, stride = get_items(schedule, config)
     for item in range(first, end, stride):
         work = get_work_item(schedule, item, config)
-        first_row = (2 * work.piece + HALF) * (64 * config.blocks_value)
+        first_row = (config.halves * work.piece + HALF) * (64 * config.blocks_value)
         state = load_state(program, work, first_row, i, ACC)
         for turn in range(work.first_tile, work.end_tile):
             tile = get_tile(work, turn, config)
@@ -625,22 +625,34 @@ def run_walk(schedule, descs, out_desc, gates, states, diagonal_ptr, config: gl.
         diagonal_ptr: see `score_partition`.
     """
     REGISTERS: gl.constexpr = config.state_registers
+    SCORE_REGISTERS: gl.constexpr = config.score_registers
     program = allocate_program(schedule, gates, states, config, out_desc)
     out_smem0 = allocate_output(config, out_desc)
-    out_smem1 = allocate_output(config, out_desc)
     x_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     y_smem = gl.allocate_shared_memory(gl.float32, [64], VECTOR)
     independent = is_independent(schedule)
     if not config.load_early:
         begin_kernel(independent)
-    gl.warp_specialize(
-        [
-            (state_partition, (program, out_desc, out_smem0, 0)),
-            (state_partition, (program, out_desc, out_smem1, 1)),
-            (score_partition, (program, diagonal_ptr, (x_smem, y_smem))),
-            (load_partition, (program, descs)),
-        ],
-        [4, 4, 1],
-        [REGISTERS, 488 - 2 * REGISTERS, 24],
-    )
+    if config.halves == 1:
+        gl.warp_specialize(
+            [
+                (state_partition, (program, out_desc, out_smem0, 0)),
+                (score_partition, (program, diagonal_ptr, (x_smem, y_smem))),
+                (load_partition, (program, descs)),
+            ],
+            [4, 1],
+            [SCORE_REGISTERS, 24],
+        )
+    else:
+        out_smem1 = allocate_output(config, out_desc)
+        gl.warp_specialize(
+            [
+                (state_partition, (program, out_desc, out_smem0, 0)),
+                (state_partition, (program, out_desc, out_smem1, 1)),
+                (score_partition, (program, diagonal_ptr, (x_smem, y_smem))),
+                (load_partition, (program, descs)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, SCORE_REGISTERS, 24],
+        )
     end_kernel(independent)

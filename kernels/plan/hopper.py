@@ -85,7 +85,7 @@ class Walk:
         if self.together > 1:
             return PackedHeadsShape(self.together)
         sequences, columns = self.sizes.rows * len(self.segments), min(self.columns, WIDTH)
-        return WalkShape.filling(columns, self.rows, sequences, self.chip, sums=self.sums)
+        return WalkShape.filling(columns, self.rows, sequences, self.chip, sums=self.sums, normalise=self.normalise)
 
     @property
     def column_pieces(self) -> int:
@@ -113,7 +113,12 @@ class Walk:
 
         The pieces of a state run side by side, for the L2: so they are to start together, not where another ends.
         """
-        return min(self.items, max(1, self.chip // self.pieces) * self.pieces)
+        return min(self.items, max(1, self.chip * self.resident // self.pieces) * self.pieces)
+
+    @property
+    def resident(self) -> int:
+        """Programs that share a multiprocessor."""
+        return self.shape.resident if isinstance(self.shape, WalkShape) else 1
 
     # What it computes and moves a step and head
 
@@ -142,7 +147,7 @@ class Walk:
         """Rows of a state in one program, at most."""
         if self.together > 1:
             return self.rows
-        return HEIGHT * (self.shape.blocks_value if isinstance(self.shape, WalkShape) else 1)
+        return TILE * self.shape.halves * self.shape.blocks_value if isinstance(self.shape, WalkShape) else HEIGHT
 
     @property
     def on_chip_bytes(self) -> int:
@@ -207,6 +212,7 @@ class StatePass:
     resumed: bool = False
     end: bool = False
     of_tiles: bool = False
+    resident = 1
 
     @cached_property
     def shape(self) -> StatePassShape:
@@ -288,6 +294,7 @@ class TileGradients:
     sums: bool
     chip: int
     name = "dq, dk, dv"
+    resident = 1
 
     @property
     def together(self) -> int:
@@ -442,10 +449,11 @@ def backward(
         end: the gradient of the initial state is asked for.
         of_last_n: the last normaliser has a gradient.
     """
-    cut, chip, sizes = Segments.of(sizes.steps, chunk_size), device.multiprocessors, held(sizes)
+    cut, chip, by_tiles = Segments.of(sizes.steps, chunk_size), device.multiprocessors, takes_tile_gradients(sizes)
+    sizes = held(sizes)
     d_qk, d_hv = sizes.d_qk, sizes.d_hv
     state_pass = None if cut.count == 1 else _state_pass("dC", sizes, cut, chip, end=end)
-    if not of_last_n and takes_tile_gradients(sizes):
+    if not of_last_n and by_tiles:
         parts = Parts(cut, 1, range(cut.count))
         gradients = TileGradients(sizes, TileGradientsShape(heads_added_up(sizes, chip)), gate_gradients, chip)
         C, dC = (StatePass(state, sizes, cut, parts, of_tiles=True) for state in ("C", "dC"))

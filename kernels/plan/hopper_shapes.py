@@ -49,11 +49,12 @@ def heads_together(sizes: Sizes) -> int:
 
 
 def takes_tile_gradients(sizes: Sizes) -> bool:
-    """Return whether one kernel makes all gradients of a tile: where heads share q and k, and states are 64 by 64.
+    """Return whether one kernel makes all gradients of a tile, of sizes as they are asked for.
 
-    Where no heads do, walks are 5% faster.
+    It does where heads share q and k, and states are 64 by 64; and where heads are so narrow that a tile of a walk is
+    little work between many waits. Heads of 64 that share nothing are 5% faster in walks.
     """
-    return heads_together(sizes) > 1
+    return heads_together(held(sizes)) > 1 or max(sizes.d_qk, sizes.d_hv) <= NARROWEST
 
 
 def takes_dkdv(d_qk: int, d_hv: int) -> bool:
@@ -82,6 +83,7 @@ class WalkShape:
         num_stages: tiles of query, key and value in shared memory.
         num_slots: tiles of scores and of the output in shared memory.
         state_registers: registers of a thread that holds the state.
+        halves: state partitions of 64 * blocks_value rows in a program; one where a state has 64 rows and columns.
     """
 
     blocks_key: int
@@ -89,20 +91,25 @@ class WalkShape:
     num_stages: int
     num_slots: int
     state_registers: int
+    halves: int = 2
 
     @classmethod
     @cache
-    def of(cls, columns: int, rows: int, *, sums: bool, halved: bool = False) -> WalkShape:
+    def of(cls, columns: int, rows: int, *, sums: bool, halved: bool = False, normalise: bool = False) -> WalkShape:
         """Return the shape for a state of these rows and up to 256 columns that measured best.
 
         Args:
             sums: with row sums.
             halved: half as many rows in a program (see `filling`).
+            normalise: with a normaliser, which takes shared memory too.
 
         A state partition's accumulators are up to 4 blocks; with row sums one block of rows. Two slots let `score` run
         ahead of the state partitions, but with row sums, where shared memory has no room. It gets the registers that
-        the state partitions do not need.
+        the state partitions do not need. Of states of 64 by 64 two programs share a multiprocessor, so that one works
+        while the other waits.
         """
+        if not sums and max(columns, rows) <= TILE:
+            return cls(1, 1, num_stages=2 if normalise else 3, num_slots=2, state_registers=120, halves=1)
         key = cdiv(columns, TILE)
         value = 1 if sums else max(1, min(4 // key, rows // HEIGHT) // (2 if halved else 1))
         stage = 2 * key + 2 * value * (1 + sums)
@@ -112,19 +119,31 @@ class WalkShape:
         return cls(key, value, stages, slots, state_registers=168 if key * value <= 2 else 208)
 
     @classmethod
-    def filling(cls, columns: int, rows: int, heads: int, chip: int, *, sums: bool) -> WalkShape:
+    def filling(
+        cls, columns: int, rows: int, heads: int, chip: int, *, sums: bool, normalise: bool = False
+    ) -> WalkShape:
         """Return the shape for the states of `heads` heads and segments side by side, on `chip` multiprocessors.
 
         A program has half as many rows where less than half of the chip would be taken.
         """
-        whole = cls.of(columns, rows, sums=sums)
+        whole = cls.of(columns, rows, sums=sums, normalise=normalise)
         if whole.blocks_value == 1 or 2 * heads * whole.pieces(rows) > chip:
             return whole
         return cls.of(columns, rows, sums=sums, halved=True)
 
     def pieces(self, rows: int) -> int:
         """Return how many programs share a state of these rows."""
-        return cdiv(rows, HEIGHT * self.blocks_value)
+        return cdiv(rows, TILE * self.halves * self.blocks_value)
+
+    @property
+    def resident(self) -> int:
+        """Programs that share a multiprocessor."""
+        return 2 if self.halves == 1 else 1
+
+    @property
+    def launch_registers(self) -> int:
+        """Registers of a thread at launch, when partitions have not divided them yet."""
+        return 128 if self.halves == 2 else 80
 
 
 @dataclass(frozen=True)

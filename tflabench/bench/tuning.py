@@ -32,7 +32,7 @@ class Tuned:
     Attributes:
         choices: kernel -> configuration; a kernel that is tuned for several keys has "#2", "#3", ... behind its name.
         tried, configurations: how many configurations were timed, and how many there were.
-        seconds: what timing them took.
+        seconds: what timing them took, without their first calls, which may compile.
     """
 
     choices: dict[str, Config] = field(default_factory=dict)
@@ -58,7 +58,8 @@ def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -
     """Let autotuners run for `budget_s` seconds at most within the block, and record what they choose.
 
     Args:
-        budget_s: seconds for all kernels together; None for every configuration. At least one is always timed.
+        budget_s: seconds for all kernels together, first calls not counted; None for every configuration. Of each
+            kernel one that runs is always timed.
         replay: choices of an earlier run, which are taken over without timing where the kernel still has them.
     """
     try:
@@ -68,6 +69,7 @@ def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -
         return
     tuned = Tuned()
     originals = {name: getattr(Autotuner, name) for name in ("run", "prune_configs", "_bench")}
+    runs = False  # whether a configuration of the kernel at hand has a time
 
     def run(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         known = set(self.cache)
@@ -78,21 +80,31 @@ def tuning(budget_s: float | None, replay: Mapping[str, Config] | None = None) -
 
     def prune_configs(self: Autotuner, kwargs: dict[str, Any]) -> list[Any]:
         """Asked once for each key that has no choice yet."""
+        nonlocal runs
+        runs = False
         configurations = originals["prune_configs"](self, kwargs)
         wanted = (replay or {}).get(_free_name(self, tuned))
         return [one for one in configurations if dict(one.all_kwargs()) == wanted] or configurations
 
     def bench(self: Autotuner, *args: Any, config: Any, **meta: Any) -> list[float]:
+        nonlocal runs
         tuned.configurations += 1
-        if budget_s is not None and tuned.tried and tuned.seconds > budget_s:
+        if budget_s is not None and runs and tuned.seconds > budget_s:
             return NOT_REACHED
-        self.__dict__["do_bench"] = time_calls
-        start = time.perf_counter()
-        try:
-            return originals["_bench"](self, *args, config=config, **meta)
-        finally:
-            tuned.tried += 1
-            tuned.seconds += time.perf_counter() - start
+
+        def timed(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
+            call()  # compiles, or takes what is compiled from the cache
+            start = time.perf_counter()
+            try:
+                return time_calls(call, quantiles)
+            finally:
+                tuned.seconds += time.perf_counter() - start
+
+        self.__dict__["do_bench"] = timed
+        tuned.tried += 1
+        found = originals["_bench"](self, *args, config=config, **meta)
+        runs = runs or min(found) < float("inf")
+        return found
 
     Autotuner.run, Autotuner.prune_configs, Autotuner._bench = run, prune_configs, bench
     try:
@@ -109,7 +121,6 @@ def time_calls(call: Callable[[], object], quantiles: Sequence[float]) -> list[f
     """
     import torch
 
-    call()  # compiles, or takes what is compiled from the cache
     torch.cuda.synchronize()
     flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
     times: list[float] = []

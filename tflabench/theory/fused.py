@@ -69,7 +69,7 @@ from tflabench.theory.launches import Chip, Launch, sizes
 
 Planned = tuple[plans.Forward, plans.Backward | None]
 
-CHANGED, CHANGED_64 = "2026-11-25T18", "2026-11-26T01"  # UTC, see `launched_since`
+CHANGED, CHANGED_64, CHANGED_AGAIN = "2026-11-25T18", "2026-11-26T01", "2026-11-27"  # UTC, see `launched_since`
 
 
 def planned(
@@ -94,13 +94,15 @@ def launched_since(problem: Problem, gate: Gate, chunk_size: int, gate_gradients
 
     dq and dk of more than 256 columns were two launches each, and h with a normaliser had no programs of half the rows.
     Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart. Heads
-    that do not fill their blocks were refused.
+    that do not fill their blocks were refused. States of 64 by 64 had two state partitions, and heads of 32 walks.
     """
     forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
     d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
     filling = WalkShape.filling(d_qk, d_hv, rows, USUAL.multiprocessors, sums=False)
     halved = gate == "exp" and filling != WalkShape.of(d_qk, d_hv, sums=False)
     walks = backward.walks if backward else ()
+    if any(walk.resident > 1 for walk in (forward.h, *walks)):
+        return CHANGED_AGAIN
     if _filled(problem) < 1 or (problem.d_qk == problem.d_hv == TILE and walks and gate_gradients):
         return CHANGED_64
     return CHANGED if halved or any(walk.column_pieces > 1 for walk in (forward.h, *walks)) else ""
@@ -255,7 +257,7 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
     return Launch(
         walk.name,
         walk.items,
-        1,
+        walk.resident,
         {term: steps * count for term, count in flops.items()},
         {
             "inputs and outputs": steps * _step_bytes(walk, p),
@@ -337,7 +339,7 @@ def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
 def waves(
     problem: Problem, gate: Gate, chunk_size: int, gpu: Gpu, gate_gradients: bool = True, group: int = 1
 ) -> dict[str, float]:
-    """Return how often the programs of each walk, or of a kernel in its place, fill the chip, one on a multiprocessor.
+    """Return how often the programs of each walk, or of a kernel in its place, fill the chip.
 
     Those of h are of all segments but a concurrent first one.
 
@@ -351,7 +353,7 @@ def waves(
         raise InputError(f"the number of multiprocessors of {gpu.name} is not known: name another GPU")
     device = Device(USUAL.architecture, gpu.multiprocessors)
     found = launched(problem, gate, chunk_size, gate_gradients, group, device)
-    return {kernel.name: kernel.items / gpu.multiprocessors for kernel in found}
+    return {kernel.name: kernel.items / (gpu.multiprocessors * kernel.resident) for kernel in found}
 
 
 def runtime(problem: Problem, gate: Gate, gpu: Gpu, gate_gradients: bool = True, group: int = 1) -> float:
