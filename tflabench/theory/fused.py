@@ -69,7 +69,7 @@ from tflabench.theory.launches import Chip, Launch, sizes
 
 Planned = tuple[plans.Forward, plans.Backward | None]
 
-CHANGED, CHANGED_64, CHANGED_AGAIN = "2026-11-25T18", "2026-11-26T01", "2026-11-27"  # UTC, see `launched_since`
+CHANGED, CHANGED_64, CHANGED_AGAIN = "2026-11-25T18", "2026-11-26T01", "2026-11-26T12"  # UTC, see `launched_since`
 
 
 def planned(
