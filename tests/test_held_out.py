@@ -31,18 +31,18 @@ RESULTS = committed_checkout() / "results"
 # Median absolute error in percent, on rows that no constant has seen, as `model-error results/h200 results/h100` names
 # and prints it: after new rows, take its numbers, and those of docs/theory.md.
 HELD_OUT = {
-    ("H200 SXM", "fused exp"): 9.1,
-    ("H200 SXM", "fused sig"): 10.5,
+    ("H200 SXM", "fused exp"): 7.6,
+    ("H200 SXM", "fused sig"): 9.6,
     ("H200 SXM", "tfla exp"): 3.1,
-    ("H200 SXM", "tfla sig"): 4.5,
-    ("H200 SXM", "unpipelined sig"): 9.8,
-    ("H200 SXM", "all"): 6.4,
-    ("H100 SXM", "fused exp"): 6.1,
-    ("H100 SXM", "fused sig"): 7.5,
-    ("H100 SXM", "tfla exp"): 6.5,
-    ("H100 SXM", "tfla sig"): 10.5,
-    ("H100 SXM", "unpipelined sig"): 5.6,
-    ("H100 SXM", "all"): 7.9,
+    ("H200 SXM", "tfla sig"): 4.6,
+    ("H200 SXM", "unpipelined sig"): 10.4,
+    ("H200 SXM", "all"): 6.2,
+    ("H100 SXM", "fused exp"): 9.4,
+    ("H100 SXM", "fused sig"): 9.2,
+    ("H100 SXM", "tfla exp"): 6.3,
+    ("H100 SXM", "tfla sig"): 10.7,
+    ("H100 SXM", "unpipelined sig"): 6.7,
+    ("H100 SXM", "all"): 9.1,
 }
 # What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
 # which both models have, that the published one is off by 12% only.
@@ -66,14 +66,21 @@ def test_errors_on_rows_that_no_constant_has_seen():
 
 
 def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_anew():
-    """Of those stored one is of before: mLSTMsig on an H100, in training."""
+    """Of those stored, heads of 32 and 64 on H200s are of before, and one of mLSTMsig on an H100, in training."""
     folders = [results for kind in ("h200", "h100") for results in find_results(RESULTS / kind)]
     verdict = judge(folders)
     before = {name: count for name, count in verdict.others.items() if "as it was before" in name}
     counts: Counter[str] = Counter()
     for name, count in before.items():
         counts[name.split()[0]] += count
-    assert counts == {"hopper_sig": 1}
+    assert counts == {
+        "hopper_sig": 23,
+        "hopper_exp": 19,
+        "hopper_lightning": 19,
+        "hopper_retention": 4,
+        "hopper_gated_retention": 4,
+        "hopper_simple_gla": 4,
+    }
     changed = Problem(1, 16, 65536, 128, 256, 8192)
     assert calibrated.launched_since(changed, Modelled("fused", "exp"))
     assert not calibrated.launched_since(changed, Modelled("fused", "sig"))
@@ -85,7 +92,7 @@ def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_
     assert not calibrated.launched_since(wide.with_(pass_="fw"), Modelled("fused", "sig"))
     assert not calibrated.launched_since(wide, Modelled("tfla", "sig"))
     dated = [
-        replace(results, rows=[row.model_copy(update={"started_at": "2026-11-26T02:00:00"}) for row in results.rows])
+        replace(results, rows=[row.model_copy(update={"started_at": "2026-11-27T02:00:00"}) for row in results.rows])
         for results in folders
     ]
     assert len(judge(dated).judged) == len(verdict.judged) + sum(before.values())
@@ -113,12 +120,12 @@ def test_the_stored_constant_is_what_its_rows_say():
 
 
 def test_either_gpu_predicts_the_other():
-    """Fitted on one kind, judged on the other: as good as fitted there to 0.7 percentage points, or to 1.2."""
+    """Fitted on one kind, judged on the other: as good as fitted there to 1.1 percentage points, or to 1.7."""
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
-    assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.012
-    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.007
+    assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.017
+    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.011
     assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.705e-6, rel=0.02)
-    assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.518e-6, rel=0.02)
+    assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.484e-6, rel=0.02)
 
 
 def test_a_fit_finds_the_least_loss():
