@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tflabench.cli.main import app
 from tflabench.conclusions import headline
 from tflabench.conclusions.campaigns import campaigns
-from tflabench.conclusions.standings import standing
+from tflabench.conclusions.standings import at_sizes, standing
 from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
@@ -278,8 +278,24 @@ def test_the_size_shown_is_the_largest_of_those_with_about_as_many_ratios(tmp_pa
     rows = [at(name, T, 2.0, throttled=name in held) for T, held in throttled.items() for name in names]
     folder = write(tmp_path / "fig4", [*rows, *(at("tfla_sig_xl", T, 1.0) for T in throttled)])
     (campaign,) = campaigns(find_results(folder))
-    (question,) = standing(campaign, bundled_kernels()).at_sizes(1)
+    (question,) = at_sizes([standing(campaign, bundled_kernels())], 1)
     assert question.size.seq_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("there", "shown"),
+    [([512, 4096], [4096, 4096]), ([512], [512, 512]), ([512, 1024], [512, 512]), ([1024], [4096, 1024])],
+)
+def test_devices_side_by_side_are_shown_at_a_size_that_they_share(tmp_path, there, shown):
+    """The first has most ratios at T = 4096."""
+    names = ["tfla_sig_xl", "sdpa", "peer0", "peer1"]
+    rows = [at(name, 4096, 2.0) for name in names] + [at(name, 512, 2.0) for name in names[:2]]
+    write(tmp_path / "a", rows, run=RUN)
+    write(tmp_path / "b", [at(name, T, 2.0, device="NVIDIA B200") for name in names[:2] for T in there], run=RUN)
+    standings = [standing(campaign, bundled_kernels()) for campaign in campaigns(find_results(tmp_path))]
+    found = at_sizes(standings, 1)
+    assert [question.device for question in found] == ["NVIDIA H200", "NVIDIA B200"]
+    assert [question.size.seq_len for question in found] == shown
 
 
 @pytest.mark.parametrize(

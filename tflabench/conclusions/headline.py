@@ -19,7 +19,7 @@ from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.markdown import plain, write_page
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
 from tflabench.conclusions.peer_table import in_order, table
-from tflabench.conclusions.standings import Chosen, Question, Standing, choose, preset_of, subject
+from tflabench.conclusions.standings import Chosen, Question, Standing, at_sizes, choose, preset_of, subject
 from tflabench.implementations.registry import bundled_kernels, nearest, split
 from tflabench.problem import InputError
 from tflabench.rows.journal import TIMES, is_packed
@@ -182,8 +182,9 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         f"- A second occasion is the same source measured again, and ratios are expected within {NEAR:.0%}.",
         "- Empty: not asked for. *wrong* and the like: see below. (1/4): at 1 of 4 points.",
         "",
-        "A table shows the folder with most ratios, at a large size with many of them. All else is in the linked rows",
-        f"and in `tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
+        "A table shows the folder with most ratios, at a large size with many of them: the same on all devices, where",
+        f"they share one. All else is in the linked rows and in `tflabench report {shlex.quote(str(page.root))}`.",
+        "*Again* measures into a folder `again`.",
     ]
 
 
@@ -195,7 +196,7 @@ def _section(page: Page, devices: Sequence[Chosen], detail: Detail, told: set[tu
     sizes, most = detail.sizes_with_ratios, detail.peers_with_ratios
     if not any(standing.has_ratios for standing in standings):
         sizes, most = detail.other_sizes, detail.other_peers
-    columns = [question for standing in standings for question in standing.at_sizes(sizes)]
+    columns = at_sizes(standings, sizes)
     peers = in_order(columns)
     names = ", ".join(dict.fromkeys(question.device for question in columns))
     yield from ("", f"## {plain(f'{title} ({names})')}", "")

@@ -155,25 +155,31 @@ class Standing:
         """Return whether ours and another were compared anywhere, with a ratio or without."""
         return self.rank[2] > 0
 
-    def at_sizes(self, count: int) -> tuple[Question, ...]:
-        """Return the questions of the one or two sizes with most ratios, or NEARLY as many, and most peers measured.
 
-        Of equal sizes the first is the largest, the second the furthest from it with heads cut the same way.
-        """
-        peers: dict[Size, set[str]] = defaultdict(set)
-        ratios = Counter[Size]()
-        for question in self.questions:
-            peers[question.size] |= {name for name, pair in question.pairs.items() if pair.timed}
-            ratios[question.size] += sum(pair.ratio is not None for pair in question.pairs.values())
-        sizes, least = sorted(peers), NEARLY * max(ratios.values())
-        first = max(sizes, key=lambda size: (ratios[size] >= least, len(peers[size]), size))
+def at_sizes(standings: Sequence[Standing], count: int) -> list[Question]:
+    """Return the questions of the one or two sizes with most ratios, or NEARLY as many, and most peers measured.
 
-        def merit(size: Size) -> tuple[bool, bool, int, bool, int]:
-            away = abs(sizes.index(size) - sizes.index(first))
-            return size != first, ratios[size] >= least, len(peers[size]), size.cut == first.cut, away
+    All standings are asked for the same sizes if they share any, and each for its own if not. Of equal sizes the first
+    is the largest, the second the furthest from it with heads cut the same way.
+    """
+    sizes = sorted(set.intersection(*({question.size for question in each.questions} for each in standings)))
+    if not sizes:
+        return [question for each in standings for question in at_sizes([each], count)]
+    asked = [question for each in standings for question in each.questions if question.size in sizes]
+    peers: dict[Size, set[tuple[str, str]]] = defaultdict(set)
+    ratios = Counter[Size]()
+    for question in asked:
+        peers[question.size] |= {(question.device, name) for name, pair in question.pairs.items() if pair.timed}
+        ratios[question.size] += sum(pair.ratio is not None for pair in question.pairs.values())
+    least = NEARLY * max(ratios.values())
+    first = max(sizes, key=lambda size: (ratios[size] >= least, len(peers[size]), size))
 
-        shown = {first, max(sizes, key=merit)} if count > 1 else {first}
-        return tuple(question for question in self.questions if question.size in shown)
+    def merit(size: Size) -> tuple[bool, bool, int, bool, int]:
+        away = abs(sizes.index(size) - sizes.index(first))
+        return size != first, ratios[size] >= least, len(peers[size]), size.cut == first.cut, away
+
+    shown = {first, max(sizes, key=merit)} if count > 1 else {first}
+    return [question for question in asked if question.size in shown]
 
 
 def standing(campaign: Campaign, kernels: frozenset[str]) -> Standing:
