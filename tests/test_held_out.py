@@ -120,10 +120,13 @@ def test_the_stored_constant_is_what_its_rows_say():
 
 
 def test_either_gpu_predicts_the_other():
-    """Fitted on one kind, judged on the other: as good as fitted there to 1.1 percentage points, or to 1.7."""
+    """Fitted on one kind, judged on the other: worse than fitted there by 1.6 percentage points, or by 1.0."""
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
-    assert found["H200 SXM", "H100 SXM"].median - found["H100 SXM", "H100 SXM"].median < 0.017
-    assert found["H100 SXM", "H200 SXM"].median - found["H200 SXM", "H200 SXM"].median < 0.011
+    worse = {
+        judged: 100 * (found[fitted, judged].median - found[judged, judged].median)
+        for fitted, judged in (("H200 SXM", "H100 SXM"), ("H100 SXM", "H200 SXM"))
+    }
+    assert worse == pytest.approx({"H100 SXM": 1.6, "H200 SXM": 1.0}, abs=TOLERANCE)
     assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.705e-6, rel=0.02)
     assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.484e-6, rel=0.02)
 
