@@ -159,11 +159,11 @@ class Standing:
 def at_sizes(standings: Sequence[Standing], count: int) -> list[Question]:
     """Return the questions of the one or two sizes with most ratios, or NEARLY as many, and most peers measured.
 
-    All standings are asked for the same sizes if they share any, and each for its own if not. Of equal sizes the first
-    is the largest, the second the furthest from it with heads cut the same way.
+    All standings are asked for the same sizes if they share any, and each for its own if not. Where several sizes are
+    as good, the first is the largest. The second is then the furthest from it, with heads cut the same way.
     """
     sizes = sorted(set.intersection(*({question.size for question in each.questions} for each in standings)))
-    if not sizes:
+    if len(standings) > 1 and not sizes:
         return [question for each in standings for question in at_sizes([each], count)]
     asked = [question for each in standings for question in each.questions if question.size in sizes]
     peers: dict[Size, set[tuple[str, str]]] = defaultdict(set)
