@@ -213,6 +213,10 @@ class TestNonsense:
         (tmp_path / "sdpa").touch()
         assert run("sweep", "--impl", "sdpa", "-a", "seq_len=64", "--dry-run").exit_code == 0  # it is one of ours
 
+    def test_many_names_with_commas_are_longer_than_a_file_name_may_be(self):
+        names = ",".join(["tfla_sig_xl", "tfla_exp_xl"] * 200)
+        assert run("sweep", "--impl", names, "-a", "seq_len=64", "--dry-run").exit_code == 0
+
 
 class TestOptimalChunk:
     WORDS = ("optimal-chunk", "--gpu", "H100", "--d-qk", "256", "--d-hv", "512")
