@@ -229,6 +229,21 @@ def test_the_campaign_with_most_points_counts():
     assert (found.folder, found.verdict) == ("many", "does not hold")
 
 
+def test_of_equal_campaigns_the_first_occasion_of_the_latest_source_counts():
+    def measured(folder: str, source: str, started: str) -> Results:
+        rows = [*SIG, *training("mamba2", 9, 9, 9)]
+        of = {"source_hash": source, "started_at": started}
+        return Results(Path(folder), tuple(each.model_copy(update=of) for each in rows), {"run": RUN})
+
+    results = [
+        measured("again", "new", "2026-11-26T15:00:00+00:00"),
+        measured("old", "old", "2026-11-20T12:00:00+00:00"),
+        measured("first", "new", "2026-11-26T12:00:00+00:00"),
+    ]
+    for given in (results, results[::-1]):
+        assert check(claim("training: over 2x"), "tfla", campaigns(given)).folder == "first"
+
+
 def test_claims_name_implementations_that_exist():
     known = {impl.name for impl in implementations()}
     named = {need.name.format(kernels) for claim in CLAIMS for need in claim.needs.values() for kernels in KERNELS}

@@ -139,19 +139,19 @@ class Outcome:
 def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Sequence[ErrorLine] = ()) -> Outcome:
     """Decide a claim about one set of kernels: by errors.csv where it has what is needed, else by rows.
 
-    Rows are those of the campaign that has most points of it (of several, the latest).
+    Rows are those of the campaign that has most points of it; of several, of the latest source its first occasion.
     """
     if claim.unmeasurable:
         return Outcome(claim, kernels, "not measurable", {}, claim.unmeasurable)
     found = [*_of_errors(claim, kernels, errors)]
     if not found and claim.needs:
-        for campaign in sorted(campaigns, key=lambda one: max(row.started_at for row in one.rows)):
+        for campaign in _by_preference(campaigns):
             points = sorted(_points(claim, kernels, campaign.rows).items())
             if values := {at: value for at, point in points if (value := claim.value(point))}:
                 found.append((values, campaign.folder))
     if not found:
         return Outcome(claim, kernels, "not measurable", {}, *lacking(claim, kernels, campaigns))
-    values, folder = max(reversed(found), key=lambda one: len(one[0]))
+    values, folder = max(found, key=lambda one: len(one[0]))
     if len(values) < claim.at_least:
         reason = f"{len(values)} {AXIS_SYMBOLS[claim.over]} measured, {claim.at_least} needed"
         return Outcome(claim, kernels, "not measurable", values, reason, folder, deciding(claim, kernels))
@@ -161,6 +161,21 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
     low, _, high = max(missed, key=lambda span: max(claim.stated.low - span.high, span.low - claim.stated.high))
     known = f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
     return Outcome(claim, kernels, "does not hold", values, f"{known} is not {claim.stated.words}", folder)
+
+
+def _by_preference(campaigns: Sequence[Campaign]) -> list[Campaign]:
+    """Return campaigns with the latest source first, and of a source its first occasion before later ones."""
+    latest: dict[frozenset[str], str] = {}
+
+    def source(one: Campaign) -> frozenset[str]:
+        return frozenset(row.source_hash or one.folder for row in one.rows)
+
+    def started(one: Campaign) -> str:
+        return max(row.started_at for row in one.rows)
+
+    for one in campaigns:
+        latest[source(one)] = max(latest.get(source(one), ""), started(one))
+    return sorted(sorted(campaigns, key=started), key=lambda one: latest[source(one)], reverse=True)
 
 
 def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> Iterable[tuple[Values, str]]:
