@@ -120,7 +120,7 @@ def _range(values: list[float], digits: int) -> str:
 
 
 def judge(found: Iterable[Results]) -> Verdict:
-    """Hold every measured row against both models; a row that lies in several folders counts once.
+    """Hold every measured row against both models; a point that one source measured on a GPU twice counts once.
 
     Raises:
         InputError: no row is described, or too little is known of the GPU that it ran on.
@@ -133,7 +133,7 @@ def judge(found: Iterable[Results]) -> Verdict:
     for results in found:
         folders.append(str(results.folder))
         for row in results.rows:
-            key = (row.run_id, row.point, row.started_at)
+            key = (row.device, row.source_hash or row.run_id, row.point)
             if row.status != "ok" or row.ms_median is None or key in seen:
                 continue
             seen.add(key)
