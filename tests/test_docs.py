@@ -449,6 +449,22 @@ def test_the_page_of_the_kernels_has_the_hosts_times_of_the_rows():
     assert said in " ".join((ROOT / "docs" / "use-the-kernels.md").read_text().split())
 
 
+def test_the_page_of_the_kernels_has_how_fast_gla_is_in_the_rows():
+    times = {
+        (row.implementation, row.pass_, row.seq_len): row.ms_median for row in read_results(FIG4).rows if row.ms_median
+    }
+    ratios = {
+        pass_: [
+            ms / times["tfla_gla_xl", pass_, T] for (name, p, T), ms in times.items() if (name, p) == ("fla_gla", pass_)
+        ]
+        for pass_ in ("fw", "fwbw")
+    }
+    assert [len(found) for found in ratios.values()] == [8, 8]
+    fw, fwbw = (f"{min(found):.2f} to {max(found):.2f} times" for found in ratios.values())
+    said = f"{fw} as fast as fla's `chunk_gla` forward, and {fwbw} with backward"
+    assert said in " ".join((ROOT / "docs" / "use-the-kernels.md").read_text().split())
+
+
 @pytest.mark.parametrize(("implementation", "best"), [("tfla_sig_xl", 256), ("nxai_sig_xl", 128)])
 def test_the_measured_best_chunk_sizes_are_the_rows(implementation, best):
     assert "are fastest at 256, mlstm_kernels at 128" in " ".join((ROOT / "docs" / "theory.md").read_text().split())
