@@ -329,7 +329,16 @@ def test_a_page_that_is_too_long_has_no_table_of_rows_that_were_not_compared(tmp
         ("sweep --out 'a b' -a seq_len=512", "`tflabench sweep -a seq_len=512 --out again`"),
         ("sweep -a seq_len=512 --timeout 9 --no-plots", "`tflabench sweep -a seq_len=512 --out again`"),
         ("sweep --preset quick", "`tflabench sweep --out again`"),
-        ("sweep;sweep --jobs 2", "`tflabench sweep --preset quick --out again`"),
+        ("sweep;sweep --jobs 2", "`tflabench sweep --out again`"),
+        (
+            "sweep --preset paper-fig4 -a seq_len=512 --tune-seconds 60;sweep --preset=paper-fig4 --tune-seconds 60",
+            "`tflabench sweep --preset paper-fig4 --out again`",
+        ),
+        (
+            "sweep --preset paper-fig4 -a seq_len=512 --tune-seconds 60;sweep --preset paper-fig4 --tune-seconds 60",
+            "`tflabench sweep --preset paper-fig4 --tune-seconds 60 --out again`",
+        ),
+        ("sweep --preset paper-fig4;sweep --preset paper-fig12", "the command was not recorded."),
         ("reproduce fig4", "the command was not recorded."),
     ],
 )
@@ -337,6 +346,16 @@ def test_the_last_line_measures_again(tmp_path, commands, again):
     runs = {str(n): RUN | {"arguments": shlex.split(command)} for n, command in enumerate(commands.split(";"))}
     rows = [at("tfla_sig_xl", 512 * 2 ** int(name), 1.0, run_id=name) for name in runs]
     assert page(tmp_path, rows, **runs).endswith(f"- Again: {again}\n")
+
+
+def test_commands_that_differ_say_on_which_device(tmp_path):
+    for name, options in {"H100 80GB HBM3": "--tune-seconds 60", "H200": ""}.items():
+        rows = [at(each, 512, 1.0, device=f"NVIDIA {name}") for each in ("tfla_sig_xl", "nxai_sig_xl")]
+        command = shlex.split(f"sweep --preset paper-fig4 {options}")
+        write(tmp_path / name, rows, run=RUN | {"arguments": command})
+    text = headline.markdown(tmp_path, ["tflabench", "headline"], tmp_path)
+    assert "- Again, H100: `tflabench sweep --preset paper-fig4 --tune-seconds 60 --out again`\n" in text
+    assert "- Again, H200: `tflabench sweep --preset paper-fig4 --out again`\n" in text
 
 
 def test_where_nothing_of_ours_was_measured_a_line_says_so(tmp_path):

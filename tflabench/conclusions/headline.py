@@ -27,6 +27,7 @@ from tflabench.rows.labels import PASS_TITLES, THROTTLED
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 from tflabench.selection.presets import load_preset, preset_names
+from tflabench.theory.hardware import short_devices
 
 MOST_WORDS = 1500
 LONGEST_REASON = 120  # characters
@@ -207,8 +208,7 @@ def _section(page: Page, devices: Sequence[Chosen], detail: Detail, told: set[tu
     yield from _missing(standings, told, detail.reasons)
     for each in devices:
         yield from _rows(page, each)
-    for command in dict.fromkeys(_again(standing.campaign) for standing in standings):
-        yield f"- Again: {command}"
+    yield from _commands([standing.campaign for standing in standings])
 
 
 def _rows(page: Page, chosen: Chosen) -> Iterator[str]:
@@ -306,15 +306,33 @@ def _origin(campaign: Campaign, shared: Collection[str]) -> str:
     return plain(", ".join([" to ".join(dict.fromkeys((days[0], days[-1]))), *versions, code]))
 
 
+def _commands(measured: Sequence[Campaign]) -> Iterator[str]:
+    """Yield how campaigns are measured again; where that differs, on which device."""
+    found: dict[str, list[str]] = {}
+    for campaign in measured:
+        found.setdefault(_again(campaign), []).append(campaign.rows[0].device)
+    short = short_devices([device for devices in found.values() for device in devices])
+    for command, devices in found.items():
+        where = f", {', '.join(short[device] for device in devices)}" if len(found) > 1 else ""
+        yield f"- Again{where}: {command}"
+
+
 def _again(campaign: Campaign) -> str:
-    """Return the command that measures a campaign again; that of its whole preset where several commands did."""
-    recorded = {tuple(run.get("arguments", ())) for run in campaign.runs.values()}
-    command, preset = next(iter(recorded), ()), preset_of(campaign)
-    if len(recorded) == 1 and command[:1] == ("sweep",):
-        words = re.sub(
-            r" --no-plots| --preset quick| --(out|timeout)[ =]('[^']*'|\S+)", "", shlex.join(["tflabench", *command])
-        )
-        return f"`{words} --out again`"
+    """Return the command that measures a campaign again; of several, what they share: the preset and other options."""
+    recorded = dict.fromkeys(tuple(run.get("arguments", ())) for run in campaign.runs.values())
+    preset = preset_of(campaign)
+    if recorded and all(command[:1] == ("sweep",) for command in recorded):
+        options = [_options(command) for command in recorded]
+        shared = [option for option in options[0] if all(option in other for other in options[1:])]
+        if len(recorded) == 1 or preset == "quick" or f"--preset {preset}" in shared:
+            return f"`{' '.join(['tflabench', 'sweep', *shared, '--out', 'again'])}`"
     if preset in preset_names():
         return f"`tflabench sweep --preset {preset} --out again`"
     return "the command was not recorded."
+
+
+def _options(command: Sequence[str]) -> list[str]:
+    """Return the options of a sweep, each with its value, but for those that decide no row."""
+    words = " ".join(shlex.quote(word) for word in command[1:])
+    words = re.sub(r"(^| )--no-plots|(^| )--preset[ =]quick|(^| )--(out|timeout)[ =]('[^']*'|\S+)", "", words)
+    return re.split(r" (?=-)", words.strip()) if words.strip() else []
