@@ -369,6 +369,16 @@ def published() -> list[Path]:
 ABOVE = {("h100", "lightning_attention_2/fw/B4/H128/T8192/qk32/hv32/Lauto/bfloat16/normal0"): 109.7}
 
 
+@pytest.mark.parametrize("kind", ["h100", "h200"])
+def test_rows_of_a_kind_of_gpu_are_closed_comparisons_of_one_source(kind):
+    rows = [each for folder in published() if folder.parent.name == kind for each in read_results(folder).rows]
+    assert rows
+    assert len({stored.source_hash for stored in rows}) == 1
+    for stored in rows:
+        assert stored.source_hash and stored.comparison_id and stored.closed, stored.point  # noqa: PT018
+        assert stored.ms_median or stored.reason, stored.point
+
+
 @pytest.mark.parametrize("folder", published(), ids=lambda folder: folder.name)
 def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its_bounds(folder):
     results = read_results(folder)
