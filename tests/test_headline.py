@@ -327,6 +327,7 @@ def test_a_page_that_is_too_long_has_no_table_of_rows_that_were_not_compared(tmp
     ("commands", "again"),
     [
         ("sweep --out 'a b' -a seq_len=512", "`tflabench sweep -a seq_len=512 --out again`"),
+        ("sweep --out='a -b' -a seq_len=512", "`tflabench sweep -a seq_len=512 --out again`"),
         ("sweep -a seq_len=512 --timeout 9 --no-plots", "`tflabench sweep -a seq_len=512 --out again`"),
         ("sweep --preset quick", "`tflabench sweep --out again`"),
         ("sweep;sweep --jobs 2", "`tflabench sweep --out again`"),

@@ -44,9 +44,10 @@ HELD_OUT = {
     ("H100 SXM", "unpipelined sig"): 7.2,
     ("H100 SXM", "all"): 9.1,
 }
-# The calibrated model's error over the published one's. Kernels of Fig. 4 on an H100 are so near the roofs, which both
-# models have, that the published one is off by 12% only.
-OF_PUBLISHED = {"H200 SXM": 0.31, "H100 SXM": 0.78}
+# What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
+# which both models have, that the published one is off by 12% only.
+OF_PUBLISHED = {"H200 SXM": 0.5, "H100 SXM": 0.75}
+MISSED = "missed since 26 November: docs/decisions/2026-11-24-model-held-out.md"
 TOLERANCE = 0.08  # percentage points; every mutation below moves some median by five times as much
 
 
@@ -118,27 +119,48 @@ def test_rows_are_known_by_gpu_and_head_size():
     assert all(family.fitted.rows == 0 for family in families(rows()) if family.gpu == "H100 SXM")
 
 
-def test_the_calibrated_model_is_better_than_the_published_one_where_neither_has_seen_a_row():
+@pytest.mark.parametrize(
+    "gpu", ["H200 SXM", pytest.param("H100 SXM", marks=pytest.mark.xfail(reason=MISSED, strict=True))]
+)
+def test_the_calibrated_model_is_that_much_better_than_the_published_one_where_neither_has_seen_a_row(gpu):
+    (family,) = [family for family in families(rows()) if (family.gpu, family.kernels) == (gpu, "all")]
+    assert family.held_out.median is not None
+    assert family.published.median is not None
+    assert family.held_out.median < OF_PUBLISHED[gpu] * family.published.median
+
+
+def test_how_much_better_the_calibrated_model_is():
     found = {
-        family.gpu: (family.held_out.median or 0) / (family.published.median or 1)
-        for family in families(rows())
-        if family.kernels == "all"
+        each.gpu: (each.held_out.median, each.published.median) for each in families(rows()) if each.kernels == "all"
     }
-    assert found == pytest.approx(OF_PUBLISHED, abs=0.01)
+    assert found == {
+        "H200 SXM": (pytest.approx(0.062, abs=1e-3), pytest.approx(0.200, abs=1e-3)),
+        "H100 SXM": (pytest.approx(0.091, abs=1e-3), pytest.approx(0.116, abs=1e-3)),
+    }
 
 
 def test_the_stored_constant_is_what_its_rows_say():
     assert fitting.fit([row for row in rows() if not row.held_out]) == pytest.approx(ROUND_TRIP_S, rel=0.01)
 
 
-def test_either_gpu_predicts_the_other():
-    """Fitted on one kind, judged on the other: worse than fitted there by 2.7 percentage points, or by 2.2."""
+def worse_by() -> dict[str, float]:
+    """By how many percentage points a constant fitted on the other kind of GPU is worse than one fitted on this."""
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
-    worse = {
+    return {
         judged: 100 * (found[fitted, judged].median - found[judged, judged].median)
         for fitted, judged in (("H200 SXM", "H100 SXM"), ("H100 SXM", "H200 SXM"))
     }
-    assert worse == pytest.approx({"H100 SXM": 2.7, "H200 SXM": 2.2}, abs=TOLERANCE)
+
+
+@pytest.mark.xfail(reason=MISSED, strict=True)
+@pytest.mark.parametrize(("judged", "most"), [("H100 SXM", 1.2), ("H200 SXM", 0.7)])
+def test_either_gpu_predicts_the_other(judged, most):
+    assert worse_by()[judged] < most
+
+
+def test_how_well_either_gpu_predicts_the_other():
+    assert worse_by() == pytest.approx({"H100 SXM": 2.7, "H200 SXM": 2.2}, abs=TOLERANCE)
+    found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
     assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.705e-6, rel=0.02)
     assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.441e-6, rel=0.02)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,6 +53,16 @@ class Campaign:
     folder: str
     rows: tuple[Row, ...]
     runs: Mapping[str, Any]
+
+    @cached_property
+    def sources(self) -> frozenset[str | None]:
+        """Return the source hashes of its rows; None is that of rows which have none."""
+        return frozenset(row.source_hash for row in self.rows)
+
+    @cached_property
+    def last_started(self) -> str:
+        """Return when its latest run began."""
+        return max(row.started_at for row in self.rows)
 
     @property
     def decisive(self) -> dict[str, str]:

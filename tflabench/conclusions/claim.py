@@ -165,17 +165,13 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
 
 def _by_preference(campaigns: Sequence[Campaign]) -> list[Campaign]:
     """Return campaigns with the latest source first, and of a source its first occasion before later ones."""
-    latest: dict[frozenset[str], str] = {}
 
-    def source(one: Campaign) -> frozenset[str]:
-        return frozenset(row.source_hash or one.folder for row in one.rows)
+    def source(one: Campaign) -> frozenset[str | None] | str:
+        return one.folder if None in one.sources else one.sources
 
-    def started(one: Campaign) -> str:
-        return max(row.started_at for row in one.rows)
-
-    for one in campaigns:
-        latest[source(one)] = max(latest.get(source(one), ""), started(one))
-    return sorted(sorted(campaigns, key=started), key=lambda one: latest[source(one)], reverse=True)
+    by_start = sorted(campaigns, key=lambda one: one.last_started)
+    latest = {source(one): one.last_started for one in by_start}
+    return sorted(by_start, key=lambda one: latest[source(one)], reverse=True)
 
 
 def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> Iterable[tuple[Values, str]]:

@@ -333,6 +333,15 @@ def _again(campaign: Campaign) -> str:
 
 def _options(command: Sequence[str]) -> list[str]:
     """Return the options of a sweep, each with its value, but for those that decide no row."""
-    words = " ".join(shlex.quote(word) for word in command[1:])
-    words = re.sub(r"(^| )--no-plots|(^| )--preset[ =]quick|(^| )--(out|timeout)[ =]('[^']*'|\S+)", "", words)
-    return re.split(r" (?=-)", words.strip()) if words.strip() else []
+    found: list[list[str]] = []
+    for word in command[1:]:
+        if word.startswith("-") or not found:
+            found.append([])
+        found[-1].append(word)
+    needed = [
+        words
+        for words in found
+        if words[0].partition("=")[0] not in ("--no-plots", "--out", "--timeout")
+        and " ".join(words).replace("=", " ") != "--preset quick"
+    ]
+    return list(map(shlex.join, needed))

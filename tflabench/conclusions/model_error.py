@@ -120,7 +120,7 @@ def _range(values: list[float], digits: int) -> str:
 
 
 def judge(found: Iterable[Results]) -> Verdict:
-    """Hold every measured row against both models; a point that one source measured on a GPU twice counts once.
+    """Hold measured rows against both models: of a point that one source measured twice on a GPU only the first.
 
     Raises:
         InputError: no row is described, or too little is known of the GPU that it ran on.

@@ -48,7 +48,7 @@ def agreement(first: Standing, second: Standing) -> Agreement | None:
 
 
 def _same_source(first: Standing, second: Standing) -> bool:
-    sources = {row.source_hash for each in (first, second) for row in each.campaign.rows}
+    sources = first.campaign.sources | second.campaign.sources
     return len(sources) == 1 and None not in sources and first.campaign.decisive == second.campaign.decisive
 
 

@@ -94,8 +94,8 @@ def launched_since(problem: Problem, gate: Gate, chunk_size: int, gate_gradients
 
     dq and dk of more than 256 columns were two launches each, and h with a normaliser had no programs of half the rows.
     Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart. Heads
-    that do not fill their blocks were refused. States of 64 by 64 had two state partitions, and heads of 32 were walked
-    backward.
+    that do not fill their blocks were refused. States of 64 by 64 had two state partitions, and heads of 32 had their
+    gradients made in walks.
     """
     forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
     d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
