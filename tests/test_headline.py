@@ -209,7 +209,7 @@ def test_devices_of_one_short_name_have_their_whole_names(tmp_path):
     assert table(page(tmp_path))["peer"] == ["ours", *(f"{name}, forward" for name in names)]
 
 
-def test_versions_that_all_tables_share_stand_once(tmp_path):
+def test_versions_of_most_tables_stand_once(tmp_path):
     def of(name: str, **versions) -> None:
         rows = [at("tfla_sig_xl", 512, 1.0), at("fla_gla", 512, 3.0, package="fla", package_version=versions["fla"])]
         packages = {"torch": versions["torch"], "triton": "3.6.0"}
@@ -223,6 +223,11 @@ def test_versions_that_all_tables_share_stand_once(tmp_path):
     assert "[paper-fig4](paper-fig4/rows.csv), 2026-11-21, torch 2.11.0, commit 0123456.\n" in text
     assert "[paper-fig5](paper-fig5/rows.csv), 2026-11-21, torch 2.12.0, commit 0123456.\n" in text
     assert text.endswith("Versions, where nothing else is said: triton 3.6.0, fla 0.6.0.\n")
+    of("paper-fig12", fla="0.6.0", torch="2.12.0")
+    text = page(tmp_path)
+    assert "[paper-fig4](paper-fig4/rows.csv), 2026-11-21, torch 2.11.0, commit 0123456.\n" in text
+    assert "[paper-fig5](paper-fig5/rows.csv), 2026-11-21, commit 0123456.\n" in text
+    assert text.endswith("Versions, where nothing else is said: torch 2.12.0, triton 3.6.0, fla 0.6.0.\n")
 
 
 @pytest.mark.parametrize(
@@ -260,8 +265,27 @@ def test_rows_of_another_triton_are_no_second_occasion(tmp_path):
     write(tmp_path / "a", rows, run=RUN)
     write(tmp_path / "b", rows, run=RUN | {"packages": {"torch": "2.11.0", "triton": "3.7.1"}})
     text = page(tmp_path)
-    assert "- Other rows: [b](b/rows.csv).\n" in text
+    assert "- Other rows: [b](b/rows.csv) (triton 3.7.1).\n" in text
     assert "second occasion:" not in text
+
+
+def test_peers_timed_only_with_another_triton_stand_below_the_table_with_ours_of_the_same_comparison(tmp_path):
+    def of(folder: str, triton: str, gla: float | None, ours: float) -> None:
+        rows = [at("tfla_sig_xl", T, ours, source_hash="same", pass_=p) for T in (512, 4096) for p in ("fw", "fwbw")]
+        rows += [at("fla_gla", T, gla, source_hash="same", pass_=p) for T in (512, 4096) for p in ("fw", "fwbw")]
+        others = ("fla_kda", "fla_linear", "fla_delta_net") if gla is None else ()
+        rows += [at(name, T, 9.0, source_hash="same") for T in (512, 4096) for name in others]
+        packages = {"torch": "2.11.0", "triton": triton}
+        write(tmp_path / folder, rows, run=RUN | {"packages": packages})
+
+    of("a", "3.6.0", None, 1.0)
+    of("b", "3.7.1", 3.0, 2.0)
+    of("c", "3.9.0", 4.0, 2.0)
+    text = page(tmp_path)
+    cell = "fla_gla/tfla_sig_xl 3.00/2.00 = 1.50"
+    titles = [f"{pass_}, T = {T}: {cell}" for pass_ in ("forward", "forward + backward") for T in (512, 4096)]
+    assert f"- With triton 3.7.1, {'; '.join(titles)}: [b](b/rows.csv).\n" in text
+    assert "- Other rows: [c](c/rows.csv) (triton 3.9.0).\n" in text
 
 
 def test_two_sizes_have_heads_cut_the_same_way(tmp_path):

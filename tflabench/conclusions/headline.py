@@ -18,8 +18,8 @@ from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.markdown import plain, write_page
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
-from tflabench.conclusions.peer_table import in_order, table
-from tflabench.conclusions.standings import Chosen, Question, Standing, at_sizes, choose, preset_of, subject
+from tflabench.conclusions.peer_table import cell, in_order, table
+from tflabench.conclusions.standings import Chosen, Question, Size, Standing, at_sizes, choose, preset_of, subject
 from tflabench.implementations.registry import bundled_kernels, nearest, split
 from tflabench.problem import InputError
 from tflabench.rows.journal import TIMES, is_packed
@@ -90,11 +90,12 @@ class Page:
 
     @cached_property
     def shared(self) -> list[str]:
-        """Return versions that are the same in all of several campaigns that have them, of those with a table."""
+        """Return the versions that more than half of several campaigns with their package have, of those with ours."""
         tabled = [each for each in self.every if any(row.implementation in self.kernels for row in each.rows)]
-        found = dict.fromkeys(version for campaign in tabled for version in _versions(campaign))
-        count = Counter(version.split()[0] for version in found)
-        return [version for version in found if count[version.split()[0]] == 1] if len(tabled) > 1 else []
+        count = Counter(version for campaign in tabled for version in _versions(campaign))
+        packages = Counter(version.split()[0] for version in count.elements())
+        usual = [version for version in count if 2 * count[version] > packages[version.split()[0]]]
+        return usual if len(tabled) > 1 else []
 
     def link(self, campaign: Campaign) -> str:
         """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
@@ -130,7 +131,7 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path(), sub
     page = Page(root, linked_from, tuple(campaigns(find_results(root))), subject)
     chosen = choose(page.every, page.kernels)
     for detail in DETAILS:
-        text = "\n".join([*_opening(page, command), *_sections(page, chosen, detail)]) + "\n"
+        text = "\n".join([*_opening(page, command, detail), *_sections(page, chosen, detail)]) + "\n"
         if len(text.split()) <= MOST_WORDS:
             break
     return text
@@ -160,10 +161,11 @@ def _folders(page: Page, found: Sequence[Campaign]) -> str:
     return ", ".join(f"{page.link(campaign)} ({plain(campaign.rows[0].device)})" for campaign in found)
 
 
-def _opening(page: Page, command: Sequence[str]) -> list[str]:
+def _opening(page: Page, command: Sequence[str], detail: Detail) -> list[str]:
     ours, theirs = "the kernels of this project", "those of other libraries"
     if page.subject is not None:
         ours, theirs = f"what `--subject {shlex.quote(page.subject)}` names", "all others"
+    why = "see below" if detail.reasons else "the rows say why"
     return [
         "# Results",
         "",
@@ -181,7 +183,7 @@ def _opening(page: Page, command: Sequence[str]) -> list[str]:
         "- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our",
         "  fastest mLSTM.",
         f"- A second occasion is the same source measured again, and ratios are expected within {NEAR:.0%}.",
-        "- Empty: not asked for. *wrong* and the like: see below. (1/4): at 1 of 4 points.",
+        f"- Empty: not asked for. *wrong* and the like: {why}. (1/4): at 1 of 4 points.",
         "",
         "A table shows the folder with most ratios, at a large size with many of them: the same on all devices, where",
         f"they share one. All else is in the linked rows and in `tflabench report {shlex.quote(str(page.root))}`.",
@@ -207,22 +209,63 @@ def _section(page: Page, devices: Sequence[Chosen], detail: Detail, told: set[tu
     yield from _refusals(columns)
     yield from _missing(standings, told, detail.reasons)
     for each in devices:
-        yield from _rows(page, each)
+        yield from _rows(page, each, [question for question in columns if question.device == _device(each.best)])
     yield from _commands([standing.campaign for standing in standings])
 
 
-def _rows(page: Page, chosen: Chosen) -> Iterator[str]:
-    """Yield where the rows of a device are, and those of other occasions."""
+def _device(standing: Standing) -> str:
+    return standing.campaign.rows[0].device
+
+
+def _rows(page: Page, chosen: Chosen, columns: Sequence[Question]) -> Iterator[str]:
+    """Yield where the rows of a device are, those of other occasions, and what is timed only under other conditions.
+
+    Args:
+        columns: the questions of the device that the table has.
+    """
     best, others = chosen
     yield f"- Rows: {page.link(best.campaign)}, {_origin(best.campaign, page.shared)}."
+    missing = {
+        (question.size, question.pass_, name): _title(question, columns)
+        for question in columns
+        for name, pair in question.pairs.items()
+        if not pair.timed
+    }
     rest = []
     for other in others:
+        usual = best.campaign.decisive
+        conditions = ", ".join(f"{name} {own}" for name, own in other.campaign.decisive.items() if own != usual[name])
         if found := agreement(best, other):
             yield f"- A second occasion: {_agreement(found)}: {page.link(other.campaign)}."
+        elif conditions and (timed := _timed(other, missing)):
+            told = "; ".join(f"{title}: {', '.join(cells)}" for title, cells in timed.items())
+            yield f"- With {plain(conditions)}, {told}: {page.link(other.campaign)}."
         else:
-            rest.append(page.link(other.campaign))
+            elsewhere = conditions and other.campaign.folder != best.campaign.folder
+            rest.append(page.link(other.campaign) + (f" ({plain(conditions)})" if elsewhere else ""))
     if rest:
         yield f"- Other rows: {', '.join(rest)}."
+
+
+def _title(question: Question, columns: Iterable[Question]) -> str:
+    """Return the pass of a column, and what of its size the others do not share."""
+    apart = [fact for fact in question.size.facts if any(fact not in other.size.facts for other in columns)]
+    return ", ".join([PASS_TITLES[question.pass_], *apart])
+
+
+def _timed(other: Standing, missing: dict[tuple[Size, str, str], str]) -> dict[str, list[str]]:
+    """Return the peers that have a ratio here, by title, and take them from those `missing`.
+
+    Args:
+        missing: the titles of size, pass and peer that a table shows without a time.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for question in other.questions:
+        for name, pair in question.pairs.items():
+            asked = (question.size, question.pass_, name)
+            if asked in missing and pair.ours and pair.ratio is not None:
+                found[missing.pop(asked)].append(plain(f"{name}/{pair.ours.implementation} {cell(pair)}"))
+    return found
 
 
 def _agreement(found: Agreement) -> str:

@@ -29,7 +29,7 @@ def table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
     lines = [[bound, _names(own), *map(_bound, own)]]
     for name in peers:
         pairs = [question.pairs.get(name) for question in columns]
-        lines.append([plain(name), _names(pair.ours for pair in pairs if pair and pair.timed), *map(_cell, pairs)])
+        lines.append([plain(name), _names(pair.ours for pair in pairs if pair and pair.timed), *map(cell, pairs)])
     yield from map(_line, lines)
 
 
@@ -71,7 +71,7 @@ def in_order(columns: Sequence[Question]) -> list[str]:
     return sorted(found, key=lambda name: found[name])
 
 
-def _cell(pair: Pair | None) -> str:
+def cell(pair: Pair | None) -> str:
     """Return "peer/ours = ratio", or a bound with "≥"; the times alone where there is no ratio; a status; or ""."""
     if pair is None:
         return ""
