@@ -37,12 +37,13 @@ HELD_OUT = {
     ("H200 SXM", "tfla sig"): 4.7,
     ("H200 SXM", "unpipelined sig"): 10.4,
     ("H200 SXM", "all"): 6.2,
-    ("H100 SXM", "fused exp"): 7.8,
-    ("H100 SXM", "fused sig"): 9.6,
-    ("H100 SXM", "tfla exp"): 6.9,
-    ("H100 SXM", "tfla sig"): 9.9,
-    ("H100 SXM", "unpipelined sig"): 7.2,
-    ("H100 SXM", "all"): 9.1,
+    ("H100 SXM", "fused exp"): 4.8,
+    ("H100 SXM", "fused sig"): 8.7,
+    ("H100 SXM", "tfla exp"): 7.5,
+    ("H100 SXM", "tfla sig"): 10.1,
+    ("H100 SXM", "unpipelined exp"): 22.9,
+    ("H100 SXM", "unpipelined sig"): 7.8,
+    ("H100 SXM", "all"): 8.7,
 }
 # What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
 # which both models have, that the published one is off by 12% only.
@@ -119,9 +120,7 @@ def test_rows_are_known_by_gpu_and_head_size():
     assert all(family.fitted.rows == 0 for family in families(rows()) if family.gpu == "H100 SXM")
 
 
-@pytest.mark.parametrize(
-    "gpu", ["H200 SXM", pytest.param("H100 SXM", marks=pytest.mark.xfail(reason=MISSED, strict=True))]
-)
+@pytest.mark.parametrize("gpu", OF_PUBLISHED)
 def test_the_calibrated_model_is_that_much_better_than_the_published_one_where_neither_has_seen_a_row(gpu):
     (family,) = [family for family in families(rows()) if (family.gpu, family.kernels) == (gpu, "all")]
     assert family.held_out.median is not None
@@ -135,7 +134,7 @@ def test_how_much_better_the_calibrated_model_is():
     }
     assert found == {
         "H200 SXM": (pytest.approx(0.062, abs=1e-3), pytest.approx(0.200, abs=1e-3)),
-        "H100 SXM": (pytest.approx(0.091, abs=1e-3), pytest.approx(0.116, abs=1e-3)),
+        "H100 SXM": (pytest.approx(0.087, abs=1e-3), pytest.approx(0.123, abs=1e-3)),
     }
 
 
@@ -159,10 +158,10 @@ def test_either_gpu_predicts_the_other(judged, most):
 
 
 def test_how_well_either_gpu_predicts_the_other():
-    assert worse_by() == pytest.approx({"H100 SXM": 2.7, "H200 SXM": 2.2}, abs=TOLERANCE)
+    assert worse_by() == pytest.approx({"H100 SXM": 3.3, "H200 SXM": 2.2}, abs=TOLERANCE)
     found = {(each.fitted_on, each.judged_on): each for each in fitting.cross(rows())}
     assert found["H200 SXM", "H200 SXM"].round_trip_s == pytest.approx(0.705e-6, rel=0.02)
-    assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.441e-6, rel=0.02)
+    assert found["H100 SXM", "H100 SXM"].round_trip_s == pytest.approx(0.43e-6, rel=0.02)
 
 
 def test_a_fit_finds_the_least_loss():
