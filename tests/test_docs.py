@@ -431,6 +431,24 @@ def test_the_table_of_the_readme_is_the_rows(title):
     assert said == table_row(title, rows)
 
 
+def test_the_readme_has_the_times_of_what_needs_another_triton():
+    rows = read_results(FIG4.with_name("paper-fig4-triton-3.7.1")).rows
+    found = {(row.implementation, row.pass_): row for row in rows if row.seq_len == 4096 and row.status == "ok"}
+
+    def times(peer: str, ours: str, pass_: str) -> tuple[str, str]:
+        pair = found[peer, pass_], found[ours, pass_]
+        assert comparable(*pair)
+        return f"{pair[0].ms_median:#.3g}", f"{pair[1].ms_median:#.3g}"
+
+    forward, trained = (times("nxai_exp_xl", "hopper_exp", pass_) for pass_ in ("fw", "fwbw"))
+    gla = times("fla_simple_gla", "hopper_simple_gla", "fwbw")
+    said = (
+        f"mLSTMexp of mlstm_kernels, {forward[0]} ms where ours takes {forward[1]}, with backward {trained[0]} and "
+        f"{trained[1]}; and the backward of fla's faster Simple GLA, {gla[0]} ms where ours takes {gla[1]}."
+    )
+    assert said in " ".join(README.read_text().split())
+
+
 def test_the_page_of_results_counts_throttled_rows_right():
     timed = [row for row in read_results(QUICK).rows if row.ms_median]
     throttled = sum(bool(row.throttled) for row in timed)
