@@ -130,8 +130,11 @@ def test_wrong_results_have_a_reason_and_no_time(tmp_path):
         at("sdpa_cudnn", 512, 0.1, **ATTENTION, **wrong),
         at("sdpa_cudnn", 1024, 0.1, **ATTENTION, **wrong | {"reason": "forward is off by 0.1"}),
         at("sdpa_cudnn", 512, 2.0, **ATTENTION, pass_="fwbw"),
+        at("nxai_sig_xl", 512, None, chunk_size=64, status="unsupported"),
+        at("nxai_sig_xl", 512, 0.1, chunk_size=128, **wrong),
     ]
     text = page(tmp_path, rows)
+    assert "- nxai_sig_xl: wrong: dq is off by 0.3\n" in text  # at the only chunk size that ran
     assert table(text)["sdpa_cudnn"] == ["", "*wrong*", "*wrong*", "2.00"]
     assert "- sdpa_cudnn: wrong (2/3), e.g.: dq is off by 0.3\n" in text
     assert "tfla_sig_xl: wrong" not in text  # another chunk size is right
