@@ -443,8 +443,9 @@ def test_the_readme_has_the_times_of_what_needs_another_triton():
     forward, trained = (times("nxai_exp_xl", "hopper_exp", pass_) for pass_ in ("fw", "fwbw"))
     gla = times("fla_simple_gla", "hopper_simple_gla", "fwbw")
     said = (
-        f"mLSTMexp of mlstm_kernels, {forward[0]} ms where ours takes {forward[1]}, with backward {trained[0]} and "
-        f"{trained[1]}; and the backward of fla's faster Simple GLA, {gla[0]} ms where ours takes {gla[1]}."
+        f"The mLSTMexp of mlstm_kernels takes {forward[0]} ms where ours takes {forward[1]}, with backward "
+        f"{trained[0]} where ours takes {trained[1]}. The faster Simple GLA of fla takes {gla[0]} ms with backward "
+        f"where ours takes {gla[1]}."
     )
     assert said in " ".join(README.read_text().split())
 
