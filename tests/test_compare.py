@@ -112,6 +112,7 @@ def test_wrong_results_have_a_time_and_no_ratio():
         assert (found.matches[0].ratio, found.matches[0].memory_ratio, found.geometric_mean) == (None, None, None)
     assert fastest([wrong, row()]) == row()
     assert fastest([wrong]) == wrong
+    assert fastest([row(ms=None, status="unsupported"), wrong]) == wrong
 
 
 def test_rows_of_one_closed_comparison_are_comparable():

@@ -268,7 +268,7 @@ def test_rows_of_another_triton_are_no_second_occasion(tmp_path):
     write(tmp_path / "a", rows, run=RUN)
     write(tmp_path / "b", rows, run=RUN | {"packages": {"torch": "2.11.0", "triton": "3.7.1"}})
     text = page(tmp_path)
-    assert "- Other rows: [b](b/rows.csv) (triton 3.7.1).\n" in text
+    assert "- Other rows: [b, triton 3.7.1](b/rows.csv).\n" in text
     assert "second occasion:" not in text
 
 
@@ -288,7 +288,7 @@ def test_peers_timed_only_with_another_triton_stand_below_the_table_with_ours_of
     cell = "fla_gla/tfla_sig_xl 3.00/2.00 = 1.50"
     titles = [f"{pass_}, T = {T}: {cell}" for pass_ in ("forward", "forward + backward") for T in (512, 4096)]
     assert f"- With triton 3.7.1, {'; '.join(titles)}: [b](b/rows.csv).\n" in text
-    assert "- Other rows: [c](c/rows.csv) (triton 3.9.0).\n" in text
+    assert "- Other rows: [c, triton 3.9.0](c/rows.csv).\n" in text
 
 
 def test_two_sizes_have_heads_cut_the_same_way(tmp_path):

@@ -65,10 +65,19 @@ class Campaign:
         return max(row.started_at for row in self.rows)
 
     @property
+    def device(self) -> str:
+        """Return the device that all its rows are of."""
+        return self.rows[0].device
+
+    @cached_property
     def decisive(self) -> dict[str, str]:
         """Return the conditions that decide its times."""
         found = conditions_of(self.rows, self.runs)
         return {key: " ".join(found.get(key, ["not recorded"])) for key in DECISIVE}
+
+    def apart_from(self, *others: Campaign) -> list[str]:
+        """Return those of its decisive conditions that any other does not share, in words."""
+        return [f"{key} {own}" for key, own in self.decisive.items() if any(x.decisive[key] != own for x in others)]
 
 
 def campaigns(results: Iterable[Results]) -> list[Campaign]:

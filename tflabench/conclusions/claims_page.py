@@ -40,7 +40,7 @@ def markdown(root: Path, command: Sequence[str], linked_from: Path = Path()) -> 
     """
     by_device: dict[str, list[Campaign]] = defaultdict(list)
     for campaign in campaigns(find_results(root)):
-        by_device[campaign.rows[0].device].append(campaign)
+        by_device[campaign.device].append(campaign)
     errors = find_errors(root)
     devices = {
         folder: {run.get("device") for run in described_runs(Path(folder)).values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, log
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -130,11 +130,17 @@ def questions(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def fastest(rows: Sequence[Row]) -> Row:
-    """Return the measured row of least median time; where none was measured, the first row.
+    """Return the measured row of least median time; where none was measured, the first wrong one, else the first row.
 
-    Wrong results have a time, and are not measured.
+    Wrong results have a time, and are not measured. That a kernel ran says more than that it refused another size.
     """
-    return min(rows, key=lambda row: inf if row.status != "ok" or row.ms_median is None else row.ms_median)
+
+    def rank(row: Row) -> tuple[int, float]:
+        if row.status == "ok" and row.ms_median is not None:
+            return 0, row.ms_median
+        return 1 if row.status == "wrong" else 2, 0.0
+
+    return min(rows, key=rank)
 
 
 def threshold_of(a: Row, b: Row, rules: Rules = Rules()) -> Threshold:

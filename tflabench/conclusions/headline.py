@@ -18,7 +18,7 @@ from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.markdown import plain, write_page
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
-from tflabench.conclusions.peer_table import cell, in_order, table
+from tflabench.conclusions.peer_table import cell, in_order, table, title
 from tflabench.conclusions.standings import Chosen, Question, Size, Standing, at_sizes, choose, preset_of, subject
 from tflabench.implementations.registry import bundled_kernels, nearest, split
 from tflabench.problem import InputError
@@ -97,15 +97,14 @@ class Page:
         usual = [version for version in count if 2 * count[version] > packages[version.split()[0]]]
         return usual if len(tabled) > 1 else []
 
-    def link(self, campaign: Campaign) -> str:
-        """Return a campaign's folder, linked to its rows, with what tells these from others in the folder."""
+    def link(self, campaign: Campaign, *beside: Campaign) -> str:
+        """Return a campaign's folder, linked to its rows, with what tells these from others in it and from `beside`."""
         rows = TIMES if is_packed(Path(campaign.folder)) else "rows.csv"
         target = Path(os.path.relpath(campaign.folder, self.linked_from)) / rows
         folder = Path(os.path.relpath(campaign.folder, self.root))
         name = self.root.resolve().name if folder == Path() else folder.as_posix()
-        siblings = [other.decisive for other in self.every if other.folder == campaign.folder]
-        telling = [f"{key} {own}" for key, own in campaign.decisive.items() if any(x[key] != own for x in siblings)]
-        return f"[{plain(', '.join([name, *telling]))}]({target.as_posix()})"
+        siblings = [other for other in self.every if other.folder == campaign.folder]
+        return f"[{plain(', '.join([name, *campaign.apart_from(*siblings, *beside)]))}]({target.as_posix()})"
 
 
 def write(root: Path, out: Path, subject: str | None = None) -> Path:
@@ -158,7 +157,7 @@ def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[
 
 
 def _folders(page: Page, found: Sequence[Campaign]) -> str:
-    return ", ".join(f"{page.link(campaign)} ({plain(campaign.rows[0].device)})" for campaign in found)
+    return ", ".join(f"{page.link(campaign)} ({plain(campaign.device)})" for campaign in found)
 
 
 def _opening(page: Page, command: Sequence[str], detail: Detail) -> list[str]:
@@ -195,26 +194,22 @@ def _section(page: Page, devices: Sequence[Chosen], detail: Detail, told: set[tu
     """Yield the section of a figure: one table of all devices that it was measured on."""
     standings = [each.best for each in devices]
     name = preset_of(standings[0].campaign)
-    title = load_preset(name).title if name in preset_names() else name
+    about = load_preset(name).title if name in preset_names() else name
     sizes, most = detail.sizes_with_ratios, detail.peers_with_ratios
     if not any(standing.has_ratios for standing in standings):
         sizes, most = detail.other_sizes, detail.other_peers
     columns = at_sizes(standings, sizes)
     peers = in_order(columns)
     names = ", ".join(dict.fromkeys(question.device for question in columns))
-    yield from ("", f"## {plain(f'{title} ({names})')}", "")
+    yield from ("", f"## {plain(f'{about} ({names})')}", "")
     yield from (*table(columns, peers[:most]), "")
     if more := len(peers[most:]) if most else 0:
         yield f"- {more} more peers: in the rows."
     yield from _refusals(columns)
     yield from _missing(standings, told, detail.reasons)
     for each in devices:
-        yield from _rows(page, each, [question for question in columns if question.device == _device(each.best)])
+        yield from _rows(page, each, [question for question in columns if question.device == each.best.campaign.device])
     yield from _commands([standing.campaign for standing in standings])
-
-
-def _device(standing: Standing) -> str:
-    return standing.campaign.rows[0].device
 
 
 def _rows(page: Page, chosen: Chosen, columns: Sequence[Question]) -> Iterator[str]:
@@ -226,38 +221,30 @@ def _rows(page: Page, chosen: Chosen, columns: Sequence[Question]) -> Iterator[s
     best, others = chosen
     yield f"- Rows: {page.link(best.campaign)}, {_origin(best.campaign, page.shared)}."
     missing = {
-        (question.size, question.pass_, name): _title(question, columns)
+        (question.size, question.pass_, name): title(question, columns)
         for question in columns
         for name, pair in question.pairs.items()
         if not pair.timed
     }
     rest = []
     for other in others:
-        usual = best.campaign.decisive
-        conditions = ", ".join(f"{name} {own}" for name, own in other.campaign.decisive.items() if own != usual[name])
+        conditions = ", ".join(other.campaign.apart_from(best.campaign))
         if found := agreement(best, other):
             yield f"- A second occasion: {_agreement(found)}: {page.link(other.campaign)}."
         elif conditions and (timed := _timed(other, missing)):
-            told = "; ".join(f"{title}: {', '.join(cells)}" for title, cells in timed.items())
+            told = "; ".join(f"{column}: {', '.join(cells)}" for column, cells in timed.items())
             yield f"- With {plain(conditions)}, {told}: {page.link(other.campaign)}."
         else:
-            elsewhere = conditions and other.campaign.folder != best.campaign.folder
-            rest.append(page.link(other.campaign) + (f" ({plain(conditions)})" if elsewhere else ""))
+            rest.append(page.link(other.campaign, best.campaign))
     if rest:
         yield f"- Other rows: {', '.join(rest)}."
 
 
-def _title(question: Question, columns: Iterable[Question]) -> str:
-    """Return the pass of a column, and what of its size the others do not share."""
-    apart = [fact for fact in question.size.facts if any(fact not in other.size.facts for other in columns)]
-    return ", ".join([PASS_TITLES[question.pass_], *apart])
-
-
 def _timed(other: Standing, missing: dict[tuple[Size, str, str], str]) -> dict[str, list[str]]:
-    """Return the peers that have a ratio here, by title, and take them from those `missing`.
+    """Return the peers that have a ratio here, by the title of a column, and take them from those `missing`.
 
     Args:
-        missing: the titles of size, pass and peer that a table shows without a time.
+        missing: the column of each size, pass and peer that a table shows without a time.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for question in other.questions:
@@ -297,19 +284,13 @@ def _kind(row: Row) -> tuple[str, ...]:
     return row.status, "", re.sub(r"\d[\d.,]*", "#", row.reason or "")
 
 
-def _outcome(rows: Sequence[Row]) -> Row:
-    """Return the fastest of a kernel's chunk sizes; of those without a time a wrong one, where it ran."""
-    best = fastest(rows)
-    return best if best.status == "ok" else next((row for row in rows if row.status == "wrong"), best)
-
-
 def _missing(standings: Iterable[Standing], told: set[tuple[str, ...]], reasons: bool) -> Iterator[str]:
     """Yield a line a kind of failure at all chunk sizes; kinds `told` in an earlier section share one line.
 
     Without `reasons` all kinds share it.
     """
     questions = [question for standing in standings for question in standing.questions]
-    outcomes = [_outcome(rows) for question in questions for rows in question.rows.values()]
+    outcomes = [fastest(rows) for question in questions for rows in question.rows.values()]
     points = Counter(row.implementation for row in outcomes)
     failed: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in (row for row in outcomes if row.status != "ok"):
@@ -359,7 +340,7 @@ def _commands(measured: Sequence[Campaign]) -> Iterator[str]:
     """Yield how campaigns are measured again; where that differs, on which device."""
     found: dict[str, list[str]] = {}
     for campaign in measured:
-        found.setdefault(_again(campaign), []).append(campaign.rows[0].device)
+        found.setdefault(_again(campaign), []).append(campaign.device)
     short = short_devices([device for devices in found.values() for device in devices])
     for command, devices in found.items():
         where = f", {', '.join(short[device] for device in devices)}" if len(found) > 1 else ""

@@ -19,8 +19,8 @@ def table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
     facts = [question.size.facts for question in columns]
     shared = [fact for fact in facts[0] if all(fact in own for own in facts)]
     heads = [
-        ", ".join([*device, PASS_TITLES[question.pass_], *(fact for fact in own if fact not in shared)])
-        for device, question, own in zip(_devices(columns), columns, facts, strict=True)
+        ", ".join([*device, title(question, columns)])
+        for device, question in zip(_devices(columns), columns, strict=True)
     ]
     yield from (f"{', '.join(shared)}:", "", _line(["peer", "ours", *heads]), "|---|---|" + "---:|" * len(heads))
     own = [question.best() for question in columns]
@@ -31,6 +31,12 @@ def table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
         pairs = [question.pairs.get(name) for question in columns]
         lines.append([plain(name), _names(pair.ours for pair in pairs if pair and pair.timed), *map(cell, pairs)])
     yield from map(_line, lines)
+
+
+def title(question: Question, columns: Iterable[Question]) -> str:
+    """Return the pass of a column, and what of its size the others do not share."""
+    apart = [fact for fact in question.size.facts if any(fact not in other.size.facts for other in columns)]
+    return ", ".join([PASS_TITLES[question.pass_], *apart])
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -213,7 +213,7 @@ def subject(campaign: Campaign) -> tuple[float, str, str]:
 
     A figure with matched heads is of its own, behind the figure.
     """
-    name, device = preset_of(campaign), campaign.rows[0].device
+    name, device = preset_of(campaign), campaign.device
     figure = re.match(r"(?:paper-)?fig(\d+)(?!\d)(-matched)?", name)
     return (float(figure[1]), figure[2] or "", device) if figure else (inf, name, device)
 
