@@ -8,6 +8,7 @@ from typing import Any
 # Test processes run side by side: threads of their own would wait for each other's cores, and spin while they wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 from tflabench.__main__ import leave_repository_root
@@ -47,3 +48,12 @@ LONG = ("test_hopper_compile.py", "test_compile.py", "test_cli_sweep.py", "test_
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Put the tests of long files in front, and leave all others in their order."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed: a run that is killed prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        lines = report.longreprtext.splitlines()
+        why = next((line[1:].strip() for line in lines if line.startswith("E ")), lines[-1] if lines else "")
+        print(f"\n{report.when} of {report.nodeid}: {why[:300]}", flush=True)
