@@ -57,7 +57,7 @@ LINKING = [
     CLI,
     ROOT / "CHANGELOG.md",
     ROOT / "kernels" / "README.md",
-    *(ROOT / "docs" / "decisions").glob("*"),
+    *(ROOT / "docs" / "decisions").glob("*.md"),
 ]
 MARKS = ("needs a GPU", "slow", "needs xlstm")
 TINY = "-a seq_len=32 -a head_dim=16 -a heads=1 -a chunk_size=16 --pass fw --no-plots".split()
@@ -359,6 +359,14 @@ def test_every_page_is_found_from_the_readme():
     linked = set(re.findall(r"\]\(([^()\s#]+)", README.read_text()))
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
     assert {"CONTRIBUTING.md", "CITATION.cff", "LICENSE", "results/README.md"} <= linked
+
+
+def test_patches_that_wait_apply_in_their_order(tmp_path):
+    patches = sorted((ROOT / "docs" / "decisions").glob("*/*.patch"))
+    index = os.environ | {"GIT_INDEX_FILE": str(tmp_path / "index")}
+    for words in (["read-tree", "HEAD"], *(["apply", "--cached", str(patch)] for patch in patches)):
+        done = subprocess.run(["git", *words], cwd=ROOT, env=index, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_every_figure_says_what_it_shows():
