@@ -17,10 +17,12 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import tflabench
+from tflabench import figures
 from tflabench.bench import machine
 from tflabench.bench.machine import Machine
 from tflabench.cli.common.app import COMMANDS
 from tflabench.cli.main import app
+from tflabench.problem import InputError
 from tflabench.theory import hardware
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -332,6 +334,19 @@ class TestDryRun:
         assert max(point["seconds"] for point in long["points"]) > 2
         assert max(point["seconds"] for point in short["points"]) == 2
         assert short["seconds"] < long["seconds"]
+
+
+class TestFigures:
+    def test_what_was_measured_is_printed_where_no_figure_can_be_written(self, tmp_path, monkeypatch):
+        def full(folder: Path) -> None:
+            raise InputError(f"{folder}/figures cannot be written (No space left on device): give another folder")
+
+        monkeypatch.setattr(figures, "draw_all", full)
+        words = ["sweep", "--preset", "quick", "--device", "cpu", "-a", "seq_len=256", "-a", "d_qk=32", "--pass", "fw"]
+        done = run(*words, "--impl", "reference_sig", "--out", str(tmp_path / "rows"))
+        assert done.exit_code == 2
+        assert re.search(r"(\d+) of \1 points measured", done.stdout)
+        assert "figures cannot be written (No space left on device)" in done.stderr
 
 
 class TestList:

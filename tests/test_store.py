@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import tempfile
 import warnings
 
 import pandas as pd
@@ -253,6 +255,28 @@ def test_rows_that_a_full_disk_kept_in_memory_are_written_at_the_end(folder, mon
             store.append(row("c"))
     store.export()
     assert list(read_rows(folder)["point"]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["room elsewhere", "no room at all"])
+def test_rows_that_never_get_room_are_saved_elsewhere_and_come_back(folder, monkeypatch, tmp_path, elsewhere):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if elsewhere else tmp_path / "nowhere"))
+    store = Store(folder, DEVICE)
+    with monkeypatch.context() as full:
+        full.setattr(store, "_journal", Full(store._journal, 0))
+        with pytest.warns(UserWarning, match="rows stay in memory"):
+            store.append(row("c", ms_median=4.0))
+        store.append(row("d"))
+        with pytest.warns(UserWarning, match="has no room for 2 rows") as told:
+            saved = store.save_unwritten()
+    (said,) = (str(each.message) for each in told)
+    assert said.startswith(str(folder / "journal.jsonl"))
+    if not elsewhere:
+        assert saved is None
+        assert said.endswith("they are lost")
+        return
+    subprocess.run(["sh", "-c", said.split("`")[1]], check=True)
+    assert list(read_rows(folder)["point"]) == ["a", "b", "c", "d"]
+    assert Store(folder, DEVICE).save_unwritten() is None
 
 
 def test_what_autotuners_chose_is_json_in_the_exports(folder):

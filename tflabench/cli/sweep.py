@@ -194,12 +194,15 @@ def _end(measured: Measured, ending: _Ending) -> None:
     from tflabench.conclusions.listing import listing
     from tflabench.conclusions.summary import Swept, full_ending
 
-    files = measured.files
+    files, undrawn = measured.files, None
     if ending.plots and measured.rows:
         from tflabench import figures
 
         stderr().print("Drawing the figures ...")
-        files += [file for folder in measured.folders for file in figures.draw_all(folder)]
+        try:
+            files += [file for folder in measured.folders for file in figures.draw_all(folder)]
+        except InputError as error:  # what was measured is printed all the same
+            undrawn = error
     if ending.json:
         written = [str(path) for path in files]
         rows = [row.columns() for row in measured.rows]
@@ -219,3 +222,5 @@ def _end(measured: Measured, ending: _Ending) -> None:
         for_all = " ".join(option for needed, option in again if needed)
         swept = Swept(measured.rows, files, redraw, measured.left, for_all)
         stdout().print(full_ending(swept) if ending.full else BriefEnding(swept))
+    if undrawn:
+        raise undrawn

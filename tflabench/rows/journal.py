@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +36,8 @@ class Store:
     def __init__(self, folder: Path, device: str) -> None:
         self.folder = folder
         self.rows: dict[str, Row] = {}
-        self._unwritten, self._warned = b"", False
+        self._unwritten = b""
+        self._warned: set[str] = set()  # of which consequences of a full disk
         described_runs(folder)  # what cannot be added to is refused before anything is written
         packed = is_packed(folder)
         lines, whole = whole_lines(folder) if packed or (folder / JOURNAL).exists() else ([], 0)
@@ -80,9 +83,9 @@ class Store:
             self._warn(error, "rows stay in memory until it can")
 
     def _warn(self, error: OSError, consequence: str) -> None:
-        if not self._warned:
+        if consequence not in self._warned:
             warnings.warn(f"{self.folder} cannot be written ({error.strerror}): {consequence}", stacklevel=4)
-        self._warned = True
+        self._warned.add(consequence)
 
     def describe_run(self, run_id: str, environment: dict[str, Any]) -> None:
         """Add the environment behind a run's rows to environment.json, which keeps those of earlier runs."""
@@ -93,9 +96,34 @@ class Store:
         except OSError as error:
             self._warn(error, "its rows will lack a description of the machine")
 
+    def save_unwritten(self) -> Path | None:
+        """Write rows that the disk still has no room for into the system's folder for temporary files.
+
+        A warning says where they are, and how they come back.
+
+        Returns:
+            The file; None where there is no such row, or no room either.
+        """
+        self._write()
+        if not self._unwritten:
+            return None
+        count, journal = self._unwritten.count(b"\n"), self.folder / JOURNAL
+        lack = f"{journal} has no room for {count} rows"
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="tflabench-rows-", suffix=".jsonl")
+            with open(descriptor, "wb") as file:
+                file.write(self._unwritten)
+        except OSError as error:
+            nor = f"nor has the folder for temporary files ({error.strerror})"
+            warnings.warn(f"{lack}, {nor}: they are lost", stacklevel=3)
+            return None
+        back = f"cat {shlex.quote(name)} >> {shlex.quote(str(journal))}"
+        warnings.warn(f"{lack}, which are in {name}: make room, then `{back}`", stacklevel=3)
+        return Path(name)
+
     def export(self) -> list[Path]:
         """Write rows.parquet and rows.csv, with a warning where the disk is full; return the files that exist now."""
-        self._write()
+        self.save_unwritten()
         table = flat(frame(list(self.rows.values())))
         for name, write in {TABLE: table.to_parquet, "rows.csv": table.to_csv}.items():
             part = self.folder / f"{name}.part"

@@ -157,6 +157,7 @@ def measure_comparisons(
                 session.sweep(todo, store, Audience(on_row, progress.watch), stop_at)
     except KeyboardInterrupt:
         interrupted = True
+        store.save_unwritten()
         store = Store(folder, machine.name)  # again: the last row may have reached the disk and not yet the memory
     rows = [store.rows[point.id] for point in points if point.id in store.rows]
     files = store.export() if rows else []
