@@ -29,10 +29,6 @@ WHY = f"no packages xlstm and mlstm_kernels in {XLSTM}: `make test` puts them th
 needs_xlstm = pytest.mark.skipif(not (XLSTM / "xlstm").is_dir(), reason=WHY)
 
 SAME, SAME_GRADIENT = 1e-5, 1e-4
-# Of whole models, by the norm of the difference over the norm: a float32 rounding of another CPU's matrix products can
-# grow in one element of the logits. Seen are 1e-6, and 4.5e-6 with the instructions of older CPUs; elements are off by
-# up to 3e-5.
-SAME_MODEL = 1e-5
 # The native path differentiates the normaliser, ours take it for a constant. The norm behind it cancels that but for
 # its epsilon, which shows in one gradient alone, that of the bias of the input gates: it scales h as a whole, and so is
 # small. In float64 it is off by 3.8e-4 of itself, everything else by 2e-6.
@@ -140,7 +136,7 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         if name == "generated":
             assert found[name].tolist() == value.tolist()
         elif name in ("logits", "loss"):
-            assert off(found[name], value) <= SAME_MODEL, name
+            assert (found[name] - value).abs().max() <= SAME, name
         else:
             allowed = SAME_BIAS if name.endswith(NORMALISER_IN_GRADIENT) else SAME_GRADIENT
             assert off(found[name], value) <= allowed, f"{name}: {off(found[name], value):.1e}"
@@ -172,17 +168,19 @@ def test_a_model_computes_the_same_before_inside_and_after(hf):
 def test_training_takes_any_length(hf):
     """The native path refuses lengths that are no multiple of its chunk size; its inference mode takes them.
 
-    It also fails where a cache is written in place before backward.
+    It also fails where a cache is written in place before backward. Models are float64: in float32 one of 8,730 logits
+    is off by 1.05e-5 on some CPUs.
     """
-    model = build(hf, mode="train")
+    model = build(hf, mode="train", norm_reduction_force_float32=False).double()
     with pytest.raises((ValueError, AssertionError, RuntimeError)):
         model(tokens(45), use_cache=False)
-    wanted = build(hf, mode="inference")(tokens(45), use_cache=False).logits
+    exact = build(hf, mode="inference", norm_reduction_force_float32=False).double()
+    wanted = exact(tokens(45), use_cache=False).logits
     with install("transformers"):
         found = model(tokens(45), labels=tokens(45), use_cache=False)
         found.loss.backward()
         model.train()(tokens(45), labels=tokens(45), use_cache=True).loss.backward()
-    assert off(found.logits, wanted) <= SAME_MODEL
+    torch.testing.assert_close(found.logits, wanted, atol=SAME, rtol=0)
     assert all(x.grad.isfinite().all() for x in model.parameters())
 
 
@@ -206,7 +204,7 @@ def test_states_are_the_same_and_go_from_one_to_the_other(hf):
         found, cache = run(None, pieces[:-1])
     found += run(cache, pieces[-1:])[0]
     for a, b in zip(found, wanted, strict=True):
-        assert off(a, b) <= SAME_MODEL
+        torch.testing.assert_close(a, b, atol=SAME, rtol=0)
     with install("transformers"):
         _, cache = run(None, pieces[:-1])
     for layer, (C, n, m) in cache.rnn_state.items():
@@ -273,7 +271,7 @@ def test_compiled_models_follow(own):
         assert handle.calls == 1
         assert compiled(tokens(32), use_cache=False).logits.equal(found)
         assert handle.calls == 1  # the graph is replayed
-    assert off(found, wanted) <= SAME_MODEL
+    torch.testing.assert_close(found, wanted, atol=SAME, rtol=0)
     assert compiled(tokens(32), use_cache=False).logits.equal(wanted)
     assert handle.calls == 1
 

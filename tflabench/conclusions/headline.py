@@ -97,14 +97,14 @@ class Page:
         usual = [version for version in count if 2 * count[version] > packages[version.split()[0]]]
         return usual if len(tabled) > 1 else []
 
-    def link(self, campaign: Campaign, *beside: Campaign) -> str:
-        """Return a campaign's folder, linked to its rows, with what tells these from others in it and from `beside`."""
+    def link(self, campaign: Campaign, *others: Campaign) -> str:
+        """Return a link to a campaign's rows: its folder, and how it differs from others, of this folder and given."""
         rows = TIMES if is_packed(Path(campaign.folder)) else "rows.csv"
         target = Path(os.path.relpath(campaign.folder, self.linked_from)) / rows
         folder = Path(os.path.relpath(campaign.folder, self.root))
         name = self.root.resolve().name if folder == Path() else folder.as_posix()
         siblings = [other for other in self.every if other.folder == campaign.folder]
-        return f"[{plain(', '.join([name, *campaign.apart_from(*siblings, *beside)]))}]({target.as_posix()})"
+        return f"[{plain(', '.join([name, *campaign.apart_from(*siblings, *others)]))}]({target.as_posix()})"
 
 
 def write(root: Path, out: Path, subject: str | None = None) -> Path:
