@@ -70,7 +70,7 @@ IMPLEMENTATIONS = (
         title="LightningAttention-2",
         build=build,
         refuses=refuses,
-        cost=partial(costs.linear_attention, decays=0),
+        cost=costs.lightning_attention_2,
         package="lightning_attn",
         compiles=True,
         own_process=True,

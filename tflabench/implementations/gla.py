@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OPERATION = "gla"
-PUBLISHED_CHUNK_SIZE = 16  # of the walk-through's kernels
+PUBLISHED_CHUNK_SIZE, PUBLISHED_BLOCK = 16, 64  # steps and channels of a program of the walk-through's kernels
 REFERENCE_CHUNK_SIZE = 32
 ORACLE_CHUNK_SIZE = 16  # its memory grows as T L d_qk
 
@@ -101,8 +101,36 @@ def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def cost(kernels: Kernels, problem: Problem) -> Cost:
     """Return the paper's counts with a decay a channel, but for states between chunks, in memory in the dtype of q."""
+    if kernels.implementation == "walkthrough":
+        return _published_cost(problem)
     counted = problem.with_(chunk_size=kernels.steps(problem))
     return call_cost(counted, "chunkwise", "gla", state_bytes=problem.element_bytes)
+
+
+def _published_cost(problem: Problem) -> Cost:
+    """Return the cost of the fused chunks as published: states stay on chip forward, and backward is that of TFLA."""
+    size, chunk, parts = problem.element_bytes, PUBLISHED_CHUNK_SIZE, -(-problem.d_qk // PUBLISHED_BLOCK)
+    k, v, scores = problem.d_qk * size, problem.d_hv * size, chunk * 4  # q, q_g and k_g like k
+    decays, o = problem.d_qk * 4, problem.d_hv * 4  # in float32
+    a_step = (
+        (k + decays)  # g -> sums of decays
+        + (4 * k + decays)  # q, k -> q_g, k_g
+        + (2 * k + v + decays / chunk + parts * o)  # q_g, k_g, v, last decays -> a part of o for each block of channels
+        + (2 * k + decays + parts * scores)  # q, k -> parts of A
+        + (parts + 2) * scores + chunk * size  # their sum, and that in the dtype of v
+        + (chunk * size + 2 * v)  # A v
+        + (parts + 4) * o + 2 * v  # sums of o, and that in the dtype of v
+    )  # fmt: skip
+    forward = problem.with_(pass_="fw", chunk_size=chunk)
+    flops = call_cost(forward, "chunkwise", "gla").flops
+    moved = problem.tokens * problem.heads * a_step
+    if problem.pass_ == "fwbw":
+        counted = problem.with_(chunk_size=usual_chunk_size(problem))
+        both, alone = (
+            call_cost(counted.with_(pass_=pass_), "chunkwise", "gla", state_bytes=size) for pass_ in ("fwbw", "fw")
+        )
+        flops, moved = flops + both.flops - alone.flops, moved + both.bytes - alone.bytes
+    return Cost(flops=flops, bytes=moved)
 
 
 def workspace_bytes(problem: Problem) -> float:

@@ -141,6 +141,24 @@ def byte_terms_on_chip(pass_: str, problem: Problem, decays: int, block: int) ->
     }
 
 
+def lightning_attention_2(problem: Problem) -> Cost:
+    """Return the cost of one call of LightningAttention-2, which keeps the state of a head on chip.
+
+    Of q and k of more than 128 columns each slice of 64 is a call of its own, which reads v and writes an o. Copies of
+    slices and sums of their o are not counted.
+    """
+    size, backward = problem.element_bytes, problem.pass_ == "fwbw"
+    slices = 1 if problem.d_qk <= 128 else -(-problem.d_qk // 64)
+    # Forward: q, k, v -> o. Backward within blocks of 64 steps: q, k, v, do -> dq, dk, dv. Between them: the same and
+    # dq, dk, dv again, all of which it adds to.
+    of_keys, of_values = 2 + backward * (4 + 6), 2 + backward * (3 + 4)
+    a_step = problem.d_qk * size * of_keys + slices * problem.d_hv * size * of_values
+    return Cost(
+        flops=linear_attention(problem, decays=0).flops,
+        bytes=problem.tokens * problem.heads * a_step,
+    )
+
+
 def selective_scan(problem: Problem) -> Cost:
     """Cost of one call of Mamba's scan over heads * d_hv channels of d_qk states."""
     channels, states, size = problem.heads * problem.d_hv, problem.d_qk, problem.element_bytes
