@@ -322,6 +322,47 @@ def test_a_brief_turn_is_no_round(tmp_path):
     assert (look.turns, look.throttled, look.clocks) == ([], None, [])
 
 
+class Short(Workers):
+    """Workers on a GPU without room for `a`, of some length, beside a process that waits.
+
+    Attributes:
+        full: prepared, `a` is out of memory although nothing else has any.
+        beside: how many processes waited, each time `a` was prepared.
+    """
+
+    full = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: list[int] = []
+
+    def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
+        results = super().wait(timeout_s)
+        if results and self.said and results[0][0] == SHARED and "digest" in results[0][1]:
+            name, kind = next(said for said in reversed(self.said) if said[0] in "abd")
+            if (name, kind) == ("a", "prepare"):
+                self.beside.append(len(self.alive - {SHARED}))
+                if self.beside[-1] or self.full:
+                    return [(SHARED, {"status": "oom", "reason": "out of memory"})]
+        return results
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_out_of_memory_is_tried_again_without_the_processes_of_other_comparisons(tmp_path, full, known, monkeypatch):
+    """`a` compiles long. Meanwhile `c` of the next comparison is prepared; its process waits for `d`, and has memory."""
+    monkeypatch.setattr(registry, "_plugged", [*known.values(), implementation("d", compiles=True)])
+    workers = Short()
+    workers.full = full
+    pool = Pool({"a": 12, "d": 20})
+    rows = run([comparison("b", "a"), comparison("c", "d", seq_len=1024)], workers, tmp_path, pool)
+    assert workers.beside == [1, 0]
+    last = {row.implementation: row for row in rows}
+    assert (last["a"].status, last["a"].closed) == ("oom" if full else "ok", True)
+    assert (last["c"].status, last["c"].rounds, last["c"].closed) == ("ok", 3, True)
+    assert turns(workers) == ("b" if full else "ba") * 3 + "cdcdcd"  # its rounds are of its second process
+    assert workers.said.count(("c", "prepare")) == 2
+
+
 def test_the_papers_protocol_is_one_round(tmp_path):
     workers = Workers()
     rows = run([comparison("a", "b")], workers, tmp_path, protocol=PAPER)

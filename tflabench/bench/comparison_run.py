@@ -146,6 +146,12 @@ class ComparisonRun:
         """Return the first point that is still compiling: the very first row does not wait for the compile pool."""
         return [run for run in self.leading(self.runs) if run.state == "compiling" and not run.alone][:1]
 
+    def prepare_again(self, run: PointRun) -> None:
+        """Begin a point anew; rounds that have begun start over for all."""
+        run.begin_rounds()
+        run.state = "ready"
+        self._due, self._in_rounds = [], False
+
     def noisy(self, run: PointRun) -> bool | None:
         """Return whether a point is noisy among the other implementations; None while the comparison is open."""
         if not (self.closed and run.turns):

@@ -95,6 +95,7 @@ class Scheduler:
         self._tickets: dict[int, PointRun] = {}
         self._timed_out: list[Point] = []
         self._told_any = False
+        self._short_of_memory = False  # from now on one comparison after the other
 
     def admit(self, comparisons: Iterable[Comparison]) -> None:
         """Take comparisons on, in their order; from now on their kernels are compiled."""
@@ -198,7 +199,8 @@ class Scheduler:
             act, self._after_first = self._after_first, None
             act()
         while True:
-            while len(self._active) < ACTIVE and self._waiting and self._may_begin():
+            at_once = 1 if self._short_of_memory else ACTIVE
+            while len(self._active) < at_once and self._waiting and self._may_begin():
                 self._begin(self._waiting.popleft())
             if not self._start_one():
                 return
@@ -218,7 +220,7 @@ class Scheduler:
         """Start one job; False where none can start now."""
         if any(_has_the_gpu(run) for _, run in self._working.values()):
             return False
-        for begun in list(self._active):
+        for begun in self._active[:1] if self._short_of_memory else list(self._active):
             if not begun.runs or all(run.state == "over" for run in begun.runs):
                 self._close(begun)
                 return True
@@ -298,10 +300,11 @@ class Scheduler:
         if run.state == "starting" and result["status"] == "ok":
             run.state = "ready"
             return
+        if result["status"] == "oom" and self._may_have_more_memory(begun, run):
+            begun.prepare_again(run)
+            run.alone = True
+            return
         if run.state in ("starting", "preparing"):
-            if result["status"] == "oom" and self._working and not run.alone:
-                run.state, run.alone = "ready", True  # once more, with all of the memory
-                return
             if result["status"] == "timeout":
                 self._timed_out.append(run.point)
             run.prepared(result)
@@ -312,6 +315,29 @@ class Scheduler:
         if run.state == "over" or (run.turns and not run.told):
             self._told_any = run.told = True
             self._on_point(begun, run)
+
+    def _may_have_more_memory(self, begun: ComparisonRun, run: PointRun) -> bool:
+        """Make room for a point that is out of memory; return whether others held some while it was tried.
+
+        Others are jobs in work, and processes that wait for the rounds of other comparisons. Comparisons before this
+        one close first. The processes of those behind it end, and their points are prepared again in their turn.
+        """
+        place = self._active.index(begun)
+        idle = [
+            (other, waiting)
+            for other in (*self._active[:place], *self._active[place + 1 :])
+            for waiting in other.runs
+            if waiting.slot != SHARED and self._workers.has(waiting.slot) and not self._workers.busy(waiting.slot)
+        ]
+        if idle:
+            self._short_of_memory = True
+        for other, waiting in idle:
+            if other in self._active[place + 1 :]:
+                self._workers.end(waiting.slot)
+                if waiting.state != "over":
+                    waiting.known = waiting.columns.get("tuned") or waiting.known
+                    other.prepare_again(waiting)
+        return bool(idle or (self._working and not run.alone))
 
     def _close(self, begun: ComparisonRun) -> None:
         begun.closed = True
