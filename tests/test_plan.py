@@ -193,6 +193,33 @@ def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, devi
     assert [tuple(x.shape) for x in saved] == hopper_plan.saved(sizes, chunk_size, stabilised=gate == "exp")
 
 
+@pytest.mark.parametrize(
+    ("layout", "d", "heads", "overlap"),
+    [("bhtd", 32, 8, True), ("bthd", 32, 8, False), ("bthd", 32, 1, True), ("bthd", 64, 8, True)],
+)
+@pytest.mark.parametrize("gate", ["sig", "exp"])
+def test_heads_that_share_lines_of_the_l2_start_together(layout, d, heads, overlap, gate, monkeypatch):
+    """In (B, T, H, d) two heads of 32 share a line of 128 bytes; their walk follows no kernel that still runs."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton.experimental.gluon")
+    from tflabench.kernels import gates
+    from tflabench.kernels.backends import Arguments, KernelOptions
+    from tflabench.kernels.hopper import forward
+    from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
+
+    Launched(monkeypatch, gates)
+    launched = Launched(monkeypatch, forward)
+    monkeypatch.setattr(forward, "figures", lambda _: HOPPER)
+    x = torch.empty((2, heads, 1024, d), dtype=torch.bfloat16, device="meta")
+    if layout == "bthd":
+        x = torch.empty((2, 1024, heads, d), dtype=torch.bfloat16, device="meta").transpose(1, 2)
+    f = torch.empty((2, heads, 1024), dtype=torch.bfloat16, device="meta")
+    of_gate = MLSTM_EXP if gate == "exp" else MLSTM_SIG
+    forward.forward(Arguments(x, x, x, f, f), KernelOptions(of_gate, 1.0, 1024, return_last_state=False))
+    (launch,) = launched.launches
+    assert launch[2]["launch_pdl"] is overlap
+
+
 def test_no_kernel_knows_a_gpu_by_its_name():
     """What is chosen follows from figures of a device."""
     names = re.compile(r"\b(V100|A100|L40S?|H100|H200|G?H200|G?B200|RTX ?\d+)\b")

@@ -35,7 +35,7 @@ from tflabench.kernels.types import Gate
 
 from .config import WalkConfig
 from .exponents import exponents
-from .launch import Inputs, descriptor, pointers
+from .launch import Inputs, descriptor, pointers, shares_lines
 from .normaliser import NormaliserTensors, multiply_by_normaliser, normaliser_partition
 from .packed_heads import launch_packed_heads
 from .pipeline import Cursor, begin_kernel, end_kernel
@@ -218,9 +218,10 @@ def launch_walk(
         normalise=norm is not None, skip=skip is not None, keep_states=states.kept is not None,
         documents=documents is not None,
     )  # fmt: skip
-    # Pieces of a state are to start together, not as the kernel before leaves multiprocessors. A first segment takes
-    # those that the state pass leaves.
-    overlap = walk.pieces == 1 or walk.segments.stop < walk.cut.count
+    # Pieces of a state, and heads that share lines of the L2, are to start together, not as the kernel before leaves
+    # multiprocessors. A first segment takes those that the state pass leaves.
+    together = walk.pieces > 1 or any(map(shares_lines, (q, k, v)))
+    overlap = not together or walk.segments.stop < walk.cut.count
     unused = gates.g
     if norm is None:
         kernel, more = walk_forward, unused if skip is None else skip

@@ -15,6 +15,7 @@ from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+LINE_BYTES = 128  # of the L2
 BLOCKS = {heads: [1, heads, 64, 64] for heads in (1, PACK)}  # of a descriptor
 
 
@@ -60,6 +61,11 @@ class DescribedExponents(Unchecked, TensorDescriptor):
 def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
     """Return the descriptor of blocks of x (B, H, T, d), `heads` heads of 64 steps by 64 columns."""
     return Described(x, x.shape, described_strides(x.shape, x.stride()), BLOCKS[heads])
+
+
+def shares_lines(x: Tensor) -> bool:
+    """Return whether steps of different heads share a line of the L2: x (B, H, T, d) of small, alternating heads."""
+    return x.shape[1] > 1 and x.stride(1) * x.element_size() < LINE_BYTES
 
 
 def exponents_descriptor(x: Tensor) -> TensorDescriptor:

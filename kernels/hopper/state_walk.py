@@ -583,9 +583,10 @@ def walk_tile(program, output, work, tile, i, first_row, state, HALF: gl.constex
 
 @gluon.jit
 def state_partition(program, out_desc, out_smem, HALF: gl.constexpr):
-    """Carry half of the rows of the state as float32 accumulators, and write the columns of the output made of them.
+    """Carry rows of the state as float32 accumulators, and write the columns of the output made of them.
 
-    The two partitions of a program do not wait for one another, so one multiplies while the other stores.
+    These are half of a program's rows, or all of a small state. Two partitions of a program do not wait for one
+    another, so one multiplies while the other stores.
     """
     config: gl.constexpr = program.config
     schedule, states = program.schedule, program.states
