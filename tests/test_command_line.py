@@ -328,6 +328,20 @@ class TestDryRun:
         assert len(done.stdout.splitlines()) <= 40
         assert "more comparisons" in done.stdout
 
+    def test_it_says_what_its_folder_has_already(self, tmp_path):
+        part = ["sweep", "--preset", "quick", "--device", "cpu", "-a", "seq_len=256", "-a", "pass=fw"]
+        part += ["--impl", "reference_sig,reference_exp", "--out", str(tmp_path / "rows")]
+        assert "points_left" in json.loads(run(*part, "--dry-run", "--json").stdout)
+        assert " of them" not in run(*part, "--dry-run").stdout
+        run(*part, "-a", "d_qk=32", "--no-plots")
+        told = json.loads(run(*part, "--dry-run", "--json").stdout)
+        assert 0 < told["points_left"] == len(told["points"]) - 2
+        assert 0 < told["seconds_left"] < told["seconds"] or told["seconds"] <= 1
+        assert "rows has 2 of them: about" in " ".join(run(*part, "--dry-run").stdout.split())
+        run(*part, "--no-plots")
+        assert "nothing is left" in " ".join(run(*part, "--dry-run").stdout.split())
+        assert " of them" not in run(*part, "--dry-run", "--no-resume").stdout
+
     def test_no_point_takes_longer_than_its_timeout(self):
         words = ["sweep", "--dry-run", "--gpu", "H100", "--json"]
         long, short = (json.loads(run(*words, "--timeout", seconds).stdout) for seconds in ("300", "2"))

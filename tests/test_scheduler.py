@@ -349,7 +349,7 @@ class Short(Workers):
 
 @pytest.mark.parametrize("full", [False, True])
 def test_out_of_memory_is_tried_again_without_the_processes_of_other_comparisons(tmp_path, full, known, monkeypatch):
-    """`a` compiles long. Meanwhile `c` of the next comparison is prepared; its process waits for `d`, and has memory."""
+    """`a` compiles long. Meanwhile `c` of the next comparison is prepared; its process waits for `d`, with memory."""
     monkeypatch.setattr(registry, "_plugged", [*known.values(), implementation("d", compiles=True)])
     workers = Short()
     workers.full = full
@@ -509,15 +509,15 @@ def test_a_folder_lacks_what_is_not_of_one_closed_comparison(tmp_path):
     both, first = comparison("a", "b"), comparison("a")
     rows = run([first], Workers(), tmp_path)
     store.append(rows[0])  # interrupted after its first turn
-    assert pending([first], store, STANDARD, MACHINE) == [first]
+    assert pending([first], store.rows, STANDARD, MACHINE.kind) == [first]
     store.append(rows[-1])
-    assert pending([first], store, STANDARD, MACHINE) == []
-    assert pending([both], store, STANDARD, MACHINE) == [both]
-    assert pending([first], store, PAPER, MACHINE) == [first]
+    assert pending([first], store.rows, STANDARD, MACHINE.kind) == []
+    assert pending([both], store.rows, STANDARD, MACHINE.kind) == [both]
+    assert pending([first], store.rows, PAPER, MACHINE.kind) == [first]
     for row in run([both], Workers(answers={("b", "prepare"): {"status": "oom", "reason": "no memory"}}), tmp_path):
         store.append(row)
-    assert pending([both], store, STANDARD, MACHINE) == []  # what failed has had its chance
-    assert pending([comparison("b")], store, STANDARD, MACHINE) == []
+    assert pending([both], store.rows, STANDARD, MACHINE.kind) == []  # what failed has had its chance
+    assert pending([comparison("b")], store.rows, STANDARD, MACHINE.kind) == []
 
 
 def test_what_was_refused_is_measured_once_it_can_run(tmp_path, known, monkeypatch):
@@ -526,13 +526,13 @@ def test_what_was_refused_is_measured_once_it_can_run(tmp_path, known, monkeypat
     monkeypatch.setattr(registry, "_plugged", [known["a"], refusing])
     for row in run([comparison("a", "b")], Workers(), tmp_path):
         store.append(row)
-    assert pending([comparison("a", "b")], store, STANDARD, MACHINE) == []
+    assert pending([comparison("a", "b")], store.rows, STANDARD, MACHINE.kind) == []
     monkeypatch.setattr(registry, "_plugged", [known["a"], known["b"]])
-    assert len(pending([comparison("a", "b")], store, STANDARD, MACHINE)) == 1
+    assert len(pending([comparison("a", "b")], store.rows, STANDARD, MACHINE.kind)) == 1
     late = {"status": "unsupported", "reason": "needs another GPU"}
     for row in run([comparison("a", "b")], Workers(answers={("b", "prepare"): late}), tmp_path):
         store.append(row)
-    assert pending([comparison("a", "b")], store, STANDARD, MACHINE) == []
+    assert pending([comparison("a", "b")], store.rows, STANDARD, MACHINE.kind) == []
 
 
 def test_who_watches_sees_where_the_sweep_stands(tmp_path, known, monkeypatch):

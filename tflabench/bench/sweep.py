@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -97,27 +97,33 @@ class Origin:
     mixed_versions: str | None = None
 
 
-def pending(comparisons: Sequence[Comparison], store: Store, protocol: Protocol, machine: Machine) -> list[Comparison]:
+def pending(
+    comparisons: Sequence[Comparison], rows: Mapping[str, Row], protocol: Protocol, device: str
+) -> list[Comparison]:
     """Return the comparisons that a results folder lacks, in their order.
+
+    Args:
+        rows: those of the folder, by point.
+        device: "cuda" or "cpu".
 
     One is there if the last rows of all its points are of one closed comparison under the same protocol, and no point
     that was refused then can run now. Points that failed have had their chance.
     """
 
     def done(comparison: Comparison) -> bool:
-        rows = [store.rows.get(point.id) for point in comparison.points]
-        if len({row.comparison_id if row and row.closed else None for row in rows} - {None}) != 1 or None in rows:
+        stored = [rows.get(point.id) for point in comparison.points]
+        if len({row.comparison_id if row and row.closed else None for row in stored} - {None}) != 1 or None in stored:
             return False
-        pairs = zip(comparison.points, rows, strict=True)
-        return all(row and row.closed and _holds(point, row, protocol, machine) for point, row in pairs)
+        pairs = zip(comparison.points, stored, strict=True)
+        return all(row and row.closed and _holds(point, row, protocol, device) for point, row in pairs)
 
     return [comparison for comparison in comparisons if not done(comparison)]
 
 
-def _holds(point: Point, row: Row, protocol: Protocol, machine: Machine) -> bool:
+def _holds(point: Point, row: Row, protocol: Protocol, device: str) -> bool:
     """Return whether a row answers what is asked now: under the same rules, and refused only if it still is."""
     if row.status == "unsupported" and row.details.get("refused") != LATE:
-        return point.implementation.refuses(point.problem, machine.kind) is not None
+        return point.implementation.refuses(point.problem, device) is not None
     return row.protocol == protocol.name or row.status == "unsupported"
 
 

@@ -173,11 +173,13 @@ def _parts(
 def _print_selections(drawing: _Drawing, machine: Machine, protocol: Protocol, shown: Shown) -> None:
     """Print what would be measured for each figure."""
     from tflabench.bench.estimate import Target
+    from tflabench.rows.load import rows_by_point
     from tflabench.selection.comparisons import comparisons
 
     target = Target.of_machine(machine)
     for figure, points in drawing.parts.items():
-        print_selection(comparisons(points), target, drawing.folder(figure, machine), protocol, shown)
+        folder = drawing.folder(figure, machine)
+        print_selection(comparisons(points), target, folder, rows_by_point(folder), protocol, shown)
 
 
 def _measured(drawing: _Drawing, settings: Settings, stop_at: float) -> dict[PaperFigure, tuple[Path, int]]:

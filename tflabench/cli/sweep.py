@@ -124,7 +124,7 @@ def sweep(  # noqa: PLR0913  options
     from tflabench.bench.plan import Request, plan
     from tflabench.cli.common import several
     from tflabench.implementations import registry
-    from tflabench.rows.load import find_results
+    from tflabench.rows.load import find_results, rows_by_point
     from tflabench.selection import axes
 
     stop_at = end_of(stop_after)
@@ -144,7 +144,8 @@ def sweep(  # noqa: PLR0913  options
         target, slug = _target(device, gpu, kinds)
         planned = plan(request, target.kind)
         folder = out or Path("results") / slug / planned.preset.name
-        print_selection(planned.comparisons, target, folder, planned.protocol, Shown(timeout, full, json_))
+        stored = rows_by_point(folder) if resume else {}
+        print_selection(planned.comparisons, target, folder, stored, planned.protocol, Shown(timeout, full, json_))
         return
     if gpu is not None:
         _require_here(device, gpu, where)

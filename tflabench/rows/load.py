@@ -62,6 +62,16 @@ def read_results(folder: Path | str) -> Results:
     return Results(folder, tuple(_last_rows(folder)), described_runs(folder))
 
 
+def rows_by_point(folder: Path) -> dict[str, Row]:
+    """Return the rows that a sweep into a folder would find there, none where there is no such folder.
+
+    Raises:
+        InputError: rows of another schema version.
+    """
+    there = (folder / JOURNAL).is_file() or is_packed(folder)
+    return {row.point: row for row in whole_lines(folder)[0]} if there else {}
+
+
 def results_folders(root: Path | str) -> list[Path]:
     """Every results folder at and below `root`, sorted; a sweep that was stopped before its first row left none."""
     begun = {path.parent for path in Path(root).rglob(JOURNAL) if path.stat().st_size}

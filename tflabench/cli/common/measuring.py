@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -131,7 +131,7 @@ def measure_comparisons(
     estimates = {point.id: estimate(point, target, settings.protocol) for point in points}
     warn_too_big(estimates, machine.memory_bytes)
     store = Store(folder, machine.name)
-    todo = pending(comparisons, store, settings.protocol, machine) if resume else list(comparisons)
+    todo = pending(comparisons, store.rows, settings.protocol, machine.kind) if resume else list(comparisons)
     due = [point for comparison in todo for point in comparison.points]
     note.print(f"{title}\n{len(due)} of {len(points)} points to measure, in {len(todo)} comparisons, into {folder}")
     waiting = {point.id for point in due}
@@ -308,10 +308,20 @@ class Shown:
 
 
 def print_selection(
-    comparisons: Sequence[Comparison], target: Target, folder: Path, rules: Protocol, shown: Shown
+    comparisons: Sequence[Comparison],
+    target: Target,
+    folder: Path,
+    stored: Mapping[str, Row],
+    rules: Protocol,
+    shown: Shown,
 ) -> None:
-    """Print what a sweep would measure, in its order, and about how long that takes and how much memory."""
+    """Print what a sweep would measure, in its order, about how long that takes, and how much memory.
+
+    Args:
+        stored: the rows that its folder has, by point.
+    """
     from tflabench.bench.estimate import estimate
+    from tflabench.bench.sweep import pending
 
     points = [(number, point) for number, one in enumerate(comparisons, 1) for point in one.points]
     estimates = {point.id: estimate(point, target, rules) for _, point in points}
@@ -329,9 +339,12 @@ def print_selection(
         }
         for number, point in points
     ]
-    seconds = sum(row["seconds"] for row in selection)
+    todo = {point.id for one in pending(comparisons, stored, rules, target.kind) for point in one.points}
+    due = [row for (_, point), row in zip(points, selection, strict=True) if point.id in todo]
+    seconds, left = (round(sum(row["seconds"] for row in rows)) for rows in (selection, due))
     if shown.json:
-        print_json({"device": target.name, "folder": str(folder), "seconds": round(seconds), "points": selection})
+        told = {"device": target.name, "folder": str(folder), "seconds": seconds, "seconds_left": left}
+        print_json(told | {"points_left": len(due), "points": selection})
         return
     console = stdout()
     console.print(_points_table(selection) if shown.full else _comparisons_table(selection))
@@ -344,6 +357,9 @@ def print_selection(
         f"{len(selection)} points in {len(comparisons)} comparisons, {runnable} can run on {target.name}: "
         f"about {max(1, round(seconds / 60))} min; at least {size_in_words(most)} of memory; rows go to {folder}"
     )
+    if len(due) < len(selection):
+        rest = f"about {max(1, round(left / 60))} min are left" if due else "nothing is left"
+        console.print(f"{folder} has {len(selection) - len(due)} of them: {rest}")
 
 
 def _points_table(selection: Sequence[dict[str, Any]]) -> Table:

@@ -277,7 +277,8 @@ class _Sweep:
 
         def lacked(devices: dict[str, Machine]) -> set[int]:
             """Return which comparisons no folder of these devices has."""
-            lacking = [pending(everything, self.stores[name], self.terms.protocol, devices[name]) for name in devices]
+            protocol = self.terms.protocol
+            lacking = [pending(everything, self.stores[name].rows, protocol, devices[name].kind) for name in devices]
             return set.intersection(*({id(comparison) for comparison in each} for each in lacking))
 
         todo = {kind: lacked(devices) for kind, devices in self.devices.by_kind.items()}
