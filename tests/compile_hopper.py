@@ -42,6 +42,8 @@ from tflabench.kernels.hopper.launch import (
     EXPONENTS_LAYOUT,
     LAYOUT,
     PACK,
+    STATES_BLOCK,
+    STATES_LAYOUT,
 )
 from tflabench.kernels.hopper.normaliser import NormaliserTensors
 from tflabench.kernels.hopper.schedule import Counts, DocumentCounts
@@ -96,6 +98,7 @@ TUPLES_OF = {
     },
 }
 EXPONENTS = dict.fromkeys((walk_dkdv, gradients), ("x_desc", "y_desc"))  # by TMA
+STATES = ("C_desc", "dC_desc", "kept_desc")
 
 
 def pointers(types: tuple[Any, ...], place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -133,6 +136,8 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], maxnreg: int, dt
             return named[argument]
         if argument in EXPONENTS.get(kernel, ()):
             return f"tensordesc<fp32{EXPONENTS_BLOCK},{EXPONENTS_LAYOUT!r}>"
+        if argument in STATES:
+            return f"tensordesc<{dtype}{STATES_BLOCK},{STATES_LAYOUT!r}>"
         if argument.endswith("_desc"):
             of_heads = kernel is packed_heads.walk_heads and argument == "v_desc"
             block = BLOCKS[PACK if of_heads else 1]

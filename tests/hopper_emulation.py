@@ -271,19 +271,20 @@ def emulate_kept_states(
     B, H = w.shape[:2]
     Z, W = tiles_of(reference.shared(z, H)), tiles_of(w)
     a = (exponents.x if reverse else exponents.y).double().unflatten(2, (-1, TILE))
-    found = torch.full((B, H, cut.tiles, TILE, TILE), torch.nan)
+    rows, columns = kept.shape[-2:]
+    found = torch.full((B, H, cut.tiles, rows, columns), torch.nan)
     for segment in range(cut.count):
-        C = Z.new_zeros(B, H, TILE, TILE)
+        C = Z.new_zeros(B, H, rows, columns)
         if initial is not None:
-            C = initial.reshape(B, H, cut.count, TILE, TILE)[:, :, segment].double()
+            C = initial.reshape(B, H, cut.count, rows, columns)[:, :, segment].double()
         for t in walk_tiles(cut, segment, reverse):
             found[:, :, t] = C
             g = exponents.g.double()[:, :, t, None]
             s = (a[:, :, t] if reverse else a[:, :, t] + g).exp2()[..., None] * Z[:, :, t]
             C = g[..., None].exp2() * C + s.mT @ W[:, :, t]
         if final is not None:
-            final.view(B, H, cut.count, TILE, TILE)[:, :, segment] = C
-    kept.copy_(found.flatten(2, 3))
+            final.view(B, H, cut.count, rows, columns)[:, :, segment] = C
+    kept.copy_(found)
 
 
 def emulate_gradients(
@@ -297,7 +298,7 @@ def emulate_gradients(
     start((q, k, v, dh, C, dC, *exponents, skip), (dq, dk, dv, skip_dots, row_sums, through), independent=False)
     H, T = v.shape[1:3]
     Q, K, V, dH = (tiles_of(reference.shared(x, H)) for x in (q, k, v, dh))
-    before, after = tiles_of(C), tiles_of(dC)
+    before, after = C.double(), dC.double()
     x, y = (e.double().unflatten(2, (-1, TILE)) for e in exponents[:2])
     g = exponents.g.double()[..., None]
     E = (y[..., :, None] + x[..., None, :]).masked_fill(~torch.ones(TILE, TILE, dtype=torch.bool).triu(), -torch.inf)

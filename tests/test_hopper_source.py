@@ -232,6 +232,8 @@ NARROW = [
     Case(gate="sig", T=100, d_qk=32, d_hv=272, L=1024, batch=1, heads=1, states=True),
     Case(gate="simple_gla", T=128, d_qk=32, d_hv=32, L=64, batch=1, heads=8, sharing=4, states=True),
     Case(gate="mamba2", T=100, d_qk=48, d_hv=64, L=1024, batch=1, heads=4, sharing=4),
+    Case(gate="sig", T=128, d_qk=32, d_hv=32, L=1024, batch=1, heads=2, layout="bthd", states=True),
+    Case(gate="mamba2", T=128, d_qk=48, d_hv=64, L=64, batch=1, heads=4, sharing=4, layout="bthd", states=True),
 ]
 
 

@@ -150,16 +150,16 @@ def _walk_states(
 def _tile_by_tile(
     inputs: Inputs, dh: Tensor, plan: plans.Backward, states: WalkStates, *, gate_gradients: bool
 ) -> KernelResults:
-    """Make gradients from states (64, 64) before and after every tile."""
+    """Make gradients from states of at most 64 by 64 before and after every tile."""
     q, k, v, e, skip, _ = inputs
     B, H, T = v.shape[:3]
     assert plan.by_tiles
     of_C, of_dC, of_tiles = plan.by_tiles
     heads = H // of_tiles.together
     dq, dk, dv = output(q, heads), output(k, heads), output(v, H)
-    C = q.new_empty((B, H, plan.cut.tiles * TILE, TILE))
-    fits_in_dv = T % TILE == 0 and v.shape[-1] == TILE
-    dC = dv if fits_in_dv else torch.empty_like(C)  # of a tile dC is read before dv is written
+    C = q.new_empty((B, H, plan.cut.tiles, q.shape[-1], v.shape[-1]))
+    # dC lies where dv goes, for of a tile it is read before dv is written: d_qk of its 64 rows.
+    dC = dv.unflatten(2, (-1, TILE))[..., : q.shape[-1], :] if T % TILE == 0 else torch.empty_like(C)
     launch_kept_states(StateInputs(k, v, e), C, of_C, initial=states.C)
     launch_kept_states(StateInputs(q, dh, e), dC, of_dC, initial=states.dC, final=states.dC_0)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None

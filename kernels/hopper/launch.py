@@ -13,6 +13,8 @@ from tflabench.kernels.plan.hopper_shapes import PACK, TILE
 from tflabench.kernels.tfla.tiles import Unchecked, described_strides
 
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+STATES_BLOCK = [1, 1, 1, 64, 64]
+STATES_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
 EXPONENTS_BLOCK = [1, TILE]
 EXPONENTS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 LINE_BYTES = 128  # of the L2
@@ -52,6 +54,12 @@ class Described(Unchecked, TensorDescriptor):
     layout = LAYOUT
 
 
+class DescribedStates(Unchecked, TensorDescriptor):
+    """Describe states of tiles, 16-bit numbers, at most 64 rows by 64 columns."""
+
+    layout = STATES_LAYOUT
+
+
 class DescribedExponents(Unchecked, TensorDescriptor):
     """Describe tiles of float32 exponents, 64 steps."""
 
@@ -66,6 +74,14 @@ def descriptor(x: Tensor, heads: int = 1) -> TensorDescriptor:
 def shares_lines(x: Tensor) -> bool:
     """Return whether steps of different heads share a line of the L2: x (B, H, T, d) of small, alternating heads."""
     return x.shape[1] > 1 and x.stride(1) * x.element_size() < LINE_BYTES
+
+
+def states_descriptor(x: Tensor) -> TensorDescriptor:
+    """Return the descriptor of states x (B, H, tiles, rows, columns) of at most 64 by 64, read as 64 by 64.
+
+    There are zeros beyond the last row and column, and nothing is written there.
+    """
+    return DescribedStates(x, x.shape, described_strides(x.shape, x.stride()), STATES_BLOCK)
 
 
 def exponents_descriptor(x: Tensor) -> TensorDescriptor:

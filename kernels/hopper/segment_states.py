@@ -42,7 +42,7 @@ from tflabench.kernels.plan.hopper import StatePass
 
 from .config import CarryConfig, SegmentStatesConfig
 from .conversions import nearest, widened
-from .launch import descriptor, pointers
+from .launch import descriptor, pointers, states_descriptor
 from .pipeline import Ring, aggregate, allocate_ring, begin_kernel
 from .schedule import Counts, Schedule, get_segment, get_state_index, read_count
 from .state import Matrices, States, state_pointers
@@ -245,11 +245,11 @@ def store_kept_state(program, blocks, tile, kept_desc, kept_smem, HALF: gl.const
     tma.store_wait(pendings=0)
     barrier()  # the buffers are free
     for b in gl.static_range(BLOCKS):
-        kept_smem.index(HALF * BLOCKS + b).reshape([64, 64]).store(nearest(blocks[b], kept_smem.dtype))
+        block(kept_smem, HALF * BLOCKS + b).store(nearest(blocks[b], kept_smem.dtype))
     fence_async_shared()
     barrier()
     for b in gl.static_range(BLOCKS):
-        tma_store(kept_desc, [program.work.batch, head + b, tile * 64, 0], kept_smem.index(HALF * BLOCKS + b))
+        tma_store(kept_desc, [program.work.batch, head + b, tile, 0, 0], kept_smem.index(HALF * BLOCKS + b))
 
 
 @gluon.jit
@@ -387,7 +387,7 @@ def accumulate(
 
     Args:
         qk_desc, hv_desc: of blocks of qk (B, heads, T, d_qk) and hv (B, H, T, d_hv), 16 bits.
-        kept_desc: of blocks of the states before every tile, (B, H, tiles * 64, 64) in the dtype of qk, written if
+        kept_desc: of the states before every tile, (B, H, tiles, d_qk, d_hv) in the dtype of qk, written if
             `config.keep_states`.
         gates: `Exponents`.
         states: `States`; a state starts from zero where there is no initial one.
@@ -404,7 +404,7 @@ def accumulate(
     hv = gl.allocate_shared_memory(dtype, [STAGES * BLOCKS_HV, 1, 1, 64, 64], qk_desc.layout)
     kept_smem = qk
     if config.keep_states:
-        kept_smem = gl.allocate_shared_memory(dtype, [BLOCKS_HV, 1, 1, 64, 64], qk_desc.layout)
+        kept_smem = gl.allocate_shared_memory(dtype, [BLOCKS_HV, 1, 1, 1, 64, 64], kept_desc.layout)
     inputs = InputTiles(allocate_ring(STAGES, 2), qk, hv)
     program = Program(config, schedule, work, gates, states, n_ptr, inputs)
     begin_kernel(independent=False)
@@ -579,10 +579,10 @@ def launch_segment_states(
 def launch_kept_states(
     inputs: StateInputs, kept: Tensor, of: StatePass, *, initial: Tensor | None = None, final: Tensor | None = None
 ) -> None:
-    """Write kept (B, H, tiles * 64, 64), of the dtype of qk: the state before every tile, in the direction of the walk.
+    """Write kept (B, H, tiles, d_qk, d_hv), of qk's dtype: the state before every tile, in the direction of the walk.
 
     Args:
-        inputs: d_qk and d_hv are 64.
+        inputs: d_qk and d_hv are 64 at most.
         initial, final: (B, H, segments, 64, 64) float32: read before and written after each segment, if given.
     """
     launch_accumulate(inputs, of, States(initial, final), kept=kept)
@@ -605,7 +605,7 @@ def launch_accumulate(
     unused = gates.g
     enqueue(
         accumulate, of.items,
-        descriptor(qk), descriptor(hv), descriptor(qk if kept is None else kept),
+        descriptor(qk), descriptor(hv), descriptor(qk) if kept is None else states_descriptor(kept),
         gates, pointers(states, unused), unused if n is None else n,
         of.items, steps, cut.tiles, counts, config=config,
         num_warps=4, maxnreg=168, launch_pdl=config.pieces == 1, **ASSEMBLY,

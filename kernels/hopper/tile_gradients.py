@@ -40,7 +40,7 @@ from tflabench.kernels.plan.hopper import TileGradients
 
 from .config import TileGradientsConfig
 from .conversions import nearest, widened
-from .launch import Inputs, descriptor, exponents_descriptor, pointers
+from .launch import Inputs, descriptor, exponents_descriptor, pointers, states_descriptor
 from .pipeline import Ring, Signal, aggregate, allocate_ring, allocate_signal, begin_kernel
 from .row_sums import store_warp_sums, write_sums
 from .schedule import decode_count, encode_counts, read_count
@@ -126,7 +126,8 @@ class HeadTiles:
     """A ring of stages in shared memory, each what a tile of one head has of its own.
 
     Fields:
-        v, dh, C, dC: [stages, 1, 1, 64, 64], 16 bits.  x, y: [stages, 1, 64] float32.
+        v, dh: [stages, 1, 1, 64, 64], 16 bits.  C, dC: [stages, 1, 1, 1, 64, 64], 16 bits.
+        x, y: [stages, 1, 64] float32.
     """
 
     ring: Ring
@@ -255,10 +256,10 @@ def load_partition(program, q_desc, k_desc, v_desc, dh_desc, C_desc, dC_desc, x_
             full = heads.ring.full.index(s)
             mbarrier.expect(full, 4 * BLOCK_BYTES + 2 * 64 * 4)
             head = work.first_head + n
+            tma_load(C_desc, [work.batch, head, work.tile, 0, 0], full, heads.C.index(s))
+            tma_load(dC_desc, [work.batch, head, work.tile, 0, 0], full, heads.dC.index(s))
             tma_load(v_desc, [work.batch, head, step, 0], full, heads.v.index(s))
             tma_load(dh_desc, [work.batch, head, step, 0], full, heads.dh.index(s))
-            tma_load(C_desc, [work.batch, head, step, 0], full, heads.C.index(s))
-            tma_load(dC_desc, [work.batch, head, step, 0], full, heads.dC.index(s))
             exponents = (work.first_row + n) * num_tiles + work.tile
             tma_load(x_desc, [exponents, 0], full, heads.x.index(s))
             tma_load(y_desc, [exponents, 0], full, heads.y.index(s))
@@ -523,12 +524,18 @@ def allocate_tiles(desc, NUM: gl.constexpr):
 
 
 @gluon.jit
-def allocate_program(call, desc, exponents_desc):
+def allocate_states(desc, NUM: gl.constexpr):
+    """Return a buffer of states as desc describes them, [NUM, 1, 1, 1, 64, 64]."""
+    return gl.allocate_shared_memory(desc.dtype, [NUM, 1, 1, 1, 64, 64], desc.layout)
+
+
+@gluon.jit
+def allocate_program(call, desc, states_desc, exponents_desc):
     """Return what all partitions share.
 
     Args:
         call: `Call`.
-        desc: describes tiles of Q, K, V, dH, C or dC.  exponents_desc: of x or y.
+        desc: describes tiles of Q, K, V or dH.  states_desc: C or dC.  exponents_desc: x or y.
     """
     config: gl.constexpr = call.config
     dtype: gl.constexpr = desc.dtype
@@ -538,7 +545,7 @@ def allocate_program(call, desc, exponents_desc):
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
     q, k = allocate_tiles(desc, SHARED), allocate_tiles(desc, SHARED)
     v, dh = allocate_tiles(desc, STAGES), allocate_tiles(desc, STAGES)
-    C, dC = allocate_tiles(desc, STAGES), allocate_tiles(desc, STAGES)
+    C, dC = allocate_states(states_desc, STAGES), allocate_states(states_desc, STAGES)
     x = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], exponents_desc.layout)
     y = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], exponents_desc.layout)
     p = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
@@ -561,12 +568,12 @@ def gradients(
     Args:
         q_desc, k_desc: of blocks of q, k (B, heads, T, 64), 16 bits.
         v_desc, dh_desc, dv_desc: of blocks of v, dh, dv (B, H, T, 64), 16 bits.
-        C_desc, dC_desc: of C before and dC after every tile, (B, H, tiles * 64, 64), 16 bits.
+        C_desc, dC_desc: of C before and dC after every tile, (B, H, tiles, d_qk, d_hv), 16 bits.
         x_desc, y_desc: of tiles of x, y (B, H, tiles * 64) float32.
         dq_desc, dk_desc: of blocks of dq, dk (B, H / call.config.num_heads, T, 64), 16 bits.
         call: `Call`.
     """
-    program = allocate_program(call, q_desc, x_desc)
+    program = allocate_program(call, q_desc, C_desc, x_desc)
     dv_smem = allocate_tiles(q_desc, 2)
     score_sums = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
     accumulate_sums = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
@@ -622,7 +629,7 @@ def launch_gradients(
     counts = encode_counts(Counts(H, group, T, num_tiles, of.items, B * H * T))
     enqueue(
         gradients, of.programs,
-        *map(descriptor, (q, k, v, dh, *states)), *map(exponents_descriptor, exponents[:2]),
+        *map(descriptor, (q, k, v, dh)), *map(states_descriptor, states), *map(exponents_descriptor, exponents[:2]),
         *map(descriptor, (dq, dk, dv)), Call(tensors, counts, gl.constexpr(config)),
         num_warps=4, maxnreg=128, launch_pdl=True, **ASSEMBLY,
     )  # fmt: skip

@@ -202,7 +202,7 @@ class StatePass:
         parts: of segments, each with programs of its own.
         resumed: the state after the first segment is made elsewhere.
         end: it makes the state after the last segment of the walk too; else that segment is not even read.
-        of_tiles: it writes the state before every tile, 64 by 64 in the inputs' type, and those of segments are there.
+        of_tiles: it writes the state before every tile, in the inputs' type, and those of segments are there.
     """
 
     state: str
@@ -265,7 +265,7 @@ class StatePass:
         return element_bytes * (self.sizes.d_qk / self.sizes.group + self.sizes.d_hv)
 
     def state_bytes(self, element_bytes: int) -> float:
-        """Return the bytes a step and head of the states of tiles."""
+        """Return the bytes a step and head of the states of tiles, where their blocks are full."""
         return element_bytes * self.sizes.d_qk * self.sizes.d_hv / TILE * self.of_tiles
 
     def step_bytes(self, element_bytes: int) -> float:
@@ -322,7 +322,7 @@ class TileGradients:
         return SUM_BYTES * (4 + 1 / TILE) * self.sums
 
     def state_bytes(self, element_bytes: int) -> float:
-        """Return the bytes a step and head of C and dC of its tile."""
+        """Return the bytes a step and head of C and dC of its tile, where their blocks are full."""
         return element_bytes * 2 * TILE
 
     def tensor_bytes(self, element_bytes: int) -> float:
@@ -380,11 +380,13 @@ class Backward(NamedTuple):
     """Name the launches of backward.
 
     Attributes:
+        asked: sizes as they are asked for.
         cut: segments.
         state_pass: dC that these start from; None for one segment.
         walks: for dq, then for dk and dv together or apart; none where gradients are made `by_tiles`.
     """
 
+    asked: Sizes
     cut: Segments
     state_pass: StatePass | None
     walks: tuple[Walk, ...]
@@ -401,7 +403,7 @@ class Backward(NamedTuple):
         states = sizes.d_qk * sizes.d_hv * STATE_BYTES * (self.state_pass.state_count if self.state_pass else 0)
         a_step = sum(kernel.sum_bytes for kernel in self.kernels)
         if self.by_tiles:
-            a_step += element_bytes * TILE  # of C; dC lies where dv goes
+            a_step += element_bytes * self.asked.d_qk * self.asked.d_hv / TILE  # of C; dC lies where dv goes
         return sizes.rows * (states + sizes.steps * a_step)
 
 
@@ -450,19 +452,19 @@ def backward(
         of_last_n: the last normaliser has a gradient.
     """
     cut, chip, by_tiles = Segments.of(sizes.steps, chunk_size), device.multiprocessors, takes_tile_gradients(sizes)
-    sizes = held(sizes)
+    asked, sizes = sizes, held(sizes)
     d_qk, d_hv = sizes.d_qk, sizes.d_hv
     state_pass = None if cut.count == 1 else _state_pass("dC", sizes, cut, chip, end=end)
     if not of_last_n and by_tiles:
         parts = Parts(cut, 1, range(cut.count))
         gradients = TileGradients(sizes, TileGradientsShape(heads_added_up(sizes, chip)), gate_gradients, chip)
         C, dC = (StatePass(state, sizes, cut, parts, of_tiles=True) for state in ("C", "dC"))
-        return Backward(cut, state_pass, (), ByTiles(C, dC, gradients))
+        return Backward(asked, cut, state_pass, (), ByTiles(C, dC, gradients))
 
     def walk(name: str, columns: int, rows: int, **others: Any) -> Walk:
         return Walk(name, sizes, columns, rows, cut, range(cut.count), chip, **others)
 
-    return Backward(cut, state_pass, _backward_walks(walk, d_qk, d_hv, gate_gradients=gate_gradients))
+    return Backward(asked, cut, state_pass, _backward_walks(walk, d_qk, d_hv, gate_gradients=gate_gradients))
 
 
 def _backward_walks(walk: Callable[..., Walk], d_qk: int, d_hv: int, *, gate_gradients: bool) -> tuple[Walk, ...]:

@@ -70,8 +70,8 @@ def rows_argument(x: Tensor, rows: int, cols: int, tma: bool) -> tuple[object, .
 
 @lru_cache(1024)
 def described_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Return strides of (B, H, T, d) as TMA takes them, in multiples of 16 bytes: a size of 1 may have any stride."""
-    return *(shape[3] if size == 1 else stride for size, stride in zip(shape[:3], strides, strict=False)), 1
+    """Return strides of (..., d) as TMA takes them, in multiples of 16 bytes: a size of 1 may have any stride."""
+    return *(shape[-1] if size == 1 else stride for size, stride in zip(shape[:-1], strides, strict=False)), 1
 
 
 def matrices_argument(x: Tensor, rows: int, cols: int, tma: bool) -> object:

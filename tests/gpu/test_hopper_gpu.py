@@ -71,6 +71,11 @@ def cases() -> list[Case]:
     found += [
         Case(gate="simple_gla", d_qk=32, d_hv=32, heads=8, sharing=4, T=1000, L=L, states=True) for L in (128, 1024)
     ]
+    found += [  # states of tiles that do not fill their blocks; dC lies where dv goes
+        Case(gate=gate, d_qk=d_qk, d_hv=d_hv, T=1024, L=512, heads=4, sharing=sharing, layout=layout, states=True)
+        for gate, d_qk, d_hv, sharing in (("sig", 32, 32, 1), ("exp", 32, 32, 1), ("mamba2", 48, 64, 4))
+        for layout in ("bhtd", "bthd")
+    ]
     found += [Case(gate="exp", d_qk=80, d_hv=96, dtype=torch.float16, layout="bthd", L=128, states=True)]
     together: dict[str, Any] = {"heads": 8, "d_qk": 64, "d_hv": 64}  # several heads a program
     for gate, sharing in itertools.product(("exp", "sig", "simple_gla"), (4, 8)):

@@ -69,7 +69,8 @@ from tflabench.theory.launches import Chip, Launch, sizes
 
 Planned = tuple[plans.Forward, plans.Backward | None]
 
-CHANGED, CHANGED_64, CHANGED_AGAIN = "2026-11-25T18", "2026-11-26T01", "2026-11-26T12"  # UTC, see `launched_since`
+# UTC, see `launched_since`
+CHANGED, CHANGED_64, CHANGED_AGAIN, CHANGED_NARROW = "2026-11-25T18", "2026-11-26T01", "2026-11-26T12", "2026-11-27T03"
 
 
 def planned(
@@ -95,13 +96,15 @@ def launched_since(problem: Problem, gate: Gate, chunk_size: int, gate_gradients
     dq and dk of more than 256 columns were two launches each, and h with a normaliser had no programs of half the rows.
     Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart. Heads
     that do not fill their blocks were refused. States of 64 by 64 had two state partitions, and heads of 32 had their
-    gradients made in walks.
+    gradients made in walks, then from states of whole blocks.
     """
     forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
     d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
     filling = WalkShape.filling(d_qk, d_hv, rows, USUAL.multiprocessors, sums=False)
     halved = gate == "exp" and filling != WalkShape.of(d_qk, d_hv, sums=False)
     walks = backward.walks if backward else ()
+    if backward and backward.by_tiles and _filled(problem) < 1:
+        return CHANGED_NARROW
     if any(walk.resident > 1 for walk in (forward.h, *walks)):
         return CHANGED_AGAIN
     if _filled(problem) < 1 or (problem.d_qk == problem.d_hv == TILE and walks and gate_gradients):
@@ -272,7 +275,7 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
 def _launch_by_tiles(kernel: StatePass | TileGradients, p: Problem) -> Launch:
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     needed, whole = kernel.flops(0.5), kernel.flops(1.0)
-    states, starts = kernel.state_bytes(p.element_bytes), 0
+    states, starts = _tile_state_bytes(kernel, p), 0
     if isinstance(kernel, TileGradients):
         within = needed["scores"] + needed["outputs"]
         flops = {
@@ -329,8 +332,17 @@ def _filled(p: Problem) -> float:
 
 
 def _step_bytes(kernel: Kernel, p: Problem) -> float:
-    """Return the bytes through memory a step and head: of tensors only the columns that there are."""
-    return kernel.step_bytes(p.element_bytes) - (1 - _filled(p)) * kernel.tensor_bytes(p.element_bytes)
+    """Return the bytes through memory a step and head: of tensors and states of tiles only what there is of blocks."""
+    found = kernel.step_bytes(p.element_bytes) - (1 - _filled(p)) * kernel.tensor_bytes(p.element_bytes)
+    if isinstance(kernel, Walk):
+        return found
+    return found - kernel.state_bytes(p.element_bytes) + _tile_state_bytes(kernel, p)
+
+
+def _tile_state_bytes(kernel: StatePass | TileGradients, p: Problem) -> float:
+    """Return the bytes of states of tiles a step and head."""
+    whole = held(sizes(p, 1))
+    return kernel.state_bytes(p.element_bytes) * p.d_qk * p.d_hv / (whole.d_qk * whole.d_hv)
 
 
 def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:

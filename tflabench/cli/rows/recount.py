@@ -14,9 +14,10 @@ def recount(
     """Fill in the theory of stored rows anew (FLOPs, bytes, bounds, percentages), by the counts of this version.
 
     Times stay as they were measured, and ceilings those of the run that a row is from. Rows whose run has recorded
-    none, or whose implementation is gone, are left as they are.
+    none, whose implementation is gone, or whose kernels were others are left as they are.
     """
     from tflabench.bench import theory_columns
+    from tflabench.conclusions.model_error import is_of_other_launches
     from tflabench.implementations import registry
     from tflabench.rows import journal as store
     from tflabench.rows import load
@@ -28,7 +29,7 @@ def recount(
         changed = []
         for row in results.rows:
             ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
-            if ceilings is None or row.implementation not in known:
+            if ceilings is None or row.implementation not in known or is_of_other_launches(row):
                 left += 1
             elif (found := theory_columns.recounted(row, Ceilings(**ceilings))) != row:
                 changed.append(found)
