@@ -17,6 +17,7 @@ from tflabench.conclusions.standings import at_sizes, standing
 from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
+from tflabench.selection.presets import load_preset
 
 sys.path.insert(0, str(Path(__file__).parent))
 from committed import committed_checkout
@@ -337,6 +338,23 @@ def test_a_page_of_many_peers_has_fewer_sizes_then_fewer_peers_and_at_most_1500_
     assert ("T = 4096, 65,536 tokens, embedding 4096, bfloat16:" in text) == (len(heads) == 1)
     assert ("- 491 more peers: in the rows." in text) == (more == 500)
     assert len(text.split()) <= headline.MOST_WORDS == 1500
+
+
+@pytest.mark.parametrize(("preset", "tabled"), [("headdim", False), ("paper-fig14", True)])
+def test_a_page_that_is_too_long_has_no_table_of_a_sweep_beside_the_papers_figures(
+    tmp_path, preset, tabled, monkeypatch
+):
+    few = [at(name, 512, 2.0) for name in ("tfla_sig_xl", "sdpa")]
+    for name, measured in (("own", preset), ("fig4", "paper-fig4")):
+        write(tmp_path / name, few, run={"arguments": ["sweep", "--preset", measured]})
+    text = page(tmp_path)
+    assert load_preset(preset).title in text
+    monkeypatch.setattr(headline, "MOST_WORDS", len(text.split()) - 1)
+    text = page(tmp_path)
+    assert (load_preset(preset).title in text) == tabled
+    listed = "Beside the paper's figures, without a table here: [own](own/rows.csv) (NVIDIA H200)."
+    assert (listed in text) != tabled
+    assert load_preset("paper-fig4").title in text
 
 
 def test_a_page_that_is_too_long_has_no_table_of_rows_that_were_not_compared(tmp_path):

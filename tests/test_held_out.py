@@ -42,8 +42,8 @@ HELD_OUT = {
     ("H100 SXM", "tfla exp"): 7.5,
     ("H100 SXM", "tfla sig"): 10.1,
     ("H100 SXM", "unpipelined exp"): 22.9,
-    ("H100 SXM", "unpipelined sig"): 7.8,
-    ("H100 SXM", "all"): 8.7,
+    ("H100 SXM", "unpipelined sig"): 7.6,
+    ("H100 SXM", "all"): 8.9,
 }
 # What the calibrated model's error may be of the published one's. Kernels of Fig. 4 on an H100 are so near the roofs,
 # which both models have, that the published one is off by 12% only.
@@ -68,7 +68,7 @@ def test_errors_on_rows_that_no_constant_has_seen():
 
 
 def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_anew():
-    """Of those stored, heads of 32 and 64 on H200s are of before."""
+    """Of those stored, heads of 32 and 64 on H200s are of before, and heads of 32 with backward on H100s."""
     folders = [results for kind in ("h200", "h100") for results in find_results(RESULTS / kind)]
     verdict = judge(folders)
     before = {name: count for name, count in verdict.others.items() if "as it was before" in name}
@@ -76,12 +76,12 @@ def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_
     for name, count in before.items():
         counts[name.split()[0]] += count
     assert counts == {
-        "hopper_sig": 19,
-        "hopper_exp": 19,
-        "hopper_lightning": 19,
-        "hopper_retention": 4,
-        "hopper_gated_retention": 4,
-        "hopper_simple_gla": 4,
+        "hopper_sig": 21,
+        "hopper_exp": 21,
+        "hopper_lightning": 21,
+        "hopper_retention": 6,
+        "hopper_gated_retention": 6,
+        "hopper_simple_gla": 6,
     }
     changed = Problem(1, 16, 65536, 128, 256, 8192)
     assert calibrated.launched_since(changed, Modelled("fused", "exp"))
@@ -94,7 +94,7 @@ def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_
     assert not calibrated.launched_since(wide.with_(pass_="fw"), Modelled("fused", "sig"))
     assert not calibrated.launched_since(wide, Modelled("tfla", "sig"))
     dated = [
-        replace(results, rows=[row.model_copy(update={"started_at": "2026-11-27T02:00:00"}) for row in results.rows])
+        replace(results, rows=[row.model_copy(update={"started_at": "2026-11-27T04:00:00"}) for row in results.rows])
         for results in folders
     ]
     assert len(judge(dated).judged) == len(verdict.judged) + sum(before.values())
@@ -134,7 +134,7 @@ def test_how_much_better_the_calibrated_model_is():
     }
     assert found == {
         "H200 SXM": (pytest.approx(0.062, abs=1e-3), pytest.approx(0.200, abs=1e-3)),
-        "H100 SXM": (pytest.approx(0.087, abs=1e-3), pytest.approx(0.123, abs=1e-3)),
+        "H100 SXM": (pytest.approx(0.089, abs=1e-3), pytest.approx(0.124, abs=1e-3)),
     }
 
 
