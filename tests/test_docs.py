@@ -361,14 +361,6 @@ def test_every_page_is_found_from_the_readme():
     assert {"CONTRIBUTING.md", "CITATION.cff", "LICENSE", "results/README.md"} <= linked
 
 
-def test_patches_that_wait_apply_in_their_order(tmp_path):
-    patches = sorted((ROOT / "docs" / "decisions").glob("*/*.patch"))
-    index = os.environ | {"GIT_INDEX_FILE": str(tmp_path / "index")}
-    for words in (["read-tree", "HEAD"], *(["apply", "--cached", str(patch)] for patch in patches)):
-        done = subprocess.run(["git", *words], cwd=ROOT, env=index, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-
-
 def test_every_figure_says_what_it_shows():
     for page in WRITTEN:
         for image in re.findall(r"<img [^>]*>", page.read_text()):

@@ -137,6 +137,21 @@ def test_bytes_a_step_tile_by_tile():
     assert few.together == 1, "few programs add nothing up"
 
 
+@pytest.mark.parametrize("d", [32, 64])
+def test_states_of_tiles_are_as_large_as_the_heads(d):
+    """Bytes of C, written and read, and of dC, a step and head: d * d elements of 2 bytes a tile of 64 steps."""
+    p = Problem(batch=4, heads=128, seq_len=8192, d_qk=d, d_hv=d, pass_="fwbw")
+    plan = plans.backward(
+        Sizes(p.batch, p.heads, 128, p.seq_len, d, d), Device(90, 132), p.seq_len, gate_gradients=False
+    )
+    steps = p.batch * p.heads * p.seq_len
+    assert plan.by_tiles
+    launched = fused.launches(p, "sig", p.seq_len, gate_gradients=False, group=128)
+    moved = [launch.moved["states"] / steps for launch in launched[1:] if "states" in launch.moved]
+    assert moved == [0, 2 * d * d / 64, 2 * d * d / 64, 2 * 2 * d * d / 64], "h has none in memory"
+    assert plan.workspace_bytes(2) / steps == 2 * d * d / 64, "dC lies where dv goes"
+
+
 # Head dimensions, heads that share q and k, whether gates have gradients, L.
 CALLS = [
     (128, 256, 1, True, 2048),  # dk and dv in one walk

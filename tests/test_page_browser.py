@@ -43,13 +43,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, Path]:
-    """Pages by name: of the H100's rows; made-up ones with every status, and with names that are no words."""
+    """Pages by name: of the H100's rows; made-up ones with every status, two lengths, or names that are no words."""
     folder = tmp_path_factory.mktemp("pages")
     names = [tfla(ms, T, name) for name, ms in ((HOSTILE, 1.0), (LATEX, 2.0), ("n" * 60, 3.0)) for T in (512, 1024)]
     names += [sdpa(None, T).model_copy(update={"reason": HOSTILE}) for T in (512, 1024)]
     folders = {
         "h100": RESULTS / "h100",
         "statuses": write(folder / "statuses", sweep(), run=RUN),
+        "lengths": write(folder / "lengths", [tfla(1.0, 512), tfla(1.0, 4096)]),
         "names": write(folder / "names", names),
     }
     return {name: report.write(path, folder / f"{name}.html") for name, path in folders.items()}
@@ -181,8 +182,8 @@ def test_a_measured_shape_is_answered_by_its_fastest_row(opened):
 
 
 def test_other_shapes_are_answered_by_the_grid_or_by_the_command(opened, written):
-    page = opened("h100")
-    held = Page(written["h100"].read_text()).payload["lookup"]
+    page = opened("lengths")
+    held = Page(written["lengths"].read_text()).payload["lookup"]
     key, best = next((key, best) for key, best in held["modelled"].items() if key not in held["measured"])
     _, gate, pass_, dtype, *numbers = key.split("|")
     shape = dict(zip(("seq_len", "batch", "heads", "d_qk", "d_hv"), numbers, strict=True))

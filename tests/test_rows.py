@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -155,6 +156,17 @@ def test_theory_is_counted_anew_and_times_stay(tmp_path):
     assert [found[T] for T in (512, 1024, 2048)] == [right, gone, unknown]
     assert "0 of 4 rows changed" in recount(folder)
     assert "does not exist" in recount(tmp_path / "nowhere", code=2)
+
+
+def test_a_recount_leaves_rows_of_kernels_that_have_changed_since(tmp_path):
+    sizes: dict[str, Any] = {"heads": 128, "d_qk": 32, "d_hv": 32, "chunk_size": 4096, "model_bytes": 1.0}
+    before, since = "2026-11-26T20:00:00+00:00", "2026-11-27T20:00:00+00:00"
+    rows = [row("hopper_sig", pass_=pass_, started_at=at, **sizes) for pass_, at in (("fwbw", before), ("fw", since))]
+    folder = write(tmp_path, rows, run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
+    assert "1 of 2 rows changed, 1 left as they are" in recount(folder)
+    stored = {found.pass_: found.model_bytes for found in read_results(folder).rows}
+    assert stored["fwbw"] == 1.0
+    assert (stored["fw"] or 0) > 1e9
 
 
 NEW = ("comparison_id", "closed", "rounds", "tune_s", "check_s", "measure_s", "tuned", "gpu_kernels", "commit",

@@ -158,8 +158,7 @@ def _tile_by_tile(
     heads = H // of_tiles.together
     dq, dk, dv = output(q, heads), output(k, heads), output(v, H)
     C = q.new_empty((B, H, plan.cut.tiles, q.shape[-1], v.shape[-1]))
-    # dC lies where dv goes, for of a tile it is read before dv is written: d_qk of its 64 rows.
-    dC = dv.unflatten(2, (-1, TILE))[..., : q.shape[-1], :] if T % TILE == 0 else torch.empty_like(C)
+    dC = torch.empty_like(C) if T % TILE else _in_tiles(dv, q.shape[-1])  # of a tile it is read before dv is written
     launch_kept_states(StateInputs(k, v, e), C, of_C, initial=states.C)
     launch_kept_states(StateInputs(q, dh, e), dC, of_dC, initial=states.dC, final=states.dC_0)
     sums = q.new_empty((2, 2, B, H, T), dtype=torch.float32) if gate_gradients else None
@@ -171,6 +170,13 @@ def _tile_by_tile(
     )  # fmt: skip
     qdq, kdk = (None, None) if sums is None else (RowSums(x, x[1:]) for x in sums)
     return KernelResults(dq, dk, dv, qdq, kdk, through, None if skip_dots is None else skip_dots.sum(-1).sum(0))
+
+
+def _in_tiles(x: Tensor, rows: int) -> Tensor:
+    """Return the first rows of every tile of x (B, H, T, d), T a multiple of a tile: (B, H, tiles, rows, d)."""
+    B, H, T, d = x.shape
+    b, h, t, column = x.stride()
+    return x.as_strided((B, H, T // TILE, rows, d), (b, h, TILE * t, t, column))
 
 
 def in_walks(

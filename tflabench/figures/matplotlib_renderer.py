@@ -193,7 +193,9 @@ def _cross(ax: Axes, cross: Cross) -> None:
 
 
 def _band(ax: Axes, band: model.Band) -> None:
-    ax.fill_between(band.x, band.lower, band.upper, color=band.colour, alpha=0.16, linewidth=0, zorder=1.5)  # type: ignore[arg-type]
+    # With an edge, for a band may have no width: where memory alone bounds a kernel both bounds are one.
+    colours = {"facecolor": (band.colour, 0.16), "edgecolor": (band.colour, 0.4)}
+    ax.fill_between(band.x, band.lower, band.upper, **colours, linewidth=0.8, zorder=1.5)  # type: ignore[arg-type]
 
 
 def _rule(ax: Axes, rule: Rule) -> None:

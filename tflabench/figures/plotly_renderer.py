@@ -94,7 +94,8 @@ def _name(curve: Curve) -> str:
 
 
 def _band(band: Band) -> list[Trace]:
-    edge: Trace = {"type": "scatter", "x": numbers(band.x), "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    line = {"width": 0.8, "color": f"{band.colour}66"}  # also a band without any width is seen
+    edge: Trace = {"type": "scatter", "x": numbers(band.x), "mode": "lines", "line": line, "hoverinfo": "skip"}
     fill = {"fill": "tonexty", "fillcolor": f"{band.colour}29"}
     return [edge | {"y": numbers(band.lower)}, edge | {"y": numbers(band.upper)} | fill]
 
