@@ -39,7 +39,7 @@ VARIES = {
     "_sum_tiles": "T TILE TILES",
     "_summarise": "T f.h i.h",
     "_tile_sums": "T config new",
-    "accumulate": "config new",
+    "accumulate": "config kept_desc new",  # another kept_desc where states are kept, by another config
     "add_bias": "T x_h x_t heads HEADS STEPS",
     "advance_state": "config.cols",
     "carry": "new",

@@ -41,7 +41,7 @@ class Detail(NamedTuple):
     Attributes:
         uncompared: whether rows have a table that were measured in no comparison.
         reasons: whether failures have their reasons.
-        beside: whether sweeps have a table that are neither a figure of the paper nor the quick look.
+        other_sweeps: whether sweeps have a table that are neither a figure of the paper nor the quick look.
     """
 
     sizes_with_ratios: int
@@ -50,7 +50,7 @@ class Detail(NamedTuple):
     other_peers: int | None
     uncompared: bool = True
     reasons: bool = True
-    beside: bool = True
+    other_sweeps: bool = True
 
 
 # The first that makes a page of at most MOST_WORDS words holds.
@@ -59,7 +59,7 @@ DETAILS = (
     *(Detail(1, 1, *peers) for peers in ((10, 10), (10, 3), (8, 2))),
     *(Detail(1, 1, peers, 1, uncompared=False) for peers in (10, 8, 6)),
     Detail(1, 1, 10, 1, uncompared=False, reasons=False),
-    *(Detail(1, 1, peers, 1, uncompared=False, reasons=False, beside=False) for peers in range(10, 3, -1)),
+    *(Detail(1, 1, peers, 1, uncompared=False, reasons=False, other_sweeps=False) for peers in range(10, 3, -1)),
 )  # fmt: skip
 
 
@@ -143,19 +143,19 @@ def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[
     """Yield a section a figure, then what has none."""
     told: set[tuple[str, ...]] = set()
     uncompared: list[Campaign] = []
-    beside: list[Campaign] = []
+    untold: list[Campaign] = []
     figures: dict[tuple[float, str], list[Chosen]] = defaultdict(list)
     for each in chosen:
-        if each.best.has_comparisons and not detail.beside and _is_beside(each.best.campaign):
-            beside += [standing.campaign for standing in (each.best, *each.others)]
+        if each.best.has_comparisons and not detail.other_sweeps and _is_other_sweep(each.best.campaign):
+            untold += [standing.campaign for standing in (each.best, *each.others)]
         elif each.best.has_ours and (detail.uncompared or each.best.has_comparisons):
             figures[subject(each.best.campaign)[:2]].append(each)
         elif each.best.has_ours:
             uncompared += [standing.campaign for standing in (each.best, *each.others)]
     for devices in figures.values():
         yield from _section(page, devices, detail, told)
-    if beside:
-        yield from ("", f"Beside the paper's figures, without a table here: {_folders(page, beside)}.")
+    if untold:
+        yield from ("", f"Beside the paper's figures, without a table here: {_folders(page, untold)}.")
     if uncompared:
         yield from ("", f"Not measured in comparisons, so without a ratio: {_folders(page, uncompared)}.")
     if without := [each.best.campaign for each in chosen if not each.best.has_ours]:
@@ -164,7 +164,7 @@ def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[
         yield from ("", f"Versions, where nothing else is said: {plain(', '.join(page.shared))}.")
 
 
-def _is_beside(campaign: Campaign) -> bool:
+def _is_other_sweep(campaign: Campaign) -> bool:
     """Return whether a campaign is of a preset that is neither a figure of the paper nor the quick look."""
     name = preset_of(campaign)
     return name in preset_names() and name != "quick" and not name.startswith("paper-")
