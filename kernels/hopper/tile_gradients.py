@@ -6,6 +6,8 @@ work between many waits. But such states are also small in memory. So C before e
 down first, 16 bits an element, to which products round them anyway. Then no tile waits for another, and every input is
 read once, where walks for dq, dk and dv read dH and V three times and two.
 
+Smaller states, of heads of 32, have no more rows and columns in memory than they are made of. TMA reads zeros beyond.
+
 With the exponents x, y and g of exponents.py, and matrices of a tile with steps j as rows and steps i as columns,
 
     E_ji = 2^(y_j + x_i) for j <= i, else 0        S = K Q^T        P = S * E        dP = V dH^T * E
