@@ -216,7 +216,9 @@ def argument(x: Any) -> Any:
         return Int(x)
     if isinstance(x, TensorDescriptor):
         tensor = x.base.as_strided(tuple(x.shape), tuple(x.strides))
-        return SimpleNamespace(tensor=tensor, block=tuple(x.block_shape), dtype=tensor.dtype, layout=Swizzled())
+        block = tuple(x.block_shape)
+        of_block = SimpleNamespace(shape=list(block))
+        return SimpleNamespace(tensor=tensor, block=block, block_type=of_block, dtype=tensor.dtype, layout=Swizzled())
     return x
 
 

@@ -210,12 +210,14 @@ def test_a_row_that_did_not_reach_the_disk_is_written_again(folder, monkeypatch)
     assert points == ["a", "b", "a", "c", "d"]
 
 
-def test_a_full_disk_at_the_end_of_a_sweep_loses_no_row_of_the_exports(folder, monkeypatch):
+def test_a_full_disk_at_the_end_of_a_sweep_loses_no_row_of_the_exports(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     store = Store(folder, DEVICE)
     monkeypatch.setattr(store, "_journal", Full(store._journal, 0))
     with pytest.warns(UserWarning, match="rows stay in memory"):
         store.append(row("c", ms_median=5.0))
-    store.export()
+    with pytest.warns(UserWarning, match="has no room for 1 rows"):
+        store.export()
     assert list(pd.read_parquet(folder / "rows.parquet")["point"]) == ["a", "b", "c"]
 
 

@@ -6,7 +6,7 @@ work between many waits. But such states are also small in memory. So C before e
 down first, 16 bits an element, to which products round them anyway. Then no tile waits for another, and every input is
 read once, where walks for dq, dk and dv read dH and V three times and two.
 
-Smaller states, of heads of 32, have no more rows and columns in memory than they are made of. TMA reads zeros beyond.
+The state of a head of 32 is 32 by 32 in memory. TMA reads zeros beyond its last row and column.
 
 With the exponents x, y and g of exponents.py, and matrices of a tile with steps j as rows and steps i as columns,
 
@@ -521,14 +521,9 @@ def accumulate_partition(program, dq_desc, dk_desc, sums_smem):
 
 @gluon.jit
 def allocate_tiles(desc, NUM: gl.constexpr):
-    """Return a buffer of tiles as desc describes them, [NUM, 1, 1, 64, 64]."""
-    return gl.allocate_shared_memory(desc.dtype, [NUM, 1, 1, 64, 64], desc.layout)
-
-
-@gluon.jit
-def allocate_states(desc, NUM: gl.constexpr):
-    """Return a buffer of states as desc describes them, [NUM, 1, 1, 1, 64, 64]."""
-    return gl.allocate_shared_memory(desc.dtype, [NUM, 1, 1, 1, 64, 64], desc.layout)
+    """Return a buffer of tiles as desc describes them: of tensors, states or exponents, [NUM, *block]."""
+    shape: gl.constexpr = [NUM] + desc.block_type.shape  # noqa: RUF005  Gluon unpacks no lists
+    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
 
 
 @gluon.jit
@@ -547,9 +542,8 @@ def allocate_program(call, desc, states_desc, exponents_desc):
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
     q, k = allocate_tiles(desc, SHARED), allocate_tiles(desc, SHARED)
     v, dh = allocate_tiles(desc, STAGES), allocate_tiles(desc, STAGES)
-    C, dC = allocate_states(states_desc, STAGES), allocate_states(states_desc, STAGES)
-    x = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], exponents_desc.layout)
-    y = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 64], exponents_desc.layout)
+    C, dC = allocate_tiles(states_desc, STAGES), allocate_tiles(states_desc, STAGES)
+    x, y = allocate_tiles(exponents_desc, STAGES), allocate_tiles(exponents_desc, STAGES)
     p = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
     dp = gl.allocate_shared_memory(dtype, [SLOTS, 64, 64], layout)
     # `score` and `value` say that they have read Q and K; all three read what a head has of its own; `value` and

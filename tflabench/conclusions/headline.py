@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
@@ -166,8 +167,8 @@ def _sections(page: Page, chosen: Sequence[Chosen], detail: Detail) -> Iterator[
 
 def _is_other_sweep(campaign: Campaign) -> bool:
     """Return whether a campaign is of a preset that is neither a figure of the paper nor the quick look."""
-    name = preset_of(campaign)
-    return name in preset_names() and name != "quick" and not name.startswith("paper-")
+    figure, name, _ = subject(campaign)
+    return figure == inf and name in preset_names() and name != "quick"
 
 
 def _folders(page: Page, found: Sequence[Campaign]) -> str:
