@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import tflabench
 from tflabench import figures
-from tflabench.bench import machine
+from tflabench.bench import machine, provenance
 from tflabench.bench.machine import Machine
 from tflabench.cli.common.app import COMMANDS
 from tflabench.cli.main import app
@@ -341,6 +341,25 @@ class TestDryRun:
         run(*part, "--no-plots")
         assert "nothing is left" in " ".join(run(*part, "--dry-run").stdout.split())
         assert " of them" not in run(*part, "--dry-run", "--no-resume").stdout
+
+    def test_rows_of_other_sources_are_not_what_it_has_already(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        part = ["sweep", "--device", "cpu", "-a", "seq_len=256", "-a", "pass=fw", "--impl", "reference_sig"]
+        usual = Path(json.loads(run(*part, "--dry-run", "--json").stdout)["folder"])
+        run(*part, "--no-plots")
+        assert json.loads(run(*part, "--dry-run", "--json").stdout)["points_left"] == 0
+        (journal,) = usual.glob("journal.jsonl*")
+        text = journal.read_text()
+        for path in usual.iterdir():
+            path.unlink()
+        journal.write_text(re.sub('"source_hash":"[0-9a-f]+"', '"source_hash":"0123456789ab"', text))
+        done = run(*part, "--dry-run", "--json")
+        told = json.loads(done.stdout)
+        assert told["points_left"] == len(told["points"]) > 0
+        assert told["folder"] == f"{usual}-{provenance.source_hash()}"
+        assert "rows that other sources made" in " ".join(done.stderr.split())
+        given = run(*part, "--dry-run", "--out", str(usual))
+        assert (given.exit_code, "give another --out" in " ".join(given.stderr.split())) == (2, True)
 
     def test_no_point_takes_longer_than_its_timeout(self):
         words = ["sweep", "--dry-run", "--gpu", "H100", "--json"]

@@ -16,6 +16,7 @@ from tflabench.cli.common.measuring import (
     Measured,
     Shown,
     end_of,
+    folder_for,
     measure_here,
     print_selection,
     seconds_to_tune,
@@ -144,6 +145,7 @@ def sweep(  # noqa: PLR0913  options
         target, slug = _target(device, gpu, kinds)
         planned = plan(request, target.kind)
         folder = out or Path("results") / slug / planned.preset.name
+        folder = folder_for(folder, given=out is not None) if resume else folder
         stored = rows_by_point(folder) if resume else {}
         print_selection(planned.comparisons, target, folder, stored, planned.protocol, Shown(timeout, full, json_))
         return
