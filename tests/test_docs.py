@@ -401,7 +401,7 @@ OPERATIONS = {
 def table_row(title: str, rows: list[Row]) -> list[str]:
     """Return the cells that the README's table has for an operation, of rows of one length."""
     rows = [row for row in rows if registry.operation(row.implementation, row.gate) == OPERATIONS[title]]
-    cells, names = [title, "none ran"], set()
+    cells, names = [title, "none"], set()
     for pass_ in ("fw", "fwbw"):
         timed = [row for row in rows if row.pass_ == pass_ and row.ms_median]
         bundled = registry.bundled_kernels()
@@ -470,7 +470,9 @@ def test_the_page_of_the_kernels_has_the_hosts_times_of_the_rows():
 
 def test_the_page_of_the_kernels_has_how_fast_gla_is_in_the_rows():
     times = {
-        (row.implementation, row.pass_, row.seq_len): row.ms_median for row in read_results(FIG4).rows if row.ms_median
+        (row.implementation, row.pass_, row.seq_len): row.ms_median
+        for row in read_results(FIG4).rows
+        if row.ms_median and not row.throttled
     }
     ratios = {
         pass_: [
@@ -478,7 +480,7 @@ def test_the_page_of_the_kernels_has_how_fast_gla_is_in_the_rows():
         ]
         for pass_ in ("fw", "fwbw")
     }
-    assert [len(found) for found in ratios.values()] == [8, 8]
+    assert [len(found) for found in ratios.values()] == [3, 8]
     fw, fwbw = (f"{min(found):.2f} to {max(found):.2f} times" for found in ratios.values())
     said = f"{fw} as fast as fla's `chunk_gla` forward, and {fwbw} with backward"
     assert said in " ".join((ROOT / "docs" / "use-the-kernels.md").read_text().split())

@@ -13,6 +13,7 @@ SAYS = {
     "best_chunk_size": ["H100, by theory: L = 256 at d_hv 128", "H100, measured: tfla_sig_xl is fastest at L = 256"],
     "compare_two": ["T = 64: ", "T = 128: ", "wrote compare_two.png"],
     "decode_step_by_step": ["after 512 tokens the state has 65 KiB", "32 tokens decoded"],
+    "mlstm_layer": ["step 0: loss 3.", "step 29: loss 0."],
     "packed_documents": ["4 prompts, 509 tokens: h (1, 4, 509, 64), a state for each, C (4, 4, 64, 64)"],
     "use_a_kernel": ["mLSTMsig: h (2, 4, 256, 128), state C (2, 4, 64, 128)", "gradient of f: (2, 4, 256)"],
 }

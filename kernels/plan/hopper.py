@@ -2,8 +2,8 @@
 
 A walk carries a state over tiles of 64 steps and makes one output. h is one walk. Where a sequence has segments, a
 state pass makes what they start from. Backward is a walk each for dq, dk and dv, of dk and dv one where a program can
-hold the whole of dC. Where states are 64 by 64 and heads share q and k, two state passes write C before and dC after
-every tile instead, and one kernel makes all gradients of a tile.
+hold the whole of dC. Where states are 64 by 64 and heads share q and k, or heads are of 32, two state passes write C
+before and dC after every tile instead, and one kernel makes all gradients of a tile.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.markdown import plain, write_page
+from tflabench.conclusions.model_error import is_of_other_launches
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
 from tflabench.conclusions.peer_table import cell, in_order, table, title
 from tflabench.conclusions.standings import Chosen, Question, Size, Standing, at_sizes, choose, preset_of, subject
@@ -189,9 +190,10 @@ def _opening(page: Page, command: Sequence[str], detail: Detail) -> list[str]:
         "of the paper or another sweep. Names are those that `--impl` takes.",
         "",
         "- A cell has median milliseconds: `peer/ours = ratio`. Above 1 ours is faster; **bold**: the peer is.",
-        "- A ratio is taken only where both took turns in one closed comparison with their tuners done. Of a",
-        f"  throttled time ({THROTTLED}: the GPU held its clock back) it is a bound, ≥ or ≤, if that is the shorter;",
-        "  else there is none. Never divide the others.",
+        "- A ratio is taken only where both took turns in one closed comparison with their tuners done. Do not divide",
+        "  other times.",
+        f"- {THROTTLED}: the GPU held its clock back, so the time is longer than it need be. Where that is the shorter",
+        "  time, the ratio is a bound (≥, or ≤ where the peer is faster); where it is the longer one, there is none.",
         "- The strongest peer comes first. It meets our fastest kernel that computes the same, or else our fastest",
         "  mLSTM, each at its best chunk size.",
         "- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our",
@@ -199,9 +201,9 @@ def _opening(page: Page, command: Sequence[str], detail: Detail) -> list[str]:
         f"- A second occasion is the same source measured again, and ratios are expected within {NEAR:.0%}.",
         f"- Empty: not asked for. *wrong* and the like: {why}. (1/4): at 1 of 4 points.",
         "",
-        "A table shows the folder with most ratios, at a large size with many of them: the same on all devices, where",
-        f"they share one. All else is in the linked rows and in `tflabench report {shlex.quote(str(page.root))}`.",
-        "*Again* measures into a folder `again`.",
+        "Where several folders have a figure, its table is of the one with most ratios. It is at one large size with",
+        "many ratios, the same on all devices where they share one. All else is in the linked rows and in",
+        f"`tflabench report {shlex.quote(str(page.root))}`. *Again* measures into a folder `again`.",
     ]
 
 
@@ -221,6 +223,7 @@ def _section(page: Page, devices: Sequence[Chosen], detail: Detail, told: set[tu
     if more := len(peers[most:]) if most else 0:
         yield f"- {more} more peers: in the rows."
     yield from _refusals(columns)
+    yield from _changed(columns)
     yield from _missing(standings, told, detail.reasons)
     for each in devices:
         yield from _rows(page, each, [question for question in columns if question.device == each.best.campaign.device])
@@ -290,6 +293,18 @@ def _refusals(columns: Iterable[Question]) -> Iterator[str]:
     counts = {"throttled": throttled, "not compared": apart}
     if why := [f"{count}/{len(pairs)} {reason}" for reason, count in counts.items() if count]:
         yield f"- No ratio: {', '.join(why)}."
+
+
+def _changed(columns: Iterable[Question]) -> Iterator[str]:
+    """Yield which of our kernels in a table have changed since, by device."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for question in columns:
+        for pair in question.pairs.values():
+            if pair.ours and is_of_other_launches(pair.ours):
+                found[question.device][pair.ours.implementation] = None
+    if found:
+        told = "; ".join(f"{device}: {', '.join(names)}" for device, names in found.items())
+        yield f"- Kernels of ours that changed after this was measured: {plain(told)}."
 
 
 def _kind(row: Row) -> tuple[str, ...]:
