@@ -217,7 +217,7 @@ def retention(
     """
     layout = options.get("layout", "bhtd")
     if log_decay is None:
-        log_decay = retnet_log_decays(heads_of(v, layout), device=v.device)
+        log_decay = retnet_log_decays(heads_of(v, layout), v.device, torch.promote_types(v.dtype, torch.float32))
     check_gate("log_decay", log_decay, v, layout, per_head=True)
     check_not_positive("log_decay", log_decay)
     return chunkwise(q, k, v, log_decay, gate=RETENTION, return_last_state=return_last_state, **options)
@@ -378,11 +378,15 @@ def mamba2_ssd(
     Raises:
         TypeError, ValueError: see `chunkwise`.
     """
+    if unknown := [name for name in options if name not in Mamba2Options.__annotations__]:
+        check_no_others(unknown, Mamba2Options.__annotations__)
     D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
     gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
     layout = options.get("layout", "bhtd")
     check_name("layout", layout, ("bhtd", "bthd"))
     check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BHT" if layout == "bhtd" else "BTH")
+    if autocast_dtype(x) is None:
+        check_one_dtype(x, B, C, "x, B, C")
     head_axis, plain = 1 if layout == "bhtd" else 2, options.get("implementation") == "reference"
     if dt_bias is not None:
         dt = add_bias(dt, dt_bias, head_axis=head_axis, plain=plain)
@@ -396,9 +400,11 @@ def mamba2_ssd(
     return skip_and_gate(y, x, wide, z, head_axis=head_axis, plain=plain), last
 
 
-def retnet_log_decays(heads: int, device: torch.device | str | None = None) -> Tensor:
-    """Return RetNet's log decays, log(1 - 2^(-5 - h)) for head h = 0 ... heads - 1: (H,) float32."""
-    return torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, dtype=torch.float32, device=device)))
+def retnet_log_decays(
+    heads: int, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return RetNet's log decays, log(1 - 2^(-5 - h)) for head h = 0 ... heads - 1: (H,) of dtype."""
+    return torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, dtype=dtype, device=device)))
 
 
 def lightning_slopes(heads: int, layer: int, layers: int, device: torch.device | str | None = None) -> Tensor:
@@ -467,6 +473,7 @@ def chunkwise(
     chosen = _Chosen(**options)
     check_name("layout", chosen.layout, ("bhtd", "bthd"))
     check_inputs(q, k, v, f, i, gate, "BHT" if chosen.layout == "bhtd" else "BTH")
+    dense = v.is_contiguous()
     if chosen.layout == "bthd":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         f = f if f.dim() == 1 else f.transpose(1, 2)
@@ -481,6 +488,7 @@ def chunkwise(
         h, last = (_run if chosen.cu_seqlens is None else _run_packed)(call, gate, chosen, return_last_state)
     if chosen.layout == "bthd":
         h = h.transpose(1, 2)
+        h = h.contiguous() if dense else h  # of kernels it is
     if not return_last_state:
         return h
     assert last is not None

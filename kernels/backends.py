@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .checks import check_chunk_size, check_is_gate, check_name, check_sequence
+from .checks import check_chunk_size, check_heads, check_is_gate, check_name, check_sequence
 from .operators import HAS_TRITON, constant_to_compilers
 from .plan.tfla import DTYPES, TileConfig
 from .state import State
@@ -139,6 +139,8 @@ def check_implementation(implementation: str) -> None:
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype to which autocast casts q, k and v where x is, None outside of autocast."""
     device = x.device.type
+    if device == "meta":  # autocast does not know it
+        return None
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
@@ -263,6 +265,7 @@ def choose(
     check_sequence("q", q, layout)
     check_sequence("v", v, layout)
     check_is_gate(gate)
+    check_heads(q, v, layout)
     check_implementation(implementation)
     check_chunk_size(chunk_size)
     if backward is None:

@@ -6,7 +6,7 @@ for the GPU, and break CUDA graphs.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .operators import has_numbers
 from .state import State
 from .types import Gate
 
@@ -46,6 +47,21 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, g
         raise ValueError(f"i is {kind(i)}: it must be None for a gate without input gate")
     if gate.forget != "sigmoid":
         check_not_positive("f", f)
+
+
+def check_heads(q: Tensor, v: Tensor, layout: str) -> None:
+    """Check that v has the sizes of q, and its heads or a multiple of them."""
+    head_axis = 1 if layout == "bhtd" else 2
+    for name, x in (("q", q), ("v", v)):
+        check_tensor(name, x, q)
+        if 0 in x.shape:
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}: every size must be at least 1")
+    groups, heads = q.shape[head_axis], v.shape[head_axis]
+    if heads % groups != 0:
+        raise ValueError(f"v has {heads} heads: it must have a multiple of the {groups} of q and k, which share them")
+    lead = list(q.shape[:3])
+    lead[head_axis] = heads
+    check_shape("v", v, (*lead, v.shape[3]))
 
 
 def check_is_gate(gate: object) -> None:
@@ -91,10 +107,10 @@ def check_mamba2(
         check_shape("z", check_tensor("z", z, x, "x"), x.shape)
 
 
-def check_one_dtype(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_one_dtype(q: Tensor, k: Tensor, v: Tensor, names: str = "q, k, v") -> None:
     """Raise TypeError unless q, k and v are of one dtype."""
     if not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
+        raise TypeError(f"{names} are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
 
 
 def check_state(argument: str, state: object, gate: Gate, q: Tensor, v: Tensor, sequences: int) -> None:
@@ -126,7 +142,7 @@ def check_scale(scale: Any) -> None:
         return
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale is {kind(scale)}: it must be a float or None")
-    if not math.isfinite(scale):
+    if not torch.compiler.is_compiling() and not abs(scale) <= sys.float_info.max:
         raise ValueError(f"scale is {scale}: it must be finite")
 
 
@@ -172,6 +188,13 @@ def check_gate(argument: str, gate: Tensor, v: Tensor, layout: str, *, per_head:
     check_shape(argument, check_tensor(argument, gate, v, "v"), (heads,) if per_head else v.shape[:3])
 
 
+def check_of_heads(argument: str, x: Tensor, v: Tensor) -> None:
+    """Check for one number a head of a decode step's v (B, H, d_hv)."""
+    if check_tensor("v", v, v).dim() != 3:
+        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be (B, H, d), every size at least 1")
+    check_shape(argument, check_tensor(argument, x, v, "v"), v.shape[1:2])
+
+
 def heads_of(v: Tensor, layout: str) -> int:
     """Return H of v (B, H, T, d), or (B, T, H, d) for the layout "bthd"."""
     check_sequence("v", v, layout)
@@ -187,6 +210,14 @@ def check_sequence(argument: str, x: object, layout: str) -> None:
         raise ValueError(f"{argument} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
 
 
+def check_no_gradient(**tensors: Tensor | None) -> None:
+    """Raise ValueError for a tensor that a decode step would have to give a gradient."""
+    if torch.is_grad_enabled():
+        for name, x in tensors.items():
+            if x is not None and x.requires_grad:
+                raise ValueError(f"{name} requires a gradient: it must not, or step be called under torch.no_grad()")
+
+
 def check_not_negative(argument: str, slopes: Tensor) -> None:
     """Check slopes, -log decays, on the CPU."""
     if _is_looked_at(slopes) and (smallest := slopes.detach().min().item()) < 0:
@@ -200,8 +231,20 @@ def check_not_positive(argument: str, log_decay: Tensor) -> None:
 
 
 def _is_looked_at(x: Tensor) -> bool:
-    """Return whether values are: where that costs no waiting, on the CPU, outside of torch.compile."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and x.numel() > 0
+    """Return whether values are: where that costs no waiting, on the CPU, and Python can read them."""
+    return x.device.type == "cpu" and has_numbers(x) and x.numel() > 0
+
+
+def check_in_place(argument: str, state: State, q: Tensor) -> None:
+    """Check dtypes and strides of a state that a decode step replaces."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    for name, x in zip("Cnm", state, strict=True):
+        if x is None:
+            continue
+        if x.dtype != wide and (name, x.dtype) != ("C", torch.bfloat16):
+            raise TypeError(f"{argument}.{name} is {x.dtype}: it must be {wide}{' or bfloat16' if name == 'C' else ''}")
+        if not x.is_contiguous():
+            raise ValueError(f"{argument}.{name} has the strides {x.stride()}: it must be contiguous")
 
 
 def check_shape(argument: str, x: Tensor, shape: Sequence[int]) -> None:

@@ -41,6 +41,13 @@ _LOOK: tuple[Callable[[], Any], ...] = (
 _below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd  # pyright: ignore[reportPrivateUsage]
 
 
+def has_numbers(x: Tensor) -> bool:
+    """Return whether Python may read the numbers of x: no compiler, mode, transform or subclass stands between."""
+    if torch.compiler.is_compiling() or type(x) not in _PLAIN:
+        return False
+    return not _c._len_torch_dispatch_stack() and not _c._are_functorch_transforms_active()
+
+
 def constant_to_compilers(function: Callable[P, Outputs]) -> Callable[P, Outputs]:
     """Return `function`, marked so that torch.compile takes its result for a constant.
 

@@ -30,7 +30,7 @@ _SMALL_STEP = -40.0  # log softplus(x) is x below it, in float64 too
 _LOG_INPUT: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": lambda i: i,
     "sigmoid": logsigmoid,
-    "step": torch.log,
+    "step": lambda i: torch.where(i == 0, -math.inf, torch.where(i == 0, 1.0, i).log()),  # log would give NaN to di
     "softplus": lambda i: torch.where(i < _SMALL_STEP, i, softplus(i.clamp(min=_SMALL_STEP)).log()),
 }
 _STEP_SIZE: dict[str, Callable[[Tensor], Tensor]] = {"step": lambda i: i, "softplus": softplus}

@@ -17,7 +17,7 @@ class State(NamedTuple):
     Attributes:
         C: memory matrix (B, H, d_qk, d_hv); for a stabilised gate it is relative to m: the true matrix is exp(m) C.
         n: normaliser (B, H, d_qk), relative to m; None without a normaliser.
-        m: stabiliser (B, H), -inf before anything was written; None where the gate is not stabilised.
+        m: stabiliser (B, H), -inf or -1e30 before anything was written; None where the gate is not stabilised.
     """
 
     C: Tensor
@@ -43,6 +43,9 @@ def zero_state(
         device: where; None is torch's default.
         dtype: of all three; None is float32.
     """
+    from .checks import check_is_gate  # it imports this module
+
+    check_is_gate(gate)
 
     def full(*shape: int, value: float = 0.0) -> Tensor:
         return torch.full((batch, heads, *shape), value, device=device, dtype=dtype or torch.float32)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from contextlib import nullcontext
 from typing import Any, TypedDict, Unpack, cast
 
 import torch
@@ -16,14 +17,20 @@ from . import operators, reference
 from .api import Mamba2Terms, retnet_log_decays
 from .backends import KERNEL_DTYPES, autocast_dtype
 from .checks import (
+    check_in_place,
     check_inputs,
     check_mamba2,
     check_name,
+    check_no_gradient,
     check_no_others,
+    check_not_negative,
+    check_not_positive,
+    check_of_heads,
     check_one_dtype,
     check_scale,
     check_skip,
     check_state,
+    check_tensor,
 )
 from .epilogue import skip_and_gate
 from .operators import HAS_TRITON, constant_to_compilers, without_gradients
@@ -113,7 +120,10 @@ def retention_step(
         TypeError, ValueError: see `step`.
     """
     if log_decay is None:
-        log_decay = retnet_log_decays(v.shape[1], device=q.device)
+        check_tensor("v", v, v)
+        log_decay = retnet_log_decays(v.shape[1], v.device, torch.promote_types(v.dtype, torch.float32))
+    check_of_heads("log_decay", log_decay, v)
+    check_not_positive("log_decay", log_decay)
     return step(q, k, v, log_decay, None, state, gate=RETENTION, **options)
 
 
@@ -180,6 +190,8 @@ def lightning_attention_step(
     Raises:
         TypeError, ValueError: see `step`.
     """
+    check_of_heads("slopes", slopes, v)
+    check_not_negative("slopes", slopes)
     return step(q, k, v, -slopes, None, state, gate=RETENTION, **options)
 
 
@@ -203,9 +215,14 @@ def mamba2_ssd_step(
     Raises:
         TypeError, ValueError: see `step`.
     """
+    if unknown := [name for name in options if name not in Mamba2StepOptions.__annotations__]:
+        check_no_others(unknown, Mamba2StepOptions.__annotations__)
     D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
     gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
     check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BH")
+    if autocast_dtype(x) is None:
+        check_one_dtype(x, B, C, "x, B, C")
+    check_no_gradient(x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias)
     if dt_bias is not None:
         dt = dt.to(torch.promote_types(dt.dtype, torch.float32)) + dt_bias
     skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
@@ -257,22 +274,20 @@ def step(
         check_no_others(options, StepOptions.__annotations__)
     check_inputs(q, k, v, f, i, gate, "BH")
     check_state("state", state, gate, q, v, v.shape[0])
-    _check_in_place("state", state, q)
     if out is not None:
         check_state("out", out, gate, q, v, v.shape[0])
-        _check_in_place("out", out, q)
     if skip is not None:
         check_skip(skip, gate, v)
     check_scale(scale)
     check_name("implementation", implementation, ("auto", "reference", "triton"))
-    if torch.is_grad_enabled():
-        for name, x in (("q", q), ("k", k), ("v", v), ("f", f), ("i", i), ("state.C", state.C), ("state.n", state.n)):
-            if x is not None and x.requires_grad:
-                raise ValueError(f"{name} requires a gradient: it must not, or step be called under torch.no_grad()")
+    check_no_gradient(q=q, k=k, v=v, f=f, i=i, skip=skip, **{"state.C": state.C, "state.n": state.n})
     low = autocast_dtype(q)
     if low is not None:
         q, k, v = (x.to(low) for x in (q, k, v))
     check_one_dtype(q, k, v)
+    check_in_place("state", state, q)
+    if out is not None:
+        check_in_place("out", out, q)
     if implementation == "triton" or (implementation == "auto" and _triton_takes(q)):
         _check_for_triton(q)
         before, after = ((None, None, None), state) if out is None else (state, out)
@@ -280,7 +295,7 @@ def step(
         return _step_in_triton(
             *(q, k, v, f, i, *after, *before), scale, gate.forget, gate.input, gate.normalize, gate.temperature, skip
         )
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.no_grad(), nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
         h = _step_in_torch((q, k, v, f, i), state, state if out is None else out, gate, scale)
         return skip_and_gate(h[:, :, None], v[:, :, None], skip, None, head_axis=1, plain=True)[:, :, 0]
 
@@ -307,17 +322,6 @@ def _step_in_torch(
 def _with_time(gate: Tensor) -> Tensor:
     """Return a gate (B, H) as (B, H, 1), and the gate of a head (H,) as it is."""
     return gate if gate.dim() == 1 else gate[..., None]
-
-
-def _check_in_place(argument: str, state: State, q: Tensor) -> None:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    for name, x in zip("Cnm", state, strict=True):
-        if x is None:
-            continue
-        if x.dtype != wide and (name, x.dtype) != ("C", torch.bfloat16):
-            raise TypeError(f"{argument}.{name} is {x.dtype}: it must be {wide}{' or bfloat16' if name == 'C' else ''}")
-        if not x.is_contiguous():
-            raise ValueError(f"{argument}.{name} has the strides {x.stride()}: it must be contiguous")
 
 
 def _triton_takes(q: Tensor) -> bool:

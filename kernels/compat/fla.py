@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels.api import Options, chunkwise, lightning_slopes, retnet_log_decays
-from tflabench.kernels.checks import check_gate, check_not_positive, heads_of
+from tflabench.kernels.checks import check_gate, check_not_positive, check_sequence, check_tensor, heads_of
 from tflabench.kernels.gla.api import gla
 from tflabench.kernels.state import State
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA
@@ -24,6 +24,11 @@ from tflabench.kernels.types import RETENTION, SIMPLE_GLA
 def _offsets(cu_seqlens: Tensor | None, on_cpu: Tensor | None) -> Tensor | None:
     """Return the offsets to read, those on the CPU if they are there too; alone these say nothing, as in fla."""
     return cu_seqlens if cu_seqlens is None or on_cpu is None else on_cpu
+
+
+def _transposed(state: Tensor | None, v: Tensor, v_first: bool) -> Tensor | None:
+    """Return a state as (B, H, d_qk, d_hv)."""
+    return check_tensor("initial_state", state, v, "v").mT if state is not None and v_first else state
 
 
 def chunk_simple_gla(
@@ -65,8 +70,7 @@ def chunk_simple_gla(
     check_gate(name, g, v, "bthd", per_head=name == "g_gamma")
     check_not_positive(name, g)
 
-    if initial_state is not None and state_v_first:
-        initial_state = initial_state.mT
+    initial_state = _transposed(initial_state, v, state_v_first)
     options: Options = {
         "layout": "bthd",
         "chunk_size": "auto" if chunk_size is None else chunk_size,
@@ -95,7 +99,7 @@ def chunk_retention(
     """Compute `chunk_simple_gla` with RetNet's decays, 1 - 2^(-5 - h) for head h."""
     return chunk_simple_gla(
         *(q, k, v),
-        g_gamma=retnet_log_decays(q.shape[2], device=q.device),
+        g_gamma=retnet_log_decays(heads_of(v, "bthd"), v.device, torch.promote_types(v.dtype, torch.float32)),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -120,7 +124,7 @@ def chunk_lightning_attn(
     """Compute `chunk_simple_gla` with Lightning attention's decays, exp(-8 h / H (1 - layer_idx / num_layers))."""
     return chunk_simple_gla(
         *(q, k, v),
-        g_gamma=-lightning_slopes(q.shape[2], layer_idx, num_layers, device=q.device),
+        g_gamma=-lightning_slopes(heads_of(v, "bthd"), layer_idx, num_layers, device=v.device),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -154,8 +158,8 @@ def chunk_gla(
     Returns:
         o (B, T, H, d_hv) and the final state, float32, or None.
     """
-    if initial_state is not None and state_v_first:
-        initial_state = initial_state.mT
+    check_sequence("v", v, "bthd")
+    initial_state = _transposed(initial_state, v, state_v_first)
     has_states = initial_state is not None or output_final_state
     found = gla(
         *(q, k, v, g),
@@ -214,6 +218,7 @@ def fused_recurrent_gla(
         raise ValueError("gv is a tensor: it must be None, these kernels have no gates of v")
     if reverse and cu_seqlens is not None:
         raise ValueError("reverse is True: it must be False with cu_seqlens")
+    check_sequence("q", q, "bthd")
     g = torch.zeros_like(q) if gk is None else gk
     if reverse:
         q, k, v, g = (x.flip(1) for x in (q, k, v, g))

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
-from tflabench.kernels.checks import check_mamba2
+from tflabench.kernels.checks import check_mamba2, check_tensor
 from tflabench.kernels.epilogue import skip_and_gate
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
@@ -91,7 +91,10 @@ def mamba_chunk_scan_combined(call: ScanArguments) -> Tensor | tuple[Tensor, ...
         y like x, or a tuple of it and the states asked for, in the order of the flags.
     """
     x, dt, A, B, C, _, D, z, dt_bias = call[:9]
-    start = None if call.initial_states is None else State(call.initial_states.mT)
+    start = None
+    if call.initial_states is not None:
+        check_tensor("x", x, x)
+        start = State(check_tensor("initial_states", call.initial_states, x, "x").mT)
     if call.dt_softplus and call.dt_limit == NO_LIMIT and call.seq_idx is None:
         y, last = mamba2_ssd(
             x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=True,

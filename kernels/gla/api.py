@@ -15,7 +15,9 @@ from tflabench.kernels import packed
 from tflabench.kernels.backends import autocast_dtype, check_for_kernels, only_reference
 from tflabench.kernels.checks import (
     check_chunk_size,
+    check_in_place,
     check_name,
+    check_no_gradient,
     check_no_others,
     check_not_positive,
     check_one_dtype,
@@ -99,6 +101,7 @@ def gla(
     layout = options.get("layout", "bhtd")
     check_name("layout", layout, ("bhtd", "bthd"))
     _check_inputs(q, k, v, g, "BHT" if layout == "bhtd" else "BTH")
+    dense = v.is_contiguous()
     if layout == "bthd":
         q, k, v, g = (x.transpose(1, 2) for x in (q, k, v, g))
     initial, cu_seqlens = options.get("initial_state"), options.get("cu_seqlens")
@@ -125,6 +128,7 @@ def gla(
                 o, last = _in_batches(run, (q, k, v, g), first, packed.runs(bounds))
     if layout == "bthd":
         o = o.transpose(1, 2)
+        o = o.contiguous() if dense else o  # of kernels it is
     return (o, State(last)) if return_last_state else o
 
 
@@ -237,16 +241,16 @@ def gla_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: State, **options
             check_state(name, x, SIMPLE_GLA, q, v, v.shape[0])
     check_scale(options.get("scale"))
     check_name("implementation", options.get("implementation", "auto"), ("auto", "reference"))
-    if torch.is_grad_enabled():
-        for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("state.C", state.C)):
-            if x.requires_grad:
-                raise ValueError(f"{name} requires a gradient: it must not, or step be called under torch.no_grad()")
+    check_no_gradient(q=q, k=k, v=v, g=g, **{"state.C": state.C})
     low = autocast_dtype(q)
     if low is not None:
         q, k, v = (x.to(low) for x in (q, k, v))
     check_one_dtype(q, k, v)
+    check_in_place("state", state, q)
+    if out is not None:
+        check_in_place("out", out, q)
     dtype, work = q.dtype, torch.promote_types(q.dtype, torch.float32)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.no_grad(), nullcontext() if low is None else torch.autocast(q.device.type, enabled=False):
         q, k, v, g = (x.to(work) for x in (q, k, v, g))
         o, new = reference.step(q, k, v, g, state.C.to(work), scale=options.get("scale"))
         (state if out is None else out).C.copy_(new)
