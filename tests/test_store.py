@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from tflabench.problem import InputError
+from tflabench.rows import journal
 from tflabench.rows.journal import Store
 from tflabench.rows.load import read_rows
 from tflabench.rows.schema import Row
@@ -121,6 +122,31 @@ def test_a_broken_line_in_the_middle_is_not_skipped(folder):
     journal.write_text('{"schema_version": 4}\n')
     with pytest.raises(InputError, match="line 1 is no row"):
         read_rows(folder)
+
+
+def test_rows_that_another_sweep_adds_while_a_folder_is_opened_stay(folder, monkeypatch):
+    path = folder / "journal.jsonl"
+    stale = journal.whole_lines(folder)
+    added = row("c").model_dump_json(by_alias=True) + "\n"
+    with path.open("a") as file:
+        file.write(added)
+    monkeypatch.setattr(journal, "whole_lines", lambda folder: stale)
+    Store(folder, DEVICE)
+    assert path.read_text().endswith(added)
+
+
+@pytest.mark.parametrize("text", ["", '{"schema'])
+def test_a_journal_that_lost_its_rows_does_not_empty_the_table(folder, text):
+    Store(folder, DEVICE).export()
+    table = (folder / "rows.parquet").read_bytes()
+    (folder / "journal.jsonl").write_text(text)
+    with pytest.raises(
+        InputError, match=r"journal\.jsonl has no row, and rows\.parquet beside it 2: delete the journal"
+    ):
+        Store(folder, DEVICE)
+    assert (folder / "rows.parquet").read_bytes() == table
+    (folder / "journal.jsonl").unlink()
+    assert len(Store(folder, DEVICE).rows) == 2
 
 
 def test_rows_of_another_device_are_refused(folder):

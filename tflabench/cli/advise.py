@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ import typer
 
 from tflabench.cli.common import app
 from tflabench.cli.common.checks import words
+from tflabench.cli.common.console import print_json
 from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
     HOW,
@@ -193,7 +193,7 @@ def advise(  # noqa: PLR0913  options
     if plot:
         _draw(advice, footer, plot)
     if as_json:
-        print(json.dumps(_json(advice, footer), indent=2))
+        print_json(_json(advice, footer))
         return
     _print(advice, top, footer)
 

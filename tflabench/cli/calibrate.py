@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import open_table, stdout
+from tflabench.cli.common.console import open_table, print_json, stdout
 from tflabench.cli.common.options import HOW, Device, Json
 
 
@@ -33,7 +32,7 @@ def calibrate(
         measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], executor.run, seconds)
     if json_:
         ceilings = {dtype: asdict(found) for dtype, found in measured.items()}
-        print(json.dumps({"device": machine.name, "ceilings": ceilings}, indent=2))
+        print_json({"device": machine.name, "ceilings": ceilings})
         return
     table = open_table("dtype", "matrix rate", "copy bandwidth", title=machine.name)
     for dtype, found in measured.items():

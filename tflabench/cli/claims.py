@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tflabench.cli.common import app
+from tflabench.cli.common.console import print_json
 from tflabench.cli.common.options import Json
 from tflabench.cli.common.paths import Results, file_to_write, out_file
 
@@ -63,7 +63,7 @@ def claims(
             }
             for outcome in outcomes
         ]
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:

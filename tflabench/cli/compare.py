@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from math import inf
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import stderr
+from tflabench.cli.common.console import print_json, stderr
 from tflabench.cli.common.options import MOST_CHOICES, Json
 from tflabench.cli.common.paths import ROWS, figure_to_write, out_file
 from tflabench.problem import InputError
@@ -130,7 +129,7 @@ def compare(
     files = _draw(found, left, right, out) if out else []
     if json_:
         head = _head(left, right, differing) | _rules(rules, found)
-        print(json.dumps({**head, **_as_json(found), "files": [str(file) for file in files]}, indent=2))
+        print_json({**head, **_as_json(found), "files": [str(file) for file in files]})
     else:
         _print(found, f"A = {a}, B = {b}")
     if not allow_throttled and any("throttled" in (match.reason or "") for match in found.matches):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app
+from tflabench.cli.common.console import print_json
 from tflabench.cli.common.options import HOW, MOST_CHOICES, OUTPUT, PROBLEM, WHAT, Device, JsonObject, Plugin
 from tflabench.cli.common.paths import figure_to_write, file_to_write, out_file
 from tflabench.problem import InputError, Problem
@@ -148,7 +148,7 @@ def profile(  # noqa: PLR0913  options
         write_figure(draw(seen, _title(seen), [_footer(seen)]), out)
         print(f"wrote {out}", file=sys.stderr)
     if as_json:
-        print(json.dumps(_json(seen), indent=2))
+        print_json(_json(seen))
         return
     _print(seen)
 

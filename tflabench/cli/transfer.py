@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from tflabench.cli.common import app
 from tflabench.cli.common.checks import one_of, words
+from tflabench.cli.common.console import print_json
 from tflabench.cli.common.options import PROBLEM, Dhv, Dqk, Formats, JsonObject, SeqLen
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
@@ -94,7 +94,7 @@ def transfer(  # noqa: PLR0913  options
     written = write_figures((heat_maps(name, experiment, found[name]) for name in names), out, formats)
     rows = [row for name in names for row in _summary(name, experiment, found[name])]
     if as_json:
-        print(json.dumps({"files": [str(path) for path in written], "rows": rows}, indent=2))
+        print_json({"files": [str(path) for path in written], "rows": rows})
         return
 
     from rich.console import Console

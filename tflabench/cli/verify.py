@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import progress_bar, stderr, stdout
+from tflabench.cli.common.console import print_json, progress_bar, stderr, stdout
 from tflabench.cli.common.measuring import host_memory_limit
 from tflabench.cli.common.options import HOW, Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
@@ -44,10 +43,12 @@ def verify(
     from tflabench.conclusions import summary
     from tflabench.implementations import registry
     from tflabench.rows import errors
+    from tflabench.rows.journal import described_runs
     from tflabench.selection import axes, presets
     from tflabench.selection import points as sweeps
 
-    out = folder_to_write(out) if out else None
+    if out:
+        described_runs(folder_to_write(out))  # what cannot be added to is refused before anything is checked
     for name in plugin or ():
         registry.plug_in(name)
     machine = detect(device)
@@ -56,17 +57,25 @@ def verify(
     points = sweeps.select_points(presets.load_preset(preset), overrides, patterns, machine.kind)
     require_runnable(points, machine.kind)
     note = stderr()
-    results = []
+    results: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+    interrupted = False
     with LocalExecutor(machine.kind, plugin or (), host_memory_limit(memory_limit, machine)) as executor:
         verifier = Verifier(machine, executor, verify_seconds, timeout)
-        with progress_bar(note) as bar:
-            results = [verifier.verify(point) for point in bar.track(points)]
-        facts = executor.facts()
-    if out:
+        try:
+            with progress_bar(note) as bar:
+                results.extend(verifier.verify(point) for point in bar.track(points))
+            facts = executor.facts()
+        except KeyboardInterrupt:
+            interrupted = True
+    if out and results:
         note.print(f"Wrote {errors.write_errors(out, results, environment(machine, facts))}")
+    if interrupted:
+        note.print(f"Interrupted: {len(results)} of {len(points)} points were checked.")
+        raise typer.Exit(130)
     failed = [result for result in results if result["status"] not in ("ok", "unsupported")]
     if json_:
-        print(json.dumps(results, indent=2))
+        print_json(results)
     else:
         stdout().print(summary.error_table(results))
     if facts.get("ptxas"):

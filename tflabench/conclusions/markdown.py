@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tflabench.problem import InputError
+from tflabench.rows.journal import write_whole
 
 
 def write_page(out: Path, text: str) -> Path:
@@ -16,7 +17,7 @@ def write_page(out: Path, text: str) -> Path:
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        write_whole(out, text)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error.strerror}): give another file with --out") from None
     return out

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
-from tflabench.rows.journal import write_whole
+from tflabench.rows.journal import described_runs, write_whole
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def write_errors(folder: Path, results: Sequence[Mapping[str, Any]], environment
         results: as `tflabench.bench.runner.Bench.verify` gives them.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the folder cannot be written, or has an environment.json that no sweep wrote.
     """
     import pandas as pd
 
@@ -100,10 +100,11 @@ def write_errors(folder: Path, results: Sequence[Mapping[str, Any]], environment
         for error in result["errors"] or [dict[str, Any]()]
     ]
     path = folder / "errors.csv"
+    runs = described_runs(folder) | {"verify": environment}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(lines).to_csv(path, index=False)
-        write_whole(folder / "environment.json", json.dumps({"runs": {"verify": environment}}, indent=2) + "\n")
+        write_whole(path, pd.DataFrame(lines).to_csv(index=False))
+        write_whole(folder / "environment.json", json.dumps({"runs": runs}, indent=2) + "\n")
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): give another folder with --out") from error
     return path

@@ -45,6 +45,11 @@ class Store:
             if row.device != device:
                 raise InputError(f"{folder} holds rows of {row.device}, and this is {device}: give another --out")
             self.rows[row.point] = row
+        if not lines and not packed and (folder / TABLE).exists() and (kept := len(packed_lines(folder / TABLE))):
+            raise InputError(
+                f"{folder / JOURNAL} has no row, and {TABLE} beside it {kept}: delete the journal to go on from these, "
+                "or give another --out"
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if packed:
@@ -57,7 +62,8 @@ class Store:
             raise InputError(
                 f"{folder} cannot be written ({error.strerror}): give another folder with --out"
             ) from error
-        self._journal.truncate(whole)
+        if b"\n" not in os.pread(self._journal.fileno(), 1 << 20, whole):  # else another sweep has added rows since
+            self._journal.truncate(whole)
 
     def append(self, row: Row) -> None:
         """Add a row; the last row of a point is the one that counts.
@@ -147,10 +153,10 @@ def described_runs(folder: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        runs = json.loads(path.read_text())["runs"]
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
         if all(isinstance(described, dict) for described in runs.values()):
             return runs
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         pass
     raise InputError(f"{path} is not what `tflabench sweep` writes: mend it, or delete it to go without")
 
@@ -208,7 +214,7 @@ def _row(line: bytes, path: Path, number: int) -> Row:
         pass
     try:
         version = json.loads(line)["schema_version"]
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         version = SCHEMA_VERSION
     if version == SCHEMA_VERSION:
         raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out")
@@ -224,5 +230,5 @@ def _row(line: bytes, path: Path, number: int) -> Row:
 def write_whole(path: Path, text: str) -> None:
     """Write a file at once: a reader finds the old text or the new one."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8")
     os.replace(part, path)

@@ -61,7 +61,7 @@ def _whole_lines(journal: Path) -> list[tuple[int, str]]:
     if is_packed(journal.parent):
         return list(enumerate(packed_lines(journal.parent / TABLE), 1))
     try:
-        *lines, rest = journal.read_text().split("\n")
+        *lines, rest = journal.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise InputError(f"{journal} is no journal of rows ({error}): name a folder that a sweep wrote") from None
     if rest:

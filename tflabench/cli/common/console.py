@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,9 +61,19 @@ def progress_bar(note: Console) -> Progress:
     return Progress(*columns, console=note, transient=True)
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object on stdout."""
-    print(json.dumps(value, indent=2))
+def print_json(value: Any) -> None:
+    """Print one JSON value on stdout, with null for numbers that JSON has no word for."""
+    print(json.dumps(_in_json(value), indent=2, allow_nan=False))
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _in_json(each) for key, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_in_json(each) for each in cast("list[Any]", value)]
+    return value
 
 
 def size_in_words(size: float) -> str:
