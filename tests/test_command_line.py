@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -10,17 +11,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import tflabench
 from tflabench import figures
-from tflabench.bench import machine, provenance
+from tflabench.bench import gpu_lock, machine, provenance, verifier
 from tflabench.bench.machine import Machine
 from tflabench.cli.common.app import COMMANDS
+from tflabench.cli.common.console import print_json
 from tflabench.cli.main import app
 from tflabench.problem import InputError
 from tflabench.theory import hardware
@@ -479,3 +483,129 @@ def test_an_interrupt_at_any_time_prints_no_traceback():
     _, stderr = process.communicate(timeout=60)
     assert "Traceback" not in stderr
     assert process.returncode in (0, 130, -signal.SIGINT)  # the last one before Python has begun
+
+
+class TestVerify:
+    PART = ("verify", "--preset", "quick", "--device", "cpu", "--impl", "reference_sig", "-a", "seq_len=64,128,256")
+
+    def test_it_keeps_what_a_sweep_said_of_its_runs(self, tmp_path):
+        folder = str(tmp_path / "rows")
+        small = ["-a", "seq_len=64", "-a", "d_qk=16", "-a", "d_hv=16", "--device", "cpu", "--impl", "reference_sig"]
+        assert run("sweep", *small, "--no-plots", "--out", folder).exit_code == 0
+        before = json.loads((tmp_path / "rows" / "environment.json").read_text())["runs"]
+        assert run("verify", *small, "--out", folder).exit_code == 0
+        after = json.loads((tmp_path / "rows" / "environment.json").read_text())["runs"]
+        assert before
+        assert {name: told for name, told in after.items() if name != "verify"} == before
+        assert "arguments" in after["verify"]
+
+    def test_an_environment_that_no_sweep_wrote_is_refused_before_anything_is_checked(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(verifier.Verifier, "verify", None)
+        (tmp_path / "environment.json").write_text("[]")
+        refused([*self.PART, "--out", str(tmp_path)], "is not what `tflabench sweep` writes")
+        assert [path.name for path in tmp_path.iterdir()] == ["environment.json"]
+
+    def test_interrupted_it_writes_what_it_has_checked(self, tmp_path, monkeypatch):
+        real, calls = verifier.Verifier.verify, []
+
+        def verify(self, point):
+            calls.append(point)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return real(self, point)
+
+        monkeypatch.setattr(verifier.Verifier, "verify", verify)
+        done = run(*self.PART, "--out", str(tmp_path))
+        assert (done.exit_code, done.stdout) == (130, "")
+        assert re.search(r"Interrupted: 1 of \d+ points were checked\.", done.stderr)
+        points = {line.split(",")[0] for line in (tmp_path / "errors.csv").read_text().splitlines()[1:]}
+        assert points == {calls[0].id}
+
+
+def test_json_has_null_where_a_number_is_none(capsys):
+    print_json({"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2)}]})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": [None, 2]}]}
+
+
+@pytest.mark.parametrize(
+    "words", [("plot",), ("headline",), ("rows", "recount"), ("roofline", "--gpu", "H100", "--out")]
+)
+def test_a_path_too_long_is_one_line(words):
+    refused([*words, "a" * 300], "cannot be used (File name too long): give another path")
+
+
+def test_a_dry_run_takes_the_name_of_a_folder_as_it_is(tmp_path):
+    done = run("sweep", "--dry-run", "--device", "cpu", "--out", str(tmp_path / "s[/]"))
+    assert done.exit_code == 0, done.exception
+    assert "s[/]" in "".join(done.stdout.split())
+
+
+def test_what_another_sweep_measured_while_this_one_waited_is_not_measured_again(tmp_path, monkeypatch):
+    part = ["sweep", "--device", "cpu", "-a", "seq_len=64", "-a", "d_qk=16", "-a", "d_hv=16", "--no-plots"]
+    first, own = ([*part, "--impl", name] for name in ("reference_sig", "reference_exp"))
+    assert run(*first, "--out", "there").exit_code == 0
+    theirs = Path("there/journal.jsonl").read_text()
+
+    @contextmanager
+    def waited(device, say, wait=True):
+        for path in Path().glob("*/journal.jsonl"):  # the other sweep ends
+            if not path.stat().st_size:
+                path.write_text(theirs)
+        yield
+
+    monkeypatch.setattr(gpu_lock, "alone_on", waited)
+    assert run(*own, "--out", "here").exit_code == 0
+    assert Path("here/journal.jsonl").read_text().startswith(theirs)
+    assert set(pd.read_csv("here/rows.csv")["implementation"]) == {"reference_sig", "reference_exp"}
+    assert run(*first, "--out", "again").exit_code == 0
+    assert Path("again/journal.jsonl").read_text() == theirs
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--format", "csv"), "--dry-run and --format csv are both given: a dry run has --json or a table"),
+        (("--gpu", "H100", "--device", "cpu"), "--device cpu and the GPU H100 are both given: give one of them"),
+    ],
+)
+def test_a_dry_run_refuses_what_it_would_not_heed(words, said):
+    refused(["sweep", "--dry-run", *words], said)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            'axes = { seq_len = "64", tokens = "128", batch = "7" }',
+            "are both set: each follows from the other, give one",
+        ),
+        ('protocol = { gpu = "short" }', "protocol has 'gpu': it must be cuda or cpu"),
+        ("", "group 1 has family 'nope': it must be one of mlstm,"),
+    ],
+)
+def test_what_a_preset_says_for_nothing_is_refused(tmp_path, line, said):
+    family = '["nope"]' if not line else '["mlstm"]'
+    path = tmp_path / "mine.toml"
+    path.write_text(f'title = "mine"\n{line}\n[[group]]\nfamily = {family}\n')
+    refused(["sweep", "--dry-run", "--device", "cpu", "--preset", str(path)], said)
+
+
+def test_a_stdout_that_is_closed_or_has_few_characters_ends_in_no_traceback(tmp_path):
+    closed = subprocess.run(f"{' '.join(COMMAND)} gpus >&-", shell=True, capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*COMMAND, "gpus"], env=os.environ | ascii_only, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "H100" in done.stdout
+
+
+def test_a_page_is_utf_8_in_any_locale_and_never_half_written(tmp_path):
+    code = (
+        "import sys, pathlib; from tflabench.conclusions.markdown import write_page; "
+        "write_page(pathlib.Path(sys.argv[1]), chr(8224))"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code, str(tmp_path / "a.md")]
+    subprocess.run(command, env=os.environ | ascii_only, check=True)
+    assert (tmp_path / "a.md").read_bytes() == "\u2020".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.md"]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tflabench.bench.worker import Worker
-from tflabench.implementations import registry
+from tflabench.implementations import plugins, registry
 from tflabench.implementations.adapter import Implementation
-from tflabench.plugin import mlstm_kernel
+from tflabench.plugin import Case, draw, mlstm_kernel
 from tflabench.problem import InputError, Problem
 from tflabench.selection.points import select_points
 from tflabench.selection.presets import load_preset
@@ -166,6 +166,26 @@ def test_a_build_that_raises_or_returns_no_case_is_a_row(monkeypatch, build, rea
     result = answer(Implementation("mine", "mlstm", "mine", build, lambda *_: None), monkeypatch)
     assert result["status"] == "error"
     assert reason in result["reason"]
+
+
+@pytest.mark.parametrize("size", ["x", 0, -16, 1.5, True])
+def test_a_chunk_size_that_is_none_is_a_row(monkeypatch, size):
+    def build(problem, device):
+        inputs = draw(problem, device, {"v": (problem.batch, problem.heads, problem.seq_len, problem.d_hv)})
+        return Case(inputs, lambda: inputs["v"] + 1, oracle=lambda x: x["v"] + 1, details={"chunk_size": size})
+
+    result = answer(Implementation("mine", "mlstm", "mine", build, lambda *_: None), monkeypatch)
+    assert result["status"] == "error"
+    assert f"details have the chunk_size {size!r}: it must be an integer, 1 or more" in result["reason"]
+
+
+def test_a_cost_that_is_none_is_named():
+    impl = Implementation("mine", "mlstm", "mine", print, lambda *_: "two\nlines", cost=lambda _: 5)  # type: ignore[arg-type]
+    (guarded,) = plugins._checked((impl,))
+    assert guarded.refuses(SMALL, "cpu") == "two lines"
+    assert guarded.cost
+    with pytest.raises(InputError, match="the cost of mine is an int; expected a Cost"):
+        guarded.cost(SMALL)
 
 
 def test_refuses_and_cost_that_fail_end_no_sweep(tmp_path):

@@ -1,5 +1,6 @@
 """Entry point of the `tflabench` command and of `python -m tflabench`."""
 
+import io
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ def leave_repository_root() -> None:
 
 def main() -> None:
     """Run the command line. What stdout does not take is one line and exit code 1; an interrupt is exit code 130."""
+    _take_any_text()
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a shell has them ignored
     if interrupts:
         signal.signal(signal.SIGINT, _leave)  # imports come first: an interrupt would end in a traceback of theirs
@@ -46,6 +48,14 @@ def main() -> None:
         if interrupts:
             signal.signal(signal.SIGINT, _leave)
         _close_stdout()
+
+
+def _take_any_text() -> None:
+    """Let stdout take every character, as a question mark where it has none, and nowhere where it is closed."""
+    if sys.stdout is None:  # type: ignore[comparison-overlap]
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _leave(*_: object) -> None:

@@ -267,6 +267,9 @@ class Worker:
         case = registry.get(implementation).build(problem, self.device)
         if not isinstance(case, Case):
             raise TypeError(f"build returned {type(case).__name__}: it must return a Case")
+        chunk_size: object = case.details.get("chunk_size")
+        if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
+            raise TypeError(f"details have the chunk_size {chunk_size!r}: it must be an integer, 1 or more")
         leaves = [tensor for tensor in case.inputs.values() if tensor.requires_grad]
         backward = problem.pass_ == "fwbw"
         self.answer({"stage": "compiling and running for the first time"})

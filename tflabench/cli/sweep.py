@@ -142,6 +142,8 @@ def sweep(  # noqa: PLR0913  options
     tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
     limit = None if memory_limit is None else parse_bytes("--memory-limit", memory_limit)
     if dry_run:
+        if format_ != "table":
+            raise InputError(f"--dry-run and --format {format_} are both given: a dry run has --json or a table")
         target, slug = _target(device, gpu, kinds)
         planned = plan(request, target.kind)
         folder = out or Path("results") / slug / planned.preset.name
@@ -168,6 +170,8 @@ def _target(device: str, gpu: str | None, kinds: tuple[str, ...]) -> tuple[Targe
     asked = [name for name in (gpu, *kinds) if name is not None]
     if len(asked) > 1:
         raise InputError(f"--dry-run is for {' and '.join(asked)}: give one kind of GPU, a selection is for one")
+    if asked and device == "cpu":
+        raise InputError(f"--device cpu and the GPU {asked[0]} are both given: give one of them")
     if not asked:
         machine = detect(device)
         return Target.of_machine(machine), machine.slug

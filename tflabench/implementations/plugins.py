@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from tflabench.implementations.adapter import Family, Formulation, Implementation
 from tflabench.problem import InputError, Problem
-
-if TYPE_CHECKING:
-    from tflabench.theory.cost import Cost
+from tflabench.theory.cost import Cost
 
 GROUP = "tflabench.implementations"  # of entry points
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -165,15 +163,20 @@ def _guarded(impl: Implementation) -> Implementation:
             reason: object = impl.refuses(problem, device)
         except Exception as error:
             return f"its refuses raised {_said(error)}"
-        if reason is None or isinstance(reason, str):
-            return reason or None
+        if reason is None:
+            return None
+        if isinstance(reason, str):
+            return " ".join(reason.split()) or None
         return f"its refuses returned {reason!r}; expected None or a reason in one line"
 
     def cost(problem: Problem) -> Cost:
         assert impl.cost is not None
         try:
-            return impl.cost(problem)
+            found: object = impl.cost(problem)
         except Exception as error:
             raise InputError(f"the cost of {impl.name} raised {_said(error)}; expected a Cost") from error
+        if isinstance(found, Cost):
+            return found
+        raise InputError(f"the cost of {impl.name} is {_article(found)}; expected a Cost")
 
     return replace(impl, refuses=refuses, cost=cost if impl.cost else None)

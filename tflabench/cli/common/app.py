@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -53,6 +54,9 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, wherev
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 
+PATHS = (errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)  # errors of a path that a user gave
+
+
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     """End what the user got wrong with one line on stderr and exit code 2; what cannot be written, with code 1."""
@@ -67,10 +71,13 @@ def _one_line_errors() -> Iterator[None]:
         hint = f"; see {ctx.command_path} --help" if ctx else ""
         message, code = error.format_message().rstrip(".") + hint, 2  # type: ignore[attr-defined]
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+        if error.errno in PATHS and error.filename is not None:
+            message, code = f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}): give another path", 2
+        elif error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        drop_stdout()
-        message, code = f"cannot write: {error.strerror}", 1
+        else:
+            drop_stdout()
+            message, code = f"cannot write: {error.strerror}", 1
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):  # which rich turns into an exit without a word
             raise

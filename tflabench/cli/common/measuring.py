@@ -131,7 +131,11 @@ def measure_comparisons(
     estimates = {point.id: estimate(point, target, settings.protocol) for point in points}
     warn_too_big(estimates, machine.memory_bytes)
     store = Store(folder, machine.name)
-    todo = pending(comparisons, store.rows, settings.protocol, machine.kind) if resume else list(comparisons)
+
+    def lacking() -> list[Comparison]:
+        return pending(comparisons, store.rows, settings.protocol, machine.kind) if resume else list(comparisons)
+
+    todo = lacking()
     due = [point for comparison in todo for point in comparison.points]
     note.print(f"{title}\n{len(due)} of {len(points)} points to measure, in {len(todo)} comparisons, into {folder}")
     waiting = {point.id for point in due}
@@ -148,13 +152,14 @@ def measure_comparisons(
             seconds = sum(expected.values())
             shown = LiveTable(note, seconds, settings.protocol) if told.live else ProgressBar(note, seconds)
             with alone_on(session.facts.get("uuid") or machine.name, note.print), shown as progress:
+                store = Store(folder, machine.name)  # again: the sweep that was waited for may have added to it
 
                 def on_row(row: Row) -> None:
                     told.row(row)
                     if row.closed:
                         progress.advance(expected[row.point])
 
-                session.sweep(todo, store, Audience(on_row, progress.watch), stop_at)
+                session.sweep(lacking(), store, Audience(on_row, progress.watch), stop_at)
     except KeyboardInterrupt:
         interrupted = True
         store.save_unwritten()
@@ -355,11 +360,12 @@ def print_selection(
     most = max(row["bytes"] for row in selection)
     console.print(
         f"{len(selection)} points in {len(comparisons)} comparisons, {runnable} can run on {target.name}: "
-        f"about {max(1, round(seconds / 60))} min; at least {size_in_words(most)} of memory; rows go to {folder}"
+        f"about {max(1, round(seconds / 60))} min; at least {size_in_words(most)} of memory; rows go to {folder}",
+        markup=False,
     )
     if len(due) < len(selection):
         rest = f"about {max(1, round(left / 60))} min are left" if due else "nothing is left"
-        console.print(f"{folder} has {len(selection) - len(due)} of them: {rest}")
+        console.print(f"{folder} has {len(selection) - len(due)} of them: {rest}", markup=False)
 
 
 def _points_table(selection: Sequence[dict[str, Any]]) -> Table:

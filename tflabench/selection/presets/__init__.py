@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from tflabench.implementations import registry
-from tflabench.implementations.adapter import Implementation
+from tflabench.implementations.adapter import Family, Implementation
 from tflabench.problem import InputError
 from tflabench.selection.axes import Values, overlay, parse_axes
 
@@ -23,6 +23,7 @@ class Field(NamedTuple):
     required: bool = False
 
 
+DEVICE_KINDS = ("cuda", "cpu")
 TABLE = {
     "title": Field(str, 'a string, such as title = "My sweep"', required=True),
     "group": Field(list, "one [[group]] or more", required=True),
@@ -100,13 +101,13 @@ def load_preset(name: str) -> Preset:
     if name not in preset_names():
         hint = f"{registry.nearest(name, preset_names())}; a file must end in .toml"
         raise InputError(f"unknown preset {name!r}; {hint}")
-    table = tomllib.loads((files("tflabench.selection.presets") / f"{name}.toml").read_text())
+    table = tomllib.loads((files("tflabench.selection.presets") / f"{name}.toml").read_text(encoding="utf-8"))
     return _preset(name, table)
 
 
 def _of_file(path: Path) -> Preset:
     try:
-        return _preset(path.stem, tomllib.loads(path.read_text()))
+        return _preset(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"preset {path} cannot be read ({error.strerror}): name a TOML file") from None
     except ValueError as error:  # of TOML, of its encoding, and InputError
@@ -120,12 +121,18 @@ def _preset(name: str, table: Mapping[str, Any]) -> Preset:
         InputError: something is missing, unknown, or of another type.
     """
     _check_fields(table, TABLE, "it")
-    shared = parse_axes(_of_type(table.get("axes", {}), dict, "axes"))
+    shared = overlay({}, parse_axes(_of_type(table.get("axes", {}), dict, "axes")))
+    for kind in table.get("protocol", {}):
+        if kind not in DEVICE_KINDS:
+            raise InputError(f"protocol has {kind!r}: it must be cuda or cpu")
     groups: list[Group] = []
     for number, entry in enumerate(table["group"], 1):
         settings = {key: value for key, value in _of_type(entry, dict, "group").items() if key in SETTINGS}
         _check_fields(settings, SETTINGS, f"group {number}")
-        if settings.get("device") not in (None, "cuda", "cpu"):
+        for family in settings.get("family", ()):
+            if family not in (known := get_args(Family)):
+                raise InputError(f"group {number} has family {family!r}: it must be one of {', '.join(known)}")
+        if settings.get("device") not in (None, *DEVICE_KINDS):
             raise InputError(f"group {number} has device {settings['device']!r}: it must be cuda or cpu")
         axes = {key: value for key, value in entry.items() if key not in SETTINGS}
         groups.append(Group(overlay(shared, parse_axes(axes)), **settings))
