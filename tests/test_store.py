@@ -124,6 +124,28 @@ def test_a_broken_line_in_the_middle_is_not_skipped(folder):
         read_rows(folder)
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("batch", "0"), ("seq_len", "-1"), ("d_qk", str(2**63)), ("chunk_size", "0"), ("pass", '"bw"'),
+        ("implementation", '""'), ("ms_median", "0"), ("ms_median", "NaN"), ("ms_median", "Infinity"),
+        ("host_ms", "-1"), ("details", "[" * 100_000),
+    ],
+)  # fmt: skip
+def test_a_line_with_values_that_no_sweep_writes_is_no_row(folder, column, value):
+    path = folder / "journal.jsonl"
+    fields = json.loads(path.read_text().splitlines()[-1]) | {column: "@"}
+    path.write_text(json.dumps(fields).replace('"@"', value) + "\n")
+    with pytest.raises(InputError, match="line 1 is no row: mend or delete that line"):
+        Store(folder, DEVICE)
+
+
+def test_an_environment_nested_too_deep_is_refused(folder):
+    (folder / "environment.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is not what `tflabench sweep` writes"):
+        Store(folder, DEVICE)
+
+
 def test_rows_that_another_sweep_adds_while_a_folder_is_opened_stay(folder, monkeypatch):
     path = folder / "journal.jsonl"
     stale = journal.whole_lines(folder)

@@ -6,8 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tflabench.problem import Pass
+
 SCHEMA_VERSION = 4
 MIGRATED_VERSIONS = (1, 2, 3)  # which `tflabench.rows.migrate` brings to this one
+MOST = 2**63  # integers of a table are smaller
 Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
 
 
@@ -59,31 +62,31 @@ class Row(BaseModel):
     comparison_id: str | None = None
     closed: bool = False
     rounds: int = 0
-    implementation: str
+    implementation: str = Field(min_length=1)
     title: str
     family: str
     gate: str | None = None
     formulation: str
     package: str
     package_version: str | None = None
-    pass_: str = Field(alias="pass")
-    batch: int
-    heads: int
-    seq_len: int
-    d_qk: int
-    d_hv: int
-    chunk_size: int | None = None
+    pass_: Pass = Field(alias="pass")
+    batch: int = Field(ge=1, lt=MOST)
+    heads: int = Field(ge=1, lt=MOST)
+    seq_len: int = Field(ge=1, lt=MOST)
+    d_qk: int = Field(ge=1, lt=MOST)
+    d_hv: int = Field(ge=1, lt=MOST)
+    chunk_size: int | None = Field(default=None, ge=1, lt=MOST)
     dtype: str
     inputs: str
     seed: int
     device: str
     status: Status
     reason: str | None = None
-    ms_median: float | None = None
-    ms_min: float | None = None
-    ms_p20: float | None = None
-    ms_p80: float | None = None
-    host_ms: float | None = None
+    ms_median: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ms_min: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ms_p20: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ms_p80: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    host_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     samples: int | None = None
     warmup: int | None = None
     protocol: str
