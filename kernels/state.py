@@ -43,9 +43,8 @@ def zero_state(
         device: where; None is torch's default.
         dtype: of all three; None is float32.
     """
-    from .checks import check_is_gate  # it imports this module
-
-    check_is_gate(gate)
+    if type(gate) is not Gate:
+        raise TypeError(f"gate is a {type(gate).__name__}: it must be a tflabench.ops.Gate")
 
     def full(*shape: int, value: float = 0.0) -> Tensor:
         return torch.full((batch, heads, *shape), value, device=device, dtype=dtype or torch.float32)
