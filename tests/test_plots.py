@@ -483,8 +483,7 @@ def test_names_are_words_whatever_they_hold(name, tmp_path):
 
 
 def test_values_that_are_no_numbers_make_a_figure(tmp_path):
-    rows = [row(seq_len=2**n, ms_median=1.0, model_flops=None) for n in (10, 11, 12)]
-    rows[0] = rows[0].model_copy(update={"ms_median": float("nan")})  # which no journal may hold
+    rows = [row(seq_len=2**n, ms_median=float("nan") if n == 10 else 1.0, model_flops=None) for n in (10, 11, 12)]
     for figure in made(rows).values():
         matplotlib_renderer.write(figure, tmp_path / f"{figure.stem}.png")
         assert (tmp_path / f"{figure.stem}.png").stat().st_size > 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tflabench.problem import Pass
 
@@ -82,11 +82,11 @@ class Row(BaseModel):
     device: str
     status: Status
     reason: str | None = None
-    ms_median: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    ms_min: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    ms_p20: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    ms_p80: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    host_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ms_median: float | None = None
+    ms_min: float | None = None
+    ms_p20: float | None = None
+    ms_p80: float | None = None
+    host_ms: float | None = None
     samples: int | None = None
     warmup: int | None = None
     protocol: str
@@ -121,6 +121,13 @@ class Row(BaseModel):
     driver: str | None = None
     started_at: str
     details: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @field_validator("ms_median", "ms_min", "ms_p20", "ms_p80", "host_ms")
+    @classmethod
+    def _is_a_time(cls, value: float | None) -> float | None:
+        if value is not None and value <= 0:
+            raise ValueError("a time is more than 0")
+        return value
 
     def columns(self) -> dict[str, Any]:
         """Return the row under its column names: `pass`, not `pass_`."""
