@@ -161,7 +161,7 @@ def test_interrupted_it_keeps_what_it_has_and_says_130():
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
     assert "Interrupted: 0 of 4 points are safe" in stderr  # a row whose comparison is open is provisional
-    assert [row["closed"] for row in journal()] == [False]
+    assert {row["closed"] for row in journal()} == {False}  # where the machine is busy, a second one too
     assert "Traceback" not in stderr
     assert Path("out/rows.parquet").exists()
 
@@ -247,7 +247,7 @@ def test_interrupted_on_a_terminal_it_leaves_that_clean_and_keeps_what_it_has():
     assert "Interrupted: 0 of 4 points are safe; the same command goes on." in after
     assert "preparing" not in after
     assert "Traceback" not in terminal.shown
-    assert [row["closed"] for row in journal()] == [False]
+    assert {row["closed"] for row in journal()} == {False}  # where the machine is busy, a second one too
 
 
 def test_all_of_it_is_shown_by_the_same_command_with_full_which_measures_nothing():
