@@ -26,6 +26,7 @@ from tflabench.bench.machine import Machine
 from tflabench.cli.common.app import COMMANDS
 from tflabench.cli.common.console import print_json
 from tflabench.cli.main import app
+from tflabench.conclusions.markdown import write_page
 from tflabench.problem import InputError
 from tflabench.theory import hardware
 
@@ -609,3 +610,12 @@ def test_a_page_is_utf_8_in_any_locale_and_never_half_written(tmp_path):
     subprocess.run(command, env=os.environ | ascii_only, check=True)
     assert (tmp_path / "a.md").read_bytes() == "\u2020".encode()
     assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
+
+
+def test_a_page_goes_through_a_link_or_a_pipe_and_leaves_it_there(tmp_path):
+    (tmp_path / "page.md").write_text("old")
+    (tmp_path / "link.md").symlink_to(tmp_path / "page.md")
+    write_page(tmp_path / "link.md", "new")
+    assert (tmp_path / "link.md").is_symlink()
+    assert (tmp_path / "page.md").read_text() == "new"
+    assert write_page(Path("/dev/null"), "gone").is_char_device()

@@ -17,7 +17,10 @@ def write_page(out: Path, text: str) -> Path:
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, text)
+        if out.is_symlink() or (out.exists() and not out.is_file()):  # /dev/stdout, a pipe: nothing to put in its place
+            out.write_text(text, encoding="utf-8")
+        else:
+            write_whole(out, text)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({error.strerror}): give another file with --out") from None
     return out

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tflabench.bench.machine import Machine
     from tflabench.bench.plan import Request
     from tflabench.bench.protocol import Protocol
-    from tflabench.bench.sweep import Session
+    from tflabench.bench.sweep import Session, Settings
     from tflabench.rows.journal import Store
     from tflabench.rows.schema import Row
     from tflabench.selection.comparisons import Comparison
@@ -119,7 +119,7 @@ def measure_comparisons(
     """
     from tflabench.bench.estimate import Target, estimate
     from tflabench.bench.gpu_lock import alone_on
-    from tflabench.bench.sweep import Audience, pending
+    from tflabench.bench.sweep import Audience
     from tflabench.cli.common.live import LiveTable, ProgressBar, is_watched
     from tflabench.rows.journal import Store
 
@@ -131,11 +131,7 @@ def measure_comparisons(
     estimates = {point.id: estimate(point, target, settings.protocol) for point in points}
     warn_too_big(estimates, machine.memory_bytes)
     store = Store(folder, machine.name)
-
-    def lacking() -> list[Comparison]:
-        return pending(comparisons, store.rows, settings.protocol, machine.kind) if resume else list(comparisons)
-
-    todo = lacking()
+    todo = _lacking(comparisons, store, settings) if resume else list(comparisons)
     due = [point for comparison in todo for point in comparison.points]
     note.print(f"{title}\n{len(due)} of {len(points)} points to measure, in {len(todo)} comparisons, into {folder}")
     waiting = {point.id for point in due}
@@ -153,13 +149,14 @@ def measure_comparisons(
             shown = LiveTable(note, seconds, settings.protocol) if told.live else ProgressBar(note, seconds)
             with alone_on(session.facts.get("uuid") or machine.name, note.print), shown as progress:
                 store = Store(folder, machine.name)  # again: the sweep that was waited for may have added to it
+                todo = _lacking(todo, store, settings) if resume else todo
 
                 def on_row(row: Row) -> None:
                     told.row(row)
                     if row.closed:
                         progress.advance(expected[row.point])
 
-                session.sweep(lacking(), store, Audience(on_row, progress.watch), stop_at)
+                session.sweep(todo, store, Audience(on_row, progress.watch), stop_at)
     except KeyboardInterrupt:
         interrupted = True
         store.save_unwritten()
@@ -173,6 +170,13 @@ def measure_comparisons(
     if left:
         note.print(f"The time is up: {left} of {len(points)} points are left; the same command measures them.")
     return Measured(rows, files, left, [folder])
+
+
+def _lacking(comparisons: Sequence[Comparison], store: Store, settings: Settings) -> list[Comparison]:
+    """Return the comparisons that a folder does not have whole."""
+    from tflabench.bench.sweep import pending
+
+    return pending(comparisons, store.rows, settings.protocol, settings.machine.kind)
 
 
 def _closed(store: Store, points: Sequence[Point]) -> int:
