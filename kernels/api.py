@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypedDict, Unpack, cast, overload
 import torch
 from torch import Tensor
 
-from . import chunkwise_operator, packed, reference
+from . import chunkwise_operator
 from .backends import (
     REFERENCE_CHUNK_SIZE,
     Arguments,
@@ -44,9 +44,11 @@ from .checks import (
     check_state,
     heads_of,
 )
-from .epilogue import skip_and_gate
-from .plan.tfla import TileConfig
-from .prologue import add_bias
+from .common import packed
+from .mamba2.epilogue import skip_and_gate
+from .mamba2.prologue import add_bias
+from .scalar import reference
+from .scalar.plan.tfla import TileConfig
 from .state import State, zero_state
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, ChunkSize, Gate, Implementation, Layout
 

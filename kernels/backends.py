@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .checks import check_chunk_size, check_heads, check_is_gate, check_name, check_sequence
-from .operators import HAS_TRITON, constant_to_compilers
-from .plan.tfla import DTYPES, TileConfig
+from .common.operators import HAS_TRITON, constant_to_compilers
+from .common.tiling import DTYPES
+from .scalar.plan.tfla import TileConfig
 from .state import State
 from .types import ChunkSize, Gate, Implementation, Layout
 
@@ -104,11 +105,11 @@ class Kernels(NamedTuple):
 
 
 def _tfla(levels: int) -> Kernels:
-    return importlib.import_module(".tfla.chunkwise", __package__).kernels(levels)
+    return importlib.import_module(".scalar.tfla.chunkwise", __package__).kernels(levels)
 
 
 def _hopper() -> Kernels:
-    return importlib.import_module(".hopper.chunkwise", __package__).kernels()
+    return importlib.import_module(".scalar.hopper.chunkwise", __package__).kernels()
 
 
 KERNELS: dict[str, Callable[[], Kernels]] = {

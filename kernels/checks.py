@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .operators import has_numbers
+from .common.operators import has_numbers
 from .state import State
 from .types import Gate
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import operators
 from .backends import Arguments, KernelOptions, Kernels, kernels_of, resolve
-from .epilogue import skip_and_gate, skip_gradients
-from .operators import FIRST_ORDER, Gradients, constant_to_compilers, tuple_of
-from .plan.tfla import TileConfig
-from .reference import shared, sum_shared
+from .common import operators
+from .common.operators import FIRST_ORDER, Gradients, constant_to_compilers, tuple_of
+from .mamba2.epilogue import skip_and_gate, skip_gradients
+from .scalar.plan.tfla import TileConfig
+from .scalar.reference import shared, sum_shared
 from .state import State
 from .types import ForgetGate, Gate, InputGate
 

@@ -13,7 +13,6 @@ from typing import Any, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from . import operators, reference
 from .api import Mamba2Terms, retnet_log_decays
 from .backends import KERNEL_DTYPES, autocast_dtype
 from .checks import (
@@ -32,8 +31,10 @@ from .checks import (
     check_state,
     check_tensor,
 )
-from .epilogue import skip_and_gate
-from .operators import HAS_TRITON, constant_to_compilers, without_gradients
+from .common import operators
+from .common.operators import HAS_TRITON, constant_to_compilers, without_gradients
+from .mamba2.epilogue import skip_and_gate
+from .scalar import reference
 from .state import State
 from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate, StepImplementation
 
@@ -349,7 +350,7 @@ _gate = functools.lru_cache(64)(Gate)
 
 @functools.cache
 def _kernels() -> Any:
-    return importlib.import_module(".tfla.step", __package__)
+    return importlib.import_module(".scalar.step_kernel", __package__)
 
 
 _NO_GRADIENTS = without_gradients("a decode step has no gradients: call it under torch.no_grad()")

@@ -15,9 +15,9 @@ from triton.runtime.jit import JITFunction
 sys.path.insert(0, str(Path(__file__).parent))
 from compile_tfla import Launch, compiled
 
+from tflabench.kernels.common import device
 from tflabench.kernels.gla import chunkwise, walkthrough
 from tflabench.kernels.gla.call import Arguments
-from tflabench.kernels.tfla import device
 
 BOUNDS = (0, 100, 1000, 4096)
 CASES: dict[str, tuple[Any, ...]] = {

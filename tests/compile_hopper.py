@@ -19,8 +19,9 @@ from typing import Any
 import triton
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tflabench.kernels.gates import Exponents
-from tflabench.kernels.hopper import (
+from tflabench.kernels.common.launching import COMPILED
+from tflabench.kernels.scalar.gates import Exponents
+from tflabench.kernels.scalar.hopper import (
     backward_dkdv,
     backward_dqk,
     backward_dv,
@@ -29,14 +30,14 @@ from tflabench.kernels.hopper import (
     segment_states,
     tile_gradients,
 )  # fmt: skip
-from tflabench.kernels.hopper.config import (
+from tflabench.kernels.scalar.hopper.config import (
     DkdvConfig,
     PackedHeadsConfig,
     SegmentStatesConfig,
     TileGradientsConfig,
     WalkConfig,
 )  # fmt: skip
-from tflabench.kernels.hopper.launch import (
+from tflabench.kernels.scalar.hopper.launch import (
     BLOCKS,
     EXPONENTS_BLOCK,
     EXPONENTS_LAYOUT,
@@ -45,12 +46,11 @@ from tflabench.kernels.hopper.launch import (
     STATES_BLOCK,
     STATES_LAYOUT,
 )
-from tflabench.kernels.hopper.normaliser import NormaliserTensors
-from tflabench.kernels.hopper.schedule import Counts, DocumentCounts
-from tflabench.kernels.hopper.state import States
-from tflabench.kernels.hopper.workarounds import ASSEMBLY
-from tflabench.kernels.launching import COMPILED
-from tflabench.kernels.plan.hopper_shapes import (
+from tflabench.kernels.scalar.hopper.normaliser import NormaliserTensors
+from tflabench.kernels.scalar.hopper.schedule import Counts, DocumentCounts
+from tflabench.kernels.scalar.hopper.state import States
+from tflabench.kernels.scalar.hopper.workarounds import ASSEMBLY
+from tflabench.kernels.scalar.plan.hopper_shapes import (
     MOST_ADDED_UP,
     WIDTH,
     DkdvShape,

@@ -11,10 +11,10 @@ from typing import Any
 import triton
 from triton.compiler import ASTSource
 
-from tflabench.kernels.gates import ActivationConfig
-from tflabench.kernels.launching import COMPILED
+from tflabench.kernels.common.launching import COMPILED
+from tflabench.kernels.scalar import step_kernel as step
+from tflabench.kernels.scalar.gates import ActivationConfig
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla import step
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assembled import assembled

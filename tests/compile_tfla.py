@@ -24,11 +24,14 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.hopper.exponents import exponents
-from tflabench.kernels.plan.sizes import Device
-from tflabench.kernels.plan.tfla import TileConfig
+from tflabench.kernels.common import device
+from tflabench.kernels.common.sizes import Device
+from tflabench.kernels.mamba2 import epilogue_kernel as epilogue
+from tflabench.kernels.mamba2 import prologue_kernel as prologue
+from tflabench.kernels.scalar.hopper.exponents import exponents
+from tflabench.kernels.scalar.plan.tfla import TileConfig
+from tflabench.kernels.scalar.tfla import chunkwise
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla import chunkwise, device, epilogue, prologue
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -51,10 +51,10 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import constexpr
 
-import tflabench.kernels.hopper as hopper
-from tflabench.kernels.hopper import backward, config, documents, forward, segment_states, tiles
-from tflabench.kernels.hopper.config import CarryConfig
-from tflabench.kernels.plan.sizes import Device
+import tflabench.kernels.scalar.hopper as hopper
+from tflabench.kernels.common.sizes import Device
+from tflabench.kernels.scalar.hopper import backward, config, documents, forward, segment_states, tiles
+from tflabench.kernels.scalar.hopper.config import CarryConfig
 
 SHARED = (
     "conversions",

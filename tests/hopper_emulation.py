@@ -11,25 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels import reference
+from tflabench.kernels.scalar import reference
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported
 
 pytest.importorskip("triton.experimental.gluon")
 
-from tflabench.kernels.hopper import backward as hopper_backward
-from tflabench.kernels.hopper import forward as hopper_forward
-from tflabench.kernels.hopper.backward_dqk import RowSumTensors
-from tflabench.kernels.hopper.exponents import TILE
-from tflabench.kernels.hopper.launch import Inputs
-from tflabench.kernels.hopper.normaliser import NormaliserTensors
-from tflabench.kernels.hopper.segment_states import SegmentStates, StateInputs
-from tflabench.kernels.hopper.state import Matrices, States
-from tflabench.kernels.hopper.tile_gradients import Gradients
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.hopper_segments import Segments
-from tflabench.kernels.plan.sizes import Device
+from tflabench.kernels.common.sizes import Device
+from tflabench.kernels.scalar.hopper import backward as hopper_backward
+from tflabench.kernels.scalar.hopper import forward as hopper_forward
+from tflabench.kernels.scalar.hopper.backward_dqk import RowSumTensors
+from tflabench.kernels.scalar.hopper.exponents import TILE
+from tflabench.kernels.scalar.hopper.launch import Inputs
+from tflabench.kernels.scalar.hopper.normaliser import NormaliserTensors
+from tflabench.kernels.scalar.hopper.segment_states import SegmentStates, StateInputs
+from tflabench.kernels.scalar.hopper.state import Matrices, States
+from tflabench.kernels.scalar.hopper.tile_gradients import Gradients
+from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.scalar.plan.hopper_segments import Segments
 
 ROOT = Path(__file__).parents[1]
 

@@ -24,11 +24,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
-from tflabench.kernels import launching
-from tflabench.kernels.hopper.launch import BLOCKS, Described, descriptor
-from tflabench.kernels.launching import COMPILED, enqueue
-from tflabench.kernels.tfla.tiles import Described as Tiles
-from tflabench.kernels.tfla.tiles import Unchecked
+from tflabench.kernels.common import launching
+from tflabench.kernels.common.descriptors import Described as Tiles
+from tflabench.kernels.common.descriptors import Unchecked
+from tflabench.kernels.common.launching import COMPILED, enqueue
+from tflabench.kernels.scalar.hopper.launch import BLOCKS, Described, descriptor
 
 Launch = tuple[Any, int, tuple[Any, ...], dict[str, Any]]
 ALIKE = [{"count": 1}, {"count": 5}, {"sharing": 5}]  # they run what the usual launch runs

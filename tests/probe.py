@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels import backends, chunkwise_operator, reference
+from tflabench.kernels import backends, chunkwise_operator
+from tflabench.kernels.scalar import reference
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 

@@ -178,9 +178,9 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from tflabench.kernels.common import device
     from tflabench.kernels.gla import chunkwise, gradients, outputs, scores, states
     from tflabench.kernels.gla.call import Arguments
-    from tflabench.kernels.tfla import device
 
     for module in (gradients, outputs, scores, states):
         monkeypatch.setattr(module, "enqueue", lambda *args, **options: None)

@@ -17,7 +17,7 @@ from tflabench.conclusions.held_out import ModelError
 from tflabench.conclusions.model_error import judge
 from tflabench.conclusions.prediction import AGAIN, Kernel, predict, why_outside
 from tflabench.implementations import packages, registry
-from tflabench.kernels.plan.sizes import shared_memory
+from tflabench.kernels.common.sizes import shared_memory
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import find_results
 from tflabench.theory import hardware

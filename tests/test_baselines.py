@@ -123,7 +123,7 @@ def test_flash_attention_and_its_oracle_see_batch_time_heads():
 @pytest.mark.parametrize(("gate", "autograd"), [("exp", False), ("exp", True), ("sig", False)])
 def test_native_oracle_is_the_reference_where_rounding_does_not_matter(monkeypatch, gate, autograd):
     from tflabench.implementations.mlstm import GATES
-    from tflabench.kernels import reference
+    from tflabench.kernels.scalar import reference
 
     monkeypatch.setattr(nxai, "NATIVE_ORACLE_BLOCK", 16)
     torch.manual_seed(0)
@@ -231,7 +231,7 @@ def lightning_attn_func(q, k, v, s):
     return step_by_step(q, k, v, -s[None])
 """
 MLSTM = """
-from tflabench.kernels import reference
+from tflabench.kernels.scalar import reference
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 def kernel(gate, exact):
     def run(q, k, v, i, f, eps=1e-6, autocast_kernel_dtype=torch.float32, **options):

@@ -20,13 +20,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tflabench.kernels import api, backends, chunkwise_operator, epilogue, prologue
+from tflabench.kernels import api, backends, chunkwise_operator
 from tflabench.kernels.chunkwise_operator import setup_key
-from tflabench.kernels.hopper import chunkwise as hopper
+from tflabench.kernels.mamba2 import epilogue, prologue
+from tflabench.kernels.scalar import step_kernel as decode
+from tflabench.kernels.scalar.hopper import chunkwise as hopper
+from tflabench.kernels.scalar.tfla import chunkwise as tfla
 from tflabench.kernels.state import zero_state
 from tflabench.kernels.step import step
-from tflabench.kernels.tfla import chunkwise as tfla
-from tflabench.kernels.tfla import step as decode
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -251,7 +251,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     from torch.utils.flop_counter import FlopCounterMode
 
     from tflabench.implementations.bundled import GATES as KERNEL_GATES
-    from tflabench.kernels import reference
+    from tflabench.kernels.scalar import reference
 
     T, L, d_qk, d_hv = 96, 32, 8, 24
     shapes = {"q": (1, 2, T, d_qk), "k": (1, 2, T, d_qk), "v": (1, 2, T, d_hv), "f": (1, 2, T), "i": (1, 2, T)}

@@ -19,14 +19,15 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton.experimental.gluon")
 
 from tflabench import ops
-from tflabench.kernels import api, backends, chunkwise_operator, reference
-from tflabench.kernels import packed as packing
+from tflabench.kernels import api, backends, chunkwise_operator
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.cover import cdiv
-from tflabench.kernels.hopper import backward, documents, forward
-from tflabench.kernels.hopper.chunkwise import kernels
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.common import packed as packing
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar import reference
+from tflabench.kernels.scalar.hopper import backward, documents, forward
+from tflabench.kernels.scalar.hopper.chunkwise import kernels
+from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.hopper import Kernel, TileGradients, Walk
-from tflabench.kernels.plan.hopper_shapes import TILE, WalkShape
-from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.scalar.plan.hopper import Kernel, TileGradients, Walk
+from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WalkShape
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused
 from tflabench.theory.call_cost import call_cost
@@ -40,7 +40,7 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     from torch.utils.flop_counter import FlopCounterMode
 
     from tflabench.implementations.mlstm import GATES
-    from tflabench.kernels import reference
+    from tflabench.kernels.scalar import reference
 
     p = Problem(batch=1, heads=2, seq_len=3 * TILE, d_qk=64, d_hv=128, pass_="fwbw")
     tokens = (p.batch, p.heads, p.seq_len)
@@ -200,8 +200,8 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
     """
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.gates import Exponents
-    from tflabench.kernels.hopper import (
+    from tflabench.kernels.scalar.gates import Exponents
+    from tflabench.kernels.scalar.hopper import (
         backward,
         backward_dkdv,
         backward_dqk,
@@ -211,7 +211,7 @@ def test_bytes_and_programs_are_those_the_host_code_launches(
         segment_states,
         tile_gradients,
     )  # fmt: skip
-    from tflabench.kernels.hopper.schedule import Counts
+    from tflabench.kernels.scalar.hopper.schedule import Counts
     from tflabench.kernels.types import MLSTM_SIG
 
     p = Problem(batch=batch, heads=16, seq_len=2048, d_qk=d_qk, d_hv=d_hv, pass_=pass_)

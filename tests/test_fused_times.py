@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tflabench.kernels.plan import hopper as plans
+from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused
 from tflabench.theory.hardware import Ceilings, Gpu, find

@@ -14,12 +14,12 @@ import torch
 from tflabench import ops
 from tflabench.implementations import registry
 from tflabench.implementations.packages import taken_as_installed
+from tflabench.kernels.common.cover import next_power_of_2
 from tflabench.kernels.compat import fla
-from tflabench.kernels.cover import next_power_of_2
 from tflabench.kernels.gla import operator as gla_operator
+from tflabench.kernels.gla import plan as plan
 from tflabench.kernels.gla import reference, walkthrough
-from tflabench.kernels.plan import gla as plan
-from tflabench.kernels.plan.gla import Blocks
+from tflabench.kernels.gla.plan import Blocks
 from tflabench.ops import State
 from tflabench.problem import Problem
 

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from compiled import compiled_under
 
-from tflabench.kernels.plan.gla import Blocks
+from tflabench.kernels.gla.plan import Blocks
 
 SPILLED_BYTES = 700  # stores and loads, of dq, dk and dg in one program: fewer registers a thread were slower
 MULTIPLYING = {"tile_scores", "chunk_states", "parallel_outputs", "tile_gradients"}

@@ -15,8 +15,8 @@ import pytest
 
 from tflabench.conclusions import fitting
 from tflabench.conclusions.model_error import families, judge
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.tfla import Plan
+from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.scalar.plan.tfla import Plan
 from tflabench.problem import Problem
 from tflabench.rows.load import find_results
 from tflabench.theory import calibrated, tfla

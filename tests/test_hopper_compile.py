@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels import reference
 from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.scalar import reference
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compiled import compiled_under
 from hopper_emulation import emulate_walk_forward, emulated  # noqa: F401  a fixture
 
-from tflabench.kernels.hopper import backward as hopper_backward
-from tflabench.kernels.hopper import chunkwise as hopper_chunkwise
-from tflabench.kernels.hopper import forward as hopper_forward
-from tflabench.kernels.hopper.config import CarryConfig
-from tflabench.kernels.hopper.launch import PACK
-from tflabench.kernels.hopper.segment_states import CarriedStates, carry
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.sizes import Device, Sizes, in_steps
+from tflabench.kernels.common.sizes import Device, Sizes, in_steps
+from tflabench.kernels.scalar.hopper import backward as hopper_backward
+from tflabench.kernels.scalar.hopper import chunkwise as hopper_chunkwise
+from tflabench.kernels.scalar.hopper import forward as hopper_forward
+from tflabench.kernels.scalar.hopper.config import CarryConfig
+from tflabench.kernels.scalar.hopper.launch import PACK
+from tflabench.kernels.scalar.hopper.segment_states import CarriedStates, carry
+from tflabench.kernels.scalar.plan import hopper as plans
 
 SHARED_BYTES = 232_448
 SPILLED_BYTES = 256  # stores and loads, outside the loops over tiles but for a few in the normalised h of 256/512

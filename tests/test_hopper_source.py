@@ -20,15 +20,15 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton.experimental.gluon")
 
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.hopper import (
+from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar.hopper import (
     backward,
     forward,
     segment_states,
     tile_gradients,
 )  # fmt: skip
-from tflabench.kernels.hopper.chunkwise import kernels
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.scalar.hopper.chunkwise import kernels
+from tflabench.kernels.scalar.plan import hopper as plans
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tfla_cases

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from tflabench.kernels import api, epilogue, operators, prologue
+from tflabench.kernels import api
 from tflabench.kernels import step as steps
+from tflabench.kernels.common import operators
+from tflabench.kernels.mamba2 import epilogue, prologue
 from tflabench.kernels.state import State
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -124,7 +124,13 @@ def test_sources_have_the_same_hash_wherever_they_lie(request: pytest.FixtureReq
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     "name",
-    ["kernels/api.py", "kernels/plan/tfla.py", "baselines/sdpa.py", "bench/timing.py", "implementations/mlstm.py"],
+    [
+        "kernels/api.py",
+        "kernels/scalar/plan/tfla.py",
+        "baselines/sdpa.py",
+        "bench/timing.py",
+        "implementations/mlstm.py",
+    ],
 )
 def test_a_byte_of_what_decides_a_time_changes_the_hash(copy: Path, name: str) -> None:
     before = hashed()

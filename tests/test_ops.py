@@ -247,8 +247,8 @@ def test_unknown_options_are_named(name):
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors on an H100 that has no memory, as far as a choice goes."""
     pytest.importorskip("triton")
-    from tflabench.kernels.plan.sizes import Device
-    from tflabench.kernels.tfla import device
+    from tflabench.kernels.common import device
+    from tflabench.kernels.common.sizes import Device
 
     monkeypatch.setattr(device, "architecture", lambda _: 90)
     monkeypatch.setattr(device, "figures", lambda _: Device(90, 132))

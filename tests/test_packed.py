@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tflabench import ops
-from tflabench.kernels import api, packed
+from tflabench.kernels import api
+from tflabench.kernels.common import packed
 
 HEADS, T, D_QK, D_HV = 2, 60, 16, 32
 BOUNDS = [0, 1, 9, 17, 17, 44, T]  # one of a single step, two of one length, and one without steps

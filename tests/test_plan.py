@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tflabench.kernels.plan import hopper as hopper_plan
-from tflabench.kernels.plan import tfla as tfla_plan
-from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
-from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar.plan import hopper as hopper_plan
+from tflabench.kernels.scalar.plan import tfla as tfla_plan
+from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradients, Walk
 
 AMPERE, HOPPER, BLACKWELL = Device(80, 108), Device(90, 132), Device(100, 148)
 
@@ -21,8 +21,8 @@ AMPERE, HOPPER, BLACKWELL = Device(80, 108), Device(90, 132), Device(100, 148)
 def test_a_plan_needs_neither_torch_nor_triton():
     code = """
 import sys
-from tflabench.kernels.plan.sizes import Device, Sizes
-from tflabench.kernels.plan.tfla import planned
+from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar.plan.tfla import planned
 print(planned(Sizes(1, 8, 1, 4096, 128, 256), 256, 2, Device(90, 132)).h.programs)
 print([name for name in ("torch", "triton", "numpy") if name in sys.modules])
 """
@@ -63,9 +63,9 @@ class Launched:
 def test_the_papers_kernels_are_launched_as_planned(sizes, chunk_size, dtype, device, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tflabench.kernels import gates
     from tflabench.kernels.backends import Arguments, KernelOptions
-    from tflabench.kernels.tfla import chunkwise, outputs, states
+    from tflabench.kernels.scalar import gates
+    from tflabench.kernels.scalar.tfla import chunkwise, outputs, states
     from tflabench.kernels.types import MLSTM_SIG
 
     launched = Launched(monkeypatch, gates, outputs, states)
@@ -134,9 +134,9 @@ def name_of(planned: Kernel) -> str:
 def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, device, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels import gates
     from tflabench.kernels.backends import Arguments, KernelOptions
-    from tflabench.kernels.hopper import (
+    from tflabench.kernels.scalar import gates
+    from tflabench.kernels.scalar.hopper import (
         backward,
         backward_dkdv,
         backward_dqk,
@@ -202,9 +202,9 @@ def test_heads_that_share_lines_of_the_l2_start_together(layout, d, heads, overl
     """In (B, T, H, d) two heads of 32 share a line of 128 bytes; their walk follows no kernel that still runs."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels import gates
     from tflabench.kernels.backends import Arguments, KernelOptions
-    from tflabench.kernels.hopper import forward
+    from tflabench.kernels.scalar import gates
+    from tflabench.kernels.scalar.hopper import forward
     from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
     Launched(monkeypatch, gates)

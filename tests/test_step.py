@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels import api, reference
+from tflabench.kernels import api
+from tflabench.kernels.scalar import reference
 from tflabench.kernels.state import State, zero_state
 from tflabench.kernels.step import mlstm_exp_step, mlstm_sig_step, step
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate

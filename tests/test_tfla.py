@@ -13,12 +13,13 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.gates import GradientSums, RowSums, gate_gradients, log_gates, tile_gates
-from tflabench.kernels.plan import tfla as plans
-from tflabench.kernels.plan.sizes import Device
-from tflabench.kernels.plan.tfla import TileConfig
+from tflabench.kernels.common import device
+from tflabench.kernels.common.sizes import Device
+from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients, log_gates, tile_gates
+from tflabench.kernels.scalar.plan import tfla as plans
+from tflabench.kernels.scalar.plan.tfla import TileConfig
+from tflabench.kernels.scalar.tfla import chunkwise
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla import chunkwise, device
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tflabench.kernels import api, backends
-from tflabench.kernels.places import places_of_chunks, table_of
-from tflabench.kernels.plan import tfla as plans
-from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.common.places import places_of_chunks, table_of
+from tflabench.kernels.common.sizes import Device, Sizes
+from tflabench.kernels.scalar.plan import tfla as plans
 from tflabench.kernels.types import MLSTM_EXP
 
 sys.path.insert(0, str(Path(__file__).parent))

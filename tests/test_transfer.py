@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tflabench.cli.main import app
 from tflabench.figures.gain_maps import heat_maps
 from tflabench.figures.model import Curve, HeatMap
-from tflabench.kernels import reference
+from tflabench.kernels.scalar import reference
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 from tflabench.problem import InputError
 from tflabench.theory import transfer

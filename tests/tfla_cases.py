@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels import reference
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.tfla import TileConfig
+from tflabench.kernels.scalar import reference
+from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.scalar.plan.tfla import TileConfig
+from tflabench.kernels.scalar.tfla import chunkwise
 from tflabench.kernels.state import State
-from tflabench.kernels.tfla import chunkwise
 from tflabench.kernels.types import MAMBA2, MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, Gate
 
 GATES = {

@@ -52,7 +52,7 @@ from .kernels.api import (
 )
 from .kernels.backends import Choice, choose
 from .kernels.gla.api import GlaOptions, gla, gla_step
-from .kernels.plan.tfla import TileConfig
+from .kernels.scalar.plan.tfla import TileConfig
 from .kernels.state import State, zero_state
 from .kernels.step import (
     Mamba2StepOptions,

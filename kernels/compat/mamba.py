@@ -21,7 +21,7 @@ from torch.nn.functional import pad, softplus
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.checks import check_mamba2, check_tensor
-from tflabench.kernels.epilogue import skip_and_gate
+from tflabench.kernels.mamba2.epilogue import skip_and_gate
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 

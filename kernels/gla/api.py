@@ -11,7 +11,6 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from tflabench.kernels import packed
 from tflabench.kernels.backends import autocast_dtype, check_for_kernels, only_reference
 from tflabench.kernels.checks import (
     check_chunk_size,
@@ -26,7 +25,8 @@ from tflabench.kernels.checks import (
     check_state,
     check_tensor,
 )
-from tflabench.kernels.operators import HAS_TRITON
+from tflabench.kernels.common import packed
+from tflabench.kernels.common.operators import HAS_TRITON
 from tflabench.kernels.state import State
 from tflabench.kernels.step import StepOptions
 from tflabench.kernels.types import SIMPLE_GLA, ChunkSize, GlaImplementation, Layout

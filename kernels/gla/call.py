@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tflabench.kernels.places import Places, places_of_chunks
-from tflabench.kernels.plan.gla import Plan
-from tflabench.kernels.plan.sizes import Sizes
-from tflabench.kernels.tfla import device
-from tflabench.kernels.tfla.call import float32_precision
+from tflabench.kernels.common import device
+from tflabench.kernels.common.device import float32_precision
+from tflabench.kernels.common.places import Places, places_of_chunks
+from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.gla.plan import Plan
 
 from .tiles import Rows, rows
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
-from tflabench.kernels.plan import gla as plans
-from tflabench.kernels.tfla import device
-from tflabench.kernels.tfla.tiles import made_like
+from tflabench.kernels.common import device, tiling
+from tflabench.kernels.common.descriptors import made_like
+from tflabench.kernels.gla import plan as plans
 
 from .call import Arguments, Call
 from .gradients import States, gradients
@@ -22,7 +22,7 @@ from .outputs import d_values, outputs
 from .scores import weigh
 from .states import Side, walk
 
-DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in plans.DTYPES)
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in tiling.DTYPES)
 
 
 def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:

@@ -33,9 +33,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tflabench.kernels.cover import cdiv
-from tflabench.kernels.launching import enqueue
-from tflabench.kernels.plan.gla import GRADIENT_STAGES, Plan
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.gla.plan import GRADIENT_STAGES, Plan
 
 from .call import Arguments, Call
 from .outputs import Sizes

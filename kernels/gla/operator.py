@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels import operators
-from tflabench.kernels.operators import FIRST_ORDER, Gradients, tuple_of
-from tflabench.kernels.plan.gla import default_chunk_size
+from tflabench.kernels.common import operators
+from tflabench.kernels.common.operators import FIRST_ORDER, Gradients, tuple_of
+from tflabench.kernels.gla.plan import default_chunk_size
 
 from .call import Arguments
 

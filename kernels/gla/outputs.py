@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.cover import cdiv
-from tflabench.kernels.launching import enqueue
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.common.launching import enqueue
 
 from .call import Call
 from .scores import Weighted

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tflabench.kernels.reference import rounded, scan, unflatten, weight
+from tflabench.kernels.scalar.reference import rounded, scan, unflatten, weight
 
 
 def recurrent(

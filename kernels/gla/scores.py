@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.launching import enqueue
+from tflabench.kernels.common.launching import enqueue
 
 from .call import Call
 from .tiles import load_gates, load_rows, pair_scores, store_matrix, sums_of_segments

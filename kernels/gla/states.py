@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.cover import cdiv
-from tflabench.kernels.launching import enqueue
-from tflabench.kernels.places import table_of
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.common.launching import enqueue
+from tflabench.kernels.common.places import table_of
 
 from .call import Call
 from .tiles import load_matrix, load_rows, load_vector, store_matrix
@@ -49,7 +49,7 @@ class Matrices(NamedTuple):
         states: (B * H * chunks, d_qk, d_hv), written: met on entering each chunk.
         other: like states, those of forward, read backward.
         crossing: (B * H * chunks, blocks of d_hv, d_qk) float32, written: see `Walk.crossing`.
-        order, gaps: of documents, each of which is a segment, (documents, H, ...) (`kernels.places.Table`).
+        order, gaps: of documents, each of which is a segment, (documents, H, ...) (`kernels.common.places.Table`).
     """
 
     initial: Any

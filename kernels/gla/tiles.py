@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     Attributes:
         data: the tensor.
         b, h, t: its strides of batch, head and time.
-        steps: of documents the step at each place, int32, negative for none (`kernels.places`); None for sequences.
+        steps: of documents the step at each place, int32, negative for none (`common.places`); None for sequences.
     """
 
     data: Any

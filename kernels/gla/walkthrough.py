@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tflabench.kernels.cover import cdiv, next_power_of_2
-from tflabench.kernels.launching import enqueue
-from tflabench.kernels.tfla.call import float32_precision
+from tflabench.kernels.common.cover import cdiv, next_power_of_2
+from tflabench.kernels.common.device import float32_precision
+from tflabench.kernels.common.launching import enqueue
 
 from . import chunkwise
 

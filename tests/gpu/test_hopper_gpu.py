@@ -14,8 +14,8 @@ import torch
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.backends import Arguments, KernelOptions
-from tflabench.kernels.hopper.chunkwise import kernels
-from tflabench.kernels.plan.hopper_shapes import D_HV, D_QK
+from tflabench.kernels.scalar.hopper.chunkwise import kernels
+from tflabench.kernels.scalar.plan.hopper_shapes import D_HV, D_QK
 from tflabench.kernels.types import Implementation
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tflabench import ops
-from tflabench.kernels.plan import hopper, tfla
-from tflabench.kernels.reference import recurrent
+from tflabench.kernels.scalar.plan import hopper, tfla
+from tflabench.kernels.scalar.reference import recurrent
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

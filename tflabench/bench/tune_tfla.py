@@ -1,4 +1,4 @@
-"""Time every tiling of each TFLA kernel on this GPU and print the fastest: so `kernels.plan.tfla` got its table.
+"""Time every tiling of each TFLA kernel on this GPU and print the fastest: so `kernels.scalar.plan.tfla` got its table.
 
     python -m tflabench.bench.tune_tfla ROWS.jsonl [--seconds N]
 
@@ -24,13 +24,14 @@ from typing import Any, cast
 
 import torch
 
-from tflabench.kernels.gates import log_gates
-from tflabench.kernels.plan.sizes import USUAL, Sizes
-from tflabench.kernels.plan.tfla import StateTiles, TileConfig, Tiles, planned
-from tflabench.kernels.tfla.call import Call, Inputs, States
-from tflabench.kernels.tfla.grads import d_keys, d_queries, d_values
-from tflabench.kernels.tfla.outputs import hidden
-from tflabench.kernels.tfla.states import Side, walk
+from tflabench.kernels.common.sizes import USUAL, Sizes
+from tflabench.kernels.common.tiling import StateTiles
+from tflabench.kernels.scalar.gates import log_gates
+from tflabench.kernels.scalar.plan.tfla import TileConfig, Tiles, planned
+from tflabench.kernels.scalar.tfla.call import Call, Inputs, States
+from tflabench.kernels.scalar.tfla.grads import d_keys, d_queries, d_values
+from tflabench.kernels.scalar.tfla.outputs import hidden
+from tflabench.kernels.scalar.tfla.states import Side, walk
 from tflabench.kernels.types import MLSTM_SIG
 
 PROGRAMS = (264, 512, 1024, 2048)  # for the state walk, where batch and heads are few

@@ -16,7 +16,7 @@ from tflabench.conclusions.prediction import Kernel, Source, predict
 from tflabench.implementations import bundled, gla, registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.mlstm import GATES
-from tflabench.kernels.plan import hopper
+from tflabench.kernels.scalar.plan import hopper
 from tflabench.problem import DeviceKind, InputError, Problem
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point

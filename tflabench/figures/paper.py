@@ -22,7 +22,7 @@ from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VER
 from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
 from tflabench.figures.overlay import PAPER, Overlay, Series
 from tflabench.figures.quantities import AXES, PASSES, Rows
-from tflabench.kernels.plan.hopper_shapes import TILE
+from tflabench.kernels.scalar.plan.hopper_shapes import TILE
 from tflabench.problem import Pass, Problem
 from tflabench.theory import cost, fused
 from tflabench.theory.chunk_size import Tradeoff

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from tflabench.implementations.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
-from tflabench.kernels.plan import hopper_shapes
-from tflabench.kernels.plan import tfla as tfla_plan
-from tflabench.kernels.plan.sizes import USUAL, refuses_dtype, shared_memory
+from tflabench.kernels.common import tiling
+from tflabench.kernels.common.sizes import USUAL, refuses_dtype, shared_memory
+from tflabench.kernels.scalar.plan import hopper_shapes
+from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
 from tflabench.theory import baseline_costs, fused
@@ -37,7 +38,7 @@ CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastes
 
 def build_reference(form: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
     """Return the Case of a plain PyTorch form of the mLSTM."""
-    from tflabench.kernels import reference
+    from tflabench.kernels.scalar import reference
 
     inputs = sequence_inputs(problem, device)
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
@@ -98,7 +99,7 @@ def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str,
 
 def step_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return h (B, H, 1, d_hv) by the recurrent form in the dtype of q."""
-    from tflabench.kernels import reference
+    from tflabench.kernels.scalar import reference
 
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
     return reference.recurrent(q, k, v, f, i, _state_before(inputs), gate=gate)[0]
@@ -364,7 +365,7 @@ def refuse_kernels(problem: Problem, device: str) -> str | None:
 
 def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
     """Return why the Triton kernels cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tfla_plan.DTYPES):
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
         return reason
     levels = 1 if one_level else 2
     return tfla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
@@ -417,7 +418,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         cost=partial(tfla_cost, gate),
         package="triton",
         compiles=True,
-        majors=tfla_plan.MAJORS,
+        majors=tiling.MAJORS,
         shared_bytes=tfla_shared_bytes,
         modelled=Modelled("tfla", gate),
     )
@@ -469,7 +470,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
         package="torch" if kernels == "reference" else "triton",
         compiles=kernels != "reference",
-        majors={"hopper": hopper_shapes.MAJORS, "tfla_xl": tfla_plan.MAJORS}.get(kernels),
+        majors={"hopper": hopper_shapes.MAJORS, "tfla_xl": tiling.MAJORS}.get(kernels),
         shared_bytes={"hopper": hopper_shared_bytes, "tfla_xl": tfla_shared_bytes}.get(kernels),
         modelled=recurrence_model(op, kernels),
         operation=op.name,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
 from tflabench.implementations.bundled import refuse_decode, refuse_kernels
 from tflabench.implementations.mlstm import OPEN
-from tflabench.kernels.plan import gla as plans
-from tflabench.kernels.plan import tfla as tfla_plan
-from tflabench.kernels.plan.sizes import refuses_dtype
+from tflabench.kernels.common import tiling
+from tflabench.kernels.common.sizes import refuses_dtype
+from tflabench.kernels.gla import plan as plans
 from tflabench.problem import Problem
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import Cost
@@ -155,12 +155,12 @@ def shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
 def _blocks(problem: Problem) -> plans.Blocks:
     p = problem
     chunk_size = p.chunk_size or usual_chunk_size(p)
-    return plans.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tfla_plan.fitting(chunk_size, p.seq_len))
+    return plans.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tiling.fitting(chunk_size, p.seq_len))
 
 
 def refuses(problem: Problem, device: str) -> str | None:
     """Return why the Triton kernels cannot run this, or None."""
-    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tfla_plan.DTYPES):
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
         return reason
     return plans.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
@@ -177,7 +177,7 @@ def _implementation(kernels: Kernels) -> Implementation:
         cost=partial(cost, kernels),
         package="triton" if triton else "torch",
         compiles=triton,
-        majors=tfla_plan.MAJORS if triton else None,
+        majors=tiling.MAJORS if triton else None,
         shared_bytes=shared_bytes if kernels.implementation == "tfla" else None,
         operation=OPERATION,
         bound="channel_gates",

@@ -30,7 +30,7 @@ def sequence_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]
 
 def sequence_oracle(gate: Gate, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return h (B, H, T, d_hv) by the chunkwise form in the dtype of the inputs, of whole or sliced inputs."""
-    from tflabench.kernels import reference
+    from tflabench.kernels.scalar import reference
 
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
     return reference.chunkwise(q, k, v, f, i, gate=gate, chunk_size=ORACLE_CHUNK_SIZE)[0]

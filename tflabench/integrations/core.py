@@ -14,7 +14,7 @@ from importlib import metadata
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from tflabench.kernels.operators import constant_to_compilers
+from tflabench.kernels.common.operators import constant_to_compilers
 
 LIBRARIES = ("transformers", "xlstm", "mlstm_kernels", "fla", "mamba_ssm")
 MISSING: Any = object()  # what stands where nothing did

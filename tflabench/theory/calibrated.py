@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tflabench.kernels.plan.sizes import USUAL, Device
+from tflabench.kernels.common.sizes import USUAL, Device
 from tflabench.problem import InputError, Problem
 from tflabench.theory import fused, tfla
 from tflabench.theory.chunk_size import Tradeoff

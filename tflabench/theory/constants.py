@@ -66,8 +66,8 @@ def _constant(name: str, value: Number, unit: str, meaning: str, origin: str) ->
 
 
 _GUIDE = "datasheet: CUDA programming guide"
-_TFLA = "counted in kernels/tfla"
-_HOPPER = "counted in kernels/hopper"
+_TFLA = "counted in kernels/scalar/tfla"
+_HOPPER = "counted in kernels/scalar/hopper"
 _NXAI = "counted in mlstm_kernels 2.0.6, xl_chunk"
 
 # --- Of every kernel

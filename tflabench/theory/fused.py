@@ -1,4 +1,4 @@
-"""The fused kernels for Hopper (kernels/hopper): what they compute, move and hold on chip, and how fast they can be.
+"""The fused kernels for Hopper (scalar/hopper): what they compute, move and hold on chip, and how fast they can be.
 
 A walk carries one head's state on chip over tiles of 64 steps and makes one output; forward is one walk (h), backward
 three (dq, dk, dv). So FLOPs do not grow with L: they are those of the chunkwise form with chunks of one tile. Nor does
@@ -56,11 +56,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tflabench.kernels.plan import hopper as plans
-from tflabench.kernels.plan.hopper import Kernel, StatePass, TileGradients, Walk
-from tflabench.kernels.plan.hopper_segments import Cut, Segments
-from tflabench.kernels.plan.hopper_shapes import TILE, WIDTH, WalkShape, held
-from tflabench.kernels.plan.sizes import USUAL, Device
+from tflabench.kernels.common.sizes import USUAL, Device
+from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradients, Walk
+from tflabench.kernels.scalar.plan.hopper_segments import Cut, Segments
+from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WIDTH, WalkShape, held
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
 from tflabench.theory.cost import Cost, Gate, flop_terms

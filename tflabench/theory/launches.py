@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tflabench.kernels.plan.sizes import Device, Sizes
+from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import ROUND_TRIP_S
 from tflabench.theory.hardware import HOPPER, Capability, Ceilings, Gpu

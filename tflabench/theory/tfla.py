@@ -3,7 +3,7 @@
     forward     gates | C: states of chunks | H
     backward    C again | dC | dQ | dK | dV | gate gradients
 
-H, dQ, dK and dV are one kernel in four roles (kernels/tfla/outputs.py): a program makes a tile of `rows` steps and
+H, dQ, dK and dV are one kernel in four roles (scalar/tfla/outputs.py): a program makes a tile of `rows` steps and
 `outer` columns of its output, out = sum_c W (x . y_c) z_c + x S, over the tiles of `cols` steps of its chunk.
 """
 
@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from tflabench.kernels.plan.sizes import USUAL, Device
-from tflabench.kernels.plan.tfla import Plan, planned
+from tflabench.kernels.common.sizes import USUAL, Device
+from tflabench.kernels.scalar.plan.tfla import Plan, planned
 from tflabench.problem import Problem
 from tflabench.theory.constants import (
     ENDS,

@@ -26,7 +26,7 @@ from triton.runtime.cache import _base32
 from tflabench.bench.precompile.gpu_facts import DeviceFacts
 from tflabench.bench.precompile.pretence import Storage, answers_for_launches, called_once
 from tflabench.implementations.adapter import Implementation, Unsupported
-from tflabench.kernels import launching
+from tflabench.kernels.common import launching
 from tflabench.problem import Problem
 
 NOT_IN_TRITON = frozenset(("flash-attn", "flash_attn_3", "flash-attn-4"))

@@ -1,0 +1,51 @@
+"""Ask a device for the figures that plans follow from."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from tflabench.kernels.common.sizes import USUAL, Device, in_steps
+
+
+@cache
+def architecture(device: torch.device) -> int:
+    """Return the compute capability as in sm_90; Triton's interpreter has no GPU, and takes that of `USUAL`."""
+    if device.type != "cuda":
+        return USUAL.architecture
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors this device has, those of `USUAL` where there is none."""
+    if device.type != "cuda":
+        return USUAL.multiprocessors
+    cuda: Any = torch.cuda
+    return cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def bandwidth(device: torch.device) -> float:
+    """Return the bandwidth of this device's memory as plans take it, that of `USUAL` where there is none."""
+    if device.type != "cuda":
+        return USUAL.bandwidth
+    cuda: Any = torch.cuda
+    found = cuda.get_device_properties(device)
+    clock = getattr(found, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
+    width = getattr(found, "memory_bus_width", 0)  # bits, two for each clock
+    return in_steps(2e3 * clock * width / 8) if clock and width else USUAL.bandwidth
+
+
+@cache
+def figures(device: torch.device) -> Device:
+    """Return the figures of a device."""
+    return Device(architecture(device), multiprocessors(device), bandwidth(device))
+
+
+def float32_precision(dtype: torch.dtype) -> str:
+    """Return "ieee", or "tf32" for float32 where the user allowed it (`torch.set_float32_matmul_precision`)."""
+    return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"

@@ -1,0 +1,69 @@
+"""Offer the fused kernels by the names of `backends`: what they take, and how often they materialise a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.backends import Kernels
+from tflabench.kernels.common import device
+from tflabench.kernels.common.sizes import Sizes, refuses_dtype
+from tflabench.kernels.scalar.plan import hopper as plans
+from tflabench.kernels.scalar.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
+from tflabench.kernels.types import Gate
+
+
+def kernels() -> Kernels:
+    """Return the kernels. They are imported only where they can run: Gluon is part of Triton from 3.6 on."""
+    from . import backward, documents, forward
+
+    return Kernels(
+        forward=_of_either(forward.forward, documents.forward),
+        backward=_of_either(backward.backward, documents.backward),
+        empty_saved=_of_either(forward.empty_saved, documents.empty_saved),
+        refuses=refuses,
+        default_chunk_size=default_chunk_size,
+        shares_heads=True,
+        adds_skip=True,
+        takes_documents=documents.takes,
+    )
+
+
+def _of_either(sequences: Callable[..., Any], documents: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is one of these, by the bounds of the options, its last argument."""
+    return lambda *args: (sequences if args[-1].bounds is None else documents)(*args)
+
+
+def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None) -> str | None:
+    """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
+    del gate  # all of them
+    if q.device.type != "cuda" or device.architecture(q.device) != ARCHITECTURE:
+        return f"needs a GPU of compute capability {ARCHITECTURE / 10}, not {_name(q.device)}"
+    if reason := refuses_dtype(str(q.dtype).removeprefix("torch."), DTYPES):
+        return reason
+    if reason := refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
+        return reason
+    if config is not None:
+        return f"takes no config, not a {type(config).__name__}"
+    return None
+
+
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True) -> int:
+    """Return the L that fills the chip (see `plan/hopper_segments.py`).
+
+    Args:
+        backward: whether there will be one; h alone may have more programs.
+    """
+    if refuses(q, v, gate=gate, chunk_size=64):
+        return 64
+    return plans.default_chunk_size(
+        Sizes.of(q, v), device.figures(q.device), normalise=gate.normalize, backward=backward
+    )
+
+
+def _name(place: torch.device) -> str:
+    """Return the name of a device for a message."""
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else str(place)

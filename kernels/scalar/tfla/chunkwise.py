@@ -1,0 +1,278 @@
+"""Run forward and backward of the chunkwise algorithm, kernel by kernel; `kernels.api` wraps them for autograd.
+
+forward:  gates -> chunk states C, n (states) -> H (outputs)
+backward: gates, C again -> dC, and sum(C * dC) at every chunk's edge (states) -> dQ, dK, dV (grads) -> gate gradients
+
+The denominator and m are constants in backward (paper, B.3). Chunk states are stored in the dtype of q unless that or
+`state_dtype` says wider: the products that read them take operands of q's dtype, so wider states would change no bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
+
+from tflabench.kernels.backends import Arguments, KernelOptions, Kernels
+from tflabench.kernels.common import device, tiling
+from tflabench.kernels.common.cover import cdiv
+from tflabench.kernels.common.descriptors import aligned, made_like
+from tflabench.kernels.common.device import float32_precision
+from tflabench.kernels.common.places import Places, places_of_chunks, table_of, tiles_of
+from tflabench.kernels.common.places import fitting as fitting_documents
+from tflabench.kernels.common.sizes import Sizes, refuses_dtype
+from tflabench.kernels.scalar import gates
+from tflabench.kernels.scalar.gates import GradientSums
+from tflabench.kernels.scalar.plan import tfla as plans
+from tflabench.kernels.scalar.plan.tfla import TileConfig, fitting, largest_tile
+from tflabench.kernels.scalar.reference import sum_shared, unflatten
+from tflabench.kernels.state import State
+from tflabench.kernels.types import Gate
+
+from . import documents
+from .call import Call, Inputs, States
+from .grads import d_keys, d_queries, d_values
+from .outputs import hidden
+from .states import Side, walk
+
+
+def kernels(levels: int) -> Kernels:
+    """Return the kernels as `backends` names them: xl_chunk (two levels) or limit_chunk (the chunk is a tile)."""
+    return Kernels(
+        forward=forward,
+        backward=backward,
+        empty_saved=empty_saved,
+        refuses=functools.partial(refuses, levels=levels),
+        default_chunk_size=functools.partial(default_chunk_size, levels=levels),
+        shares_heads=True,
+        adds_skip=True,
+        takes_documents=functools.partial(documents.takes, levels=levels),
+    )
+
+
+def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None, levels: int = 2) -> str | None:
+    """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
+    del gate  # all of them
+    if q.device.type == "cuda":
+        architecture = device.architecture(q.device)
+        if architecture < 10 * tiling.MAJORS[0]:
+            return f"needs compute capability 8.0 or later, not {architecture / 10}"
+    elif not knobs.runtime.interpret:
+        return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
+    elif q.dtype == torch.bfloat16:
+        return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
+    dtype = str(q.dtype).removeprefix("torch.")
+    if reason := refuses_dtype(dtype, tiling.DTYPES) or plans.refuses_sizes(
+        q.shape[-1], v.shape[-1], chunk_size, levels
+    ):
+        return reason
+    if config is not None and not isinstance(config, TileConfig):
+        return f"takes a TileConfig as config, not a {type(config).__name__}"
+    return None
+
+
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gate, backward: bool = True, levels: int = 2) -> int:
+    """Return the chunk size that measured best."""
+    del gate, backward
+    return plans.default_chunk_size(Sizes.of(q, v), levels)
+
+
+def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
+    """Return tensors as `forward` saves them, uninitialised.
+
+    These are 1 / denominator of a normalised gate, then chunk states if they are kept.
+    """
+    batch, heads, steps, d_hv = v.shape
+    d_qk, gate, config, bounds = q.shape[-1], options.gate, options.config, options.bounds
+    L = fitting_documents(bounds, options.chunk_size) if bounds else fitting(options.chunk_size, steps)
+    T = L * tiles_of(bounds, L) if bounds else steps
+    shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
+    if gate.normalize:
+        shapes.append(((batch, heads, T), torch.float32))
+    if config is not None and config.keep_states:
+        lead = (batch, heads, cdiv(T, L), d_qk)
+        shapes.append(((*lead, d_hv), _stored(q.dtype, options.state_dtype)))
+        if gate.normalize:
+            shapes.append((lead, torch.float32))
+    return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in shapes)
+
+
+def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+    """Return H, the last state or None, and what `backward` needs and does not get as inputs.
+
+    Args:
+        arguments: as `backends.Kernels` has them; q, k and v one of DTYPES.
+        options: chunk_size is a multiple of 16. `state_dtype` is that of chunk states, where it is narrower than what
+            q's dtype calls for. The last state costs nothing: the walk over chunk states ends with it.
+    """
+    q, k, v = aligned(arguments.q), aligned(arguments.k), aligned(arguments.v)
+    initial = arguments.initial
+    inputs = Inputs(q, k, v, _weights(arguments.skip))
+    placed = _placed(arguments, options)
+    call = _call(q, v, placed, options)
+    plan = call.plan
+    C, n = _matrices(initial)
+    states = walk(call, plan.forward_states, Side(k, v, C, n), _stored(q.dtype, options.state_dtype))
+    h, inverse = hidden(call, inputs, States(states.states, states.n_states, initial is not None))
+    m_last = call.gates.m
+    if m_last is not None:
+        m_last = placed.places.last_stabilisers(m_last) if placed.places else m_last[:, :, -1].contiguous()
+    kept = (states.states, states.n_states) if plan.config.keep_states else ()
+    saved = tuple(x for x in (inverse, *kept) if x is not None)
+    h = made_like(h, arguments.v)
+    assert h is not None
+    return h, State(states.last, states.n_last, m_last) if options.return_last_state else None, saved
+
+
+def backward(
+    dh: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
+) -> tuple[Tensor | None, ...]:
+    """Return gradients (dq, dk, dv, df, di, dC_0, dn_0), and dskip if there is a skip.
+
+    Those of an absent gate or initial state are None.
+
+    Args:
+        dh: gradient of H; d_last: of the last state's C and n (m is a constant), itself or its fields None without one.
+        saved: as `forward` returned it; arguments and options as given to it.
+        options: without `gate_gradients` df and di are None.
+    """
+    q, k, v, _, _, initial, skip = arguments
+    gate = options.gate
+    q, k, v, dh = aligned(q), aligned(k), aligned(v), aligned(dh)
+    placed = _placed(arguments, options)
+    call = _call(q, v, placed, options)
+    plan = call.plan
+    C_0, n_0 = _matrices(initial)
+    dC, dn = _matrices(d_last)
+    dtype = _stored(q.dtype, options.state_dtype)
+    kept = list(saved)
+    inputs = Inputs(q, k, v, _weights(skip), dh, inverse=kept.pop(0) if gate.normalize else None)
+
+    if plan.config.keep_states:
+        states, n_states = kept[0], kept[1] if gate.normalize else None
+    else:
+        states, n_states, *_ = walk(call, plan.forward_states, Side(k, v, C_0, n_0), dtype)
+    side = Side(q, dh, dC, inverse_denominator=inputs.inverse, other=states, reverse=True)
+    back = walk(call, plan.backward_states, side, dtype)
+    del side
+    skip_dots = None if skip is None else q.new_empty(v.shape[:3], dtype=torch.float32)
+    dq, qdq = d_queries(call, inputs, States(states, n_states, initial is not None), skip_dots)
+    through = back.through
+    assert through is not None
+    dn_states = dn_0 = None
+    if dn is not None:
+        assert n_states is not None
+        g, dn_states, dn_0 = _n_gradients(call, dn, placed.places)
+        through = through + g.exp() * (n_states * dn_states).sum(-1)
+    del states, n_states
+    dk, kdk = d_keys(call, inputs, States(back.states, dn_states, dC is not None or dn is not None))
+    dv = d_values(call, inputs, States(back.states, None, dC is not None))
+    df = di = None
+    if options.gate_gradients:
+        sums = GradientSums(qdq, kdk, through, plan.chunk_size)
+        df, di = gates.gate_gradients(placed.f, placed.i, gate, call.gates.log_f, sums)
+        if placed.places:
+            df, di = placed.places.of_gates((df, di))
+    dq, dk = sum_shared(dq, q), sum_shared(dk, k)
+    grads = [made_like(x, like) for x, like in zip((dq, dk, dv, df, di), arguments[:5], strict=True)]
+    dskip = () if skip is None or skip_dots is None else (skip_dots.sum(-1).sum(0).to(skip.dtype),)
+    if initial is None:
+        return (*grads, None, None, *dskip)
+    if n_0 is not None and dn_0 is None:
+        dn_0 = torch.zeros_like(n_0)
+    return (*grads, made_like(back.last, initial.C), made_like(dn_0, initial.n), *dskip)
+
+
+def _weights(skip: Tensor | None) -> Tensor | None:
+    return None if skip is None else skip.float().contiguous()
+
+
+class Placed(NamedTuple):
+    """The gates of a call as kernels take them.
+
+    Attributes:
+        f, i: pre-activations, of documents by places.
+        m_0: the stabilisers before the first step, None for none; of documents they are in the gaps of i.
+        places: of documents, None for sequences.
+    """
+
+    f: Tensor
+    i: Tensor | None
+    m_0: Tensor | None
+    places: Places | None
+
+
+def _placed(arguments: Arguments, options: KernelOptions) -> Placed:
+    f, i = arguments.f, arguments.i
+    m_0 = None if arguments.initial is None else arguments.initial.m
+    if options.bounds is None:
+        return Placed(f, i, m_0, None)
+    places = places_of_chunks(options.bounds, options.chunk_size, f.device)
+    return Placed(*places.gates(f, i, options.gate, m_0), None, places)
+
+
+def _call(q: Tensor, v: Tensor, placed: Placed, options: KernelOptions) -> Call:
+    """Return what launchers are told of a call with q and v, as kernels take them."""
+    f, i, m_0, places = placed
+    sizes, chunk_size, table = Sizes.of(q, v), options.chunk_size, None
+    if places:
+        sizes, chunk_size, table = sizes._replace(steps=places.count), places.tile, table_of(places)
+    return Call(
+        plans.planned(sizes, chunk_size, q.dtype.itemsize, device.figures(q.device), options.config),
+        options.gate,
+        gates.log_gates(f, i, options.gate, (v.shape[0], v.shape[1], sizes.steps), m_0),
+        options.scale,
+        float32_precision(q.dtype),
+        table,
+    )
+
+
+def _stored(dtype: torch.dtype, state_dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype.itemsize <= state_dtype.itemsize else state_dtype
+
+
+def _matrices(state: State | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return C and n as the kernels take them."""
+    if state is None:
+        return None, None
+    C, n = (None if x is None else x.float().contiguous() for x in (state.C, state.n))
+    return None if C is None else aligned(C), n
+
+
+def _n_gradients(call: Call, dn: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what reaches every chunk of the gradient dn of the last n, which is forgotten backward.
+
+    Returns:
+        Log gates of chunks (B, H, chunks), dn after every chunk (B, H, chunks, d_qk) and before the first (B, H, d_qk),
+        of documents before the first of each.
+    """
+    plan = call.plan
+    tile = largest_tile(plan.chunk_size, 64)
+    per_chunk = plan.chunk_size // tile
+    g = call.tile_gates(tile).g
+    g = torch.nn.functional.pad(g, (0, plan.chunks * per_chunk - g.shape[-1]))
+    g = unflatten(g, -1, (plan.chunks, per_chunk)).sum(-1)
+    if places is None:
+        return g, *_forgotten(g, dn)
+    dn_states = g.new_zeros((*g.shape, dn.shape[-1]))
+    of_documents: list[Tensor] = []
+    first = 1
+    for number, length in enumerate(places.lengths):
+        behind = first + cdiv(length, places.tile)
+        dn_states[:, :, first:behind], dn_0 = _forgotten(g[..., first:behind], dn[number : number + 1])
+        of_documents.append(dn_0)
+        first = behind + 1
+    return g, dn_states, torch.cat(of_documents)
+
+
+def _forgotten(g: Tensor, dn: Tensor) -> tuple[Tensor, Tensor]:
+    """Return dn (B, H, d_qk) as it reaches back to the end of each chunk, and to the first chunk's start.
+
+    Args:
+        g: log gates of chunks, (B, H, chunks).
+    """
+    reach = torch.nn.functional.pad(g.flip(-1).cumsum(-1).flip(-1), (0, 1))  # from before each chunk to the end
+    return reach[..., 1:, None].exp() * dn[:, :, None], reach[..., :1].exp() * dn

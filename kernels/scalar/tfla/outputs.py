@@ -1,0 +1,768 @@
+"""The parallel kernel: H, and with roles exchanged dQ, dK and dV (paper, Table 1).
+
+All four are, for a tile of rows r of one chunk, with c the steps that r attends to (or that attend to r) in that chunk,
+
+    out_r = sum_c W_rc (x_r . y_c) z_c + w_r x_r S
+
+      out | x   y   z   S      c
+      ----|---------------------------
+      H   | Q   K   V   C      c <= r
+      dQ  | dH  V   K   C^T    c <= r
+      dK  | V   dH  Q   dC^T   c >= r
+      dV  | K   Q   dH  dC     c >= r
+
+with W the gates' weights, scale and, on the query's side, 1 / denominator; S is the state at the chunk's near edge.
+Consecutive heads may share one head of Q and K. They read the same tiles; a program adds up dQ or dK of several,
+as many as leave enough programs, and the rest is added up afterwards.
+
+H may have a skip connection, skip v_t, as weights on the diagonal of W (Q K^T): so has dV; d skip sums dh_t . v_t.
+Rows are parallel over tiles, columns of `out` over blocks; the loops run over c and over the dimension of x and y.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+# (Triton's language looks like Python, but its types are its own.)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tflabench.kernels.common.descriptors import matrices_argument, open_matrices, open_rows, rows_argument
+from tflabench.kernels.common.launching import enqueue, unless_one, unspecialised
+from tflabench.kernels.scalar.gates import RowSums
+from tflabench.kernels.scalar.plan.tfla import Outputs, Tiles
+
+from .call import Call, Inputs, States
+
+# --- What the kernel takes --------------------------------------------------------------------------------------------
+
+
+class Strides(NamedTuple):
+    """Strides of batch, head and time of each tensor (B, H, T, d); 0 where it is absent."""
+
+    x_b: int
+    x_h: int
+    x_t: int
+    y_b: int
+    y_h: int
+    y_t: int
+    z_b: int
+    z_h: int
+    z_t: int
+    out_b: int
+    out_h: int
+    out_t: int
+    probe_b: int
+    probe_h: int
+    probe_t: int
+
+
+class Gates(NamedTuple):
+    """Log gates summed within tiles, see `gates.TileGates`.
+
+    Attributes:
+        row_log: prefix (H, dQ) or a (dK, dV), of tiles of `cols` steps where there are row sums, else of `rows`.
+        col_log: the other of the two, of tiles of `cols` steps, as g.
+        b, b_rest, segment, log_i_rest: of tiles of `rows` steps.
+    """
+
+    row_log: Any
+    col_log: Any
+    g: Any
+    b: Any
+    b_rest: Any
+    segment: Any
+    log_i_rest: Any
+
+
+class Vectors(NamedTuple):
+    """Tensors float32 with a number, not a row, for each step, or a vector for each state; None where absent.
+
+    Attributes:
+        n_states: (B, H, chunks, d_qk), normalisers (H) or their gradients (dK) at the near edges of chunks.
+        m: (B, H, T), the stabiliser.
+        inverse_denominator: (B, H, T), written by H, read by the others.
+        row_dots: (2, blocks of d_out, B, H, T), written: probe_t . out_t, and what of it steps of the chunk add.
+        skip: (H,), weight of the skip connection.
+        skip_dots: (B, H, T), written by dQ: dh_t . v_t.
+        of_chunk, gaps, bounds: of documents, see `places.Table`.
+    """
+
+    n_states: Any
+    m: Any
+    inverse_denominator: Any
+    row_dots: Any
+    skip: Any
+    skip_dots: Any
+    of_chunk: Any = None
+    gaps: Any = None
+    bounds: Any = None
+
+
+class Sizes(NamedTuple):
+    """Numbers of a launch.
+
+    Attributes:
+        scale: factor of Q.
+        batch, heads: B and H, heads of V.
+        in_sharing, out_sharing: consecutive heads that share one of x and y, and one of z and the probe.
+        T, d_in, d_out: steps, of documents places, and the dimensions of x and of out.
+        chunk_size: steps of a chunk.
+        steps: of the tensors with rows.
+    """
+
+    scale: Any
+    batch: Any
+    heads: Any
+    in_sharing: Any
+    out_sharing: Any
+    T: Any
+    d_in: Any
+    d_out: Any
+    chunk_size: Any
+    steps: Any
+
+    def as_argument(self) -> Sizes:
+        """Return what the kernel takes, see `read_sizes`: another batch or number of heads compiles nothing."""
+        return self._replace(
+            batch=unspecialised(self.batch),
+            heads=unspecialised(self.heads),
+            in_sharing=unless_one(self.in_sharing),
+            out_sharing=unless_one(self.out_sharing),
+        )
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Tell what `parallel_outputs` is compiled for.
+
+    Attributes:
+        reverse: rows are attended to by later steps (dK, dV).
+        states: chunks have states at their near edges.
+        first_state: so has the first chunk met (an initial state, or the gradient of the last).
+        normalize: H is divided by its denominator, whose inverse is written.
+        stabilized: the denominator is at least exp(-m), not 1.
+        has_denominator: the query's side is multiplied by `Vectors.inverse_denominator`.
+        row_dots: dQ and dK, with the row sums of `Vectors`.
+        n_gradient: dK gets gradients of the normaliser, `Vectors.n_states`.
+        skip: there is a skip connection.
+        documents: vectors are of places of documents.
+        precision: Triton's input_precision of products.
+        tma: tensors are descriptors, but for out of documents.
+        rows, cols: steps of a program, and steps of a tile of its loop.
+        inner: columns of a tile of x and y. narrow: of x for its product with the state. outer: of out.
+        whole: inner covers d_in.
+        members: heads whose sum a program makes.
+    """
+
+    reverse: bool
+    states: bool
+    first_state: bool
+    normalize: bool
+    stabilized: bool
+    has_denominator: bool
+    row_dots: bool
+    n_gradient: bool
+    skip: bool
+    documents: bool
+    precision: str
+    tma: bool
+    rows: int
+    cols: int
+    inner: int
+    narrow: int
+    outer: int
+    whole: bool
+    members: int
+
+
+# --- On the device ----------------------------------------------------------------------------------------------------
+
+
+class Operands(NamedTuple):
+    """Descriptors of tiles; `x_narrow` is x in tiles `narrow` wide. None where absent."""
+
+    x: Any
+    x_narrow: Any
+    y: Any
+    z: Any
+    probe: Any
+    states: Any
+
+
+class Span(NamedTuple):
+    """Tell where the sequence of a tile lies.
+
+    Attributes:
+        shift: of documents, the place of a step less its number; else 0.
+        end: behind the last step of the sequence, or the last place of the document; 0 in a gap.
+    """
+
+    shift: Any
+    end: Any
+
+
+class Place(NamedTuple):
+    """A tile of out of one head.
+
+    Attributes:
+        bh: batch * heads + head.
+        b, h_in, h_out: batch, the head of x and y, and the head of z and the probe.
+        h: the head.
+        row, column: the first step, or place, and the first column.
+        span: of its sequence.
+        out_block: which block of columns.
+        chunk, chunks: the chunk of the steps, and how many the sequence has.
+        r: (rows,), 0, 1, ...
+        inside: (rows,), whether a step is one of the sequence.
+        row_offset: of the tile's first step in `Gates` of tiles of `rows` steps.
+        tile_offset: of the head's first tile of `cols` steps in `Gates.g`.
+        t_offset: of the tile's first step in (B, H, T).
+    """
+
+    bh: Any
+    b: Any
+    h: Any
+    h_in: Any
+    h_out: Any
+    row: Any
+    column: Any
+    span: Any
+    out_block: Any
+    chunk: Any
+    chunks: Any
+    r: Any
+    inside: Any
+    row_offset: Any
+    tile_offset: Any
+    t_offset: Any
+
+
+class RowGates(NamedTuple):
+    """Gates of a tile's rows.
+
+    Attributes:
+        b, segment: (rows,), as in `Gates`.
+        weight: (rows,), exp(row_log).
+        far: float64, log gate from a row's tile of `cols` steps to the edge of the tile of `rows`; (rows,) or ().
+        query: (rows,), the query's factor: scale and, but for dK and dV, 1 / denominator.
+    """
+
+    b: Any
+    segment: Any
+    weight: Any
+    far: Any
+    query: Any
+
+
+@triton.jit
+def read_sizes(sizes):
+    """Return sizes as they are, from `Sizes.as_argument`."""
+    return Sizes(
+        sizes.scale,
+        sizes.batch >> 1,
+        sizes.heads >> 1,
+        (sizes.in_sharing + 1) >> 1,
+        (sizes.out_sharing + 1) >> 1,
+        sizes.T,
+        sizes.d_in,
+        sizes.d_out,
+        sizes.chunk_size,
+        sizes.steps,
+    )
+
+
+@triton.jit
+def span_of(row_tile, vectors, sizes, config: tl.constexpr):
+    """Return the `Span` of a tile of rows."""
+    if config.documents:
+        of_chunk = tl.load(vectors.of_chunk + row_tile * config.rows // sizes.chunk_size)
+        document = tl.maximum(of_chunk, 0)
+        first = (tl.load(vectors.gaps + document) + 1) * sizes.chunk_size
+        begin, end = tl.load(vectors.bounds + document), tl.load(vectors.bounds + document + 1)
+        span = Span(first - begin, tl.where(of_chunk < 0, 0, first + end - begin))
+    else:
+        span = Span(0, sizes.T)
+    return span
+
+
+@triton.jit
+def place_of(bh, row_tile, out_block, span, sizes, config: tl.constexpr):
+    """Return the `Place` of a tile of steps and a block of columns of one head."""
+    ROWS: tl.constexpr = config.rows
+    OUT: tl.constexpr = config.outer
+    b, h, bh64 = bh // sizes.heads, bh % sizes.heads, bh.to(tl.int64)
+    row_tiles = tl.cdiv(sizes.T, ROWS)
+    col_tiles = tl.cdiv(sizes.T, config.cols)
+    chunks = tl.cdiv(sizes.T, sizes.chunk_size)
+    row = row_tile * ROWS
+    r = tl.arange(0, ROWS)
+    return Place(
+        bh,
+        b,
+        h,
+        h // sizes.in_sharing,
+        h // sizes.out_sharing,
+        row,
+        out_block * OUT,
+        span,
+        out_block,
+        row // sizes.chunk_size,
+        chunks,
+        r,
+        row + r < span.end,
+        bh64 * row_tiles * ROWS + row,
+        bh64 * col_tiles,
+        bh64 * sizes.T + row,
+    )
+
+
+@triton.jit
+def load_row_gates(place, gates, vectors, sizes, config: tl.constexpr):
+    """Return the `RowGates` of a tile.
+
+    Where there are row sums, the weight of a pair of steps is a product of those of tiles of `cols` steps on either
+    side, with the log gates of the tiles between in float64: so dQ and dK, each coming from its own end, multiply the
+    pair by the same numbers.
+    """
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    row, r = place.row, place.r
+    b = tl.load(gates.b + place.row_offset + r)
+    segment = tl.load(gates.segment + place.row_offset + r)
+    if config.row_dots and ROWS > COLS:
+        row_log = tl.load(gates.row_log + place.tile_offset * COLS + row + r, mask=place.inside, other=float("-inf"))
+        far = tl.zeros([ROWS], tl.float64)
+        for u in tl.static_range(ROWS // COLS):
+            tile = place.tile_offset + row // COLS + u
+            g_inside = tl.load(gates.g + tile, mask=row + u * COLS < sizes.T, other=0.0)
+            far += tl.where((r // COLS < u) if config.reverse else (r // COLS > u), g_inside.to(tl.float64), 0.0)
+    else:
+        row_log = tl.load(gates.row_log + place.row_offset + r)
+        far = tl.zeros([], tl.float64)
+    query = tl.full([ROWS], 1.0, tl.float32) * sizes.scale
+    if config.has_denominator and not config.reverse:
+        query *= tl.load(vectors.inverse_denominator + place.t_offset + r, mask=place.inside, other=0.0)
+    return RowGates(b, segment, tl.exp(row_log), far, query)
+
+
+@triton.jit
+def scores(x_tile, operands, place, col, d_in, config: tl.constexpr):
+    """Return x_r . y_c for the rows of a place and `cols` columns from col on: [rows, cols] float32."""
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    IN: tl.constexpr = config.inner
+    if config.whole:
+        y = operands.y.load([place.b, place.h_in, col - place.span.shift, 0]).reshape(COLS, IN)
+        s = tl.dot(x_tile, y.T, input_precision=config.precision)  # [rows, d_in] @ [d_in, cols] -> [rows, cols]
+    else:
+        s = tl.zeros([ROWS, COLS], tl.float32)
+        for d in range(0, d_in, IN):
+            x = operands.x.load([place.b, place.h_in, place.row - place.span.shift, d]).reshape(ROWS, IN)
+            y = operands.y.load([place.b, place.h_in, col - place.span.shift, d]).reshape(COLS, IN)
+            s = tl.dot(x, y.T, s, input_precision=config.precision)  # [rows, in] @ [in, cols] -> [rows, cols]
+    return s
+
+
+@triton.jit
+def multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config: tl.constexpr):
+    """Multiply scores by scale and 1 / denominator, which belong to rows (H, dQ) or to columns (dK, dV).
+
+    They come before all other factors, so that dQ and dK round the same numbers and q.dq - k.dk cancels as it should
+    (and Triton 3.6 cannot compile a product whose first use is in a branch).
+    """
+    COLS: tl.constexpr = config.cols
+    if config.reverse:
+        query = tl.full([COLS], 1.0, tl.float32) * sizes.scale
+        if config.has_denominator:
+            c = tl.arange(0, COLS)
+            at = vectors.inverse_denominator + place.bh.to(tl.int64) * sizes.T + col + c
+            query *= tl.load(at, mask=col + c < place.span.end, other=0.0)
+        s *= query[None, :]
+    else:
+        s *= row_gates.query[:, None]
+    return s
+
+
+@triton.jit
+def weigh_diagonal(s, col, place, row_gates, gates, vectors, config: tl.constexpr):
+    """Weigh scores of steps of one tile: by exp(b_i - b_j + log i_j) for keys j <= i with no boundary in between.
+
+    Of H and dV, add the skip connection: its weight is one like others, between v (dH) and the output of one step.
+    """
+    COLS: tl.constexpr = config.cols
+    r = place.r
+    c = col - place.row + tl.arange(0, COLS)
+    b_col = tl.load(gates.b + place.row_offset + c)
+    together = row_gates.segment[:, None] == tl.load(gates.segment + place.row_offset + c)[None, :]
+    if config.reverse:
+        together &= c[None, :] >= r[:, None]
+        exponent = b_col[None, :] - row_gates.b[:, None] + tl.load(gates.b_rest + place.row_offset + c)[None, :]
+        exponent += tl.load(gates.log_i_rest + place.row_offset + r)[:, None]
+    else:
+        together &= c[None, :] <= r[:, None]
+        exponent = row_gates.b[:, None] - b_col[None, :] + tl.load(gates.b_rest + place.row_offset + r)[:, None]
+        exponent += tl.load(gates.log_i_rest + place.row_offset + c)[None, :]
+    s *= tl.exp(tl.where(together, exponent, float("-inf")))
+    if config.skip and not config.row_dots:
+        s += tl.where(c[None, :] == r[:, None], tl.load(vectors.skip + place.h), 0.0)
+    return s
+
+
+@triton.jit
+def weigh_others(s, col_weight, far, row_gates, config: tl.constexpr):
+    """Weigh scores of steps of different tiles: by a query's factor, a key's and that of the tiles between.
+
+    The order of the product is the same in all four roles.
+
+    Args:
+        far: float64, log gate of the tiles since the diagonal.
+    """
+    between = tl.exp((far + row_gates.far).to(tl.float32))
+    if config.row_dots and config.rows > config.cols:
+        between = between[:, None]
+    if config.reverse:
+        s *= (col_weight[None, :] * between) * row_gates.weight[:, None]
+    else:
+        s *= (row_gates.weight[:, None] * between) * col_weight[None, :]
+    return s
+
+
+@triton.jit
+def tiles_of_chunk(place, sizes, config: tl.constexpr):
+    """Return the first tile of columns of a chunk, how many there are, and the step between them.
+
+    They are taken from the diagonal outwards.
+    """
+    COLS: tl.constexpr = config.cols
+    lowest = place.chunk * sizes.chunk_size // COLS
+    highest = tl.cdiv(tl.minimum((place.chunk + 1) * sizes.chunk_size, place.span.end), COLS)
+    if config.reverse:
+        first_tile = place.row // COLS
+        count = highest - first_tile
+        step = 1
+    else:
+        first_tile = tl.minimum((place.row + config.rows) // COLS, highest) - 1
+        count = first_tile + 1 - lowest
+        step = -1
+    return first_tile, count, step
+
+
+@triton.jit
+def add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config: tl.constexpr):
+    """Add to out, and to the denominators, what rows read from the state at the chunk's near edge.
+
+    Args:
+        acc: [rows, outer].  norm: [rows].
+        far: float64, log gate from the rows' tile to that edge.
+    """
+    ROWS: tl.constexpr = config.rows
+    NARROW: tl.constexpr = config.narrow
+    OUT: tl.constexpr = config.outer
+    weight = row_gates.weight * tl.exp((far + row_gates.far).to(tl.float32))
+    if not config.reverse:
+        weight *= row_gates.query  # dC has it already
+    state = place.bh * place.chunks + place.chunk
+    for d in tl.range(0, sizes.d_in, NARROW, num_stages=1):
+        step = place.row - place.span.shift
+        x_part = operands.x_narrow.load([place.b, place.h_in, step, d]).reshape(ROWS, NARROW)
+        x_weighted = x_part.to(tl.float32) * weight[:, None]
+        if config.row_dots:
+            s = operands.states.load([state, place.column, d]).reshape(OUT, NARROW).T
+        else:
+            s = operands.states.load([state, d, place.column]).reshape(NARROW, OUT)
+        # [rows, narrow] @ [narrow, outer] -> [rows, outer]
+        acc = tl.dot(x_weighted.to(x_part.dtype), s.to(x_part.dtype), acc, input_precision=config.precision)
+        if config.normalize:
+            i = d + tl.arange(0, NARROW)
+            n = tl.load(vectors.n_states + state.to(tl.int64) * sizes.d_in + i, mask=i < sizes.d_in, other=0.0)
+            norm += tl.sum(x_weighted * n[None, :], 1)
+    if config.n_gradient:
+        o = place.column + tl.arange(0, OUT)
+        n = tl.load(vectors.n_states + state.to(tl.int64) * sizes.d_out + o, mask=o < sizes.d_out, other=0.0)
+        acc += weight[:, None] * n[None, :]
+    return acc, norm
+
+
+@triton.jit
+def normalized(acc, norm, place, vectors, config: tl.constexpr):
+    """Return H divided by max(|norm|, exp(-m) or 1), and write the inverse of that once for all blocks of columns."""
+    bound = 1.0
+    if config.stabilized:
+        bound = tl.exp(-tl.load(vectors.m + place.t_offset + place.r, mask=place.inside, other=0.0))
+    inverse = 1.0 / tl.maximum(tl.abs(norm), bound)
+    acc *= inverse[:, None]
+    if place.out_block == 0:
+        tl.store(vectors.inverse_denominator + place.t_offset + place.r, inverse, mask=place.inside)
+    return acc
+
+
+@triton.jit
+def store_row_dots(acc, part, place, operands, vectors, sizes, config: tl.constexpr):
+    """Write probe_t . out_t of a tile to a part of the row sums: part * B * H * T is where that begins."""
+    ROWS: tl.constexpr = config.rows
+    OUT: tl.constexpr = config.outer
+    step = place.row - place.span.shift
+    probe = operands.probe.load([place.b, place.h_out, step, place.column]).reshape(ROWS, OUT)
+    dots = tl.sum(probe.to(tl.float32) * acc, 1)
+    part_offset = part * sizes.batch * sizes.heads * sizes.T
+    tl.store(vectors.row_dots + part_offset + place.t_offset + place.r, dots, mask=place.inside)
+
+
+@triton.jit
+def rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes, config: tl.constexpr):  # noqa: C901  branches of the config
+    """Return `parallel_outputs` of one head of all batches, [rows, outer] float32, and write all but out itself."""
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    IN: tl.constexpr = config.inner
+    OUT: tl.constexpr = config.outer
+    place = place_of(bh, row_tile, out_block, span, sizes, config)
+    first_tile, count, step = tiles_of_chunk(place, sizes, config)
+    x_tile = operands.x.load([place.b, place.h_in, place.row - span.shift, 0]).reshape(ROWS, IN)
+    row_gates = load_row_gates(place, gates, vectors, sizes, config)
+    acc = tl.zeros([ROWS, OUT], tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
+    skip_dot = tl.zeros([ROWS], tl.float32)
+    far = tl.zeros([], tl.float64)  # log gate of the tiles passed since the diagonal
+    for j in range(count):
+        tile = first_tile + step * j
+        col = tile * COLS
+        c = tl.arange(0, COLS)
+        col_weight = tl.exp(tl.load(gates.col_log + (place.tile_offset + tile) * COLS + c))
+        g_tile = tl.load(gates.g + place.tile_offset + tile)
+        s = scores(x_tile, operands, place, col, sizes.d_in, config)
+        if config.documents and config.reverse:  # steps of the next document have no query here
+            s = tl.where((col + c < span.end)[None, :], s, 0.0)
+        if config.skip and config.row_dots:  # dh_t . v_t of the same step t
+            skip_dot += tl.sum(tl.where((col - place.row + c)[None, :] == place.r[:, None], s, 0.0), 1)
+        s = multiply_by_query_factor(s, col, place, row_gates, vectors, sizes, config)
+        if (col >= place.row) & (col < place.row + ROWS):
+            s = weigh_diagonal(s, col, place, row_gates, gates, vectors, config)
+        else:
+            s = weigh_others(s, col_weight, far, row_gates, config)
+            far += g_tile.to(tl.float64)
+        if config.normalize:
+            norm += tl.sum(s, 1)
+        z_tile = operands.z.load([place.b, place.h_out, col - span.shift, place.column]).reshape(COLS, OUT)
+        # [rows, cols] @ [cols, outer] -> [rows, outer]
+        acc = tl.dot(s.to(z_tile.dtype), z_tile, acc, input_precision=config.precision)
+
+    if config.row_dots:
+        part = out_block.to(tl.int64) + tl.cdiv(sizes.d_out, OUT)
+        store_row_dots(acc, part, place, operands, vectors, sizes, config)
+    if config.states:
+        edge = place.chunks - 1 if config.reverse else 0
+        if config.first_state:
+            edge = -1
+        if place.chunk != edge:  # elsewhere the state is zero
+            acc, norm = add_state(acc, norm, far, place, row_gates, operands, vectors, sizes, config)
+    if config.normalize:
+        acc = normalized(acc, norm, place, vectors, config)
+    if config.row_dots:
+        store_row_dots(acc, out_block.to(tl.int64), place, operands, vectors, sizes, config)
+        if config.skip:  # noqa: SIM102  a constant decides alone
+            if out_block == 0:
+                tl.store(vectors.skip_dots + place.t_offset + place.r, skip_dot, mask=place.inside)
+    return acc
+
+
+@triton.jit
+def parallel_outputs(
+    x, x_narrow, y, z, out, probe, states, strides, gates, vectors, sizes, config: tl.constexpr
+):  # fmt: skip
+    """Write one tile [rows, outer] of `out`; see the module's table.
+
+    Args:
+        x, y, z, out, probe: (B, H, T, d), or fewer heads; descriptors, or pointers before compute capability 9.0.
+        x_narrow: x with tiles `narrow` wide.
+        probe: q for dQ, k for dK, whose dot products with out are the row sums; else None.
+            Of documents out is a pointer: a tile must not write what lies behind one.
+        states: (B * H * chunks, d_in, d_out), or (.., d_out, d_in) for dQ and dK, or None.
+        strides, gates, vectors, sizes, config: see `Strides`, `Gates`, `Vectors`, `Sizes.as_argument`, `OutputConfig`.
+    """
+    ROWS: tl.constexpr = config.rows
+    COLS: tl.constexpr = config.cols
+    IN: tl.constexpr = config.inner
+    NARROW: tl.constexpr = config.narrow
+    OUT: tl.constexpr = config.outer
+    TMA: tl.constexpr = config.tma
+    sizes = read_sizes(sizes)
+    d_in, d_out = sizes.d_in, sizes.d_out
+    row_tiles = tl.cdiv(sizes.T, ROWS)
+    out_blocks = tl.cdiv(d_out, OUT)
+    out_block = tl.program_id(0) % out_blocks  # neighbours share x and y through L2
+    row_tile = (tl.program_id(0) // out_blocks) % row_tiles
+    of_out = tl.program_id(0) // out_blocks // row_tiles
+    span = span_of(row_tile, vectors, sizes, config)
+    if config.documents:  # noqa: SIM102  a constant decides alone
+        if row_tile * ROWS >= span.end:
+            return
+    shape = (sizes.batch, sizes.heads, sizes.steps if config.documents else sizes.T)
+    x_strides = (strides.x_b, strides.x_h, strides.x_t)
+    x_tiles = open_rows(x, x_strides, shape, d_in, ROWS, IN, TMA)
+    y_tiles = open_rows(y, (strides.y_b, strides.y_h, strides.y_t), shape, d_in, COLS, IN, TMA)
+    z_tiles = open_rows(z, (strides.z_b, strides.z_h, strides.z_t), shape, d_out, COLS, OUT, TMA)
+    probe_tiles, state_tiles, x_narrow_tiles = None, None, None
+    if config.row_dots:
+        probe_strides = (strides.probe_b, strides.probe_h, strides.probe_t)
+        probe_tiles = open_rows(probe, probe_strides, shape, d_out, ROWS, OUT, TMA)
+    if config.states:
+        count = sizes.batch * sizes.heads * tl.cdiv(sizes.T, sizes.chunk_size)
+        if config.row_dots:
+            state_tiles = open_matrices(states, count, d_out, d_in, OUT, NARROW, TMA)
+        else:
+            state_tiles = open_matrices(states, count, d_in, d_out, NARROW, OUT, TMA)
+        x_narrow_tiles = open_rows(x_narrow, x_strides, shape, d_in, ROWS, NARROW, TMA)
+    operands = Operands(x_tiles, x_narrow_tiles, y_tiles, z_tiles, probe_tiles, state_tiles)
+    acc = tl.full([ROWS, OUT], -0.0, tl.float32)  # the one number whose sum with x is x for every x
+    for member in range(config.members):
+        bh = of_out * config.members + member
+        acc += rows_of_head(bh, row_tile, out_block, span, operands, gates, vectors, sizes, config)
+    heads_of_out = sizes.heads // config.members
+    if config.documents:
+        place, column = row_tile * ROWS + tl.arange(0, ROWS), out_block * OUT + tl.arange(0, OUT)
+        step = (place - span.shift).to(tl.int64)
+        at = out + of_out.to(tl.int64) * strides.out_h + step[:, None] * strides.out_t + column[None, :]
+        inside = (place < span.end)[:, None] & (column < d_out)[None, :]
+        tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
+    else:
+        out_tiles = open_rows(out, (strides.out_b, strides.out_h, strides.out_t), shape, d_out, ROWS, OUT, TMA)
+        at = [of_out // heads_of_out, of_out % heads_of_out, row_tile * ROWS, out_block * OUT]
+        out_tiles.store(at, acc.to(out_tiles.dtype).reshape(1, 1, ROWS, OUT))
+
+
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+class Role(NamedTuple):
+    """One use of `parallel_outputs`; see the module's table.
+
+    Attributes:
+        x, y, z: (B, H, T, d), or fewer heads.
+        like: (B, H, T, d), or fewer heads, has the layout of out.
+        states: `States` at the near edges of chunks.
+        inverse_denominator: (B, H, T) float32, or None; H writes it.
+        reverse, normalize, stabilized: see `OutputConfig`.
+        probe, skip, skip_dots: see the kernel and `Vectors`.
+    """
+
+    x: Tensor
+    y: Tensor
+    z: Tensor
+    like: Tensor
+    states: States
+    inverse_denominator: Tensor | None
+    reverse: bool
+    normalize: bool = False
+    stabilized: bool = False
+    probe: Tensor | None = None
+    skip: Tensor | None = None
+    skip_dots: Tensor | None = None
+
+
+def launch(call: Call, planned: Outputs, role: Role) -> tuple[Tensor, RowSums | None]:
+    """Run `parallel_outputs` in one of its four roles.
+
+    Returns:
+        out, made as torch.empty_like(role.like) or, where heads share one of that, the sums over some of these, (B, a
+        divisor of H, T, d_out); and the row sums probe.out if there is a probe.
+    """
+    x, z, like, probe = role.x, role.z, role.like, role.probe
+    tiles, tma = planned.tiles, call.plan.tma
+    (steps, d_out), d_in = z.shape[2:], x.shape[-1]
+    batch, heads, T = call.gates.log_f.shape
+    table = call.documents
+    out_heads = heads // planned.members
+    out = torch.empty_like(like) if like.shape[1] == out_heads else like.new_empty((batch, out_heads, steps, d_out))
+    row_dots = None
+    if probe is not None:
+        empty = x.new_zeros if table else x.new_empty  # places without a step have nothing to add
+        row_dots = empty((2, planned.blocks, batch, heads, T), dtype=torch.float32)
+    config = _config(call, planned, role)
+
+    def rows_of(tensor: Tensor | None, rows: int, width: int) -> tuple[Any, ...]:
+        return (None, 0, 0, 0) if tensor is None else rows_argument(tensor, rows, width, tma)
+
+    x_tiles, *x_strides = rows_of(x, tiles.rows, tiles.inner)
+    y_tiles, *y_strides = rows_of(role.y, tiles.cols, tiles.inner)
+    z_tiles, *z_strides = rows_of(z, tiles.cols, tiles.outer)
+    out_tiles, *out_strides = rows_of(out, tiles.rows, tiles.outer)
+    if table:
+        out_tiles = out
+    probe_tiles, *probe_strides = rows_of(probe, tiles.rows, tiles.outer)
+    states, n_states, _ = role.states
+    of_table = () if table is None else (table.of_chunk, table.gaps, table.bounds)
+    block = (config.narrow, tiles.outer) if probe is None else (tiles.outer, config.narrow)
+    enqueue(
+        parallel_outputs,
+        planned.programs,
+        x_tiles,
+        rows_of(x, tiles.rows, config.narrow)[0],
+        y_tiles,
+        z_tiles,
+        out_tiles,
+        probe_tiles,
+        None if states is None else matrices_argument(states, *block, tma),
+        Strides(*x_strides, *y_strides, *z_strides, *out_strides, *probe_strides),
+        _gates(call, tiles, role),
+        Vectors(n_states, call.gates.m, role.inverse_denominator, row_dots, role.skip, role.skip_dots, *of_table),
+        Sizes(
+            call.scale, batch, heads, heads // x.shape[1], heads // z.shape[1], T, d_in, d_out, call.plan.chunk_size,
+            steps,
+        ).as_argument(),
+        config=config,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )  # fmt: skip
+    return out, None if row_dots is None else RowSums(*row_dots)
+
+
+def _config(call: Call, planned: Outputs, role: Role) -> OutputConfig:
+    tiles = planned.tiles
+    return OutputConfig(
+        reverse=role.reverse,
+        states=role.states.states is not None,
+        first_state=role.states.first or call.documents is not None,
+        normalize=role.normalize,
+        stabilized=role.stabilized,
+        has_denominator=role.inverse_denominator is not None and not role.normalize,
+        row_dots=role.probe is not None,
+        n_gradient=role.reverse and role.states.n_states is not None,
+        skip=role.skip is not None,
+        documents=call.documents is not None,
+        precision=call.precision,
+        tma=call.plan.tma,
+        rows=tiles.rows,
+        cols=tiles.cols,
+        inner=tiles.inner,
+        narrow=min(tiles.inner, tiles.narrow),
+        outer=tiles.outer,
+        whole=tiles.inner >= role.x.shape[-1],
+        members=planned.members,
+    )
+
+
+def _gates(call: Call, tiles: Tiles, role: Role) -> Gates:
+    row, col = call.tile_gates(tiles.rows), call.tile_gates(tiles.cols)
+    fine = row if role.probe is None else col
+    row_log, col_log = (fine.a, col.prefix) if role.reverse else (fine.prefix, col.a)
+    return Gates(row_log, col_log, col.g, row.b, row.b_rest, row.segment, row.log_i_rest)
+
+
+def hidden(call: Call, inputs: Inputs, states: States) -> tuple[Tensor, Tensor | None]:
+    """Return H (B, H, T, d_hv) like v and, of a normalised gate, 1 / denominator (B, H, T) float32."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    gate = call.gate
+    inverse = torch.empty_like(call.gates.log_f) if gate.normalize else None
+    role = Role(
+        q, k, v, v, states, inverse,
+        reverse=False, normalize=gate.normalize, stabilized=gate.stabilized, skip=inputs.skip,
+    )  # fmt: skip
+    h, _ = launch(call, call.plan.h, role)
+    return h, inverse
