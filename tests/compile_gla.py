@@ -15,8 +15,9 @@ from triton.runtime.jit import JITFunction
 sys.path.insert(0, str(Path(__file__).parent))
 from compile_tfla import Launch, compiled
 
+from tflabench.baselines import gla_walkthrough_kernels
 from tflabench.kernels.common import device
-from tflabench.kernels.gla import chunkwise, walkthrough
+from tflabench.kernels.gla import chunkwise
 from tflabench.kernels.gla.call import Arguments
 
 BOUNDS = (0, 100, 1000, 4096)
@@ -48,7 +49,7 @@ def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype, bounds: tuple[int
     o, last = chunkwise.forward(inputs, scale=0.1, chunk_size=L, bounds=bounds)
     chunkwise.backward(o, last, inputs, scale=0.1, chunk_size=L, gate_gradients=True, bounds=bounds)
     if bounds is None:
-        walkthrough.forward(*inputs, scale=0.1)
+        gla_walkthrough_kernels.forward(*inputs, scale=0.1)
     return caught
 
 

@@ -1,6 +1,6 @@
 """Gated Linear Attention on sequences and step by step.
 
-"reference" is plain PyTorch under plain autograd; "tfla" and "walkthrough" run behind one torch operator (`operator`).
+"reference" is plain PyTorch under plain autograd; "tfla" runs behind a torch operator (`operator`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ class GlaOptions(TypedDict, total=False):
             `cu_seqlens` B is the number of sequences.
         cu_seqlens: as in `Options`.
         chunk_size: L, the steps between two states in memory. It changes speed and memory, not the result. "auto", the
-            default, chooses by shape. A multiple of 16; for the reference any L >= 1. Chunks of the walk-through have
-            16 steps; for it L is that of the backward pass.
+            default, chooses by shape. A multiple of 16; for the reference any L >= 1.
         layout: "bhtd", the default, for (B, H, T, d); "bthd" for (B, T, H, d). Nothing is copied.
         implementation: "auto", the default, is "tfla" where it runs, else "reference" (CPU, float64, head dimensions
-            that are no multiple of 16). "tfla": TFLA with a gate a channel, in Triton. "walkthrough": GLA's fused
-            chunks as published, whose output is NaN behind a g of -inf; its backward pass is that of "tfla".
+            that are no multiple of 16). "tfla": TFLA with a gate a channel, in Triton.
     """
 
     scale: float | None
@@ -117,7 +115,7 @@ def gla(
         first = None if initial is None else initial.C
         if cu_seqlens is None:
             o, last = run(q, k, v, g, first)
-        elif first is None and not return_last_state and implementation != "walkthrough":  # which takes no -inf
+        elif first is None and not return_last_state:
             shut = packed.begins(cu_seqlens, g.shape[2], g.device)[:, None]
             o, last = run(q, k, v, g.masked_fill(shut, float("-inf")), None)
         else:

@@ -15,12 +15,12 @@ from tflabench.kernels.gla.plan import default_chunk_size
 
 from .call import Arguments
 
-IMPLEMENTATIONS = ("tfla", "walkthrough")
+IMPLEMENTATIONS = ("tfla",)
 
 
 def kernels_of(name: str) -> Any:
     """Return the module of an implementation, which imports triton."""
-    return importlib.import_module({"tfla": ".chunkwise", "walkthrough": ".walkthrough"}[name], __package__)
+    return importlib.import_module({"tfla": ".chunkwise"}[name], __package__)
 
 
 def _chunk_size(q: Tensor, v: Tensor, given: int | None) -> int:
@@ -60,10 +60,8 @@ def forward(
     """Return [o, the last state (B, H, d_qk, d_hv) float32] of q, k, g (B, H, T, d_qk) and v (B, H, T, d_hv).
 
     Args:
-        bounds: of documents, see `chunkwise.forward`; for "tfla".
+        bounds: of documents, see `chunkwise.forward`.
     """
-    if implementation == "walkthrough":
-        return list(kernels_of(implementation).forward(q, k, v, g, initial, scale=scale))
     L = _chunk_size(q, v, chunk_size)
     arguments = Arguments(q, k, v, g, initial)
     of_kernels = kernels_of(implementation)
@@ -91,10 +89,7 @@ def backward(
     gate_gradients: bool,
     bounds: Sequence[int] | None,
 ) -> list[Tensor]:
-    """Return gradients of q, k, v, g, initial, in this order, without those that are None or not asked for.
-
-    All implementations have this backward pass, TFLA's.
-    """
+    """Return gradients of q, k, v, g, initial, in this order, without those that are None or not asked for."""
     grads = kernels_of("tfla").backward(
         *(do, d_last, Arguments(q, k, v, g, initial)),
         scale=scale,

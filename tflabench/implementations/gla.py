@@ -1,4 +1,4 @@
-"""Gated Linear Attention as the bench sees it: TFLA with a gate a channel, the fused chunks as published, and PyTorch.
+"""Gated Linear Attention as the bench sees it: TFLA with a gate a channel, and PyTorch.
 
 Inputs are those that the adapter of fla draws, in its layout (B, T, H, ...), so that rows compare.
 """
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OPERATION = "gla"
-PUBLISHED_CHUNK_SIZE, PUBLISHED_BLOCK = 16, 64  # steps and channels of a program of the walk-through's kernels
 REFERENCE_CHUNK_SIZE = 32
 ORACLE_CHUNK_SIZE = 16  # its memory grows as T L d_qk
 
@@ -37,17 +36,15 @@ class Kernels:
     Attributes:
         name, title: of the implementation.
         implementation: of `ops.gla`.
-        chunk_size: steps of a chunk, None where the problem says it or, if it does not, the kernels.
     """
 
     name: str
     title: str
     implementation: str
-    chunk_size: int | None = None
 
     def steps(self, problem: Problem) -> int:
         """Return the steps of a chunk in a problem."""
-        if given := self.chunk_size or problem.chunk_size:
+        if given := problem.chunk_size:
             return min(given, problem.seq_len) if self.implementation == "reference" else given
         if self.implementation == "reference":
             return min(REFERENCE_CHUNK_SIZE, problem.seq_len)
@@ -59,27 +56,35 @@ def usual_chunk_size(problem: Problem) -> int:
     return plans.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
 
 
+def draw_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return q, k, v and log decays g, (B, T, H, d)."""
+    from torch.nn.functional import logsigmoid
+
+    steps = (problem.batch, problem.seq_len, problem.heads)
+    of_keys, of_values = (*steps, problem.d_qk), (*steps, problem.d_hv)
+    inputs = draw(problem, device, {"q": of_keys, "k": of_keys, "v": of_values, "g": of_keys}, {"g": OPEN})
+    inputs["g"] = logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)
+    return inputs
+
+
 def build(kernels: Kernels, problem: Problem, device: torch.device) -> Case:
     """Return the Case of Gated Linear Attention, with log decays g (B, T, H, d_qk).
 
     Raises:
         Unsupported: these kernels cannot run here, with their reason.
     """
-    from torch.nn.functional import logsigmoid
-
     from tflabench.kernels.gla import operator
     from tflabench.kernels.gla.api import gla
 
-    steps = (problem.batch, problem.seq_len, problem.heads)
-    of_keys, of_values = (*steps, problem.d_qk), (*steps, problem.d_hv)
-    inputs = draw(problem, device, {"q": of_keys, "k": of_keys, "v": of_values, "g": of_keys}, {"g": OPEN})
-    inputs["g"] = logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)
-    q, k, v, g = (inputs[name] for name in "qkvg")
-    options: dict[str, Any] = {"implementation": kernels.implementation, "layout": "bthd"}
-    if kernels.chunk_size is None:
-        options["chunk_size"] = kernels.steps(problem)
+    inputs = draw_inputs(problem, device)
+    q, k, v, g = inputs.values()
+    options: dict[str, Any] = {
+        "implementation": kernels.implementation,
+        "layout": "bthd",
+        "chunk_size": kernels.steps(problem),
+    }
     if kernels.implementation != "reference":
-        reason = operator.kernels_of("tfla").refuses(*(x.transpose(1, 2) for x in (q, v)), options.get("chunk_size"))
+        reason = operator.kernels_of("tfla").refuses(*(x.transpose(1, 2) for x in (q, v)), options["chunk_size"])
         if reason:
             raise Unsupported(reason)
     return Case(
@@ -101,36 +106,8 @@ def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def cost(kernels: Kernels, problem: Problem) -> Cost:
     """Return the paper's counts with a decay a channel, but for states between chunks, in memory in the dtype of q."""
-    if kernels.implementation == "walkthrough":
-        return _published_cost(problem)
     counted = problem.with_(chunk_size=kernels.steps(problem))
     return call_cost(counted, "chunkwise", "gla", state_bytes=problem.element_bytes)
-
-
-def _published_cost(problem: Problem) -> Cost:
-    """Return the cost of the fused chunks as published: states stay on chip forward, and backward is that of TFLA."""
-    size, chunk, parts = problem.element_bytes, PUBLISHED_CHUNK_SIZE, -(-problem.d_qk // PUBLISHED_BLOCK)
-    k, v, scores = problem.d_qk * size, problem.d_hv * size, chunk * 4  # q, q_g and k_g like k
-    decays, o = problem.d_qk * 4, problem.d_hv * 4  # in float32
-    a_step = (
-        (k + decays)  # g -> sums of decays
-        + (4 * k + decays)  # q, k -> q_g, k_g
-        + (2 * k + v + decays / chunk + parts * o)  # q_g, k_g, v, last decays -> a part of o for each block of channels
-        + (2 * k + decays + parts * scores)  # q, k -> parts of A
-        + (parts + 2) * scores + chunk * size  # their sum, and that in the dtype of v
-        + (chunk * size + 2 * v)  # A v
-        + (parts + 4) * o + 2 * v  # sums of o, and that in the dtype of v
-    )  # fmt: skip
-    forward = problem.with_(pass_="fw", chunk_size=chunk)
-    flops = call_cost(forward, "chunkwise", "gla").flops
-    moved = problem.tokens * problem.heads * a_step
-    if problem.pass_ == "fwbw":
-        counted = problem.with_(chunk_size=usual_chunk_size(problem))
-        both, alone = (
-            call_cost(counted.with_(pass_=pass_), "chunkwise", "gla", state_bytes=size) for pass_ in ("fwbw", "fw")
-        )
-        flops, moved = flops + both.flops - alone.flops, moved + both.bytes - alone.bytes
-    return Cost(flops=flops, bytes=moved)
 
 
 def workspace_bytes(problem: Problem) -> float:
@@ -173,12 +150,12 @@ def _implementation(kernels: Kernels) -> Implementation:
         title=kernels.title,
         build=partial(build, kernels),
         refuses=refuses if triton else refuse_decode,
-        chunked=kernels.chunk_size is None,
+        chunked=True,
         cost=partial(cost, kernels),
         package="triton" if triton else "torch",
         compiles=triton,
         majors=tiling.MAJORS if triton else None,
-        shared_bytes=shared_bytes if kernels.implementation == "tfla" else None,
+        shared_bytes=shared_bytes if triton else None,
         operation=OPERATION,
         bound="channel_gates",
     )
@@ -189,7 +166,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = tuple(
         _implementation,
         (
             Kernels("tfla_gla_xl", "GLA TFLA xl_chunk", "tfla"),
-            Kernels("gla_chunk_fuse", "GLA fused chunk (as published)", "walkthrough", PUBLISHED_CHUNK_SIZE),
             Kernels("reference_gla", "GLA PyTorch chunkwise", "reference"),
         ),
     )

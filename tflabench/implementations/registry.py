@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Modules of tflabench/baselines, in the order of tables and legends. They are named, not imported: adapters import
 # this package.
-ADAPTERS = ("nxai", "sdpa", "flash_attention", "fla_ops", "lightning", "mamba")
+ADAPTERS = ("gla_walkthrough", "nxai", "sdpa", "flash_attention", "fla_ops", "lightning", "mamba")
 
 _plugged: list[Implementation] = []
 _by_plugin: dict[str, tuple[Implementation, ...]] = {}
@@ -56,11 +56,11 @@ def implementations() -> tuple[Implementation, ...]:
 
 @cache
 def bundled_kernels() -> frozenset[str]:
-    """Names of this project's own kernels: what is bundled, but for plain PyTorch and what others have published."""
+    """Names of this project's own kernels: what is bundled, but for plain PyTorch."""
     from tflabench.implementations import bundled, gla
 
     found = (*bundled.IMPLEMENTATIONS, *gla.IMPLEMENTATIONS)
-    return frozenset(impl.name for impl in found if not matches(impl, "reference_*,gla_chunk_fuse"))
+    return frozenset(impl.name for impl in found if not matches(impl, "reference_*"))
 
 
 def operation(name: str, gate: str | None = None) -> str | None:

@@ -26,8 +26,8 @@ from torch.nn.functional import pad
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.launching import enqueue
-
-from . import chunkwise
+from tflabench.kernels.gla import chunkwise
+from tflabench.kernels.gla.call import Arguments
 
 CHUNK = 16  # BT
 LARGEST_GRID = 65535  # of CUDA's second and third axis
@@ -35,7 +35,7 @@ BLOCK = 64  # BK and BV, at most
 INVERSE_LN2 = tl.constexpr(1.4426950408889634)
 
 
-class Sizes(NamedTuple):
+class Lengths(NamedTuple):
     """Steps (a multiple of BT), d_qk and d_hv."""
 
     T: Any
@@ -172,17 +172,21 @@ def combine(o: Tensor, A: Tensor, v: Tensor) -> Tensor:
     return o.sum(0).add_(o2.view(B, H, T, d_hv))
 
 
-def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:
+def refuses(q: Tensor, v: Tensor) -> str | None:
     """Return why these kernels, or `chunkwise` for their backward pass, cannot run on q and v, or None if they can."""
     if q.shape[2] > CHUNK * LARGEST_GRID or q.shape[0] * q.shape[1] > LARGEST_GRID:
         return f"takes at most {CHUNK * LARGEST_GRID:,} steps, and {LARGEST_GRID:,} heads in a batch"
-    return chunkwise.refuses(q, v, chunk_size)
+    return chunkwise.refuses(q, v, None)
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None, *, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return o like v, and the last state (B, H, d_qk, d_hv) float32; arguments as of `chunkwise.forward`.
+    """Return o like v (B, H, T, d_hv), and the last state (B, H, d_qk, d_hv) float32.
+
+    Args:
+        q, k: (B, H, T, d_qk), of the dtype of v; g: the same shape, natural log decays.
+        initial: the state before the first step, or None for zero.
 
     A sequence whose length is no multiple of 16 is padded; strided tensors are copied.
     """
@@ -201,7 +205,7 @@ def forward(
 
     q_g, k_g, g_o = torch.empty_like(q), torch.empty_like(k), empty(*q.shape)
     o, A, h_t = empty(NK, B, H, T, d_hv), empty(NK, B, H, T, CHUNK), empty(B, H, d_qk, d_hv)
-    sizes = Sizes(T, d_qk, d_hv)
+    sizes = Lengths(T, d_qk, d_hv)
     config = Config(CHUNK, BK, BV, h_0 is not None, float32_precision(q.dtype))
     chunks = (NK, T // CHUNK, B * H)
     enqueue(fwd_decay_cumsum, chunks, g, g_o, sizes, config=config, num_warps=1)
@@ -212,3 +216,21 @@ def forward(
     enqueue(fwd_inner_chunk, chunks, q, k, g_o, A, scale, sizes, config=config, num_warps=4)
     out = torch.empty_like(like)
     return out.copy_(combine(o, A, v)[:, :, :given]), h_t
+
+
+class FusedChunks(torch.autograd.Function):
+    """The output of `forward` with the backward pass of TFLA, whose chunk size is given."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, chunk_size: int) -> Tensor:
+        """Return o (B, H, T, d_hv)."""
+        ctx.save_for_backward(q, k, v, g)
+        ctx.options = {"scale": scale, "chunk_size": chunk_size}
+        return forward(q, k, v, g, None, scale=scale)[0]
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradients of q, k, v and g."""
+        arguments = Arguments(*ctx.saved_tensors, None)
+        grads = chunkwise.backward(do, None, arguments, gate_gradients=ctx.needs_input_grad[3], **ctx.options)
+        return *grads[:4], None, None
