@@ -1,273 +1,171 @@
-"""The public operations: values, gradients, layouts and states, and what the user gets wrong."""
+"""`import tflabench`: rows as a DataFrame, a figure of them, the best chunk size, and what a sweep refuses."""
 
 from __future__ import annotations
 
-import math
-import re
+import json
+import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from repository import ROOT
+from synthetic import row, write
+from typer.testing import CliRunner
 
-from tflabench.kernels import api, backends
-from tflabench.kernels.state import zero_state
-from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
+import tflabench
+from tflabench.api import _parsed
+from tflabench.cli.main import app
+from tflabench.problem import InputError
+from tflabench.rows.load import read_results
+from tflabench.rows.table import frame, rows_of
 
-sys.path.insert(0, str(Path(__file__).parent))
-from probe import (
-    D_HV,
-    D_QK,
-    GATES,
-    PROBE,
-    B,
-    Expert,
-    H,
-    T,
-    assert_close,
-    double,
-    every_gate,
-    every_implementation,
-    inputs,
-    map_state,
-    probed,
-    results,
-    start,
+ROWS = [row(name, ms, seq_len=T) for name, ms in (("tfla_sig_xl", 1.0), ("sdpa", 2.0)) for T in (512, 1024)]
+QUICK = ROOT / "results" / "h100" / "quick"
+
+
+def heights(figure: Any) -> list[list[float]]:
+    """The y of every line with several points in the first panel of a figure."""
+    lines = (list(line.get_ydata()) for line in figure.axes[0].lines)
+    return [line for line in lines if len(line) > 1]
+
+
+def test_importing_it_is_light():
+    code = """
+import sys
+import tflabench
+tflabench.optimal_chunk_size("H100")
+print([name for name in ("torch", "pandas", "matplotlib", "pyarrow") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_load_reads_a_folder_and_all_below(tmp_path):
+    write(tmp_path / "one", ROWS[:1])
+    write(tmp_path / "other" / "deep", ROWS[1:])
+    assert tflabench.load(tmp_path / "one")["seq_len"].tolist() == [512]
+    assert len(tflabench.load(str(tmp_path))) == len(ROWS)
+    with pytest.raises(tflabench.InputError, match="nowhere does not exist"):
+        tflabench.load("nowhere")
+
+
+def test_rows_survive_the_way_through_a_table():
+    rows = list(read_results(QUICK).rows)
+    assert rows_of(frame(rows)) == rows
+    assert rows_of(frame(rows).assign(mine=1).iloc[3:5]) == rows[3:5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpu": "H100", "d_qk": 256, "d_hv": 512},
+        {"gpu": "A100", "d_qk": 64, "d_hv": 64, "gate": "exp", "seq_len": 300, "pass_": "fwbw"},
+        {"gpu": "H100", "memory_budget": "2GiB", "state_dtype": "bfloat16", "tile": 128},
+    ],
 )
+def test_the_best_chunk_size_is_the_commands(options):
+    words = [f"--{name.rstrip('_').replace('_', '-')}={value}" for name, value in options.items()]
+    told = json.loads(CliRunner().invoke(app, ["optimal-chunk", *words, "--json"]).stdout)
+    found = tflabench.optimal_chunk_size(**options)
+    assert (type(found), found) == (int, told["recommended"])
 
 
-@pytest.fixture
-def probe(monkeypatch):
-    yield from probed(monkeypatch)
+def test_the_best_chunk_size_refuses_what_the_command_does():
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"gpu": "H1000"}, "no GPU is called 'H1000'"),
+        ({"gate": "tanh"}, "gate is 'tanh'"),
+        ({"gpu": 3}, "gpu is 3: it must be a string"),
+        ({"d_qk": "256"}, "d_qk is '256': it must be a whole number"),
+        ({"d_hv": True}, "d_hv is True: it must be a whole number"),
+        ({"memory_budget": "1MiB"}, "memory_budget is 1 MiB: it must be at least"),
+    )
+    for options, message in cases:
+        with pytest.raises(InputError, match=message):
+            tflabench.optimal_chunk_size(**{"gpu": "H100", **options})
 
 
-@pytest.mark.parametrize("with_state", [False, True], ids=["from_nothing", "from_state"])
-@every_gate
-@every_implementation
-def test_values_and_every_gradient(probe, implementation, gate, with_state):
-    x, state = inputs(gate), start(gate) if with_state else None
-    exact = None if state is None else map_state(double, state)
-    wanted = results(api.chunkwise, {n: double(t) for n, t in x.items()}, exact, gate=gate, implementation="reference")
-    assert_close(results(api.chunkwise, x, state, gate=gate, implementation=implementation), wanted)
+def test_plot_returns_a_figure_with_a_line_an_implementation():
+    from matplotlib.figure import Figure
+
+    figure = tflabench.plot(frame(ROWS), axis="seq_len", highlight="tfla*")
+    assert isinstance(figure, Figure)
+    assert sorted(heights(figure)) == [[1.0, 1.0], [2.0, 2.0]]
+    memory = tflabench.plot(frame(ROWS), quantity="memory")
+    assert "peak memory" in memory.axes[0].get_ylabel()
 
 
-def test_named_gates_are_the_papers():
-    x = inputs()
-    args = [x[n] for n in ("q", "k", "v", "i", "f")]
-    for named, gate in ((api.mlstm_exp, MLSTM_EXP), (api.mlstm_sig, MLSTM_SIG)):
-        assert named(*args, chunk_size=16).equal(api.chunkwise(**x, gate=gate, chunk_size=16))
+def test_plot_takes_the_setting_of_most_rows_and_the_last_row_of_a_point():
+    late = row("sdpa", 3.0, seq_len=512, started_at="2026-12-01T00:00:00+00:00")
+    rows = [late, *ROWS, *[row("nxai_sig_xl", 5.0, seq_len=T) for T in (512, 1024)]]
+    rows += [row("sdpa", 9.0, seq_len=T, dtype="float32", point=f"float32/{T}") for T in (512, 1024)]
+    lines = heights(tflabench.plot(frame(rows)))
+    assert [3.0, 2.0] in lines
+    assert [5.0, 5.0] in lines
+    assert [9.0, 9.0] not in lines
 
 
-@every_gate
-def test_layout_bthd_makes_no_copies(probe, gate):
-    x = inputs(gate)
-    swapped = {n: t if t.dim() == 1 else t.detach().transpose(1, 2).contiguous().requires_grad_() for n, t in x.items()}
-    h = api.chunkwise(**swapped, gate=gate, layout="bthd", implementation=PROBE)
-    seen = probe.calls[-1]
-    assert seen["q"].data_ptr() == swapped["q"].data_ptr()
-    assert seen["f"].data_ptr() == swapped["f"].data_ptr()
-    assert h.is_contiguous()
-    wanted = api.chunkwise(**x, gate=gate, implementation=PROBE)
-    assert h.transpose(1, 2).equal(wanted)
-    h.sum().backward()
-    wanted.sum().backward()
-    for name, t in swapped.items():
-        g = t.grad if t.dim() == 1 else t.grad.transpose(1, 2)
-        torch.testing.assert_close(g, x[name].grad, msg=name)
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (ROWS, {"axis": "seqlen"}, "axis is 'seqlen': it must be one of seq_len"),
+        (ROWS, {"quantity": "speed"}, "quantity is 'speed': it must be one of runtime, memory"),
+        (ROWS, {"highlight": "tfla_sig"}, "highlight is 'tfla_sig': no implementation is called so; did you mean"),
+        ([], {}, "the table has no rows"),
+        ([*ROWS, row(device="NVIDIA H100")], {}, "the table has rows of NVIDIA H100 and NVIDIA H200"),
+    ],
+)
+def test_plot_says_what_it_cannot_draw(rows, options, message):
+    with pytest.raises(InputError, match=message):
+        tflabench.plot(frame(rows), **options)
 
 
-@every_implementation
-def test_any_strides(probe, implementation):
-    x = inputs()
-    wanted = results(api.chunkwise, x, None, gate=MLSTM_EXP, implementation=implementation)
-    wide = {n: torch.stack([t.detach(), t.detach()], dim=-1)[..., 0].requires_grad_() for n, t in x.items()}
-    assert not wide["q"].is_contiguous()
-    assert_close(results(api.chunkwise, wide, None, gate=MLSTM_EXP, implementation=implementation), wanted, 1e-6)
+def test_a_table_that_is_none_of_ours_is_refused():
+    with pytest.raises(InputError, match="the table has no column 'point'"):
+        tflabench.plot(frame(ROWS).drop(columns="point"))
+    with pytest.raises(InputError, match="the table's batch is 'many'"):
+        tflabench.plot(frame(ROWS).assign(batch="many"))
 
 
-@every_implementation
-def test_gradient_of_the_last_state_alone(probe, implementation):
-    x = inputs()
-    _, last = api.chunkwise(**x, gate=MLSTM_EXP, return_last_state=True, implementation=implementation)
-    assert last.n is not None
-    dk, dv = torch.autograd.grad(last.n.sum(), [x["k"], x["v"]], materialize_grads=True)
-    assert (dv == 0).all()
-    assert dk.abs().sum() > 0
+@pytest.mark.parametrize("path", ["", None, ["results"]])
+def test_what_is_no_folder_is_refused(path):
+    with pytest.raises(InputError, match=r"path is .*: it must be a results folder"):
+        tflabench.load(path)
 
 
-@every_implementation
-def test_continuing_from_the_last_state_is_one_sequence(probe, implementation):
-    x, cut = inputs(), 24
-    whole = api.chunkwise(**x, gate=MLSTM_EXP, implementation=implementation)
-    first = {n: t[:, :, :cut] for n, t in x.items()}
-    rest = {n: t[:, :, cut:] for n, t in x.items()}
-    h, state = api.chunkwise(**first, gate=MLSTM_EXP, return_last_state=True, implementation=implementation)
-    more = api.chunkwise(**rest, gate=MLSTM_EXP, initial_state=state, implementation=implementation)
-    torch.testing.assert_close(torch.cat([h, more], 2), whole, rtol=1e-4, atol=1e-4)
+def test_what_is_no_table_is_refused():
+    with pytest.raises(InputError, match="df is a str: it must be a DataFrame"):
+        tflabench.plot("results/h100/quick")  # type: ignore[arg-type]
 
 
-@every_implementation
-def test_nan_is_passed_through(probe, implementation):
-    x = {n: t.detach() for n, t in inputs().items()}
-    x["v"][0, 0, 5, 3] = math.nan
-    h = api.chunkwise(**x, gate=MLSTM_EXP, implementation=implementation)
-    assert h[0, 0, 5:, 3].isnan().all()
-    assert h[1].isfinite().all()
+def test_axes_are_values_ranges_or_several():
+    assert _parsed({"seq_len": [512, "1024:2048:x2"], "chunk_size": [None, 64], "pass_": "both", "batch": 2}) == {
+        "seq_len": (512, 1024, 2048),
+        "chunk_size": (None, 64),
+        "pass": ("fw", "fwbw"),
+        "batch": (2,),
+    }
+    assert _parsed({"chunk_size": None}) == {"chunk_size": (None,)}
 
 
-@every_implementation
-def test_autocast_casts_q_k_v_alone(probe, implementation):
-    x, state = inputs(), start(MLSTM_EXP)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        h, last = api.chunkwise(
-            **x, gate=MLSTM_EXP, initial_state=state, return_last_state=True, implementation=implementation
-        )
-    assert h.dtype == torch.bfloat16
-    assert last.C.dtype == torch.float32
-    low = x | {n: x[n].bfloat16() for n in "qkv"}
-    assert h.equal(api.chunkwise(**low, gate=MLSTM_EXP, initial_state=state, implementation=implementation))
-    h.float().sum().backward()
-    assert x["q"].grad.dtype == torch.float32
-
-
-@every_gate
-def test_kernels_that_cannot_share_heads_are_given_copies(probe, gate):
-    """q and k of one head for both of v: values, gradients, and what the compiler expects of them."""
-    x = inputs(gate)
-    x |= {n: x[n].detach()[:, :1].clone().requires_grad_() for n in "qk"}
-    options = {"gate": gate, "implementation": "probe"}
-    wanted = results(api.chunkwise, x, None, gate=gate, implementation="reference")
-    assert_close(results(api.chunkwise, x, None, **options), wanted)
-    assert probe.calls[-1]["q"].shape == (B, H, T, D_QK)
-    compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
-    assert_close(results(compiled, x, None, **options), wanted)
-
-
-@pytest.mark.parametrize("implementation", ["probe", "tfla_xl"])
-def test_a_skip_connection(probe, implementation):
-    """By kernels that have one and by a pass of its own, for those that do not."""
-    if implementation == "tfla_xl" and torch.cuda.is_available():
-        pytest.skip("gpu tests run the kernels")
-    gate = GATES["retention"]
-    x = inputs(gate) | {"skip": torch.tensor([0.5, -2.0]).requires_grad_()}
-    exact = {n: double(t) for n, t in x.items()}
-    wanted = results(api.chunkwise, exact, None, gate=gate, implementation="reference")
-    bare: dict[str, Any] = {n: t for n, t in exact.items() if n != "skip"}
-    without = api.chunkwise(**bare, gate=gate, implementation="reference")
-    assert_close({"h": wanted["h"]}, {"h": without + exact["skip"][:, None, None] * exact["v"]}, 1e-12)
-    options = {"gate": gate, "implementation": implementation, "chunk_size": 16}
-    assert_close(results(api.chunkwise, x, None, **options), wanted)
-    compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
-    assert_close(results(compiled, x, None, **options), wanted)
-
-
-def test_options_reach_the_kernels(probe):
-    x = inputs()
-    options: dict[str, Any] = {"scale": 0.5, "chunk_size": 16, "state_dtype": torch.bfloat16, "config": Expert(8)}
-    api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE, **options)
-    assert {n: probe.calls[-1][n] for n in options} == options
-    api.chunkwise(**x, gate=MLSTM_EXP, implementation=PROBE)
-    defaults = {"scale": D_QK**-0.5, "chunk_size": 32, "state_dtype": torch.float32, "config": None}
-    assert {n: probe.calls[-1][n] for n in options} == defaults
-
-
-def test_auto_is_the_reference_where_no_kernel_runs():
-    x = inputs()
-    assert backends.choose(x["q"], x["v"], gate=MLSTM_EXP)[:2] == ("reference", T)
-    assert api.chunkwise(**x, gate=MLSTM_EXP).equal(api.chunkwise(**x, gate=MLSTM_EXP, implementation="reference"))
-    assert api.mlstm_exp(*(double(x[n]) for n in ("q", "k", "v", "i", "f"))).dtype == torch.float64
-
-
-STATE = zero_state(MLSTM_EXP, B, H, D_QK, D_HV)
-BY_PROBE = {"implementation": "probe"}
-# what differs from a call that works, the error, and what its message says
-BAD_INPUTS = {
-    "q_not_a_tensor": ({"q": [1.0]}, TypeError, "q is a list: it must be a tensor"),
-    "k_integers": ({"k": torch.ones(B, H, T, D_QK).int()}, TypeError, "k is torch.int32: it must be bfloat16"),
-    "q_three_sizes": ({"q": torch.ones(B, H, T)}, ValueError, "q has the shape (2, 2, 40): it must be (B, H, T, d)"),
-    "no_steps": ({"q": torch.ones(B, H, 0, D_QK)}, ValueError, "every size at least 1"),
-    "k_unlike_q": ({"k": torch.ones(B, H, T, 32)}, ValueError, "k has the shape (2, 2, 40, 32): it must be that of q"),
-    "v_shorter": ({"v": torch.ones(B, H, 39, D_HV)}, ValueError, "v has the shape (2, 2, 39, 32)"),
-    "f_shorter": ({"f": torch.ones(B, H, 39)}, ValueError, "f has the shape (2, 2, 39): it must be (2, 2, 40)"),
-    "no_i": ({"i": None}, TypeError, "i is None: it must be a tensor"),
-    "i_not_wanted": ({"gate": Gate("sigmoid", "none")}, ValueError, "i is a Tensor: it must be None"),
-    "f_of_a_fixed_gate": ({"gate": Gate("fixed")}, ValueError, "f has the shape (2, 2, 40): it must be (2,)"),
-    "gate_a_name": ({"gate": "exp"}, TypeError, "gate is a str: it must be a tflabench.ops.Gate"),
-    "dtypes_differ": ({"v": torch.ones(B, H, T, D_HV).half()}, TypeError, "they must be of one dtype"),
-    "devices_differ": ({"f": torch.ones(B, H, T, device="meta")}, ValueError, "f is on meta: it must be where q is"),
-    "skip_shape": ({"gate": MLSTM_SIG, "skip": torch.ones(3)}, ValueError, "skip has the shape (3,): it must be (2,)"),
-    "skip_divided": (
-        {"skip": torch.ones(H)},
-        ValueError,
-        "skip is a Tensor: it must be None for Gate(forget=",
-    ),
-    "layout": ({"layout": "thbd"}, ValueError, "layout is 'thbd': it must be one of bhtd, bthd"),
-    "chunk_size_zero": ({"chunk_size": 0}, ValueError, "chunk_size is 0: it must be at least 1"),
-    "chunk_size_float": ({"chunk_size": 16.0}, TypeError, "chunk_size is a float: it must be an int or 'auto'"),
-    "chunk_size_small": (BY_PROBE | {"chunk_size": 8}, ValueError, "chunk_size is 8: it must be a multiple of 16"),
-    "chunk_size_odd": (BY_PROBE | {"chunk_size": 40}, ValueError, "chunk_size is 40: it must be a multiple of 16"),
-    "chunk_size_refused": (BY_PROBE | {"chunk_size": 128}, ValueError, "probe takes chunks up to 64"),
-    "config": (
-        {"implementation": "tfla_xl", "config": {"rows": 64}},
-        ValueError,
-        "takes a TileConfig as config, not a",
-    ),
-    "scale_text": ({"scale": "1"}, TypeError, "scale is a str: it must be a float or None"),
-    "scale_nan": ({"scale": math.nan}, ValueError, "scale is nan: it must be finite"),
-    "state_dtype": ({"state_dtype": torch.float16}, ValueError, "it must be one of torch.float32, torch.bfloat16"),
-    "implementation": (
-        {"implementation": "triton"},
-        ValueError,
-        "implementation is 'triton': it must be one of auto, ref",
-    ),
-    "head_dimension": (
-        BY_PROBE | {"v": torch.ones(B, H, T, 24)},
-        ValueError,
-        "v has the head dimension 24: it must be a",
-    ),
-    "float64": (
-        BY_PROBE | {name: torch.ones(B, H, T, 16).double() for name in "qkv"},
-        TypeError,
-        "q is torch.float64: it must be bfloat16, float16 or float32",
-    ),
-    "state_a_tensor": (
-        {"initial_state": STATE.C},
-        TypeError,
-        "initial_state is a Tensor: it must be a tflabench.ops.St",
-    ),
-    "state_shape": (
-        {"initial_state": STATE._replace(C=torch.zeros(B, H, D_HV, D_QK))},
-        ValueError,
-        "initial_state.C has the shape (2, 2, 32, 16): it must be (2, 2, 16, 32)",
-    ),
-    "state_without_n": (
-        {"initial_state": STATE._replace(n=None)},
-        TypeError,
-        "initial_state.n is None: it must be a t",
-    ),
-    "state_with_n": (
-        {"gate": MLSTM_SIG, "initial_state": STATE},
-        ValueError,
-        "initial_state.n is a Tensor: it must be",
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "error", "words"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
-def test_bad_input_is_named(probe, changes, error, words):
-    given: dict[str, Any] = {**inputs(), "gate": MLSTM_EXP, **changes}
-    with pytest.raises(error, match=re.escape(words)) as raised:
-        api.chunkwise(**given)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_gate_has_known_parts():
-    with pytest.raises(ValueError, match="forget is 'tanh': it must be one of sigmoid, log_decay, fixed, rate"):
-        Gate(forget="tanh")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="input is 'tanh': it must be one of exp, sigmoid, step, softplus, none"):
-        Gate(input="tanh")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="input is 'exp': it must be a step size, step or softplus, for forget 'rate'"):
-        Gate(forget="rate")
-    with pytest.raises(ValueError, match="temperature is 2: it must be 1 for forget 'log_decay'"):
-        Gate(forget="log_decay", temperature=2)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "quik"}, "unknown preset 'quik'; did you mean quick?"),
+        ({"seqlen": 3}, "unknown axis 'seqlen'; did you mean seq_len?"),
+        ({"batch": 2.5}, "axis batch has '2.5': it must be an integer"),
+        ({"impl": ["sdpa_flash"]}, "none of the 8 points can run on cpu"),
+        ({"plugin": "nowhere.py"}, "plugin 'nowhere.py' cannot be used"),
+        ({"impl": "reference_sig", "out": __file__}, "it is a file, and this command needs a folder"),
+        ({"timeout": -1}, "timeout is -1: it must be a finite number of seconds, 1 or more"),
+        ({"timeout": float("nan")}, "timeout is nan"),
+        ({"timeout": "x"}, "timeout is 'x'"),
+        ({"stop_after": -1}, "stop_after is -1: it must be a finite number of seconds, 0 or more"),
+        ({"preset": 3}, "preset is 3: it must be a string"),
+        ({"impl": 3}, "names are 3: they must be a string, or a list of strings"),
+        ({"gpus": 2}, "--gpus 2 and --device cpu are both given"),
+        ({"gpu": ["H100"]}, "-a gpu=... is given without --executor ray"),
+    ],
+)
+def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):
+    with pytest.raises(InputError, match=message):
+        tflabench.sweep(device="cpu", **options)

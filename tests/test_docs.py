@@ -1,7 +1,7 @@
 """The documentation holds: commands and snippets run, links lead somewhere, pages are short, numbers are the rows'.
 
 Marks keep a block from being run, each an HTML comment on the line above it: `<!-- needs a GPU -->`, `<!-- slow -->`
-and `<!-- needs xlstm -->`, which tests/test_integrations.py runs. What is marked is still held to the commands and
+and `<!-- needs xlstm -->`, which test_integrations.py runs. What is marked is still held to the commands and
 options that there are. A sweep runs at a tiny size.
 A Python block that begins with a comment such as `# my_kernel.py` is that file, for the commands of its page.
 """
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from repository import ROOT
 from typer.main import get_command
 
 import tflabench
@@ -34,7 +35,6 @@ from tflabench.implementations import registry
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 
-ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 GUIDES = [
     ROOT / "docs" / f"{name}.md"

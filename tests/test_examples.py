@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 
 import pytest
+from repository import ROOT
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 SAYS = {
     "add_a_kernel": ["step_by_step       64     ok"],
     "best_chunk_size": ["H100, by theory: L = 256 at d_hv 128", "H100, measured: tfla_sig_xl is fastest at L = 256"],

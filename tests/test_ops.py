@@ -12,18 +12,17 @@ import textwrap
 import tomllib
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from repository import ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tflabench import ops
 from tflabench.kernels import api, backends
 from tflabench.kernels.backends import Kernels
 
-ROOT = Path(__file__).resolve().parent.parent
 FUNCTIONS = {name: getattr(ops, name) for name in ops.__all__ if inspect.isfunction(getattr(ops, name))}
 SEQUENCES = [name for name, function in FUNCTIONS.items() if typing.get_overloads(function)]
 STEPS = [name for name in FUNCTIONS if name == "step" or name.endswith("_step")]

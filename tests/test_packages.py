@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
 import tflabench
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tflabench"
 
 # Folders (and files) of tflabench/ from the top down: a module imports from its own and from those below, never above.

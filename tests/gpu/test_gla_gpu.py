@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from gla_cases import BOUND, GATES, Case, computed, distance, draw, expected, failures
 
 from tflabench import ops
 from tflabench.baselines import gla_walkthrough_kernels as walkthrough
 from tflabench.ops import State
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from gla_cases import BOUND, GATES, Case, computed, distance, draw, expected, failures
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

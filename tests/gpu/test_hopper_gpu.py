@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tfla_cases
 import torch
+from tfla_cases import GATES, Case, computed, draw, failures, planned_anew
 
 from tflabench.kernels.api import chunkwise, mamba2_ssd
 from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.scalar.hopper.chunkwise import kernels
 from tflabench.kernels.scalar.plan.hopper_shapes import D_HV, D_QK
 from tflabench.kernels.types import Implementation
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import tfla_cases
-from tfla_cases import GATES, Case, computed, draw, failures, planned_anew
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]

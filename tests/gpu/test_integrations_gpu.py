@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from xlstm_models import build, hugging_face, off, tokens
 
 from tflabench.integrations import install
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_integrations import build, hugging_face, off, tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

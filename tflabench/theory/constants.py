@@ -1,7 +1,7 @@
 """Every number that the calibrated model reads and no problem brings, with where it is from.
 
 A constant is defined here and imported where it is used, so `CONSTANTS` is what the model reads and not a copy of it
-(tests/test_constants.py holds the modules of the model to that). Rates of a GPU are not constants: they are those that
+(test_constants.py holds the modules of the model to that). Rates of a GPU are not constants: they are those that
 `tflabench calibrate` stored with the rows, else those of the datasheet (`hardware`); `RATES` lists them.
 
 One constant is fitted: `ROUND_TRIP_S`, on the rows that `FITTED` names. Rows of another GPU or another head size have

@@ -1,0 +1,260 @@
+"""Sweeps on a Ray cluster of three nodes, which are processes on this machine: what a lost node or driver costs.
+
+Points are stand-ins (`stand_in.py`); nodes have GPUs by what `nvidia_smi.py` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from repository import SUPPORT
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+
+from nvidia_smi import fake_nvidia_smi
+
+from tflabench.rows.load import read_rows
+
+PLUGIN = str(SUPPORT / "stand_in.py")
+NODES = {"a": "NVIDIA H100 80GB HBM3", "b": "NVIDIA H200", "c": "NVIDIA H200"}
+CPU = ["--device", "cpu", "-a", "seq_len=16:128:+16"]  # 8 comparisons
+FIVE = ["--impl", "stand_in_[0-4]"]
+
+
+@dataclass
+class Started:
+    """A cluster, its nodes by name, and its variables."""
+
+    cluster: Any
+    nodes: dict[str, Any]
+    variables: dict[str, str]
+
+    def sweep(self, *arguments: str) -> subprocess.Popen[str]:
+        words = ["sweep", "--executor", "ray", "--ray-address", self.cluster.address, "--plugin", PLUGIN, "--no-plots"]
+        size = ["-a", "head_dim=16", "-a", "heads=2", "--pass", "fw", "--out", "out"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tflabench", *words, *size, *arguments],
+            env=os.environ | self.variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Started]:
+    from ray.cluster_utils import Cluster
+
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: paths of sockets are
+    variables = {
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TMPDIR": str(folder),
+        "PATH": f"{fake_nvidia_smi(folder / 'bin')}{os.pathsep}{os.environ['PATH']}",
+        "STAND_IN_S": "0.12",
+        "COLUMNS": "200",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        cluster, nodes = Cluster(), {}
+        try:
+            for name, gpu in NODES.items():
+                patch.setenv("FAKE_GPUS", gpu)
+                patch.setenv("FAKE_HOST", name)
+                nodes[name] = cluster.add_node(
+                    node_name=name,
+                    num_cpus=1,
+                    num_gpus=1,
+                    resources={f"accelerator_type:{gpu.split()[1]}": 1},
+                    object_store_memory=80 << 20,
+                    include_dashboard=False,
+                )
+            yield Started(cluster, nodes, variables)
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def journal() -> list[dict[str, Any]]:
+    """Whole lines of the journal so far."""
+    path = Path("out/journal.jsonl")
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def wait_for(process: subprocess.Popen[str], seen: Callable[[list[dict[str, Any]]], Any]) -> Any:
+    """Return what is seen in the journal while a sweep runs, as soon as it is there."""
+    deadline = time.monotonic() + 120
+    while not (found := seen(journal())):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def closed(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Comparisons by point, of those that are closed as a whole: 5 points."""
+    final = {row["point"]: row["comparison_id"] for row in rows if row["closed"]}
+    return {point: one for point, one in final.items() if list(final.values()).count(one) == 5}
+
+
+def test_a_driver_and_a_node_are_killed_and_every_point_has_one_row(started: Started):
+    driver = started.sweep(*CPU, *FIVE)
+    wait_for(driver, closed)
+    driver.kill()
+    driver.communicate()
+    before = Path("out/journal.jsonl").read_bytes()
+    safe = closed(journal())
+    assert 5 <= len(safe) <= 25
+
+    driver = started.sweep(*CPU, *FIVE)
+    known = len(journal())
+    lost = wait_for(driver, lambda rows: {row["node"] for row in rows[known:] if not row["closed"]} & {"b", "c"}).pop()
+    started.cluster.remove_node(started.nodes.pop(lost), allow_graceful=False)
+    _, stderr = driver.communicate(timeout=120)
+    assert driver.returncode == 0, stderr
+    assert f"is tried once more, elsewhere: on {lost}: its node left" in stderr
+
+    assert Path("out/journal.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    rows = read_rows("out")
+    assert len(rows) == rows["point"].nunique() == 40
+    assert set(rows["status"]) == {"ok"}
+    assert rows["closed"].all()
+    assert set(rows["comparison_id"].value_counts()) == {5}
+    assert set(rows.groupby("comparison_id")["node"].nunique()) == {1}
+    assert set(rows["node"]) >= {"a"}
+    assert dict(rows.set_index("point")["comparison_id"][list(safe)]) == safe, "what was closed is not measured twice"
+
+
+def test_interrupted_it_stops_its_tasks_and_the_same_command_goes_on(started: Started):
+    few = ["--device", "cpu", "-a", "seq_len=16:48:+16", *FIVE]
+    driver = started.sweep(*few)
+    wait_for(driver, closed)
+    driver.send_signal(signal.SIGINT)
+    _, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 130, stderr
+    assert "of 15 points are safe; the same command goes on." in stderr
+    assert "Traceback" not in stderr
+    safe = closed(journal())
+
+    stdout, stderr = started.sweep(*few, "--json").communicate(timeout=60)
+    said = json.loads(stdout)
+    assert said["left"] == 0, stderr
+    assert len(said["rows"]) == 15
+    assert {row["point"]: row["comparison_id"] for row in said["rows"]}.items() >= safe.items()
+
+
+def test_a_node_that_leaves_before_it_answers_is_left_out(started: Started):
+    """Ray lists a node for some seconds after it has left."""
+    code = f"""if True:
+    from tflabench.bench.several import on_ray
+    with on_ray.Cluster({started.cluster.address!r}) as cluster:
+        there = on_ray._alive()
+        on_ray._alive = lambda: [*there, dict(there[0], NodeID="0" * 56, NodeName="left")]
+        nodes = cluster.nodes("cpu", [], mixed=False)
+    print(*(node.name for node in nodes))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1:] == [" ".join(sorted(started.nodes))], done.stderr
+
+
+def test_what_ray_says_of_its_workers_is_no_output(started: Started):
+    """A program that reads the JSON of a sweep would fail on it."""
+    code = f"""if True:
+    import os, time
+    from tflabench.bench.several import on_ray
+    with on_ray.Cluster({started.cluster.address!r}):
+        import ray
+        try:
+            ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
+        except ray.exceptions.WorkerCrashedError:
+            time.sleep(2)  # until Ray has said so
+    print("the output")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "the output\n", done.stderr
+    assert "(raylet)" in done.stderr
+
+
+def test_from_python_too(started: Started):
+    code = f"""if True:
+    import tflabench
+    where = dict(executor="ray", ray_address={started.cluster.address!r}, device="cpu", out="out")
+    sizes = dict(seq_len=[16, 32], head_dim=16, heads=2, batch=1, pass_="fw")
+    df = tflabench.sweep(impl="stand_in_0", plugin={PLUGIN!r}, **sizes, **where)
+    print(sorted(df["seq_len"]), set(df["node"]) <= {set(started.nodes)!r})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | started.variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1:] == ["[16, 32] True"], done.stderr
+
+
+def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(started: Started):
+    kinds = ["-a", "gpu=H100,H200", "-a", "seq_len=16,32", "--impl", "stand_in_[01]", "-a", "batch=1"]
+    stdout, stderr = started.sweep(*kinds, "--json").communicate(timeout=90)
+    assert json.loads(stdout)["folders"] == ["out/h100", "out/h200"], stderr
+    rows: pd.DataFrame = read_rows("out").sort_values("seq_len")
+    assert rows.groupby("device")["seq_len"].agg(list).to_dict() == {
+        NODES["a"]: [16, 16, 32, 32],
+        "NVIDIA H200": [16, 16, 32, 32],
+    }
+    assert set(rows.groupby("comparison_id")["gpu_uuid"].nunique()) == {1}
+    assert rows["comparison_id"].nunique() == 4
+    (uuid,) = set(rows[rows["device"] == NODES["a"]]["gpu_uuid"])
+    assert rows["ceilings"].str.startswith("measured: tflabench calibrate").all()
+    runs = json.loads(Path("out/h100/environment.json").read_text())["runs"]
+    assert {(run["node"], run["device"]) for run in runs.values()} == {("a", NODES["a"])}
+    stored = json.loads((Path(started.variables["XDG_CACHE_HOME"]) / "tflabench" / "ceilings.json").read_text())
+    assert {uuid, "NVIDIA H200"} <= stored.keys()
+
+    _, stderr = started.sweep("-a", "gpu=A100", "--impl", "stand_in_0").communicate(timeout=60)
+    assert stderr.splitlines()[-1] == "tflabench: gpu is 'A100', which no node has: there is H100, H200"
+
+
+def test_nodes_of_other_versions_are_refused_before_anything_is_measured_unless_they_are_taken(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The driver alone has a distribution that decides a number."""
+    about = tmp_path / "here" / "flash_attn-9.9.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flash-attn\nVersion: 9.9\n")
+    inherited = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(about.parent), *([inherited] if inherited else [])]))
+    few = ["--device", "cpu", "-a", "seq_len=16", "--impl", "stand_in_0"]
+    refused = started.sweep(*few)
+    _, stderr = refused.communicate(timeout=60)
+    assert refused.returncode == 2
+    assert "tflabench: node a has flash-attn missing, not 9.9; node" in stderr
+    assert "--allow-mixed-versions" in stderr
+    assert not Path("out").exists()
+
+    stdout, stderr = started.sweep(*few, "--allow-mixed-versions", "--json").communicate(timeout=60)
+    (told,) = json.loads(stdout)["rows"]
+    assert told["mixed_versions"] == "flash-attn missing, not 9.9"
+    assert "Rows of node a are marked: it has flash-attn missing, not 9.9." in stderr

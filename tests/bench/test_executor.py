@@ -1,0 +1,169 @@
+"""The worker process: whatever an implementation does to it costs one result."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import weakref
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from repository import SUPPORT
+
+from tflabench.bench.answers import changed
+from tflabench.bench.executor import LocalExecutor
+from tflabench.bench.protocol import SHORT
+from tflabench.bench.worker import Worker
+from tflabench.implementations import registry
+from tflabench.implementations.adapter import Case, Implementation
+from tflabench.problem import InputError, Problem
+
+PLUGIN = str(SUPPORT / "faulty.py")
+
+
+def worker_pids() -> set[int]:
+    """Workers of this process that are alive."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid() and b"tflabench.bench.worker" in (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with LocalExecutor("cpu", [PLUGIN], memory_limit=1 << 30) as executor:
+        yield executor
+
+
+def job(kind: str, name: str, **arguments: Any) -> dict[str, Any]:
+    problem = Problem(2, 2, 64, 8, 8, dtype="float32", pass_="fwbw")
+    return {"kind": kind, "implementation": name, "problem": asdict(problem), **arguments}
+
+
+def measure(executor: LocalExecutor, name: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    """What a preparation says and, where it has results, one turn."""
+    result = executor.run(job("prepare", name, verify_s=0.15), timeout_s)
+    if "digest" not in result:
+        return result
+    turn = executor.run(job("turn", name, protocol=asdict(SHORT)), timeout_s)
+    assert turn["status"] == "ok"
+    assert changed(result["digest"], turn["digest"], result["details"]["allowed"]) is None
+    return turn | result
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("fine", "ok", None),
+        ("aborts", "crashed", "SIGABRT) while compiling and running for the first time: LLVM ERROR: no registers left"),
+        ("breaks_device", "error", "IndexError"),
+        ("raises", "error", "ValueError: this size is not for me"),
+        ("returns_nan", "wrong", "forward is off by nan"),
+        ("bad_gradient", "wrong", "dv is off by 0.1"),
+        ("hoards", "oom", "can't allocate memory"),
+        ("refuses_late", "unsupported", "needs a full moon"),
+        ("chatters", "ok", None),
+    ],
+)
+def test_every_end_is_a_result(executor, name, status, reason):
+    result = measure(executor, name)
+    assert result["status"] == status, result
+    assert (reason or "") in (result.get("reason") or "")
+    assert ("turn" in result) == (status in ("ok", "wrong"))
+
+
+def test_a_hang_ends_with_the_timeout_and_the_next_job_runs(executor):
+    measure(executor, "fine")  # imports done: the time left is the job's
+    result = measure(executor, "hangs", timeout_s=2.0)
+    assert result["status"] == "timeout"
+    assert "within 2 s, while compiling and running for the first time" in result["reason"]
+    assert measure(executor, "fine")["status"] == "ok"
+
+
+@pytest.mark.gpu
+def test_a_broken_cuda_context_costs_one_result():
+    with LocalExecutor("cuda", [PLUGIN]) as executor:
+        assert measure(executor, "fine")["turn"]["timer"] == "cuda_events"
+        broken = measure(executor, "breaks_device")
+        assert broken["status"] == "error"
+        assert "device-side assert" in broken["reason"]
+        assert measure(executor, "aborts")["status"] == "crashed"
+        assert measure(executor, "hangs", timeout_s=5.0)["status"] == "timeout"
+        assert measure(executor, "fine")["status"] == "ok"
+
+
+def test_a_result_has_everything_that_is_measured(executor):
+    result = measure(executor, "fine")
+    assert all(0 < ms < 1000 for ms in result["turn"]["samples"])
+    assert len(result["turn"]["samples"]) >= SHORT.min_samples
+    assert result["turn"]["warmup"] >= SHORT.warmup_iterations
+    assert result["seconds"] > 0
+    assert result["compile_s"] >= 0
+    assert result["check_s"] > 0
+    assert result["tune_s"] == 0
+    assert result.get("gpu_kernels") is None
+    assert result["peak_bytes"] >= 2 * 2 * 64 * 8 * 4
+    assert result["verified_steps"] == 64
+    assert set(result["details"]["errors"]) == {"forward", "dv"}
+    assert result["package_version"]
+
+
+def test_what_a_point_leaves_in_cycles_is_gone_after_it(monkeypatch):
+    """And what libraries keep is not looked through again for every point."""
+    left = []
+
+    def build(problem: Problem, device: torch.device) -> Case:
+        def forward() -> torch.Tensor:
+            cycle: dict[str, Any] = {"output": torch.zeros(1, 1, 8, 8)}
+            cycle["itself"] = cycle
+            left.append(weakref.ref(cycle["output"]))
+            return cycle["output"].clone()
+
+        inputs = {"v": torch.zeros(1, 1, 8, 8)}
+        return Case(inputs, forward, lambda inputs: 0 * inputs["v"])
+
+    impl = Implementation("cyclic", "mlstm", "cyclic", build, lambda problem, device: None)
+    monkeypatch.setattr(registry, "_plugged", [impl])
+    answers = []
+    worker = Worker("cpu", answers.append)
+    worker.start([], None)
+    problem = asdict(Problem(1, 1, 8, 8, 8, dtype="float32"))
+    turn = {"kind": "turn", "implementation": "cyclic", "problem": problem, "protocol": asdict(SHORT)}
+    frozen: list[list[torch.Tensor | None]] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append([ref() for ref in left]))
+    worker.do(turn)
+    assert answers[-1]["result"]["status"] == "ok"
+    (kept,) = frozen
+    assert len(kept) > 10
+    assert set(kept) == {None}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_closed_executor_leaves_no_process_behind():
+    before = worker_pids()
+    executor = LocalExecutor("cpu", [PLUGIN])
+    measure(executor, "fine")
+    assert len(worker_pids() - before) == 1
+    executor.close()
+    assert worker_pids() == before
+    assert measure(executor, "fine")["status"] == "ok"  # and starts again when asked
+    executor.close()
+
+
+def test_a_worker_that_cannot_start_says_why():
+    with LocalExecutor("cpu", ["no_such_module"]) as executor, pytest.raises(InputError, match="no_such_module"):
+        executor.facts()
+
+
+def test_without_torch_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("tflabench.bench.executor.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"torch, which is not installed: pip install 'tflabench\[gpu\]'"):
+        LocalExecutor("cpu")

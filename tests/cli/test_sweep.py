@@ -1,0 +1,528 @@
+"""`tflabench sweep`, `verify` and `calibrate` as a user meets them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from repository import SUPPORT
+
+from tflabench.rows.load import read_rows
+
+PLUGIN = str(SUPPORT / "faulty.py")
+SWEEP = ["sweep", "--device", "cpu", "--no-plots", "--plugin", PLUGIN, "--out", "out"]
+TINY = ["-a", "seq_len=16", "-a", "head_dim=16", "-a", "heads=2"]
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path, monkeypatch):
+    """Every test has its own working directory and cache, with ceilings in it, so that nothing is calibrated."""
+    from tflabench.bench.machine import detect
+    from tflabench.theory.hardware import Ceilings, store_ceilings
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    store_ceilings(detect("cpu").name, "float32", Ceilings(1e11, 1e10, "measured", "test"))
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tflabench", *arguments]
+
+
+def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done
+
+
+def sweep(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    return run(*SWEEP, *arguments, code=code)
+
+
+@pytest.fixture
+def invoke(capsys, monkeypatch):
+    """Run a command in this process, for what ends before a worker starts: (exit code, stdout, stderr)."""
+    from tflabench.cli.main import app
+    from tflabench.implementations import registry
+
+    monkeypatch.setattr(registry, "_plugged", [])
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            app(list(arguments))
+        return int(end.value.code or 0), *capsys.readouterr()
+
+    return invoke
+
+
+def journal() -> list[dict]:
+    return [json.loads(line) for line in Path("out/journal.jsonl").read_text().splitlines()]
+
+
+def test_the_points_come_as_markdown_and_as_csv():
+    few = ["--impl", "fine,refuses_late", *TINY, "--pass", "fw"]
+    table = pd.read_csv(StringIO(sweep(*few, "--format", "csv").stdout)).set_index("implementation")
+    assert dict(table["status"]) == {"fine": "ok", "refuses_late": "unsupported"}
+    stored = read_rows("out").set_index("implementation")
+    assert table["ms_median"].to_dict()["fine"] == stored["ms_median"].to_dict()["fine"]
+    assert table.loc["refuses_late", "reason"] == "needs a full moon"
+    head, rule, *lines = sweep(*few, "--format", "markdown").stdout.splitlines()
+    assert head.startswith("| implementation | pass | dtype | batch |")
+    assert rule.startswith("| --- | --- | --- | ---: |")
+    assert [line.split(" | ")[0] for line in lines] == ["| fine", "| refuses_late"]
+    assert {line.count("|") for line in (head, rule, *lines)} == {len(table.columns) + 2}
+
+
+def test_every_fault_costs_one_row():
+    faults = "fine,aborts,raises,returns_nan,chatters"  # test_executor.py has more of them
+    done = sweep("--impl", faults, *TINY, "--pass", "fw")
+    rows = read_rows("out").set_index("implementation")
+    assert dict(rows["status"]) == {
+        "fine": "ok",
+        "aborts": "crashed",
+        "raises": "error",
+        "returns_nan": "wrong",
+        "chatters": "ok",
+    }
+    assert sorted(rows["ms_median"].dropna().index) == ["chatters", "fine", "returns_nan"]  # who is wrong is timed too
+    assert rows["closed"].all()
+    assert rows["comparison_id"].nunique() == 1
+    assert rows["rounds"].to_dict()["fine"] >= 3
+    assert len(rows["model_ms_lower"].dropna()) == 5  # theory is drawn also where nothing could be measured
+    assert "aborts" in done.stderr  # a live line a point
+    assert "crashed (1x)  aborts: the worker died (SIGABRT)" in done.stdout
+    assert "from a kernel" not in done.stdout
+    assert "tflabench plot out" in done.stdout
+
+    before = len(journal())
+    again = sweep("--impl", faults, *TINY, "--pass", "fw")
+    assert "0 of 5 points to measure" in again.stderr  # what failed has had its chance
+    assert len(journal()) == before
+
+
+def test_killed_in_the_middle_and_started_again_it_ends_with_one_row_a_point():
+    arguments = ["--impl", "fine", "-a", "head_dim=16", "-a", "seq_len=16:96:+16"]
+    process = subprocess.Popen(
+        command(*SWEEP, *arguments),
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    path = Path("out/journal.jsonl")
+    while not path.exists() or path.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None
+        time.sleep(0.005)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    before = path.read_bytes()
+    closed = {row["point"]: row["comparison_id"] for row in journal() if row["closed"]}
+    assert 0 < len(closed) < 12
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{child}").exists() for child in children):  # the worker goes with its parent
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    sweep(*arguments)
+    assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    rows = read_rows("out").set_index("point")
+    assert len(rows) == 12
+    assert rows["closed"].all()
+    assert set(rows["status"]) == {"ok"}
+    assert dict(rows["comparison_id"][list(closed)]) == closed  # what was closed was not measured twice
+    assert len(json.loads(Path("out/environment.json").read_text())["runs"]) == 2
+
+
+def test_interrupted_it_keeps_what_it_has_and_says_130():
+    process = subprocess.Popen(
+        command(*SWEEP, "--impl", "fine,hangs", *TINY),
+        stderr=subprocess.PIPE,
+        text=True,
+        # As in a terminal: a shell that runs these tests in the background has it ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    path = Path("out/journal.jsonl")
+    while not path.exists() or path.read_bytes().count(b"\n") < 1:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "Interrupted: 0 of 4 points are safe" in stderr  # a row whose comparison is open is provisional
+    assert {row["closed"] for row in journal()} == {False}  # where the machine is busy, a second one too
+    assert "Traceback" not in stderr
+    assert Path("out/rows.parquet").exists()
+
+
+class Terminal:
+    """A command whose standard error is a terminal of some columns; what it shows there is in `shown`."""
+
+    def __init__(self, columns: int, *arguments: str) -> None:
+        self._reads, writes = pty.openpty()
+        fcntl.ioctl(writes, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        without = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            command(*SWEEP, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=writes,
+            text=True,
+            env={**without, "TERM": "xterm"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        os.close(writes)
+        self.shown = ""
+
+    def read_until(self, text: str) -> None:
+        """Read on until it shows a text."""
+        while text not in self.shown:
+            assert self._read(), self.shown
+
+    def ended(self) -> int:
+        """Read all there is and return the exit code."""
+        while self._read():
+            pass
+        os.close(self._reads)
+        return self.process.wait(timeout=30)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._reads, 1 << 16)
+        except OSError:  # the other end is closed
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"  # the cursor
+
+
+def test_on_a_terminal_a_live_table_stands_below_what_is_closed():
+    terminal = Terminal(100, "--impl", "fine,chatters,raises", *TINY)
+    assert terminal.ended() == 0
+    assert "comparisons closed" in terminal.shown
+    assert "0 of 6" in terminal.shown
+    assert "comparison 1 of 2" in terminal.shown
+    assert "times faster than" in terminal.shown  # a closed comparison
+    assert "error: ValueError: this size" in terminal.shown
+    assert "fine  fw  B=1" not in terminal.shown  # provisional rows are in the table
+    assert terminal.shown.index(HIDDEN) < terminal.shown.rindex(SHOWN)
+    after = terminal.shown[terminal.shown.rindex(SHOWN) :]
+    assert "comparisons closed" not in after
+    assert after.count("\x1b[2K") >= 3  # its lines are cleared
+    assert "4 of 6 points measured; 2 error" in (terminal.process.stdout.read() if terminal.process.stdout else "")
+
+
+def test_without_a_terminal_every_row_has_its_line_and_nothing_moves():
+    shown = sweep("--impl", "fine,chatters,raises", *TINY).stderr
+    assert "comparisons closed" not in shown
+    assert "\x1b" not in shown
+    lines = [line for line in shown.splitlines() if line and not line.startswith("Process ")]  # a test beside this one
+    assert lines[0] == "Quick look: mLSTM and its rivals"
+    assert lines[1] == "6 of 6 points to measure, in 2 comparisons, into out"
+    rows = [line for line in lines if "  float32  " in line]
+    assert sorted(line.split()[0] for line in rows) == sorted(["fine", "chatters", "raises"] * 2)
+    assert sum("times faster than" in line for line in lines) == 2
+    assert len(lines) == 2 + 6 + 2
+
+
+def test_interrupted_on_a_terminal_it_leaves_that_clean_and_keeps_what_it_has():
+    terminal = Terminal(60, "--impl", "fine,hangs", *TINY)
+    terminal.read_until("preparing hangs")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.ended() == 130
+    after = terminal.shown[terminal.shown.rindex(SHOWN) :]
+    assert "Interrupted: 0 of 4 points are safe; the same command goes on." in after
+    assert "preparing" not in after
+    assert "Traceback" not in terminal.shown
+    assert {row["closed"] for row in journal()} == {False}  # where the machine is busy, a second one too
+
+
+def test_all_of_it_is_shown_by_the_same_command_with_full_which_measures_nothing():
+    arguments = ["--impl", "fine,chatters,raises", "-a", "seq_len=16:96:+16", "-a", "head_dim=16"]
+    brief = sweep(*arguments).stdout.splitlines()
+    assert len(brief) <= 30
+    assert max(map(len, brief)) <= 80
+    assert brief[-1].endswith("more lines: the same command with --full (measures nothing)")
+    before = len(journal())
+    done = sweep(*arguments, "--full")
+    assert "0 of 36 points to measure" in done.stderr
+    assert len(journal()) == before
+    assert "own roofline" in done.stdout
+    assert "times faster than" in done.stdout
+    assert abs(len(done.stdout.splitlines()) - len(brief) - int(brief[-1].split()[1])) <= 2
+
+
+@pytest.fixture
+def own_lock(monkeypatch):
+    """Sweeps of tests in other processes measure on the same CPU: they are not to be waited for."""
+    with tempfile.TemporaryDirectory(prefix="lock-") as folder:  # short: paths of sockets are
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+
+
+@pytest.mark.usefixtures("own_lock")
+def test_when_its_time_is_up_it_keeps_what_it_has_and_the_same_command_measures_the_rest():
+    arguments = ["-a", "head_dim=16", "-a", "heads=2", "--pass", "fw", "-a", "seq_len=64,32,16", "--timeout", "17"]
+    done = sweep("--impl", "fine,hangs", *arguments, "--stop-after", "16")
+    assert [(row["implementation"], row["seq_len"], row["status"]) for row in journal() if row["closed"]] == [
+        ("fine", 64, "ok"),
+        ("hangs", 64, "timeout"),  # rounds under way are finished
+    ]
+    assert "The time is up: 4 of 6 points are left; the same command measures them." in done.stderr
+    assert "1 of 2 points measured, 4 left: the same command measures them" in done.stdout
+    again = json.loads(sweep("--impl", "fine", *arguments, "--stop-after", "60", "--json").stdout)
+    assert ([row["seq_len"] for row in again["rows"]], again["left"]) == ([64, 32, 16], 0)
+
+
+def test_without_time_nothing_is_measured_and_nothing_drawn():
+    done = run("sweep", "--device", "cpu", "--impl", "sdpa", *TINY, "--out", "out", "--stop-after", "0")
+    assert "0 of 0 points measured, 2 left" in done.stdout
+    assert not Path("out/figures").exists()
+
+
+def test_json_goes_to_stdout_alone_and_no_resume_measures_again():
+    result = json.loads(sweep("--impl", "fine", *TINY, "--json").stdout)
+    assert [row["pass"] for row in result["rows"]] == ["fw", "fwbw"]
+    assert {row["status"] for row in result["rows"]} == {"ok"}
+    assert all(Path(file).exists() for file in result["files"])
+
+    done = sweep("--impl", "fine", *TINY, "--pass", "fw", "--no-resume", "--paper-protocol")
+    assert "1 of 1 points to measure" in done.stderr
+    row = read_rows("out").to_dict("records")[0]
+    assert (row["pass"], row["protocol"], row["warmup"] >= 10, row["samples"]) == ("fw", "paper", True, 30)
+    assert (row["rounds"], row["closed"]) == (1, True)
+
+
+def test_the_check_takes_as_long_as_it_is_given():
+    sweep("--impl", "fine,bad_gradient", "-a", "seq_len=2048", "-a", "head_dim=16", "--verify-seconds", "0")
+    rows = read_rows("out").set_index(["implementation", "pass"])
+    assert set(rows["verified_steps"]) == {512}
+    assert dict(rows["status"]) == {
+        ("fine", "fw"): "ok",
+        ("fine", "fwbw"): "ok",
+        ("bad_gradient", "fw"): "ok",
+        ("bad_gradient", "fwbw"): "wrong",
+    }
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
+def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
+    done = run("sweep", "--impl", "sdpa,reference_sig", *TINY, "-a", "chunk_size=16")
+    first, *_ = done.stderr.splitlines()
+    assert first.startswith("No NVIDIA GPU here: running preset quick on the CPU")
+    (folder,) = Path("results").glob("*/quick")
+    assert set(read_rows(folder)["status"]) == {"ok"}
+    assert list((folder / "figures").glob("roofline*.png"))
+    assert "next best of others" in done.stdout
+    assert f"tflabench plot {folder}" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_dry_run_measures_nothing(invoke):
+    code, out, err = invoke(*SWEEP, "--dry-run", "--impl", "fine,sdpa_flash,sdpa", "-a", "seq_len=64,128")
+    assert (code, err) == (0, "")
+    assert "28 points in 12 comparisons, 24 can run on" in out
+    assert "min; at least" in out
+    assert "needs a CUDA GPU" in out
+    assert not Path("out").exists()
+
+
+def test_dry_run_as_json(invoke):
+    _, out, _ = invoke(*SWEEP, "--dry-run", "--json", "--impl", "fine", *TINY)
+    assert [point["pass"] for point in json.loads(out)["points"]] == ["fw", "fwbw"]
+
+
+def test_dry_run_for_a_kind_of_gpu(invoke):
+    pytest.importorskip("ray")
+    few = ["sweep", "--dry-run", "--json", "--executor", "ray", "--impl", "tfla_sig_xl"]
+    assert json.loads(invoke(*few, "-a", "gpu=H200")[1])["device"] == "H200 SXM"
+    code, _, err = invoke(*few, "-a", "gpu=H100,H200")
+    assert code == 2
+    assert err == "tflabench: --dry-run is for H100 and H200: give one kind of GPU, a selection is for one\n"
+
+
+def test_dry_run_for_a_gpu_of_amd_says_that_nothing_runs_there(invoke):
+    points = json.loads(invoke("sweep", "--dry-run", "--gpu", "MI300X", "--json")[1])["points"]
+    assert {point["refused"] for point in points if point["implementation"] in ("hopper_sig", "sdpa_cudnn")} == {
+        "needs an NVIDIA GPU, not one of AMD"
+    }
+    assert all(point["refused"] for point in points)
+
+
+def test_dry_run_for_a_gpu_that_need_not_be_here(invoke):
+    """The main job on an H100: an mLSTM first, the most telling comparison whole before any other."""
+    code, out, _ = invoke("sweep", "--dry-run", "--gpu", "H100", "--json")
+    assert code == 0
+    selection = json.loads(out)
+    points = selection["points"]
+    assert selection["device"] == "H100 SXM"
+    assert selection["folder"] == "results/h100/quick"
+    assert 100 < len(points) <= 120
+    assert points[0]["family"] == "mlstm"
+    first = [point for point in points if point["comparison"] == 1]
+    assert {(point["pass"], point["seq_len"], point["batch"]) for point in first} == {("fw", 4096, 16)}
+    runnable = {point["implementation"] for point in first if point["refused"] is None}
+    assert runnable >= set("hopper_exp hopper_sig nxai_exp_xl nxai_sig_xl sdpa_cudnn mamba2 fla_retention".split())
+    assert runnable >= {"flash_attention_3", "fla_simple_gla_fused", "hopper_simple_gla", "hopper_retention"}
+    assert [point["comparison"] for point in points] == sorted(point["comparison"] for point in points)
+    assert {"seconds", "gate", "d_qk", "d_hv", "heads", "chunk_size", "dtype"} <= points[0].keys()
+    lengths = [point["seq_len"] for point in points if point["chunk_size"] is None and point["heads"] == 16]
+    assert list(dict.fromkeys(lengths))[:4] == [4096, 1024, 16384, 65536]
+
+    on_ampere = json.loads(invoke("sweep", "--dry-run", "--gpu", "A100", "--json")[1])["points"]
+    refused = {point["implementation"]: point["refused"] for point in on_ampere}
+    assert refused["hopper_sig"] == "needs a GPU of compute capability 9.x, not 8.0"
+    assert refused["tfla_sig_xl"] is None
+
+
+def test_a_plan_that_does_not_fit_is_announced(invoke):
+    with pytest.warns(UserWarning, match="2 of 2 points will not fit in memory and end as oom: fine/"):
+        invoke(*SWEEP, "--dry-run", "--impl", "fine", "-a", "seq_len=1073741824", "-a", "head_dim=256")
+
+
+def test_what_does_not_fit_is_recorded_as_oom():
+    sweep("--impl", "fine", "-a", "seq_len=1048576", "-a", "head_dim=256", "--pass", "fw", "--memory-limit", "1GiB")
+    assert list(read_rows("out")["status"]) == ["oom"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "quik"], "unknown preset 'quik'; did you mean quick?"),
+        (["-a", "seqlen=512"], "unknown axis 'seqlen'; did you mean seq_len?"),
+        (["-a", "seq_len=512:64:x2"], "empty range"),
+        (["-a", "seq_len=a"], "must be an integer"),
+        (["-a", "d_qk=0"], "d_qk is 0: it must be at least 1"),
+        (["-a", "embedding=100"], "embedding is 100: it must be a multiple of d_hv"),
+        (["--impl", "sdpa_flsh"], "no implementation matches 'sdpa_flsh'; did you mean sdpa_flash"),
+        (["--impl", "sdpa_flash"], "none of the 8 points can run on cpu: sdpa_flash: this backend of torch needs"),
+        (["--pass", "backward"], "pass is 'backward'"),
+        (["--gpu", "H100"], "--gpu is 'H100', and this machine has"),
+        (["--gpu", "H1000"], "no GPU is called 'H1000'; did you mean H100"),
+        (["--tune-seconds", "fast"], "--tune-seconds is 'fast': it must be a number of seconds, or full"),
+        (["--tune-seconds", "nan"], "--tune-seconds is 'nan'"),
+        (["--tuned-from", "nowhere"], "nowhere does not exist"),
+        (["--device", "tpu"], "--device is 'tpu': it must be auto, cuda or cpu"),
+        (["--format", "html"], "--format is 'html': it must be one of table, markdown, csv"),
+        (["--format", "csv", "--json"], "--json and --format csv are both given: give one of them"),
+        (["--memory-limit", "lots"], "--memory-limit is 'lots': it must be a size"),
+        (["--plugin", "nowhere.py"], "plugin 'nowhere.py' cannot be used"),
+        (["--impl", "fine", "--out", "/dev/null/out"], "--out is /dev/null/out, which cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(invoke, arguments, message):
+    code, out, err = invoke(*SWEEP, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("tflabench: ")
+    assert err.count("\n") == 1
+
+
+def test_rows_of_other_sources_are_not_mixed_with_new_ones():
+    sweep("--impl", "fine", *TINY, "--pass", "fw")
+    path = Path("out/journal.jsonl")
+    own = journal()[0]["source_hash"]
+    path.write_text(path.read_text().replace(own, "0123456789ab"))
+    refused = sweep("--impl", "fine", *TINY, code=2)
+    assert (
+        f"out holds rows that other sources made (0123456789ab; these are {own}): give another --out" in refused.stderr
+    )
+    assert sweep("--impl", "fine", *TINY, "--no-resume").returncode == 0
+
+    arguments = ["sweep", "--device", "cpu", "--no-plots", "--impl", "sdpa", *TINY, "--pass", "fw"]
+    run(*arguments)
+    (folder,) = Path("results").glob("*/quick")
+    path = folder / "journal.jsonl"
+    path.write_text(path.read_text().replace(own, "0123456789ab"))
+    said = run(*arguments).stderr
+    assert f"this sweep goes into {folder}-{own}." in said
+    assert len(read_rows(f"{folder}-{own}")) == 1
+
+
+@pytest.mark.usefixtures("own_lock")
+def test_a_second_sweep_on_a_device_waits_for_the_first():
+    slow = subprocess.Popen(
+        command(*SWEEP, "--impl", "hangs", *TINY, "--pass", "fw", "--timeout", "6"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert slow.stderr is not None
+    while "points to measure" not in slow.stderr.readline():
+        assert slow.poll() is None
+    time.sleep(1)
+    second = run(*SWEEP[:-1], "second", "--impl", "fine", *TINY, "--pass", "fw")
+    assert f"Process {slow.pid} measures on" in second.stderr
+    assert slow.wait(timeout=5) == 0
+    assert len(read_rows("second")) == 1
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
+def test_cuda_where_there_is_none(invoke):
+    code, _, err = invoke("sweep", "--device", "cuda")
+    assert code == 2
+    assert "--device is cuda, and this machine shows no NVIDIA GPU" in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_of_another_schema_version_and_a_torn_line():
+    sweep("--impl", "fine", *TINY)
+    path = Path("out/journal.jsonl")
+    text = path.read_text()
+    path.write_text(text + text.splitlines()[0][:50])
+    done = sweep("--impl", "fine", *TINY)
+    assert "tflabench: warning: out/journal.jsonl: the last line was cut off" in done.stderr
+    assert "0 of 2 points to measure" in done.stderr
+    assert path.read_text() == text
+    path.write_text(text.replace('"schema_version":4', '"schema_version":7'))
+    assert "row schema 7" in sweep("--impl", "fine", *TINY, code=2).stderr
+
+
+def test_verify_prints_every_gradient_and_fails_on_the_wrong_one():
+    good = run("verify", "--device", "cpu", "--impl", "reference_exp", *TINY, "--out", "errors", "--json")
+    (result, *_) = json.loads(good.stdout)
+    assert [error["name"] for error in result["errors"]] == ["forward", "dq", "dk", "dv", "di", "df"]
+    written = pd.read_csv("errors/errors.csv").to_dict("records")
+    assert [line["name"] for line in written[:6]] == [error["name"] for error in result["errors"]]
+    assert written[0]["mean_absolute"] == pytest.approx(result["errors"][0]["mean_absolute"])
+    assert "verify" in json.loads(Path("errors/environment.json").read_text())["runs"]["verify"]["arguments"]
+    bad = run("verify", "--device", "cpu", "--plugin", PLUGIN, "--impl", "fine,bad_gradient", *TINY, code=1)
+    assert "WRONG" in bad.stdout
+    assert "1 of 2 points agree with float64" in bad.stderr
+
+
+def test_calibrate_stores_what_theory_then_uses():
+    run("calibrate", "--device", "cpu", "--seconds", "0.5")
+    sweep("--impl", "fine", *TINY, "--pass", "fw")
+    (row,) = read_rows("out").to_dict("records")
+    assert row["ceilings"].startswith("measured: tflabench calibrate, 0.5 s")
+
+
+def test_a_sweep_measures_ceilings_behind_its_first_row_where_it_has_a_datasheets():
+    from tflabench.bench.machine import detect
+    from tflabench.theory.hardware import Ceilings, measured_ceilings, store_ceilings
+
+    name = detect("cpu").name
+    store_ceilings(name, "float32", Ceilings(1e11, 1e10, "datasheet", "test"))
+    sweep("--impl", "fine", *TINY)
+    told = [json.loads(line)["ceilings"] for line in Path("out/journal.jsonl").read_text().splitlines()]
+    assert told[0] == "datasheet: test"
+    assert told[1].startswith("measured: tflabench calibrate")
+    assert {row["ceilings"] for row in read_rows("out").to_dict("records")} == {told[1]}
+    (run_,) = json.loads(Path("out/environment.json").read_text())["runs"].values()
+    assert run_["ceilings"]["float32"]["provenance"] == "measured"
+    assert measured_ceilings(name, "float32") == Ceilings(**run_["ceilings"]["float32"])

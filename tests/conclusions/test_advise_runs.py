@@ -1,0 +1,274 @@
+"""Advice on GPUs that are not here: only what runs there, within its bounds or with a reason, with its error."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from committed import committed_checkout
+from typer.testing import CliRunner
+
+from tflabench.cli.main import app
+from tflabench.conclusions import advise, held_out
+from tflabench.conclusions.advise import Advice, Choice, Demand, Refused
+from tflabench.conclusions.held_out import ModelError
+from tflabench.conclusions.model_error import judge
+from tflabench.conclusions.prediction import AGAIN, Kernel, predict, why_outside
+from tflabench.implementations import packages, registry
+from tflabench.kernels.common.sizes import shared_memory
+from tflabench.problem import InputError, Problem
+from tflabench.rows.load import find_results
+from tflabench.theory import hardware
+from tflabench.theory.cost import Cost
+from tflabench.theory.hardware import Gpu
+from tflabench.theory.launches import TERMS, Launch
+
+GIB = 2**30
+A100, H100, H200, B200 = map(hardware.find, ("A100", "H100", "H200", "B200"))
+OF_AN_A100 = 163 * 1024  # bytes of shared memory of a block
+FIG_4 = Problem(16, 16, 4096, 128, 256, pass_="fwbw")
+WIDE = Problem(8, 8, 8192, 256, 512, pass_="fwbw")
+HEAD_DIMENSIONS = [(16, 16), (64, 64), (128, 256), (256, 512), (384, 320), (512, 512), (1024, 1024)]
+
+
+def given(problem: Problem, gpu: Gpu, *gates: str, impl: str | None = None, memory: float | None = None) -> Advice:
+    return advise.advice(Demand(problem, memory_bytes=memory), gpu, gates or advise.COMPUTES, "cuda", impl)
+
+
+def needed(choice: Choice, gpu: Gpu) -> int:
+    """Shared memory of a program in bytes."""
+    count = registry.get(choice.kernel.name).shared_bytes
+    assert count
+    assert gpu.capability
+    return count(choice.problem, gpu.capability)
+
+
+# --- What runs
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("d_qk", "d_hv"), HEAD_DIMENSIONS)
+def test_on_an_a100_nothing_needs_more_than_its_shared_memory(d_qk, d_hv, dtype):
+    found = given(WIDE.with_(d_qk=d_qk, d_hv=d_hv, dtype=dtype), A100)
+    assert found.considered
+    assert max(needed(choice, A100) for choice in found.considered) <= OF_AN_A100
+
+
+def test_without_that_limit_a_larger_one_is_recommended():
+    """Kernels tile by compute capability. With Hopper's on a GPU of 163 KiB, long chunks at 256/512 do not fit."""
+    short, roomy = (replace(H100, name=f"{size} KiB", shared_memory_bytes=size * 1024) for size in (163, 227))
+    options = {"impl": "tfla_sig_xl", "memory": 3.4 * GIB}  # which rules short chunks out
+    without = given(WIDE, roomy, **options).ranked[0]
+    assert without.problem.chunk_size == 1024
+    assert needed(without, roomy) > OF_AN_A100
+    within = given(WIDE, short, **options)
+    assert all(needed(choice, short) <= OF_AN_A100 for choice in within.considered)
+    told = {each.chunk_size: each.reason for each in within.refused}
+    assert set(told) == {1024, 2048, 4096, 8192}
+    assert told[1024] == "needs 226 KiB of shared memory a program, of which 163 KiB has 163"
+
+
+@pytest.mark.parametrize("gpu", hardware.KNOWN, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize(
+    "problem",
+    [FIG_4, WIDE, FIG_4.with_(d_qk=48, d_hv=80, seq_len=1000, pass_="fw"), WIDE.with_(d_qk=64, d_hv=64, heads=64)],
+    ids=["fig 4", "wide", "odd", "small heads"],
+)
+def test_no_gpu_is_recommended_what_a_kernel_refuses(gpu, problem):
+    try:
+        found = given(problem, gpu)
+    except InputError:
+        assert gpu.capability is None or gpu.capability < (8, 0)
+        return
+    for choice in found.considered:
+        impl = registry.get(choice.kernel.name)
+        with packages.taken_as_installed():
+            assert impl.refuses(choice.problem, "cuda") is None
+        assert impl.majors
+        assert gpu.capability
+        assert impl.majors[0] <= gpu.capability[0] <= impl.majors[1]
+        assert needed(choice, gpu) <= (gpu.shared_memory_bytes or 0)
+    assert {choice.kernel.name for choice in found.considered} | {each.implementation for each in found.refused} == {
+        impl.name for impl in registry.implementations()
+        if impl.package == "triton" and impl.chunked
+    }  # fmt: skip
+
+
+def test_what_is_recommended_does_not_hang_on_packages_of_this_machine(monkeypatch):
+    here = given(FIG_4, H200, "sig")
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    without = given(FIG_4, H200, "sig")
+    assert [choice.problem for choice in without.ranked] == [choice.problem for choice in here.ranked]
+    assert without.refused == here.refused
+
+
+def test_one_level_is_left_out_above_a_tile():
+    found = given(FIG_4, H200, "sig", impl="tfla_sig_limit")
+    assert {choice.problem.chunk_size for choice in found.ranked} == {64, 128}
+    reason = "takes a chunk_size that is one tile, 16, 32, 64 or 128, not 256"
+    assert Refused("tfla_sig_limit", 256, reason) in found.refused
+
+
+def test_the_kernels_reckon_with_no_more_shared_memory_than_a_gpu_has():
+    for capability, there in hardware.SHARED_MEMORY_BYTES.items():
+        architecture = 10 * capability[0] + capability[1]
+        if architecture >= 80:
+            assert shared_memory(architecture) == there
+    for gpu in hardware.KNOWN:
+        assert (gpu.shared_memory_bytes is None) == (gpu.capability is None) == (gpu.vendor != "NVIDIA")
+
+
+# --- Bounds
+
+
+def test_a_prediction_is_within_its_bounds_or_says_why_not():
+    for gpu in (A100, H200, B200):
+        for problem in (FIG_4, WIDE.with_(pass_="fw"), FIG_4.with_(batch=1, heads=1, seq_len=1024)):
+            for choice in given(problem, gpu).considered:
+                within = choice.bounds.lower <= choice.call_s <= choice.bounds.upper
+                assert within == (choice.outside is None), choice
+
+
+def test_above_its_upper_bound_it_names_what_makes_up_the_excess():
+    gpu = hardware.custom(1e-12, 1e-12)  # one FLOP and one byte a second
+    terms = dict.fromkeys(TERMS, 0.0) | {"between chunks": 2.0, "waiting": 3.0, "pointwise": 1.0, "launches": 0.5}
+    launch = Launch("one", 1, 1, {"between chunks": 2.0}, {"states": 1.0})
+    counted = Cost(2.0, 1.0)
+    assert why_outside(terms, [launch], counted, gpu) == (
+        "117% above its upper bound, which leaves out waiting and pointwise"
+    )
+    again = Launch("one", 1, 1, {"between chunks": 2.0}, {"states": 5.0})
+    only = dict.fromkeys(TERMS, 0.0) | {"between chunks": 2.0, "states": 5.0, "launches": 0.5}
+    assert (
+        why_outside(only, [again], counted, gpu) == f"150% above its upper bound, which leaves out {AGAIN} and launches"
+    )
+    assert why_outside(dict.fromkeys(TERMS, 0.0) | {"states": 2.5}, [launch], counted, gpu) is None
+
+
+def test_below_its_lower_bound_it_says_what_is_counted_beyond_the_launches():
+    gpu = hardware.custom(1e-12, 1e-12)
+    terms = dict.fromkeys(TERMS, 0.0) | {"between chunks": 2.0}
+    launch = Launch("one", 1, 1, {"between chunks": 2.0}, {"states": 1.0})
+    assert why_outside(terms, [launch], Cost(4.0, 1.0), gpu) == (
+        "50% below its lower bound, which counts 2.00 times the FLOPs of its kernels"
+    )
+    assert why_outside(terms, [launch], Cost(2.0, 3.0), gpu) == (
+        "33% below its lower bound, which counts 3.00 times the bytes of its kernels"
+    )
+
+
+# --- Errors, and where nothing ran
+
+
+def test_the_stored_errors_are_those_of_the_stored_rows():
+    made = held_out.errors_of(judge(find_results(committed_checkout() / "results")).judged)
+    assert len(made) == len(held_out.stored())
+    for own, stored in zip(made, held_out.stored(), strict=True):
+        assert asdict(own) == pytest.approx(asdict(stored), abs=2e-4), f"run `{held_out.COMMAND}`"
+
+
+def test_held_out_are_rows_of_gpus_on_which_no_constant_was_chosen():
+    for gpu in (A100, H100, H200):
+        error = held_out.held_out_error("fused", gpu)
+        assert error is not None
+        assert error.held_out
+        assert error.gpu == "H100 SXM"
+    fitted = held_out.in_sample_error("fused")
+    assert fitted is not None
+    assert fitted.gpu in held_out.FITTED_ON
+
+
+def test_a_gpu_with_held_out_rows_of_its_own_is_judged_by_them(monkeypatch):
+    own = ModelError(A100.name, "tfla", 2, 0.3, -0.4, held_out=True)
+    monkeypatch.setattr(held_out, "stored", lambda: (*found, own))
+    found = (ModelError("H100 SXM", "tfla", 15, 0.05, 0.2, held_out=True),)
+    assert held_out.held_out_error("tfla", A100) == own
+    assert held_out.held_out_error("tfla", B200) == found[0]
+    assert held_out.held_out_error("unpipelined", B200) is None
+
+
+def test_where_nothing_ran_is_told_by_the_same_table():
+    assert [gpu.name for gpu in hardware.KNOWN if held_out.has_run_on(gpu)] == ["H100 SXM", "H200 SXM"]
+    assert held_out.has_run_on(hardware.find("paper-H100"))
+    assert not held_out.has_run_on(hardware.find("paper-A100"))
+
+
+def test_other_dtypes_have_no_error_of_the_calibrated_model():
+    found = given(FIG_4.with_(dtype="float32"), H200, "sig")
+    assert {found.error(choice) for choice in found.ranked} == {None}
+    assert {choice.outside for choice in found.ranked} == {None}
+
+
+# --- The command
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["advise", *words])
+
+
+def test_the_command_marks_gpus_on_which_nothing_ran():
+    assert "Nothing was ever run on an A100 SXM 80GB: this is theory alone." in invoke("--gpu", "A100").stdout
+    assert "Nothing was ever run on a B200: this is theory alone." in invoke("--gpu", "B200").stdout
+    assert "Nothing was ever run" not in invoke("--gpu", "H100").stdout
+    unknown = invoke("--peak-tflops", "989", "--bandwidth-tbs", "3.35", "--gate", "sig")
+    assert "Its compute capability is not known" in " ".join(unknown.stdout.split())
+    assert "no held-out error" in unknown.stdout
+
+
+def test_the_command_gives_each_prediction_its_error_and_says_where_it_leaves_its_bounds():
+    text = " ".join(invoke("--gpu", "A100", "--d-qk", "128", "--d-hv", "256").stdout.split())
+    error = held_out.held_out_error("tfla", A100)
+    assert error is not None
+    assert f"+-{error.median:.0%} (held out: {error.rows} rows of an H100 SXM), worst {error.worst:+.0%}." in text
+    assert "above its upper bound, which leaves out" in text
+    assert "Left out: hopper_sig needs a GPU of compute capability 9.x, not 8.0." in text
+    assert "Left out: tfla_sig_limit at L = 256, 512, 1024, 2048, 4096, 8192: takes a chunk_size that is" in text
+
+
+def test_json_has_what_was_refused_and_how_far_to_trust_the_rest():
+    done = invoke("--gpu", "A100", "--gate", "sig", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["never_run"] is True
+    assert {
+        "implementation": "hopper_sig",
+        "chunk_size": None,
+        "reason": "needs a GPU of compute capability 9.x, not 8.0",
+    } in result["refused"]
+    assert {each["chunk_size"] for each in result["refused"] if each["implementation"] == "tfla_sig_limit"} == {
+        256, 512, 1024, 2048, 4096, 8192,
+    }  # fmt: skip
+    for row in result["ranked"]:
+        assert row["held_out_error"]["held_out"]
+        assert row["held_out_error"]["gpu"] == "H100 SXM"
+        within = row["model_ms_lower"] <= row["call_ms"] <= row["model_ms_upper"]
+        assert (row["outside_bounds"] is None) == within
+    assert (result["gpu"]["capability"], result["gpu"]["shared_memory_bytes"]) == ([8, 0], OF_AN_A100)
+    assert json.loads(invoke("--gpu", "H200", "--gate", "sig", "--json").stdout)["never_run"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--gpu", "V100"], "needs a GPU of compute capability 8.0 or above, not 7.0"),
+        (["--gpu", "MI300X"], "needs an NVIDIA GPU, not one of AMD"),
+        (["--gpu", "A100", "--impl", "hopper_*"], "needs a GPU of compute capability 9.x, not 8.0"),
+    ],
+)
+def test_where_nothing_runs_it_says_so_in_a_line(words, reason):
+    done = invoke(*words)
+    assert done.exit_code == 2
+    assert "no kernel can run this on " in done.stderr
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+def test_predictions_follow_the_tiles_that_a_gpu_gets():
+    """The same rates with an A100's compute capability: smaller tiles, which compute scores more often."""
+    impl = registry.get("tfla_sig_xl")
+    kernel = Kernel(impl.name, "sig", impl.modelled, impl.count)
+    problem = WIDE.with_(chunk_size=1024)
+    as_ampere = replace(H100, capability=(8, 0))
+    assert predict(kernel, problem, as_ampere).seconds > 1.05 * predict(kernel, problem, H100).seconds

@@ -1,0 +1,542 @@
+"""`tflabench claims`: every claim borne out, refuted and not measurable, from rows of one comparison only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from committed import committed_checkout
+from repository import ROOT
+from synthetic import APART, RUN, row, write
+from typer.testing import CliRunner
+
+from tflabench.cli.main import app
+from tflabench.conclusions import claims_page
+from tflabench.conclusions.campaigns import campaigns
+from tflabench.conclusions.claim import Outcome, check, needed
+from tflabench.conclusions.claims import CLAIMS, KERNELS, check_all
+from tflabench.conclusions.spans import percent_faster, printed
+from tflabench.implementations.registry import implementations
+from tflabench.rows.errors import ErrorLine, find_errors
+from tflabench.rows.load import Results
+from tflabench.rows.schema import Row
+
+LENGTHS = (512, 4096, 65536)
+FIG4, FIG12, FIG13 = (
+    {"heads": heads, "d_qk": d_qk, "d_hv": d_hv}
+    for heads, d_qk, d_hv in ((16, 128, 256), (8, 256, 512), (32, 128, 128))
+)
+GIB = 2**30
+
+
+def over_lengths(name: str, *ms: float, **changes) -> list[Row]:
+    """A row a length at 65,536 tokens; Mamba 2 and attention with heads of their own."""
+    sizes = {"mamba2": {"heads": 64, "d_qk": 64, "d_hv": 64}, "flash_attention_3": FIG13}.get(name, FIG4) | changes
+    chunk = {"chunk_size": sizes.pop("chunk_size", None if name.partition("_")[0] not in KERNELS else 128)}
+    return [
+        row(name, value, seq_len=T, batch=65536 // T, **chunk, **sizes) for T, value in zip(LENGTHS, ms, strict=True)
+    ]
+
+
+def over_chunks(ms: dict[int, float], pass_: str = "fwbw", **columns: dict[int, float]) -> list[Row]:
+    def at(L: int) -> dict:
+        return {name: values[L] for name, values in columns.items()}
+
+    size = {"batch": 8, "seq_len": 8192, "pass_": pass_, **FIG12}
+    return [row("tfla_sig_xl", value, chunk_size=L, **size, **at(L)) for L, value in ms.items()]
+
+
+def training(name: str, *ms: float, **changes) -> list[Row]:
+    return over_lengths(name, *ms, pass_="fwbw", **changes)
+
+
+def chosen(ms: float) -> Row:
+    """A row whose chunk size the implementation chose."""
+    made = over_chunks({256: ms})[0]
+    return made.model_copy(update={"point": "tfla_sig_xl/fwbw/Lauto/bfloat16"})
+
+
+def errors(by_chunk: dict[int, float]) -> list[Row]:
+    size = {"batch": 8, "seq_len": 8192, **FIG4}
+    return [row("tfla_exp_xl", chunk_size=L, rel_error=error, **size) for L, error in by_chunk.items()]
+
+
+SIG = training("tfla_sig_xl", 4, 4, 4)
+BIG = training("tfla_sig_xl", 10, 10, 10, **FIG12, peak_bytes=3 * GIB)
+SMALL_HEADS = training("tfla_sig_xl", 5, 5, 5, **FIG13, chunk_size=256, peak_bytes=7 * GIB)
+FORWARD = over_lengths("tfla_sig_xl", 2, 2, 2)
+VALLEY = {64: 15.0, 256: 14.0, 4096: 70.0}
+# claim -> rows that bear it out, rows that refute it
+CASES = {
+    "mLSTMexp: xl_chunk": (
+        [*training("tfla_exp_xl", 4, 4, 4), *training("tfla_exp_limit", 5, 5, 5.2, chunk_size=64)],
+        [*training("tfla_exp_xl", 4, 4, 4), *training("tfla_exp_limit", 4, 4, 4, chunk_size=64)],
+    ),
+    "mLSTMsig forward over 30%": (
+        [*FORWARD, *over_lengths("tfla_exp_xl", 2.7, 2.7, 2.7)],
+        [*FORWARD, *over_lengths("tfla_exp_xl", 2.5, 2.5, 2.5)],
+    ),
+    "training: faster than FlashAttention 3": (
+        [*SIG, *training("flash_attention_3", 2, 8, 90)],
+        [*SIG, *training("flash_attention_3", 8, 5, 3)],
+    ),
+    "training: over 2x faster than Mamba 2": (
+        [*SIG, *training("mamba2", 9, 9, 9)],
+        [*SIG, *training("mamba2", 9, 9, 7)],
+    ),
+    "forward: Mamba 2": (
+        [*FORWARD, *over_lengths("mamba2", 1.5, 1.5, 1.5)],
+        [*FORWARD, *over_lengths("mamba2", 1.5, 1.5, 3)],
+    ),
+    "forward: Simple GLA": (
+        [*FORWARD, *over_lengths("fla_simple_gla", 1.5, 1.5, 1.5)],
+        [*FORWARD, *over_lengths("fla_simple_gla", 0.5, 1.5, 1.5)],
+    ),
+    "training at d_hv 512": (
+        [*BIG, *training("fla_simple_gla", 9, 9, 9.5, **FIG12)],
+        [*BIG, *training("fla_simple_gla", 9, 9, 11, **FIG12)],
+    ),
+    "... and within 3 ms": (
+        [*BIG, *training("fla_simple_gla", 7.1, 9, 9.5, **FIG12)],
+        [*BIG, *training("fla_simple_gla", 6.9, 9, 9.5, **FIG12)],
+    ),
+    "... but takes almost twice": (
+        [*BIG, *training("fla_simple_gla", 9, 9, 9, **FIG12, peak_bytes=int(5.7 * GIB))],
+        [*BIG, *training("fla_simple_gla", 9, 9, 9, **FIG12, peak_bytes=3 * GIB)],
+    ),
+    "head dimension 128": (
+        [*SMALL_HEADS, *training("lightning_attention_2", 16, 16, 16, **FIG13)],
+        [*SMALL_HEADS, *training("lightning_attention_2", 16, 16, 12, **FIG13)],
+    ),
+    "... but takes less memory": (
+        [*SMALL_HEADS, *training("lightning_attention_2", 16, 16, 16, **FIG13, peak_bytes=6 * GIB)],
+        [*SMALL_HEADS, *training("lightning_attention_2", 16, 16, 16, **FIG13, peak_bytes=8 * GIB)],
+    ),
+    "measured: the best L": (over_chunks(VALLEY), over_chunks({64: 10.0, 256: 14.0, 4096: 70.0})),
+    "theory: the best L": (
+        over_chunks(VALLEY | {512: 15}, "fw", model_ms_upper={64: 5, 256: 3, 512: 2, 4096: 4}),
+        over_chunks(VALLEY | {512: 15}, "fw", model_ms_upper={64: 5, 256: 2, 512: 3, 4096: 4}),
+    ),
+    "FLOP/s rise": (
+        over_chunks(VALLEY, "fw", tflops={64: 100, 256: 150, 4096: 300}),
+        over_chunks(VALLEY, "fw", tflops={64: 100, 256: 150, 4096: 90}),
+    ),
+    "... although runtime": (over_chunks(VALLEY, "fw"), over_chunks({64: 15.0, 256: 14.0, 4096: 13.0}, "fw")),
+    "L is the knob": (
+        over_chunks(VALLEY, peak_bytes={64: 9 * GIB, 256: 5 * GIB, 4096: 3 * GIB}),
+        over_chunks(VALLEY, peak_bytes={64: 3 * GIB, 256: 5 * GIB, 4096: 3 * GIB}),
+    ),
+    "error of exp": (errors({64: 2e-3, 256: 2.1e-3, 2048: 2e-3}), errors({64: 2e-3, 256: 2e-3, 2048: 4e-3})),
+    "choosing L": ([*over_chunks(VALLEY), chosen(14.2)], [*over_chunks(VALLEY), chosen(16.0)]),
+}
+
+
+def claim(start: str):
+    (found,) = [claim for claim in CLAIMS if claim.says.startswith(start)]
+    return found
+
+
+def outcome(start: str, rows: list[Row], kernels: str = "tfla", errors: Sequence[ErrorLine] = ()) -> Outcome:
+    return check(claim(start), kernels, campaigns([Results(Path("fig"), tuple(rows), {"run": RUN})]), errors)
+
+
+def test_every_claim_that_rows_can_tell_has_a_case():
+    assert set(CASES) == {start for start in CASES if claim(start).needs}
+    assert len(CASES) == sum(bool(claim.needs) for claim in CLAIMS)
+
+
+@pytest.mark.parametrize("start", CASES)
+def test_rows_bear_a_claim_out_or_refute_it(start):
+    held, refuted = CASES[start]
+    assert outcome(start, held).verdict == "holds"
+    assert outcome(start, refuted).verdict == "does not hold"
+
+
+@pytest.mark.parametrize("start", [start for start in CASES if len(claim(start).needs) > 1])
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_the_same_rows_say_nothing_where_they_are_not_comparable(start, of_ours, of_theirs):
+    first, *_ = claim(start).needs.values()
+    held, _ = CASES[start]
+    found = outcome(start, [r.model_copy(update=of_ours if first.fits(r, "tfla") else of_theirs) for r in held])
+    assert (found.verdict, found.values) == ("not measurable", {})
+    assert found.reason == "measured, but nowhere in one comparison"
+
+
+@pytest.mark.parametrize("start", CASES)
+def test_the_same_rows_say_nothing_of_other_kernels(start):
+    found = outcome(start, CASES[start][0], "nxai")
+    assert (found.verdict, found.values) == ("not measurable", {})
+    assert "no rows of *_" in found.reason
+
+
+def test_values_are_those_of_the_rows():
+    found = outcome("training: over 2x", CASES["training: over 2x faster than Mamba 2"][1])
+    assert found.values == {512: 2.25, 4096: 2.25, 65536: 1.75}
+    assert found.measured == "1.75x to 2.25x, median 2.25x (± 0.1%), T = 512 to 65536"
+    assert outcome("measured: the best L", over_chunks(VALLEY)).measured == (
+        "least 14.0 ms at L = 256; 15.0 ms at 64, 70.0 ms at 4096"
+    )
+
+
+def test_why_a_claim_cannot_be_measured():
+    failed = [r.model_copy(update={"status": "unsupported", "reason": "no nvcc", "ms_median": None}) for r in SIG]
+    failed = [r.model_copy(update={"implementation": "mamba2", "heads": 64, "d_qk": 64, "d_hv": 64}) for r in failed]
+    assert outcome("training: over 2x", [*SIG, *failed]).reason == "mamba2 unsupported: no nvcc"
+    assert outcome("training: over 2x", SIG).reason == "no rows of mamba2"
+    elsewhere = [*SIG, *training("mamba2", 9, 9, 9, heads=32)]
+    assert outcome("training: over 2x", elsewhere).reason == "no rows of mamba2 with fwbw, 64 heads of 64"
+    assert outcome("training step", []).reason == "a kernel bench trains no model"
+
+
+def test_one_point_says_nothing_of_all_lengths():
+    one = [SIG[1], training("mamba2", 9, 9, 9)[1]]
+    found = outcome("training: over 2x", one)
+    assert (found.verdict, found.reason, found.measured) == (
+        "not measurable",
+        "1 T measured, 2 needed",
+        "2.25x (± 0.1%), T = 4096",
+    )
+
+
+def test_only_points_of_one_comparison_count():
+    theirs = training("mamba2", 9, 9, 1)
+    theirs[2] = theirs[2].model_copy(update={"comparison_id": "another"})
+    found = outcome("training: over 2x", [*SIG, *theirs])
+    assert (found.verdict, found.values) == ("holds", {512: 2.25, 4096: 2.25})
+
+
+def test_rows_of_different_folders_or_versions_are_not_divided_by_each_other():
+    """Even if they claimed to be of one comparison."""
+    theirs = training("mamba2", 9, 9, 9, run_id="newer")
+    apart = [Results(Path("a"), tuple(SIG), {"run": RUN}), Results(Path("b"), tuple(theirs), {"newer": RUN})]
+    newer = {**RUN, "packages": {"torch": "2.12.0"}}
+    together = [Results(Path("a"), (*SIG, *theirs), {"run": RUN, "newer": newer})]
+    for results in (apart, together):
+        found = check(claim("training: over 2x"), "tfla", campaigns(results))
+        assert (found.verdict, found.reason) == ("not measurable", "measured, but nowhere in one comparison")
+
+
+def test_the_campaign_with_most_points_counts():
+    few = [*SIG[:2], *training("mamba2", 9, 9, 9)[:2]]
+    many = [*SIG, *training("mamba2", 5, 5, 5)]
+    results = [Results(Path(name), tuple(rows), {"run": RUN}) for name, rows in (("few", few), ("many", many))]
+    found = check(claim("training: over 2x"), "tfla", campaigns(results))
+    assert (found.folder, found.verdict) == ("many", "does not hold")
+
+
+def test_of_equal_campaigns_the_first_occasion_of_the_latest_source_counts():
+    def measured(folder: str, source: str, started: str) -> Results:
+        rows = [*SIG, *training("mamba2", 9, 9, 9)]
+        of = {"source_hash": source, "started_at": started}
+        return Results(Path(folder), tuple(each.model_copy(update=of) for each in rows), {"run": RUN})
+
+    results = [
+        measured("again", "new", "2026-11-26T15:00:00+00:00"),
+        measured("old", "old", "2026-11-20T12:00:00+00:00"),
+        measured("first", "new", "2026-11-26T12:00:00+00:00"),
+    ]
+    for given in (results, results[::-1]):
+        assert check(claim("training: over 2x"), "tfla", campaigns(given)).folder == "first"
+
+
+def test_claims_name_implementations_that_exist():
+    known = {impl.name for impl in implementations()}
+    named = {need.name.format(kernels) for claim in CLAIMS for need in claim.needs.values() for kernels in KERNELS}
+    assert named <= known
+
+
+def test_what_a_claim_needs_is_said_in_words():
+    assert needed(claim("mLSTMexp: xl")) == "fwbw, 16 heads of 128/256: *_exp_xl (L 128), *_exp_limit (L 64)"
+    assert needed(claim("training step")) == ""
+
+
+# --- The rule: what is stated against what was measured, each with its interval
+
+
+def test_a_printed_number_stands_for_all_that_round_to_it():
+    assert (percent_faster("25").low, percent_faster("25").high) == pytest.approx((1.245, 1.255))
+    assert (printed("7.86e-4").low, printed("7.86e-4").high) == pytest.approx((7.855e-4, 7.865e-4))
+    assert (printed("128", "256").low, printed("128", "256").high) == (127.5, 256.5)
+    assert (printed("6.3e2").low, printed("6.3e2").high) == (625, 635)
+
+
+def of_exp(ratio: float, by: float = 0.0) -> Outcome:
+    """What rows say of "25% faster" whose three rounds have the ratio, and `by` more and less."""
+    rounds = {"details": {"ms_by_round": [ratio - by, ratio, ratio + by]}}
+    limit = training("tfla_exp_limit", ratio, ratio, ratio, chunk_size=64, **rounds)
+    xl = training("tfla_exp_xl", 1, 1, 1, details={"ms_by_round": [1, 1, 1]})
+    return outcome("mLSTMexp: xl_chunk", [*xl, *limit])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "by", "verdict"),
+    [
+        (1.1526, 0.003, "does not hold"),
+        (1.246, 0, "holds"),
+        (1.254, 0, "holds"),
+        (1.244, 0, "does not hold"),
+        (1.256, 0, "does not hold"),
+        (1.244, 0.002, "holds"),
+        (1.256, 0.002, "holds"),
+        (1.3, 0.04, "does not hold"),
+    ],
+)
+def test_25_percent_faster_holds_where_the_interval_reaches_what_rounds_to_it(ratio, by, verdict):
+    found = of_exp(ratio, by)
+    assert found.verdict == verdict
+    if (ratio, by) == (1.1526, 0.003):
+        assert found.reason == "1.15 to 1.156 is not within 1.245 to 1.255"
+
+
+def test_a_bound_is_not_rounded_and_must_be_passed():
+    rounds = {"details": {"ms_by_round": [1.99, 2.0]}}
+    ours = training("tfla_sig_xl", 1, 1, 1, details={"ms_by_round": [1.0, 1.0]})
+    for ms, changes, verdict in (
+        (2.001, {"details": {"ms_by_round": [2.001, 2.001]}}, "holds"),
+        (2.0, {"details": {"ms_by_round": [2.0, 2.0]}}, "does not hold"),
+        (1.997, rounds, "holds"),
+        (1.99, rounds, "does not hold"),
+    ):
+        assert outcome("training: over 2x", [*ours, *training("mamba2", ms, ms, ms, **changes)]).verdict == verdict
+
+
+def test_simple_gla_at_d_hv_512_is_slightly_faster_or_the_claim_does_not_hold():
+    """ "Slightly faster (within 3 ms or 15%)": neither slower, nor faster by more."""
+    for ms, within_15, within_3 in ((9.0, "holds", "holds"), (11.0, "does not hold", "does not hold")):
+        rows = [*BIG, *training("fla_simple_gla", ms, ms, ms, **FIG12)]
+        assert outcome("training at d_hv 512", rows).verdict == within_15
+        assert outcome("... and within 3 ms", rows).verdict == within_3
+    rows = [*BIG, *training("fla_simple_gla", 8.6, 8.6, 8.6, **FIG12)]  # 16%, and 1.4 ms
+    assert outcome("training at d_hv 512", rows).verdict == "does not hold"
+    assert outcome("... and within 3 ms", rows).verdict == "holds"
+
+
+def test_a_best_chunk_size_is_as_sure_as_the_times_beside_it():
+    near = over_chunks({64: 13.9, 256: 14.0, 4096: 70.0})
+    assert outcome("measured: the best L", near).verdict == "does not hold"
+    wide = [
+        r.model_copy(update={"ms_p20": 0.98 * (r.ms_median or 0), "ms_p80": 1.02 * (r.ms_median or 0)}) for r in near
+    ]
+    assert outcome("measured: the best L", wide).verdict == "holds"
+
+
+ALONG_L = [start for start in CASES if claim(start).over == "chunk_size" and claim(start).kind == "measured"]
+
+
+@pytest.mark.parametrize("start", ALONG_L)
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_chunk_sizes_are_held_against_each_other_within_one_comparison(start, of_ours, of_theirs):
+    first, *others = CASES[start][0]
+    apart = [first.model_copy(update=of_ours), *(r.model_copy(update=of_theirs) for r in others)]
+    found = outcome(start, apart)
+    assert found.verdict == "not measurable"
+    assert found.command is not None
+
+
+def test_rows_without_the_number_are_no_points():
+    without = over_chunks(VALLEY, "fw")
+    for start in ("FLOP/s rise", "theory: the best L"):
+        assert (outcome(start, without).verdict, outcome(start, without).values) == ("not measurable", {})
+    rows = [r.model_copy(update={"peak_bytes": None}) for r in CASES["... but takes less memory"][0]]
+    assert outcome("... but takes less memory", rows).verdict == "not measurable"
+
+
+def test_the_comparison_with_most_chunk_sizes_counts():
+    few = [r.model_copy(update={"comparison_id": "few"}) for r in over_chunks({64: 9.0, 128: 10.0, 512: 11.0})]
+    found = outcome("measured: the best L", [*few, *over_chunks(VALLEY | {1024: 20.0})])
+    assert (found.verdict, list(found.values)) == ("holds", [64, 256, 1024, 4096])
+
+
+def test_a_modelled_number_is_never_called_measured(tmp_path):
+    held, _ = CASES["theory: the best L"]
+    found = outcome("theory: the best L", held)
+    assert found.measured == ""
+    assert found.modelled == "least 2.0 ms at L = 512; 5.0 ms at 64, 4.0 ms at 4096"
+    assert all(outcome(start, CASES[start][0]).modelled == "" for start in CASES if not start.startswith("theory"))
+    table = claims(write(tmp_path, held)).stdout.splitlines()
+    head = table[0]
+    (line,) = [line for line in table if "least 2.0 ms" in line]
+    assert line.index("least 2.0 ms") == head.index("modelled")
+    (entry,) = [e for e in json.loads(claims(tmp_path, "--json").stdout) if e["modelled"]]
+    assert (entry["claim"], entry["measured"]) == ("theory: the best L is about 630", "")
+
+
+# --- Errors against float64
+
+
+def error_lines(value: float, dtype: str, **changes) -> list[ErrorLine]:
+    fields = {
+        "folder": "errors", "point": "", "implementation": "tfla_exp_xl", "pass_": "fw", "batch": 1, "heads": 4,
+        "seq_len": 8192, "d_qk": 128, "d_hv": 256, "dtype": dtype, "inputs": "standard", "status": "ok",
+        "tensor": "forward", "error": 9.0, "mean_absolute": value,
+    }  # fmt: skip
+    return [ErrorLine(chunk_size=L, **fields | changes) for L in (64, 128, 2048)]
+
+
+def test_errors_csv_decides_what_it_can():
+    for start, dtype, value in (
+        ("mean absolute error of exp forward 7.86e-4", "float32", 7.86e-4),
+        ("mean absolute error of exp forward 2.905e-3", "bfloat16", 2.905e-3),
+    ):
+        assert outcome(start, [], errors=error_lines(value, dtype)).verdict == "holds"
+        found = outcome(start, [], errors=error_lines(value / 2, dtype))
+        assert (found.verdict, found.folder) == ("does not hold", "errors")
+        for changes in (
+            {"inputs": "normal"},
+            {"seq_len": 512},
+            {"tensor": "dq"},
+            {"implementation": "nxai_exp_xl"},
+            {"d_hv": 512},
+        ):
+            other = outcome(start, [], errors=error_lines(value, dtype, **changes))
+            assert (other.verdict, other.reason) == ("not measurable", "no errors.csv has enough of *_exp_xl")
+            assert other.command
+            assert other.command.startswith("tflabench verify")
+    same = outcome("error of exp", CASES["error of exp"][1], errors=error_lines(1e-3, "bfloat16"))
+    assert (same.verdict, same.folder) == ("holds", "errors")
+    uneven = [*error_lines(1e-3, "bfloat16")[:2], *error_lines(2e-3, "bfloat16")[2:]]
+    assert outcome("error of exp", [], errors=uneven).verdict == "does not hold"
+
+
+def test_what_the_stored_errors_csv_answers_is_not_called_not_measurable():
+    results = ROOT / "results" / "h100"
+    outcomes = check_all([], find_errors(results))
+    decided = {o.claim.says: o.verdict for o in outcomes if o.verdict != "not measurable"}
+    assert decided == {
+        "error of exp forward the same for every L, 64 to 2048": "holds",
+        "mean absolute error of exp forward 7.86e-4 (float32), for every L": "does not hold",
+        "mean absolute error of exp forward 2.905e-3 (bfloat16), for every L": "does not hold",
+    }
+
+
+def test_the_command_reads_errors_below_its_folder(tmp_path):
+    write(tmp_path / "rows", SIG)
+    lines = [f"p,tfla_exp_xl,1,4,8192,128,256,{L},float32,fw,standard,ok,forward,1e-3,7.86e-4" for L in (64, 128, 256)]
+    head = "point,implementation,batch,heads,seq_len,d_qk,d_hv,chunk_size,dtype,pass,inputs,status,name,error"
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "errors" / "errors.csv").write_text("\n".join([f"{head},mean_absolute", *lines]))
+    (held,) = [e for e in json.loads(claims(tmp_path, "--json").stdout) if e["verdict"] == "holds"]
+    assert (held["claim"].split("(")[0], held["kernels"]) == ("mean absolute error of exp forward 7.86e-4 ", "tfla")
+    (tmp_path / "errors" / "errors.csv").write_text("a,b\n1,2\n")
+    assert "is not what `tflabench verify --out` writes" in claims(tmp_path, code=2).stderr
+
+
+def test_no_command_is_named_where_results_were_wrong():
+    rows = [
+        r.model_copy(update={"status": "wrong", "reason": "dq is off"}) for r in training("tfla_exp_limit", 5, 5, 5)
+    ]
+    rows = [r.model_copy(update={"chunk_size": 64}) for r in rows]
+    found = outcome("mLSTMexp: xl", [*training("tfla_exp_xl", 4, 4, 4), *rows])
+    assert (found.reason, found.command) == ("*_exp_limit wrong: dq is off", None)
+
+
+def claims(*arguments, code: int = 0):
+    done = CliRunner().invoke(app, ["claims", *map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_the_table_has_every_claim_and_120_columns(tmp_path):
+    write(tmp_path / "h200" / "fig4", [*SIG, *training("mamba2", 9, 9, 9), *CASES["mLSTMexp: xl_chunk"][0]])
+    write(tmp_path / "h200" / "fig5", [*over_chunks(VALLEY), *over_chunks(VALLEY, "fw")])
+    lines = claims(tmp_path).stdout.splitlines()
+    table = lines[: lines.index("What is not measurable with these rows would be decided by")]
+    assert max(map(len, table)) <= 120
+    text = " ".join(" ".join(lines).split())
+    assert all(claim.says.split()[0] in text for claim in CLAIMS)
+    assert text.count("not measurable") > 5
+    assert text.count(" holds") >= 4
+
+
+def test_reasons_are_printed_as_they_are(tmp_path):
+    failed = row("tfla_sig_xl", None, pass_="fwbw", reason="[/red]")
+    assert "[/red]" in claims(write(tmp_path, [failed])).stdout
+
+
+def test_json_has_every_outcome(tmp_path):
+    write(tmp_path, [*SIG, *training("mamba2", 9, 9, 9)])
+    found = json.loads(claims(tmp_path, "--json").stdout)
+    assert len(found) == len(check_all([])) == len(KERNELS) * (len(CASES) + 2) + 1
+    (held,) = [entry for entry in found if entry["verdict"] == "holds"]
+    assert (held["kernels"], held["values"]["4096"], held["folder"]) == ("tfla", 2.25, str(tmp_path))
+
+
+def test_the_page_has_a_column_for_each_device_and_kernels_that_decide_something(tmp_path):
+    start = "training: over 2x faster than Mamba 2"
+    held, refuted = CASES[start]
+    write(tmp_path / "h200", held)
+    write(tmp_path / "h100", [r.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for r in refuted])
+    write(tmp_path / "cpu", [row("reference_sig", device="a CPU, 2 cores")])
+    out = tmp_path / "claims.md"
+    assert claims(tmp_path, "--out", tmp_path).stdout.strip() == str(out)
+    text = out.read_text()
+    assert f"`tflabench claims {tmp_path} --out {out}`" in text
+    assert "|claim|mlstm_kernels, H100|ours, H100|mlstm_kernels, H200|ours, H200|\n" in text
+    (line,) = (line for line in text.splitlines() if line.startswith(f"|{start}"))
+    cells = line.split("|")[2:-1]
+    assert cells[0].startswith("no rows of ")
+    assert cells[1].startswith("**does not hold**: ")
+    assert cells[1].endswith(" ([rows](h100))")
+    assert cells[3].startswith("holds: ")
+    (line,) = (line for line in text.splitlines() if "1.4B model" in line)
+    assert line.endswith("(answers to the reviews): a kernel bench trains no model")
+    (line,) = (line for line in text.splitlines() if line.startswith("- measured: the best L"))
+    assert "no rows of" in line
+    assert "To decide it: `tflabench sweep --preset paper-fig5 --impl nxai_sig_xl`" in line
+
+
+def test_errors_stand_with_the_device_that_they_were_measured_on(tmp_path):
+    held, _ = CASES["training: over 2x faster than Mamba 2"]
+    write(tmp_path / "h200", held)
+    write(tmp_path / "h100", [r.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for r in held])
+    shutil.copytree(ROOT / "results" / "h100" / "errors", tmp_path / "errors")
+    claims(tmp_path, "--out", tmp_path)
+    (line,) = (
+        x
+        for x in (tmp_path / "claims.md").read_text().splitlines()
+        if x.startswith("|mean absolute error of exp forward 7")
+    )
+    assert ["does not hold" in cell for cell in line.split("|")[2:-1]] == [False, True, False, False]
+
+
+def test_devices_of_one_short_name_have_a_column_each(tmp_path):
+    held, _ = CASES["training: over 2x faster than Mamba 2"]
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"):
+        write(tmp_path / name, [r.model_copy(update={"device": name}) for r in held])
+    claims(tmp_path, "--out", tmp_path)
+    text = (tmp_path / "claims.md").read_text()
+    assert "|ours, NVIDIA H100 80GB HBM3|mlstm_kernels, NVIDIA H100 PCIe|" in text
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
+    write(tmp_path / "h200", CASES["training: over 2x faster than Mamba 2"][0])
+    (tmp_path / "file").write_text("")
+    assert "--out" in claims(tmp_path / "h200", "--out", tmp_path / "file" / "claims.md", code=2).stderr
+
+
+def test_the_committed_page_is_what_the_stored_rows_make(monkeypatch):
+    monkeypatch.chdir(committed_checkout())
+    results, command = Path("results"), ["tflabench", "claims", "results", "--out", "results/claims.md"]
+    made = claims_page.markdown(results, command, results)
+    assert made == (results / "claims.md").read_text(), f"rows have changed: run `{' '.join(command)}`"
+
+
+@pytest.mark.parametrize(
+    ("journal", "says"),
+    [
+        (None, "holds no results"),
+        ("", "holds no rows yet"),
+        ('{"schema_version": 99}\n', "row schema 99 and this version reads 4: "),
+    ],
+)
+@pytest.mark.parametrize("command", ["claims", "headline"])
+def test_folders_without_usable_rows_are_one_line_and_2(tmp_path, command, journal, says):
+    if journal is not None:
+        (tmp_path / "journal.jsonl").write_text(journal)
+    done = CliRunner().invoke(app, [command, str(tmp_path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert says in line

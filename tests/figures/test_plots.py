@@ -1,0 +1,492 @@
+"""Figures say what the rows say: every point, band, missing point, unit and origin, before any renderer draws them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from figure_rows import RUN, SWEEPS, framed, items, lengths, lit, made, row, source, write
+from matplotlib.text import Text
+
+from tflabench import figures
+from tflabench.conclusions.contests import owner
+from tflabench.figures import axes, facets, looks, matplotlib_renderer
+from tflabench.figures.captions import compact, provenance
+from tflabench.figures.highlights import MOST
+from tflabench.figures.model import Band, Bars, Cross, Curve, Key, Note
+from tflabench.problem import InputError
+from tflabench.rows.load import read_rows
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_makes_figures_with_units_and_few_highlights(name):
+    for stem, figure in made(SWEEPS[name]).items():
+        assert len(figure.rows), stem
+        assert figure.title, stem
+        assert figure.caption[-1].startswith("NVIDIA H200"), stem
+        for panel in figure.panels:
+            labels = [axis.label for axis in (panel.x, panel.y) if axis.label]
+            assert all("[" in label or label == "data type" for label in labels), stem
+            assert len({curve.name for curve in items(panel, Curve) if curve.label and curve.name}) <= MOST, stem
+
+
+def test_runtime_draws_each_measured_point_once_where_the_rows_say():
+    figure = made(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    for panel, pass_ in zip(figure.panels, ("fw", "fwbw"), strict=True):
+        curves = items(panel, Curve)
+        assert len(curves) == len({curve.name for curve in curves}) == 7
+        for curve in curves:
+            own = figure.rows[(figure.rows["implementation"] == curve.name) & (figure.rows["pass"] == pass_)]
+            own = own.sort_values("seq_len")
+            assert list(curve.x) == list(own["seq_len"])
+            np.testing.assert_array_equal(curve.y, own["ms_median"].where(own["timed"]))
+            assert list(curve.rows) == list(own.index)
+
+
+def test_the_band_is_that_of_the_leading_kernel_and_named():
+    figure = made(SWEEPS["one_pass"], ["runtime"])["runtime-seq_len"]
+    (panel,) = figure.panels
+    (band,) = items(panel, Band)
+    own = figure.rows[figure.rows["implementation"] == "tfla_sig_xl"].sort_values("seq_len")
+    np.testing.assert_array_equal(band.lower, own["model_ms_lower"])
+    np.testing.assert_array_equal(band.upper, own["model_ms_upper"])
+    assert [key.words for key in figure.keys] == ["bounds of tfla sig xl"]
+    assert any("ceilings datasheet: NVIDIA" in line for line in figure.caption)
+
+
+def test_missing_points_are_marked_named_and_break_the_line():
+    figure = made(SWEEPS["lengths"], ["runtime"], highlight=["sdpa_math", "mamba2"])["runtime-seq_len"]
+    crosses = [sorted(cross.x for cross in items(panel, Cross)) for panel in figure.panels]
+    assert crosses == [[2**14, 2**15, 2**16], [2**13, 2**14, 2**15, 2**16]]
+    assert [key.words for key in figure.keys if key.kind == "cross"] == ["no time"]
+    assert "× oom: sdpa math at 16Ki–64Ki (fw); sdpa math at 8Ki–64Ki (fwbw)" in figure.caption
+    assert "○ wrong: mamba2 at 4Ki (fwbw)" in figure.caption
+    assert np.isnan(lit(figure.panels[1])["sdpa_math"].y).tolist() == [False] * 4 + [True] * 4
+
+
+def test_many_missing_points_leave_the_curves_their_height():
+    rows = [
+        row(f"kernel_{n}", seq_len=2**power, batch=2 ** (16 - power), status="oom" if power == 16 else "ok")
+        for n in range(16)
+        for power in range(9, 17)
+    ]
+    panel = made(rows, ["runtime"])["runtime-seq_len"].panels[0]
+    highest = max(np.nanmax(curve.y) for curve in lit(panel).values())
+    assert panel.y.limits
+    assert highest / panel.y.limits[1] > 2 / 3
+    crosses = len(items(panel, Cross))
+    assert highest / panel.y.limits[1] < 0.98 - axes.CROSS_LEVEL * (crosses - 1)
+
+
+def test_wrong_results_share_a_line_however_wrong_they_are():
+    reasons = {12: "forward is off by 0.008, 0.0049 allowed", 13: "forward is off by 0.012, 0.0048 allowed; dq is off"}
+    failed = [
+        row("mamba2", seq_len=2**power, batch=2 ** (16 - power), status="wrong", reason=reason)
+        for power, reason in reasons.items()
+    ]
+    figure = made([*failed, *lengths(("tfla_sig_xl",), ("fw",))], ["runtime"])["runtime-seq_len"]
+    said = "○ wrong: mamba2 everywhere (forward is off by 0.008 to 0.012, 0.0048 to 0.0049 allowed)"
+    assert said in figure.caption
+
+
+def test_noisy_points_are_hollow():
+    figure = made(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    hollow = {
+        name: [x for x, open_ in zip(curve.x, curve.hollow, strict=True) if open_]
+        for name, curve in lit(figure.panels[0]).items()
+    }
+    assert {name: at for name, at in hollow.items() if at} == {"simple_gla": [1024]}
+    assert "noisy or wrong" in [key.words for key in figure.keys]
+
+
+def test_wrong_results_that_were_timed_are_hollow_and_those_that_were_not_are_crosses():
+    wrong = row("mamba2", seq_len=4096, batch=16, status="wrong", reason="forward is off by 0.008, 0.0049 allowed")
+    untimed = row("mamba2", seq_len=8192, batch=8, status="wrong", reason="not repeatable", ms_median=None)
+    rows = [wrong, untimed, row("mamba2", seq_len=16384, batch=4), *lengths(("tfla_sig_xl",), ("fw",))]
+    panel = made(rows, ["runtime"], highlight=["mamba2"])["runtime-seq_len"].panels[0]
+    assert list(lit(panel)["mamba2"].hollow) == [True, False, False]
+    assert [cross.x for cross in items(panel, Cross)] == [8192]
+
+
+def test_nothing_measured_is_said():
+    for stem, figure in made(SWEEPS["failed"]).items():
+        assert figure.panels[0].empty == "no point was measured", stem
+        assert any("unsupported" in line for line in figure.caption), stem
+
+
+def test_a_single_point_is_ranked_with_its_values_and_statuses():
+    rows = [*SWEEPS["one_point"][:-1], row("simple_gla", status="timeout")]
+    (panel,) = made(rows, ["runtime"])["runtime-seq_len"].panels
+    (bars,) = items(panel, Bars)
+    assert list(bars.values)[:-1] == sorted(r.ms_median for r in rows if r.ms_median)
+    assert bars.words[-1] == "timeout"
+    assert {f"{r.ms_median:.3g}" for r in rows if r.ms_median} <= set(bars.words)
+    assert len(bars.labels) == len(rows)
+
+
+def test_a_ranking_has_the_percentage_of_the_bound_and_says_what_it_is():
+    rows = [row("mamba2"), row(percent_of_bound=43.6), row("simple_gla", percent_of_bound=20.0)]
+    found = made(rows, ["runtime", "memory"])
+    (bars,) = items(found["runtime-seq_len"].panels[0], Bars)
+    assert {f"{rows[0].ms_median:.3g}", f"{rows[1].ms_median:.3g} (44%)"} <= set(bars.words)
+    note = "In brackets: percent of the bound of the problem."
+    assert note in found["runtime-seq_len"].caption
+    assert note not in found["memory-seq_len"].caption
+
+
+# --- what stands out
+
+
+def test_the_best_of_each_owner_stands_out_and_all_others_are_grey():
+    panel = made(SWEEPS["many"], ["runtime"])["runtime-seq_len"].panels[0]
+    context = [curve for curve in items(panel, Curve) if curve.role == "context"]
+    assert len(lit(panel)) == MOST
+    assert len(context) == 25 - MOST
+    assert {curve.ink.colour for curve in context} == {looks.GREY}
+    assert not any(curve.label for curve in context)
+
+
+def test_plain_pytorch_stays_in_the_background_of_kernels():
+    kernels = [row(name, seq_len=2**n) for name in ("tfla_sig_xl", "reference_sig") for n in (10, 11)]
+    assert set(lit(made(kernels, ["runtime"])["runtime-seq_len"].panels[0])) == {"tfla_sig_xl"}
+    alone = [row("reference_sig", seq_len=2**n) for n in (10, 11)]
+    assert set(lit(made(alone, ["runtime"])["runtime-seq_len"].panels[0])) == {"reference_sig"}
+
+
+def test_what_is_asked_for_stands_out():
+    panel = made(SWEEPS["lengths"], ["runtime"], highlight=["sdpa*"])["runtime-seq_len"].panels[0]
+    assert set(lit(panel)) == {"sdpa_flash", "sdpa_math"}
+
+
+def test_lines_of_one_owner_on_top_of_each_other_are_one_with_the_number_of_the_others():
+    twin = [r.model_copy(update={"implementation": "tfla_exp_xl"}) for r in lengths(("tfla_sig_xl",), ("fw",))]
+    figure = made([*lengths(("tfla_sig_xl", "sdpa_flash"), ("fw",)), *twin], ["runtime"])["runtime-seq_len"]
+    labels = {curve.label for curve in lit(figure.panels[0]).values()}
+    assert any(label.endswith("+ 1 alike") for label in labels)
+    assert len(labels) == 2
+    assert any(line.startswith("Within 2% of tfla sig xl: ") for line in figure.caption)
+
+
+def compared(ratio: float = 4.5, **changes) -> list:
+    """Ours and mlstm_kernels at two lengths, each a closed comparison."""
+    rows = []
+    for n, T in enumerate((1024, 4096)):
+        where = {"seq_len": T, "batch": 65536 // T, "comparison_id": f"c{n}", "closed": True}
+        ours = row("hopper_sig", ms_median=1.0, **where)
+        rows += [ours, row("nxai_sig_xl", ms_median=ratio, **where, **({"package": "mlstm_kernels"} | changes))]
+    return rows
+
+
+def test_the_title_is_a_ratio_of_one_comparison():
+    figure = made(compared(), ["runtime"])["runtime-seq_len"]
+    assert figure.title == "mLSTM forward, H200: 4.5x faster than mlstm_kernels at T\u00a0=\u00a04096"
+    slower = made(compared(0.8), ["runtime"])["runtime-seq_len"]
+    assert slower.title == "mLSTM forward, H200: 1.25x slower than mlstm_kernels at T\u00a0=\u00a04096"
+
+
+def test_the_title_divides_what_computes_the_same():
+    """Ours of the other gate is faster at T = 4096, where the peer of this one was throttled."""
+    rows = [
+        r.model_copy(update={"throttled": True}) if (r.implementation, r.seq_len) == ("nxai_sig_xl", 4096) else r
+        for r in compared()
+    ]
+    where = {"seq_len": 4096, "batch": 16, "comparison_id": rows[-1].comparison_id, "closed": True}
+    rows += [row("hopper_exp", gate="exp", ms_median=1.1, **where)]
+    title = made(rows, ["runtime"])["runtime-seq_len"].title
+    assert "4096" not in title
+    assert "faster than mlstm_kernels at T" in title
+
+
+@pytest.mark.parametrize(("throttled", "words"), [("hopper_sig", "at least 4.5x faster"), ("nxai_sig_xl", "")])
+def test_no_slower_kernel_is_in_the_title_for_a_throttled_one(throttled, words):
+    rows = compared()
+    for r in compared():
+        name = "tfla_sig_xl" if r.implementation == "hopper_sig" else "nxai_sig_limit"
+        slower = row(name, ms_median=2 * (r.ms_median or 0), package=r.package, seq_len=r.seq_len, batch=r.batch)
+        rows.append(slower.model_copy(update={"comparison_id": r.comparison_id, "closed": True}))
+    assert ": 4.5x faster" in made(rows, ["runtime"])["runtime-seq_len"].title
+    rows = [r.model_copy(update={"throttled": True}) if r.implementation == throttled else r for r in rows]
+    title = made(rows, ["runtime"])["runtime-seq_len"].title
+    assert words in title
+    assert bool(words) == ("faster" in title)
+
+
+def test_the_legend_has_no_band_that_is_not_drawn():
+    figure = made([row("tfla_sig_xl", dtype=dtype) for dtype in ("bfloat16", "float32")], ["runtime"])["runtime-dtype"]
+    assert not any(items(panel, Band) for panel in figure.panels)
+    assert not [key for key in figure.keys if key.kind == "area"]
+    assert not any(line.startswith("Shaded") for line in figure.caption)
+
+
+@pytest.mark.parametrize(("letters", "rows"), [(10, 1), (22, 2), (44, 3)])
+def test_a_legend_that_is_too_long_for_a_row_has_several_and_no_word_is_cut(letters, rows):
+    figure = made(SWEEPS["lengths"], ["runtime"])["runtime-seq_len"]
+    keys = [Key(letter * letters, figure.keys[0].ink, "hollow") for letter in "ace"]
+    drawing = matplotlib_renderer.draw(replace(figure, keys=tuple(keys)))
+    drawing.draw_without_rendering()
+    (legend,) = drawing.legends
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert [text.get_text() for text in legend.get_texts()] == [key.words for key in keys]
+    assert len({round(box.y0) for box in boxes}) == rows
+    assert max(box.x1 for box in boxes) <= drawing.bbox.width
+    lowest = min(ax.get_window_extent().y0 for ax in drawing.axes)
+    assert max(box.y1 for box in boxes) <= lowest
+
+
+@pytest.mark.parametrize(
+    "changes", [{"throttled": True}, {"comparison_id": "other"}, {"closed": False}, {"status": "wrong"}]
+)
+def test_the_title_is_plain_where_no_ratio_may_be_taken(changes):
+    rows = [r.model_copy(update=changes if r.implementation == "nxai_sig_xl" else {}) for r in compared()]
+    assert made(rows, ["runtime"])["runtime-seq_len"].title == "mLSTM forward, H200"
+
+
+# --- which figures there are
+
+
+def test_sweeps_of_other_axes_at_one_length_make_no_figures_of_their_own():
+    """A sweep of T, one of d_hv and one of L have T = 8192 in common: one figure an axis, with its curves alone."""
+    over_t = lengths(("tfla_sig_xl", "sdpa_flash"), ("fw",))
+    over_d = [
+        row(asked="auto", heads=4096 // d, d_hv=d, d_qk=d, chunk_size=size) for d, size in ((64, 128), (512, 256))
+    ]
+    over_l = [row(heads=8, d_hv=512, d_qk=256, chunk_size=size) for size in (64, 128, 1024)]
+    alone = row("tfla_exp_xl", seq_len=4096, batch=16)
+    frame = framed([*over_t, *over_d, *over_l, alone])
+    curves = {axis: facets.split(frame, axis) for axis in ("seq_len", "chunk_size")}
+    (over_lengths,), (over_sizes,) = curves.values()
+    points = {row.point for row in [*over_t, alone]}
+    assert set(over_lengths.rows["point"]) == points, "one point of its own may stand beside curves"
+    assert {row.point for row in over_l} <= set(over_sizes.rows["point"])
+    assert set(over_sizes.rows["seq_len"]) == {8192}
+
+
+def test_axes_that_follow_from_another_make_no_figures():
+    frame = framed(SWEEPS["lengths"])
+    assert facets.swept_axes(frame) == ["seq_len"], "batch follows from 65,536 tokens"
+    frame = framed(SWEEPS["linear"])
+    assert facets.swept_axes(frame) == ["d_hv"], "d_qk and heads follow"
+
+
+def test_a_star_of_sweeps_makes_a_figure_an_axis():
+    """As the quick preset: lengths at the chosen L, and chunk sizes at one length, one of them what was chosen."""
+    rows = [row(seq_len=2**n, asked="auto") for n in range(10, 14)]
+    rows += [row(chunk_size=size) for size in (64, 128, 256)]
+    rows += [row("sdpa_flash", seq_len=2**n) for n in range(10, 14)]
+    found = made(rows, ["runtime", "chunk"])
+    assert set(found) == {"runtime-seq_len", "runtime-chunk_size", "chunk-tfla_sig_xl"}
+    assert sorted(found["runtime-seq_len"].rows["seq_len"]) == sorted([2**n for n in range(10, 14)] * 2)
+    assert sorted(found["chunk-tfla_sig_xl"].rows["chunk_size"]) == [64, 128, 256]
+    panel = found["runtime-chunk_size"].panels[0]
+    level = lit(panel)["sdpa_flash"]
+    assert tuple(level.x) == panel.x.limits, "attention has no L: a level line"
+    assert len(set(level.y)) == 1
+
+
+def test_settings_become_files_of_their_own():
+    assert {"runtime-seq_len-dtype_bfloat16", "runtime-dtype-seq_len_512"} <= set(made(SWEEPS["dtypes"], ["runtime"]))
+
+
+def test_the_tradeoff_has_runtime_left_memory_right_and_rings_the_least_runtime():
+    figure = made(SWEEPS["chunks"], ["chunk"])["chunk-tfla_sig_xl"]
+    assert figure.columns == 2
+    left, right = figure.panels[:2]
+    assert left.y.label == "median runtime [ms]"
+    assert right.y.label == "peak memory [GiB]"
+    forward = figure.rows[figure.rows["pass"] == "fw"].sort_values("chunk_size")
+    (memory,) = items(right, Curve)
+    np.testing.assert_allclose(memory.y, forward["peak_bytes"] / 2**30)
+    (ring,) = items(left, Note)
+    assert ring.ring
+    assert ring.y == forward["ms_median"].min()
+    assert f"L\u00a0=\u00a0{ring.x:.0f} forward" in figure.title
+
+
+def test_the_roofline_has_every_point_and_the_measured_roof_alone():
+    figure = made(SWEEPS["lengths"], ["roofline"])["roofline-bfloat16"]
+    panel = figure.panels[0]
+    points = {
+        (float(x), float(y))
+        for curve in items(panel, Curve)
+        if curve.name
+        for x, y in zip(curve.x, curve.y, strict=True)
+    }
+    done = figure.rows[(figure.rows["pass"] == "fw") & (figure.rows["status"] == "ok")]
+    expected = {
+        (f / b, f / ms / 1e9)
+        for f, b, ms in zip(done["model_flops"], done["model_bytes"], done["ms_median"], strict=True)
+    }
+    assert sorted(points) == [pytest.approx(point) for point in sorted(expected)]
+    (roof,) = [curve for curve in items(panel, Curve) if curve.role == "theory"]
+    assert roof.label == "measured roof"
+    assert list(roof.y)[1:] == pytest.approx([807, 807])
+    assert roof.x[1] == pytest.approx(807 / 4.2), "the ridge, alpha / beta"
+    assert any("807 TFLOP/s, 4,200 GB/s" in line for line in figure.caption)
+    datasheet = made(SWEEPS["lengths"], ["roofline"], runs={})["roofline-bfloat16"]
+    assert [c.label for c in items(datasheet.panels[0], Curve) if c.role == "theory"] == ["datasheet roof"]
+
+
+def test_points_of_a_roofline_are_told_apart_without_dashes():
+    times = {"tfla_sig_xl": 1.0, "hopper_sig": 2.0, "tfla_sig_limit": 4.0}
+    rows = [row(name, seq_len=2**n, ms_median=ms) for name, ms in times.items() for n in (10, 11)]
+    (panel,) = made(rows, ["roofline"])["roofline-bfloat16"].panels
+    inks = [curve.ink for curve in items(panel, Curve) if curve.role == "highlight"]
+    assert len(inks) == len(set(inks)) == 3
+
+
+def test_a_roofline_without_known_ceilings_says_how_to_get_them():
+    rows = [row(device="some CPU", seq_len=2**n) for n in (9, 10)]
+    figure = made(rows, ["roofline"], runs={})["roofline-bfloat16"]
+    assert any("tflabench calibrate" in line for line in figure.caption)
+
+
+# --- looks and axes
+
+
+def test_an_implementation_looks_the_same_whatever_else_was_measured():
+    some = framed([row("sdpa"), row("reference_exp")])
+    more = framed([row("reference_exp"), row("mamba2")])
+    assert looks.looks(some)["reference_exp"] == looks.looks(more)["reference_exp"]
+
+
+def test_a_missing_gate_is_none_however_pandas_writes_it():
+    frame = framed([row("sdpa_flash"), row("mamba2"), row("tfla_sig_xl")])
+    assert looks.looks(frame.assign(gate=[float("nan"), float("nan"), "sig"])) == looks.looks(frame)
+
+
+def test_thirty_implementations_are_told_apart():
+    table = looks.looks(framed(SWEEPS["many"]))
+    assert len({look.ink for look in table.values()}) == len(table) == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "package", "whose"),
+    [
+        ("hopper_sig", "mlstm", "triton", "ours"),
+        ("step_mamba2", "ssm", "torch", "ours"),
+        ("reference_sig", "mlstm", "torch", "PyTorch"),
+        ("nxai_sig_xl", "mlstm", "mlstm_kernels", "mlstm_kernels"),
+        ("fla_gla", "linear_attention", "flash-linear-attention", "fla"),
+        ("mamba2", "ssm", "mamba-ssm", "mamba"),
+        ("sdpa_cudnn", "attention", "torch", "softmax attention"),
+        ("my_kernel", "mlstm", "mine", "others"),
+    ],
+)
+def test_the_colour_says_whose_kernel_it_is(name, family, package, whose):
+    assert owner(name, family, package) == whose
+    okabe_ito = "#000000 #e69f00 #56b4e9 #009e73 #f0e442 #0072b2 #d55e00 #cc79a7".split()
+    assert looks.OWNERS[whose] in okabe_ito
+
+
+def test_owners_have_colours_of_their_own():
+    assert len(set(looks.OWNERS.values())) == len(looks.OWNERS)
+
+
+@pytest.mark.parametrize(("value", "text"), [(512, "512"), (1024, "1Ki"), (65536, "64Ki"), (3000, "3000")])
+def test_counts_are_written_in_binary_thousands(value, text):
+    assert compact(value) == text
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.3, 0.4), (1, 7), (0.5, 60), (1e-3, 1e5), (99, 101), (1, 1e14)])
+def test_logarithmic_axes_have_a_few_ticks_within_their_limits(low, high):
+    axis = axes.logarithmic("x [y]", low, high)
+    assert axis.limits
+    assert axis.limits[0] < low < high < axis.limits[1]
+    assert 2 <= len(axis.ticks) <= 10
+    assert all(axis.limits[0] <= value <= axis.limits[1] for value, _ in axis.ticks)
+    assert len({words for _, words in axis.ticks}) == len(axis.ticks)
+
+
+# --- files
+
+
+def test_draw_all_writes_figures_their_captions_and_the_rows_of_each(tmp_path):
+    folder = write(tmp_path / "results", SWEEPS["chunks_one_pass"])
+    files = figures.draw_all(folder)
+    assert all(file.parent == folder / "figures" and file.stat().st_size for file in files)
+    stems = {"runtime-chunk_size", "memory-chunk_size", "chunk-tfla_sig_xl", "roofline-bfloat16"}
+    kinds = ("png", "svg", "txt", "csv")
+    assert {file.name for file in files} == {f"{stem}.{kind}" for stem in stems for kind in kinds}
+    data = pd.read_csv(folder / "figures" / "chunk-tfla_sig_xl.csv")
+    rows = read_rows(folder)
+    assert list(data.columns) == list(rows.columns)
+    for column in ("chunk_size", "ms_median", "peak_bytes", "model_ms_upper"):
+        assert list(data[column]) == list(rows[column])
+    caption = (folder / "figures" / "runtime-chunk_size.txt").read_text()
+    assert "NVIDIA H200 · 2026-11-21 · torch 2.13.0 · triton 3.9.0 · tflabench 0.1.0 (0123456789ab)" in caption
+    assert caption.startswith("mLSTM forward + backward, H200\n")
+
+
+def test_the_same_rows_give_the_same_svg(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    first, second = (
+        figures.draw_all(folder, tmp_path / name, ["svg"], ["runtime"])[0].read_bytes() for name in ("one", "two")
+    )
+    assert first == second
+
+
+def test_an_implementation_that_is_not_there_cannot_be_highlighted(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    with pytest.raises(
+        InputError, match=r"--highlight is 'tfla_sgi': no implementation is called so; did you mean tfla_sig_xl"
+    ):
+        figures.draw_all(folder, highlight=["tfla_sgi"])
+
+
+def test_the_origin_names_a_version_once_with_all_its_commits():
+    rows = pd.DataFrame({"run_id": list("abc"), "started_at": "2026-11-21", "device": "H200", "status": "error"})
+    rows["package"] = rows["package_version"] = "torch"
+    made = [("0.1.0", "2222222222222"), ("0.1.0", "1111111111111"), ("0.2.0", "3333333333333")]
+    runs = {run: {"tflabench": version, "commit": commit} for run, (version, commit) in zip("abc", made, strict=True)}
+    assert provenance(rows, runs).endswith("tflabench 0.1.0 (111111111111, 222222222222), 0.2.0 (333333333333)")
+
+
+def test_rows_without_a_description_of_their_run_are_drawn(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    (folder / "environment.json").unlink()
+    assert figures.draw_all(folder, formats=["svg"], what=["runtime"])
+
+
+def test_a_damaged_description_is_the_users_to_mend(tmp_path):
+    folder = write(tmp_path, SWEEPS["single"])
+    (folder / "environment.json").write_text("{")
+    with pytest.raises(InputError, match=r"environment\.json"):
+        figures.draw_all(folder)
+
+
+# --- bad input
+
+
+HOSTILE = {
+    "markup": "<script>alert(1)</script><b>bold</b>",
+    "formula": r"$\frac{1}{0$ \nonsense _{x}^{",
+    "long": "a kernel with a very long name that says everything it does " * 2,
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_words_whatever_they_hold(name, tmp_path):
+    rows = [row(seq_len=2**n, title=HOSTILE[name]) for n in (10, 11)]
+    for figure in made(rows).values():
+        matplotlib_renderer.write(figure, tmp_path / "figure.svg")
+    drawing = matplotlib_renderer.draw(made(rows, ["runtime"])["runtime-seq_len"])
+    said = " ".join(text.get_text().replace("\n", " ") for text in drawing.findobj(Text))
+    assert re.sub(r"\s+", " ", HOSTILE[name])[:15].strip() in said
+
+
+def test_values_that_are_no_numbers_make_a_figure(tmp_path):
+    rows = [row(seq_len=2**n, ms_median=float("nan") if n == 10 else 1.0, model_flops=None) for n in (10, 11, 12)]
+    for figure in made(rows).values():
+        matplotlib_renderer.write(figure, tmp_path / f"{figure.stem}.png")
+        assert (tmp_path / f"{figure.stem}.png").stat().st_size > 1000
+
+
+def test_sources_keep_rows_and_records_together():
+    own = source(SWEEPS["lengths"])
+    part = own.rows[own.rows["implementation"] == "mamba2"]
+    assert [record.point for record in own.records_of(part)] == list(part["point"])
+    assert own.runs == {"run": RUN}

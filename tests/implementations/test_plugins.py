@@ -1,0 +1,294 @@
+"""Plugins: every mistake in one is a line or a row, and its kernels stand beside those of the project."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+
+from tflabench.bench.worker import Worker
+from tflabench.implementations import plugins, registry
+from tflabench.implementations.adapter import Implementation
+from tflabench.plugin import Case, draw, mlstm_kernel
+from tflabench.problem import InputError, Problem
+from tflabench.selection.points import select_points
+from tflabench.selection.presets import load_preset
+from tflabench.theory.hardware import find
+
+EXAMPLE = str(ROOT / "examples" / "add_a_kernel.py")
+MAKES = "from tflabench.plugin import Implementation, mlstm_kernel\n"
+ENTRY = "Implementation({name!r}, {family!r}, 'title', {build}, print, gate={gate!r}, formulation={formulation!r})"
+SMALL = Problem(2, 2, 16, 8, 16, dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_plugged_in(monkeypatch):
+    monkeypatch.setattr(registry, "_plugged", [])
+    monkeypatch.setattr(registry, "_by_plugin", {})
+
+
+def entry(**changes: Any) -> str:
+    """The source of a plugin with one implementation, all right but for `changes`."""
+    right = {"name": "mine", "family": "mlstm", "build": "print", "gate": "sig", "formulation": "chunkwise"}
+    return f"{MAKES}IMPLEMENTATIONS = ({ENTRY.format(**right | changes)},)"
+
+
+MISTAKES = {
+    "a syntax error": ("x = 1\ndef f(:\n", "line 2: SyntaxError: invalid syntax; expected a file that can be imported"),
+    "no Python at all": ("\0\1", "expected a file that can be imported"),
+    "raises at import": ("\n1 / 0", "line 2: ZeroDivisionError: division by zero; expected a file"),
+    "exits at import": ("raise SystemExit(3)", "line 1: SystemExit: 3; expected a file that can be imported"),
+    "imports what is missing": ("import nowhere.to.be", "line 1: ModuleNotFoundError: No module named 'nowhere'"),
+    "defines nothing": ("x = 1", "it defines no IMPLEMENTATIONS; expected IMPLEMENTATIONS, a tuple of"),
+    "no tuple": ("IMPLEMENTATIONS = 1", "IMPLEMENTATIONS is an int; expected IMPLEMENTATIONS, a tuple of"),
+    "an empty tuple": ("IMPLEMENTATIONS = ()", "IMPLEMENTATIONS is empty"),
+    "a tuple of something": ("IMPLEMENTATIONS = (1,)", "IMPLEMENTATIONS[0] is an int; expected an Implementation"),
+    "a name with a space": (entry(name="my kernel"), "name is 'my kernel'; expected letters, digits, '_', '-' and '.'"),
+    "no name": (entry(name=""), "name is ''; expected letters"),
+    "an unknown family": (entry(family="rnn"), "family is 'rnn'; expected one of mlstm, attention, linear_attention, "),
+    "an unknown formulation": (entry(formulation="chunked"), "formulation is 'chunked'; expected one of chunkwise, "),
+    "an unknown gate": (entry(gate="tanh"), "gate is 'tanh'; expected one of exp, sig, None"),
+    "an unknown gate of a function": (
+        f"{MAKES}IMPLEMENTATIONS = (mlstm_kernel('mine', print, gate='tanh'),)",
+        "line 2: InputError: gate of mine is 'tanh': it must be one of exp, sig",
+    ),
+    "no function": (entry(build="3"), "build is an int; expected a function (problem, device)"),
+    "a name that is taken": (entry(name="sdpa"), "defines 'sdpa', which exists already: choose another name"),
+    "a name twice": (
+        f"{MAKES}IMPLEMENTATIONS = 2 * (mlstm_kernel('mine', print, gate='sig'),)",
+        "defines 'mine', which exists already",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_a_line_that_names_the_file_and_what_was_expected(tmp_path, capsys, source, message):
+    from tflabench.cli.main import app
+
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    with pytest.raises(SystemExit) as end:
+        app(["sweep", "--device", "cpu", "--dry-run", "--plugin", str(path)])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"tflabench: plugin '{path}' ")
+    assert message in err
+    assert registry.plugged() == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.py", "there is no such file; expected the path of a .py file, or the name of a module"),
+        ("no.such.module", "there is no module of this name; expected the name of a module that can be imported, or"),
+        ("./", "it is a folder; expected the path of a .py file"),
+        ("notes.txt", "it is no Python file; expected a file whose name ends in .py"),
+    ],
+)
+def test_what_is_no_plugin_at_all(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("hello")
+    with pytest.raises(InputError) as error:
+        registry.plug_in(name)
+    assert str(error.value).startswith(f"plugin '{name}' cannot be used: {message}")
+
+
+def test_a_plugin_may_be_plugged_in_again(tmp_path):
+    path = tmp_path / "mine.py"
+    for names in ("one", "two"), ("two", "three"):
+        made = ", ".join(f"mlstm_kernel({name!r}, print, gate='sig')" for name in names)
+        path.write_text(f"{MAKES}IMPLEMENTATIONS = ({made})")
+        (path.parent / "__pycache__" / f"mine.{sys.implementation.cache_tag}.pyc").unlink(missing_ok=True)
+        registry.plug_in(str(path))
+        assert tuple(impl.name for impl in registry.plugged()) == names
+
+
+# --- What goes wrong when it runs is a row
+
+
+def answer(impl: Implementation, monkeypatch, pass_: str = "fw") -> dict[str, Any]:
+    """What the worker says when it is to prepare a point of an implementation."""
+    monkeypatch.setattr(registry, "_plugged", [impl])
+    answers: list[dict[str, Any]] = []
+    worker = Worker("cpu", answers.append)
+    worker.start([], None)
+    worker.do(
+        {"kind": "prepare", "implementation": impl.name, "problem": asdict(SMALL.with_(pass_=pass_)), "verify_s": 1}
+    )
+    return answers[-1]["result"]
+
+
+def kernel(compute: Any, **options: Any) -> Implementation:
+    return mlstm_kernel("mine", compute, gate="sig", **options)
+
+
+def exact(q, k, v, i, f):
+    from tflabench import ops
+
+    return ops.mlstm_sig(q, k, v, i, f)
+
+
+def fails(*_: Any) -> None:
+    raise ValueError("not\ntoday")
+
+
+@pytest.mark.parametrize("pass_", ["fw", "fwbw"])
+@pytest.mark.parametrize(
+    ("compute", "status", "reason"),
+    [
+        (exact, "ok", None),
+        (lambda *x: 0.9 * exact(*x), "wrong", "forward is off by 0.1, "),
+        (fails, "error", "ValueError: not today"),
+        (
+            lambda *x: exact(*x)[:, :, :, :1],
+            "error",
+            "shape (2, 2, 16, 1): it must be (B, H, T, d_hv) = (2, 2, 16, 16)",
+        ),
+        (lambda *x: exact(*x).sum(), "error", "shape (): it must be (B, H, T, d_hv) = (2, 2, 16, 16)"),
+        (lambda *x: (exact(*x), 1), "error", "TypeError: the output is a tuple: it must be one tensor"),
+    ],
+)
+def test_what_a_kernel_gets_wrong_is_a_row(monkeypatch, compute, status, reason, pass_):
+    result = answer(kernel(compute), monkeypatch, pass_)
+    assert result["status"] == status
+    assert (reason or "") in (result["reason"] or "")
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [(fails, "ValueError: not today"), (lambda *_: 3, "build returned int: it must return a Case")],
+)
+def test_a_build_that_raises_or_returns_no_case_is_a_row(monkeypatch, build, reason):
+    result = answer(Implementation("mine", "mlstm", "mine", build, lambda *_: None), monkeypatch)
+    assert result["status"] == "error"
+    assert reason in result["reason"]
+
+
+@pytest.mark.parametrize("size", ["x", 0, -16, 1.5, True])
+def test_a_chunk_size_that_is_none_is_a_row(monkeypatch, size):
+    def build(problem, device):
+        inputs = draw(problem, device, {"v": (problem.batch, problem.heads, problem.seq_len, problem.d_hv)})
+        return Case(inputs, lambda: inputs["v"] + 1, oracle=lambda x: x["v"] + 1, details={"chunk_size": size})
+
+    result = answer(Implementation("mine", "mlstm", "mine", build, lambda *_: None), monkeypatch)
+    assert result["status"] == "error"
+    assert f"details have the chunk_size {size!r}: it must be an integer, 1 or more" in result["reason"]
+
+
+def test_a_cost_that_is_none_is_named():
+    impl = Implementation("mine", "mlstm", "mine", print, lambda *_: "two\nlines", cost=lambda _: 5)  # type: ignore[arg-type]
+    (guarded,) = plugins._checked((impl,))
+    assert guarded.refuses(SMALL, "cpu") == "two lines"
+    assert guarded.cost
+    with pytest.raises(InputError, match="the cost of mine is an int; expected a Cost"):
+        guarded.cost(SMALL)
+
+
+def test_refuses_and_cost_that_fail_end_no_sweep(tmp_path):
+    path = tmp_path / "mine.py"
+    fault = "def fault(*_): raise ValueError('no idea')\n"
+    path.write_text(
+        f"{MAKES}{fault}IMPLEMENTATIONS = (Implementation('mine', 'mlstm', 't', print, fault, cost=fault),)"
+    )
+    registry.plug_in(str(path))
+    (impl,) = registry.plugged()
+    assert impl.refuses(SMALL, "cpu") == "its refuses raised ValueError: no idea"
+    with pytest.raises(InputError, match="the cost of mine raised ValueError: no idea; expected a Cost"):
+        impl.count(SMALL)
+    path.write_text(path.read_text().replace("raise ValueError('no idea')", "return 3"))
+    (path.parent / "__pycache__" / f"mine.{sys.implementation.cache_tag}.pyc").unlink(missing_ok=True)
+    registry.plug_in(str(path))
+    assert (
+        registry.plugged()[0].refuses(SMALL, "cpu") == "its refuses returned 3; expected None or a reason in one line"
+    )
+
+
+def test_a_kernel_from_a_function_says_what_it_does_not_do():
+    forward_only = kernel(exact, backward=False, device="cuda")
+    assert forward_only.refuses(SMALL, "cuda") is None
+    assert forward_only.refuses(SMALL, "cpu") == "runs on cuda, not on cpu"
+    assert forward_only.refuses(SMALL.with_(pass_="fwbw"), "cuda") == "has no backward: the pass must be fw"
+    assert "computes sequences" in (kernel(exact).refuses(SMALL.with_(pass_="decode", seq_len=1), "cpu") or "")
+
+
+def test_a_kernel_that_takes_chunk_sizes_gets_them():
+    import torch
+
+    seen = []
+    impl = kernel(lambda *x, chunk_size: seen.append(chunk_size), chunked=True)
+    for size in (64, None):
+        impl.build(SMALL.with_(chunk_size=size), torch.device("cpu")).forward()
+    assert seen == [64, None]
+
+
+# --- It stands beside the kernels of the project
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("patterns", [None, ["step_by_step"]])
+def test_quick_measures_a_plugin_wherever_it_measures_its_gate(device, patterns):
+    registry.plug_in(EXAMPLE)
+    points = select_points(load_preset("quick"), {}, patterns, device)
+    every = select_points(load_preset("quick"), {}, None, device)
+    alike = [p.problem for p in every if p.implementation.gate == "sig" and p.implementation.name != "step_by_step"]
+    mine = {point.problem for point in points if point.implementation.name == "step_by_step"}
+    assert mine == {problem.with_(chunk_size=None) for problem in alike}
+    assert len({problem.d_hv for problem in mine}) >= 3
+
+
+def test_advise_ranks_it_by_theory():
+    from tflabench.conclusions.advise import Demand, advice
+
+    registry.plug_in(EXAMPLE)
+    found = advice(Demand(Problem(8, 8, 8192, 256, 512, pass_="fwbw")), find("H100"), ["sig"], "cuda")
+    (mine,) = [choice for choice in found.ranked if choice.kernel.name == "step_by_step"]
+    assert (mine.problem.chunk_size, mine.source) == (None, "published bound")
+    assert {choice.kernel.name for choice in found.ranked} >= {"hopper_sig", "tfla_sig_xl"}
+
+
+# --- Entry points of installed packages
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install a distribution with one entry point for a module of this source."""
+
+    def install(source: str, value: str = "my_plugin_module") -> None:
+        (tmp_path / "my_plugin_module.py").write_text(source)
+        facts = tmp_path / "mine-1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text(f"[tflabench.implementations]\nmine = {value}\n")
+        registry._installed.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield install
+    sys.modules.pop("my_plugin_module", None)
+    registry._installed.cache_clear()
+
+
+@pytest.mark.parametrize("value", ["my_plugin_module", "my_plugin_module:IMPLEMENTATIONS"])
+def test_an_entry_point_needs_no_option(installed, value):
+    installed(entry(), value)
+    assert [impl.name for impl in registry.plugged()] == ["mine"]
+    assert registry.get("mine").family == "mlstm"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("1 / 0", "entry point 'my_plugin_module' (tflabench.implementations) cannot be used: ZeroDivisionError"),
+        (entry(gate="tanh"), "IMPLEMENTATIONS[0]: gate is 'tanh'; expected one of exp, sig, None"),
+        (entry(name="sdpa"), "an entry point defines 'sdpa', which exists already: it is left out"),
+    ],
+)
+def test_an_entry_point_that_cannot_be_used_is_left_out_with_a_warning(installed, source, message):
+    installed(source)
+    with pytest.warns(UserWarning, match=re.escape(message)):
+        assert registry.plugged() == ()
+    assert registry.get("sdpa").family == "attention"

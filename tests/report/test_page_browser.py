@@ -1,0 +1,331 @@
+"""The page of `tflabench report` in a headless Chromium: Debian's, which `.ci/run` installs where it may."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_page import HOSTILE, LATEX, RUN, Page, many, sdpa, sweep, tfla
+from repository import ROOT
+from synthetic import write
+from typer.testing import CliRunner
+
+from tflabench import report
+from tflabench.cli.main import app
+from tflabench.rows.load import find_results
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: as root, apt-get install chromium")
+RESULTS = ROOT / "results"
+DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+PIXEL = """([trace, point]) => {
+  const plot = document.getElementById("plot"), { xaxis, yaxis, _size } = plot._fullLayout;
+  const box = plot.getBoundingClientRect(), one = plot.data[trace];
+  return [box.left + _size.l + xaxis.d2p(one.x[point]), box.top + _size.t + yaxis.d2p(one.y[point])];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> dict[str, Path]:
+    """Pages by name: of the H100's rows; made-up ones with every status, two lengths, or names that are no words."""
+    folder = tmp_path_factory.mktemp("pages")
+    names = [tfla(ms, T, name) for name, ms in ((HOSTILE, 1.0), (LATEX, 2.0), ("n" * 60, 3.0)) for T in (512, 1024)]
+    names += [sdpa(None, T).model_copy(update={"reason": HOSTILE}) for T in (512, 1024)]
+    folders = {
+        "h100": RESULTS / "h100",
+        "statuses": write(folder / "statuses", sweep(), run=RUN),
+        "lengths": write(folder / "lengths", [tfla(1.0, 512), tfla(1.0, 4096)]),
+        "names": write(folder / "names", names),
+    }
+    return {name: report.write(path, folder / f"{name}.html") for name, path in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def kept() -> tuple[dict[Any, Any], list[str]]:
+    """The pages that are open, by how they were opened, and what failed in them."""
+    return {}, []
+
+
+@pytest.fixture
+def opened(browser, written, kept) -> Iterator[Any]:
+    """Open a page by name, or take the one that was opened so before; nothing may fail in it or ask the network."""
+    pages, problems = kept
+
+    def open_(name: str | Path, hash_: str = "", viewport: dict[str, int] = DESK, scheme: str = "light") -> Any:
+        key = (name, hash_, *viewport.values(), scheme)
+        if key not in pages:
+            page = pages[key] = browser.new_page(viewport=viewport, color_scheme=scheme)
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+            page.on("dialog", lambda dialog: problems.append(f"a dialog: {dialog.message}"))
+            page.on("request", lambda asked: problems.append(asked.url) if asked.url.startswith("http") else None)
+            page.goto(f"file://{name if isinstance(name, Path) else written[name]}{hash_}")
+            page.wait_for_selector("html[data-ready]")
+        return pages[key]
+
+    yield open_
+    assert problems == []
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    return page.locator(selector).all_inner_texts()
+
+
+def fits(page: Any) -> bool:
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+# --- selecting
+
+
+def test_a_selection_changes_the_chart_and_its_link_keeps_it(opened):
+    page = opened("h100")
+    page.select_option("#pick-pass", "forward")
+    first = page.inner_text("#head"), page.inner_text("#plot")
+    page.select_option("#pick-pass", "forward + backward")
+    page.select_option("#pick-view", "peak memory over T")
+    assert (page.inner_text("#head"), page.inner_text("#plot")) != first
+    assert "forward + backward" in page.inner_text("#head")
+    assert "peak memory" in page.inner_text("#plot")
+    again = opened("h100", page.evaluate("location.hash"))
+    assert again.input_value("#pick-view") == "peak memory over T"
+    assert again.inner_text("#head") == page.inner_text("#head")
+
+
+def test_every_selection_draws(opened, written):
+    page = opened("h100")
+    for view in page.locator("#pick-view option").all_inner_texts():
+        page.select_option("#pick-view", view)
+        for size in page.locator("#pick-size option").all_inner_texts():
+            page.select_option("#pick-size", size)
+            page.wait_for_selector("#plot .trace, #plot .annotation", state="attached", timeout=5000)
+
+
+def test_chart_and_look_up_are_on_the_first_screen(opened):
+    page = opened("h100")
+    for part in ("#plot", "#answer"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] + box["height"] <= DESK["height"]
+        assert box["x"] + box["width"] <= DESK["width"]
+
+
+# --- hovering
+
+
+def test_hovering_meets_the_point_before_the_band(opened, written):
+    page = opened("statuses")
+    held = Page(written["statuses"].read_text())
+    traces = page.evaluate("plot.data.map(({ fill, customdata, marker }) => [fill, customdata, !!marker])")
+    assert any(fill for fill, *_ in traces)
+    for trace, (_, rows, marked) in enumerate(traces):
+        if rows and marked and len(rows) > 1:
+            page.mouse.move(*page.evaluate(PIXEL, [trace, 1]))
+            page.wait_for_selector("#card:not([hidden])")
+            said = page.inner_text("#card")
+            assert held.cell("title", rows[1]) in said
+            assert f"{held.cell('ms_median', rows[1]):.4g}".rstrip("0").rstrip(".") in said
+            page.mouse.move(5, 5)
+            page.wait_for_selector("#card", state="hidden")
+
+
+def test_hovering_a_cross_says_why(opened):
+    page = opened("statuses", "#pass=forward&view=runtime+over+T")
+    index = page.evaluate("plot.data.findIndex((trace) => trace.yaxis === 'y2')")
+    place = page.evaluate(PIXEL.replace("yaxis, _size", "yaxis2: yaxis, _size"), [index, 0])
+    page.mouse.move(*place)
+    page.wait_for_selector("#card:not([hidden])")
+    assert re.search(r"unsupported|oom|compile_error|crashed|timeout|error", page.inner_text("#card"))
+
+
+# --- looking up
+
+
+def ask(page: Any, **shape: Any) -> str:
+    for name, value in shape.items():
+        if page.locator(f"#pick-my-{name}").count():
+            page.select_option(f"#pick-my-{name}", value)
+        else:
+            page.fill(f"#my-{name}", str(value))
+    return page.inner_text("#answer")
+
+
+def test_a_measured_shape_is_answered_by_its_fastest_row(opened):
+    rows = [row for results in find_results(RESULTS / "h100") for row in results.rows]
+    rows = [row for row in rows if row.family == "mlstm" and row.status == "ok" and row.pass_ == "fwbw"]
+    one = rows[-1]
+    shape = {name: getattr(one, name) for name in ("seq_len", "batch", "heads", "d_qk", "d_hv", "dtype")}
+    best = min(
+        (row for row in rows if all(getattr(row, name) == value for name, value in shape.items())),
+        key=lambda row: row.ms_median or 0,
+    )
+    page = opened("h100")
+    said = ask(page, **{"pass": "forward + backward"}, gate="exp,sig", **shape)
+    assert said.startswith("measured")
+    line = page.locator("#answer .best tr:nth-child(2)").inner_text()
+    assert line.split()[:4] == [best.implementation, str(best.chunk_size), f"{best.ms_median:.4g}", "ms"]
+
+
+def test_other_shapes_are_answered_by_the_grid_or_by_the_command(opened, written):
+    page = opened("lengths")
+    held = Page(written["lengths"].read_text()).payload["lookup"]
+    key, best = next((key, best) for key, best in held["modelled"].items() if key not in held["measured"])
+    _, gate, pass_, dtype, *numbers = key.split("|")
+    shape = dict(zip(("seq_len", "batch", "heads", "d_qk", "d_hv"), numbers, strict=True))
+    words = {"fw": "forward", "fwbw": "forward + backward"}[pass_]
+    said = ask(page, **{"pass": words}, gate=gate, dtype=dtype, **shape)
+    assert "modelled (calibrated model)" in said
+    assert best[0]["kernel"] in said
+    assert best[0]["ms"] in said
+    command = shlex.split(page.inner_text("#answer code"))
+    done = CliRunner().invoke(app, command[1:])
+    assert f"{best[0]['ms'].split()[0]}" in done.stdout
+    said = ask(page, seq_len=12288, batch=3)
+    assert "No row and no point of the grid has this shape" in said
+    assert CliRunner().invoke(app, shlex.split(page.inner_text("#answer code"))[1:]).exit_code == 0
+    assert "whole number" in ask(page, seq_len="a lot")
+
+
+# --- all rows
+
+
+def test_filters_sorting_and_pages_of_the_table(opened, written):
+    page = opened("h100", "#open=fold-rows")
+    page.click("#clear")
+    held = Page(written["h100"].read_text())
+    total = len(held.columns["pass"]["values"])
+    assert page.inner_text("#count") == f"1 to 50 of {total} rows"
+    page.click("#next")
+    assert page.inner_text("#count") == f"51 to 100 of {total} rows"
+    page.fill("#filter-seq_len", ">=4096")
+    wanted = sum(value >= 4096 for value in held.columns["seq_len"]["values"])
+    assert page.inner_text("#count").endswith(f"of {wanted} rows")
+    page.fill("#filter-pass", "backward")
+    assert all("backward" in line for line in texts(page, "#rows tbody tr"))
+    page.click("#sort-ms_median")
+    place = texts(page, "#rows thead tr:first-child th").index("median [ms]") + 1
+    times = [float(one) for one in texts(page, f"#rows tbody td:nth-child({place})") if one]
+    assert len(times) > 5
+    assert times == sorted(times)
+    page.keyboard.press("Enter")
+    again = [float(one) for one in texts(page, f"#rows tbody td:nth-child({place})") if one]
+    assert again == sorted(again, reverse=True)
+    page.fill("#filter-pass", "no such pass")
+    assert page.inner_text("#count") == "no row fits the filters"
+
+
+def test_only_this_and_hide_act_on_chart_and_table(opened, written, tmp_path):
+    page = opened("h100", "#open=fold-rows")
+    page.click("#clear")
+    held = Page(written["h100"].read_text())
+    name, label = page.evaluate("(({ meta, name }) => [meta, name])(plot.data.find(({ name, meta }) => name && meta))")
+    ends = "plot.layout.annotations.map(({ name }) => name)"
+    assert label in page.evaluate(ends)
+    names = [held.cell("implementation", n) for n in range(len(held.columns["pass"]["values"]))]
+    shown = "plot.data.filter(({ meta, visible }) => meta && visible).map(({ meta }) => meta)"
+    page.select_option("#kernel", name)
+    page.click("#hide")
+    assert name not in page.evaluate(shown)
+    assert label not in page.evaluate(ends)
+    assert page.inner_text("#count").endswith(f"of {len(names) - names.count(name)} rows")
+    page.select_option("#kernel", name)
+    page.click("#only")
+    assert set(page.evaluate(shown)) == {name}
+    assert page.evaluate(ends) == [label]
+    assert page.inner_text("#count").endswith(f"of {names.count(name)} rows")
+    with page.expect_download() as download:
+        page.click("#csv")
+    download.value.save_as(tmp_path / "rows.csv")
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert (len(lines), lines[0].split(",")[:2]) == (names.count(name) + 1, ["kernel", "name"])
+    page.click("#clear")
+    assert page.inner_text("#count").endswith(f"of {len(names)} rows")
+
+
+def test_many_rows_are_a_page_at_a_time(opened, tmp_path):
+    page = opened(report.write(write(tmp_path, many(2000), run=RUN)), "#open=fold-rows")
+    assert page.inner_text("#count") == "1 to 50 of 2000 rows"
+    assert page.locator("#rows tbody tr").count() == 50
+    page.fill("#filter-seq_len", "512")
+    assert page.inner_text("#count") == "1 to 50 of 200 rows"
+
+
+# --- keyboard
+
+
+def test_the_keyboard_selects_and_goes_from_point_to_point(opened):
+    page = opened("h100")
+    page.select_option("#pick-pass", "forward")
+    page.focus("#theme")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "pick-gpu"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.focus("#pick-pass")
+    first = page.input_value("#pick-pass")
+    page.keyboard.press("ArrowDown")
+    assert page.input_value("#pick-pass") != first
+    assert page.evaluate("document.activeElement.id") == "pick-pass"
+    page.focus("#plot")
+    page.keyboard.press("ArrowRight")
+    said = page.inner_text("#card")
+    page.keyboard.press("ArrowRight")
+    assert said
+    assert page.inner_text("#card") not in ("", said)
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#card")
+
+
+# --- looks
+
+
+def test_dark_mode_has_no_black_lines(opened):
+    light, dark = opened("h100"), opened("h100", scheme="dark")
+    light.select_option("#pick-view", "runtime over T")
+    ink = "plot.data.filter(({ visible }) => visible).map(({ line }) => line?.color)"
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert (light.evaluate(paper), dark.evaluate(paper)) == ("rgb(255, 255, 255)", "rgb(22, 25, 30)")
+    assert "#000000" in light.evaluate(ink)
+    assert "#000000" not in dark.evaluate(ink)
+    dark.click("#theme")
+    assert dark.evaluate(paper) == "rgb(255, 255, 255)"
+    assert "#000000" in dark.evaluate(ink)
+
+
+FOLDS = "#open=fold-rows+fold-roofline+fold-claims+fold-machines+fold-commands"
+
+
+@pytest.mark.parametrize("name", ["h100", "statuses", "names"])
+def test_a_phone_scrolls_down_only(opened, name):
+    page = opened(name, FOLDS, PHONE)
+    assert page.locator("details[open]").count() == 5
+    assert fits(page)
+    for box in page.locator("select:visible, input:visible, button:visible").all()[:20]:
+        assert box.bounding_box()["x"] + box.bounding_box()["width"] <= PHONE["width"]
+    assert page.locator("#plot .annotation").count() == page.evaluate(
+        "plot.layout.annotations.filter(({ name }) => name === undefined).length"
+    )
+    label, legend = (page.locator(part).bounding_box() for part in ("#plot .xtitle", "#plot .legend"))
+    assert legend["y"] >= label["y"] + label["height"]
+    assert legend["x"] + legend["width"] <= PHONE["width"]
+
+
+def test_names_are_words_whatever_they_hold(opened):
+    page = opened("names", FOLDS)
+    assert fits(page)
+    assert page.locator("img, #plot b").count() == 0
+    assert HOSTILE[:10] in page.inner_text("#plot")
+    assert LATEX[:10] in page.inner_text("#plot")
+    assert HOSTILE in page.inner_text("#rows")

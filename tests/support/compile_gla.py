@@ -1,0 +1,66 @@
+"""Compiles what the GLA launchers would launch on sm_90, without a GPU, as compile_tfla.py does; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from compile_tfla import Launch, compiled
+from triton.runtime.jit import JITFunction
+
+from tflabench.baselines import gla_walkthrough_kernels
+from tflabench.kernels.common import device
+from tflabench.kernels.gla import chunkwise
+from tflabench.kernels.gla.call import Arguments
+
+BOUNDS = (0, 100, 1000, 4096)
+CASES: dict[str, tuple[Any, ...]] = {
+    "wide": (128, 256, 256, torch.bfloat16),
+    "float32": (48, 80, 128, torch.float32),
+    "documents": (128, 256, 256, torch.bfloat16, BOUNDS),
+}
+
+
+def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype, bounds: tuple[int, ...] | None = None) -> list[Launch]:
+    """Every launch of forward and backward with states, and of the walk-through's kernels, but of documents."""
+    caught: list[Launch] = []
+
+    def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        caught.append((kernel, args, named))
+
+    JITFunction.run = catch  # type: ignore[method-assign]
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_device=lambda: 0))  # type: ignore[arg-type]
+    device.architecture = lambda _: 90
+    B, H, T = 1 if bounds else 2, 16, 4096
+    starts = len(bounds) - 1 if bounds else B
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k = (empty(B, H, T, d_qk, dtype=dtype) for _ in range(2))
+    inputs = Arguments(q, k, empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(starts, H, d_qk, d_hv))
+    o, last = chunkwise.forward(inputs, scale=0.1, chunk_size=L, bounds=bounds)
+    chunkwise.backward(o, last, inputs, scale=0.1, chunk_size=L, gate_gradients=True, bounds=bounds)
+    if bounds is None:
+        gla_walkthrough_kernels.forward(*inputs, scale=0.1)
+    return caught
+
+
+def main() -> None:
+    """Compile the named cases with the Triton that is installed."""
+    rows = []
+    for name in sys.argv[1:] or CASES:
+        run = JITFunction.run
+        caught = launches(*CASES[name])
+        JITFunction.run = run  # type: ignore[method-assign]
+        once = {launch[0].__name__: launch for launch in caught}  # the last of each: backward, which does more
+        rows += [compiled(launch, 90) | {"case": name} for launch in once.values()]
+    json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
