@@ -57,7 +57,7 @@ LINKING = [
     CLI,
     ROOT / "CHANGELOG.md",
     ROOT / "kernels" / "README.md",
-    *(ROOT / "docs" / "decisions").glob("*.md"),
+    *(ROOT / "docs" / "decisions").rglob("*.md"),
 ]
 MARKS = ("needs a GPU", "slow", "needs xlstm")
 TINY = "-a seq_len=32 -a head_dim=16 -a heads=1 -a chunk_size=16 --pass fw --no-plots".split()

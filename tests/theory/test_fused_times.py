@@ -65,7 +65,7 @@ TIMES = [
 ]
 
 
-# docs/decisions/2026-11-25-one-launch-for-both-halves.md, an H100. At 256/512 programs share the columns of a state.
+# docs/decisions/archive/2026-11-25-one-launch-for-both-halves.md, an H100. At 256/512 programs share columns of C.
 TIMES_H100 = [
     (WIDE.with_(pass_="fwbw"), 3.27, 1.0),
     (WIDE.with_(batch=4, seq_len=16384, chunk_size=16384, pass_="fwbw"), 3.33, 0.977),
@@ -141,7 +141,7 @@ def test_fixed_decays_are_faster_as_they_were_measured():
     launches = fused.launches(FIG_4.with_(pass_="fwbw"), "sig", 4096, gate_gradients=False)
     assert not {"gate gradients", "sums of tiles"} & {launch.name for launch in launches}
     fixed = sum(total(launches, Chip.of(H200)).values()) * 1e3
-    assert fixed / 1.48 == pytest.approx(1.103, abs=TOLERANCE)  # decisions/2026-11-22-dk-and-dv.md
+    assert fixed / 1.48 == pytest.approx(1.103, abs=TOLERANCE)  # decisions/archive/2026-11-22-dk-and-dv.md
 
 
 def test_programs_share_a_state_of_more_than_256_columns():

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 Verdict = Literal["same", "faster", "slower", "ambiguous", "broken", "missing"]
 # How far apart two medians of one kernel may lie without a difference between kernels, by what the rows share.
 # Within a comparison they took turns: what is left is the spread of the samples, which `judge` looks at too. Of two
-# sweeps on one H100 104 of 105 ratios agree within 2% (docs/decisions/2026-11-24-main-job.md). GPUs of one kind differ
-# by 2 to 3% (docs/decisions/2026-11-22-rows-of-the-h200.md).
+# sweeps on one H100 104 of 105 ratios agree within 2% (docs/decisions/archive/2026-11-24-main-job.md). GPUs of one
+# kind differ by 2 to 3% (docs/decisions/archive/2026-11-22-rows-of-the-h200.md).
 WITHIN_COMPARISON = 0.01
 BETWEEN_RUNS = 0.02
 BETWEEN_GPUS = 0.03
