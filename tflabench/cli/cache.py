@@ -6,16 +6,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tflabench.cli.common.app import cache
 from tflabench.cli.common.checks import one_of
-from tflabench.cli.common.console import print_json, size_in_words
-from tflabench.cli.common.help import Command
+from tflabench.cli.common.console import emit, size_in_words
 from tflabench.cli.common.options import Json
 from tflabench.problem import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # name -> what it holds
 WHAT = {
@@ -30,17 +32,27 @@ def show(ctx: typer.Context, json_: Json = False) -> None:
     """Show where caches lie and how large they are, or clear them."""
     if ctx.invoked_subcommand is not None:
         return
-    found = {name: (path, *_size(path)) for name, path in _places().items()}
-    if json_:
-        print_json({name: {"path": str(path), "bytes": size, "files": n} for name, (path, size, n) in found.items()})
-        return
-    for name, (path, size, files) in found.items():
-        print(f"{name:10}{size_in_words(size):>10}{files:>8} files  {path}")
-        print(f"{'':10}{WHAT[name]}")
-    print("tflabench cache clear [WHAT] removes all of them, or those named.")
+    sizes = [{"cache": name, "path": str(path), **_size(path)} for name, path in _places().items()]
+    document = {row["cache"]: {key: row[key] for key in ("path", "bytes", "files")} for row in sizes}
+    emit(document, _text(sizes), json_)
 
 
-@cache.command("clear", cls=Command)
+def _text(sizes: list[dict[str, Any]]) -> Iterator[RenderableType | Path]:
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    columns = [
+        TableColumn("cache", "cache"),
+        TableColumn("size", lambda row: size_in_words(row["bytes"]), ">"),
+        TableColumn("files", "files", "d"),
+        TableColumn("holds", lambda row: WHAT[row["cache"]]),
+    ]
+    yield FittedTable(columns, sizes)
+    yield "They lie, in this order, at"
+    yield from (Path(row["path"]) for row in sizes)
+    yield "tflabench cache clear [WHAT] removes all of them, or those named."
+
+
+@cache.command("clear")
 def clear(
     what: Annotated[list[str] | None, typer.Argument(metavar="[WHAT]...", help=f"Any of {', '.join(WHAT)}.")] = None,
 ) -> None:
@@ -51,12 +63,12 @@ def clear(
     """
     for name in [one_of("WHAT", word, tuple(WHAT)) for word in what or WHAT]:
         path = _places()[name]
-        size, files = _size(path)
+        size = _size(path)
         try:
             _remove(path)
         except OSError as error:
             raise InputError(f"{path} cannot be removed ({error.strerror})") from None
-        print(f"{name}: removed {files} files, {size_in_words(size)}, from {path}")
+        print(f"{name}: removed {size['files']} files, {size_in_words(size['bytes'])}, from {path}")
 
 
 def _places() -> dict[str, Path]:
@@ -68,10 +80,10 @@ def _places() -> dict[str, Path]:
     return {"kernels": cache_folder(), "tuning": default_folder(), "ceilings": ceilings_file()}
 
 
-def _size(path: Path) -> tuple[int, int]:
+def _size(path: Path) -> dict[str, int]:
     """Return the bytes and the number of files at and below a path; nothing where there is none."""
     sizes = [file.lstat().st_size for file in _files(path)]
-    return sum(sizes), len(sizes)
+    return {"bytes": sum(sizes), "files": len(sizes)}
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import open_table, print_json, stdout
+from tflabench.cli.common.console import emit
 from tflabench.cli.common.options import HOW, Device, Json
 
 
@@ -26,15 +26,15 @@ def calibrate(
     from tflabench.bench import ceilings as ceilings_
     from tflabench.bench.executor import LocalExecutor
     from tflabench.bench.machine import detect
+    from tflabench.conclusions.tables import FittedTable, TableColumn
 
     machine = detect(device)
     with LocalExecutor(machine.kind) as executor:
         measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], executor.run, seconds)
-    if json_:
-        ceilings = {dtype: asdict(found) for dtype, found in measured.items()}
-        print_json({"device": machine.name, "ceilings": ceilings})
-        return
-    table = open_table("dtype", "matrix rate", "copy bandwidth", title=machine.name)
-    for dtype, found in measured.items():
-        table.add_row(dtype, f"{found.flops_per_s / 1e12:.3g} TFLOP/s", f"{found.bytes_per_s / 1e9:.4g} GB/s")
-    stdout().print(table)
+    document = {"device": machine.name, "ceilings": {dtype: asdict(each) for dtype, each in measured.items()}}
+    columns = [
+        TableColumn("dtype", lambda row: row[0]),
+        TableColumn("matrix rate\nTFLOP/s", lambda row: row[1].flops_per_s / 1e12, ".3g"),
+        TableColumn("copy bandwidth\nGB/s", lambda row: row[1].bytes_per_s / 1e9, ".4g"),
+    ]
+    emit(document, [machine.name, FittedTable(columns, measured.items())], json_)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import filled_table, print_json
+from tflabench.cli.common.console import emit
 from tflabench.cli.common.options import JsonObject
 from tflabench.problem import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import RenderableType
+
+    from tflabench.bench.machine import Machine
+    from tflabench.theory.hardware import Ceilings, Gpu
 
 
 @app.command("gpus")
@@ -17,46 +26,45 @@ def gpus(as_json: JsonObject = False) -> None:
     from tflabench.theory import hardware
 
     here = machine.detect("auto")
-    known = hardware.from_device_name(here.name)
-    measured = {dtype: found for dtype in DTYPE_BYTES if (found := hardware.measured_ceilings(here.name, dtype))}
-    if as_json:
-        rates = {dtype: asdict(ceilings) for dtype, ceilings in measured.items()}
-        device = asdict(here) | {"known_as": known and known.name, "measured": rates}
-        print_json({"known": [asdict(gpu) for gpu in hardware.KNOWN], "this_machine": device})
-        return
+    gpu = hardware.from_device_name(here.name)
+    rates = {dtype: hardware.measured_ceilings(here.name, dtype) for dtype in DTYPE_BYTES}
+    measured = {dtype: ceilings for dtype, ceilings in rates.items() if ceilings}
+    device = asdict(here) | {
+        "known_as": gpu and gpu.name,
+        "measured": {dtype: asdict(ceilings) for dtype, ceilings in measured.items()},
+    }
+    document = {"known": [asdict(gpu) for gpu in hardware.KNOWN], "this_machine": device}
+    emit(document, _text(here, gpu, measured), as_json)
 
-    from rich.console import Console
 
-    rows = [
-        (
-            gpu.name,
-            f"{gpu.ceilings.flops_per_s / 1e12:g}",
-            f"{gpu.ceilings.bytes_per_s / 1e12:g}",
-            f"{gpu.ceilings.intensity:.0f}",
-            f"{(gpu.memory_bytes or 0) / 1e9:g}",
-            str(gpu.multiprocessors),
-            f"{gpu.l2_bytes / 2**20:.0f}" if gpu.l2_bytes else "-",
-            ".".join(map(str, gpu.capability)) if gpu.capability else "-",
-            f"{gpu.shared_memory_bytes // 1024}" if gpu.shared_memory_bytes else "-",
-        )
-        for gpu in hardware.KNOWN
+def _text(here: Machine, gpu: Gpu | None, measured: Mapping[str, Ceilings]) -> Iterator[RenderableType]:
+    """Yield the table of GPUs, the sources of its figures, and what this machine has."""
+    from rich.text import Text
+
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+    from tflabench.theory import hardware
+
+    columns = [
+        TableColumn("GPU", lambda gpu: gpu.name),
+        TableColumn("bf16\ndense\nTFLOP/s", lambda gpu: gpu.ceilings.flops_per_s / 1e12, "g"),
+        TableColumn("band-\nwidth\nTB/s", lambda gpu: gpu.ceilings.bytes_per_s / 1e12, "g"),
+        TableColumn("I_acc\nFLOP/B", lambda gpu: gpu.ceilings.intensity, ".0f", drop=1),
+        TableColumn("mem.\nGB", lambda gpu: (gpu.memory_bytes or 0) / 1e9, "g"),
+        TableColumn("SMs", lambda gpu: gpu.multiprocessors, "d"),
+        TableColumn("L2\nMiB", lambda gpu: gpu.l2_bytes and gpu.l2_bytes / 2**20, ".0f", drop=3),
+        TableColumn("capa-\nbility", lambda gpu: gpu.capability and "{}.{}".format(*gpu.capability), ">"),
+        TableColumn("shared\nKiB", lambda gpu: gpu.shared_memory_bytes and gpu.shared_memory_bytes / 1024, "g", drop=2),
     ]
-    console = Console()
-    columns = (
-        "GPU", "bf16\ndense\nTFLOP/s", "band-\nwidth\nTB/s", "I_acc\nFLOP/B", "mem.\nGB", "SMs", "L2\nMiB",
-        "capa-\nbility", "shared\nKiB",
-    )  # fmt: skip
-    console.print(filled_table(columns, rows))
-    console.print("Sources, in the order: rate and bandwidth; multiprocessors and L2.", style="bold")
-    for gpu in hardware.KNOWN:
-        note = f". {gpu.note}" if gpu.note else ""
-        console.print(f"{gpu.name}: {gpu.ceilings.source}; {gpu.source}{note}", highlight=False)
-    console.print("Shared memory, of a block that asks for it: CUDA C++ programming guide, by compute capability.")
-    console.print()
-    kind = "no NVIDIA GPU" if here.kind == "cpu" else f"known as {known.name}" if known else "not in the list above"
-    console.print(f"This machine: {here.name}, {here.memory_bytes / 2**30:.0f} GiB, {kind}.", highlight=False)
+    yield FittedTable(columns, hardware.KNOWN)
+    yield Text("Sources, in the order: rate and bandwidth; multiprocessors and L2.", style="bold")
+    for each in hardware.KNOWN:
+        note = f". {each.note}" if each.note else ""
+        yield f"{each.name}: {each.ceilings.source}; {each.source}{note}"
+    yield "Shared memory, of a block that asks for it: CUDA C++ programming guide, by compute capability.\n"
+    kind = "no NVIDIA GPU" if here.kind == "cpu" else f"known as {gpu.name}" if gpu else "not in the list above"
+    yield f"This machine: {here.name}, {here.memory_bytes / 2**30:.0f} GiB, {kind}."
     for dtype, ceilings in measured.items():
         tflops, tbs = ceilings.flops_per_s / 1e12, ceilings.bytes_per_s / 1e12
-        console.print(f"Measured, {dtype}: {tflops:.4g} TFLOP/s, {tbs:.3g} TB/s ({ceilings.source})", highlight=False)
+        yield f"Measured, {dtype}: {tflops:.4g} TFLOP/s, {tbs:.3g} TB/s ({ceilings.source})"
     if not measured:
-        console.print("Its ceilings are not measured yet: run tflabench calibrate.")
+        yield "Its ceilings are not measured yet: run tflabench calibrate."

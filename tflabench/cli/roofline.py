@@ -11,7 +11,7 @@ import typer
 
 from tflabench.cli.common import app, complete
 from tflabench.cli.common.checks import dtype_bytes, one_of
-from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
+from tflabench.cli.common.console import PASS_NAMES, emit
 from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
     CHIP,
@@ -32,6 +32,10 @@ from tflabench.cli.common.paths import Overlay, figure_to_write, out_file
 from tflabench.problem import InputError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import RenderableType
+
     from tflabench.figures.looks import Look
     from tflabench.figures.theory import Measured
     from tflabench.theory.cost import Cost
@@ -134,12 +138,15 @@ def roofline(  # noqa: PLR0913  options
     )
     drawn = _Roofline(title, chips, {size: tradeoff.cost(size) for size in sizes})
     write_figure(draw(chips, drawn.costs, title, over.points, over.looks), out)
-    if as_json:
-        found = {"gpus": [asdict(chip) for chip in chips], "points": drawn.points}
-        print_json({"file": str(out), **found, "measured": [point._asdict() for point in over.points]})
-        return
-    _print(drawn)
-    print(f"wrote {out}", file=sys.stderr)
+    document = {
+        "file": str(out),
+        "gpus": [asdict(chip) for chip in chips],
+        "points": drawn.points,
+        "measured": [point._asdict() for point in over.points],
+    }
+    emit(document, _text(drawn), as_json)
+    if not as_json:
+        print(f"wrote {out}", file=sys.stderr)
 
 
 def _sizes(text: str) -> list[int]:
@@ -156,24 +163,28 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _print(drawn: _Roofline) -> None:
-    """Print a line an L: its intensity, and what each GPU attains there."""
-    from rich.console import Console
+def _text(drawn: _Roofline) -> Iterator[RenderableType]:
+    """Yield a line an L: its intensity, and what each GPU attains there."""
+    from rich.text import Text
 
-    console = Console(highlight=False)
-    console.print(drawn.title, style="bold")
-    header = ("L", "FLOP/B", *(f"{chip.name}\nI_acc {chip.ceilings.intensity:.0f}" for chip in drawn.chips))
-    points = drawn.points
-    rows = [
-        (
-            str(size),
-            f"{cost.intensity:.0f}",
-            *(f"{p['attainable_tflops']:.0f} {p['bound']}" for p in points if p["chunk_size"] == size),
-        )
-        for size, cost in drawn.costs.items()
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    attained = {(point["chunk_size"], point["gpu"]): point for point in drawn.points}
+
+    def at(chip: Gpu) -> Callable[[int], str]:
+        return lambda size: "{attainable_tflops:.0f} {bound}".format(**attained[size, chip.name])
+
+    columns = [
+        TableColumn("L", str),
+        TableColumn("FLOP/B", lambda size: drawn.costs[size].intensity, ".0f"),
+        *(
+            TableColumn(f"{chip.name}\nI_acc {chip.ceilings.intensity:.0f}", at(chip), ">", drop=n)
+            for n, chip in enumerate(drawn.chips)
+        ),
     ]
-    console.print(filled_table(header, rows))
-    console.print("TFLOP/s that the roof allows at that intensity, and what bounds it.")
+    yield Text(drawn.title, style="bold")
+    yield FittedTable(columns, drawn.costs)
+    yield "TFLOP/s that the roof allows at that intensity, and what bounds it."
 
 
 def _measured_points(folder: Path, pass_: str, dtype: str) -> _Overlay:

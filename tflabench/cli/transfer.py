@@ -9,13 +9,15 @@ import typer
 
 from tflabench.cli.common import app
 from tflabench.cli.common.checks import one_of, words
-from tflabench.cli.common.console import print_json
+from tflabench.cli.common.console import emit
 from tflabench.cli.common.options import PROBLEM, Dhv, Dqk, Formats, JsonObject, SeqLen
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
 
     from tflabench.theory.transfer import Experiment, Gains
 
@@ -93,21 +95,28 @@ def transfer(  # noqa: PLR0913  options
         found[name] = gains(experiment, FIGURES[name], chosen)
     written = write_figures((heat_maps(name, experiment, found[name]) for name in names), out, formats)
     rows = [row for name in names for row in _summary(name, experiment, found[name])]
-    if as_json:
-        print_json({"files": [str(path) for path in written], "rows": rows})
-        return
+    emit({"files": [str(path) for path in written], "rows": rows}, _text(rows, written), as_json)
 
-    from rich.console import Console
 
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=120)
-    console.print(_table(rows))
-    console.print(
+def _text(rows: Sequence[dict[str, Any]], files: Sequence[Path]) -> Iterator[RenderableType | Path]:
+    """Yield a line a map, what its last column means, and the files written."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    columns = [
+        TableColumn("figure", "figure", ">"),
+        TableColumn("gate", "gate"),
+        TableColumn("normaliser n", "normalizer"),
+        TableColumn("eps", "eps", "g"),
+        TableColumn("gain before", lambda row: "{:.2g} to {:.2g}".format(*row["before"]), ">", drop=1),
+        TableColumn("gain after", lambda row: "{:.2f} to {:.2f}".format(*row["after"]), ">", drop=2),
+        TableColumn("i~ at half", "half_gain_input_gate", ".1f"),
+    ]
+    yield FittedTable(columns, rows)
+    yield (
         f"i~ at half: where the gain after the norm passes half its largest, at f~ = {rows[0]['forget_gate']:g}; "
         "- where it never lies below."
     )
-    for path in written:
-        print(path)
+    yield from files
 
 
 def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[dict[str, Any]]:
@@ -130,28 +139,6 @@ def _summary(name: str, experiment: Experiment, found: Sequence[Gains]) -> list[
         for row in found
         for eps, after in row.after.items()
     ]
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("figure", "gate", "normaliser n", "eps", "gain before", "gain after", "i~ at half"):
-        table.add_column(column, no_wrap=True, justify="left" if column in ("gate", "normaliser n") else "right")
-    for row in rows:
-        (low, high), (least, most) = row["before"], row["after"]
-        half = row["half_gain_input_gate"]
-        table.add_row(
-            row["figure"],
-            row["gate"],
-            row["normalizer"],
-            f"{row['eps']:g}",
-            f"{low:.2g} to {high:.2g}",
-            f"{least:.2f} to {most:.2f}",
-            "-" if half is None else f"{half:.1f}",
-        )
-    return table
 
 
 def _grid(name: str, text: str, step: float) -> tuple[float, ...]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import print_json, progress_bar, stderr, stdout
+from tflabench.cli.common.console import emit, progress_bar, stderr
 from tflabench.cli.common.measuring import host_memory_limit
 from tflabench.cli.common.options import HOW, Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
+
+if TYPE_CHECKING:
+    from tflabench.conclusions.tables import FittedTable
 
 
 @app.command("verify")
@@ -40,7 +44,6 @@ def verify(
     from tflabench.bench.machine import detect, environment
     from tflabench.bench.sweep import require_runnable
     from tflabench.bench.verifier import Verifier
-    from tflabench.conclusions import summary
     from tflabench.implementations import registry
     from tflabench.rows import errors
     from tflabench.rows.journal import described_runs
@@ -74,12 +77,34 @@ def verify(
         note.print(f"Interrupted: {len(results)} of {len(points)} points were checked.")
         raise typer.Exit(130)
     failed = [result for result in results if result["status"] not in ("ok", "unsupported")]
-    if json_:
-        print_json(results)
-    else:
-        stdout().print(summary.error_table(results))
+    emit(results, [_table(results)], json_)
     if facts.get("ptxas"):
         note.print(f"Triton's kernels were assembled by ptxas {facts['ptxas']}.")
     note.print(f"{len(results) - len(failed)} of {len(results)} points agree with float64 or were refused.")
     if failed:
         raise typer.Exit(1)
+
+
+def _table(results: Iterable[dict[str, Any]]) -> FittedTable:
+    """Return a line a tensor of each point, and one for a point that has no errors, with the reason."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    columns = [
+        TableColumn("point", "point"),
+        TableColumn("tensor", "name"),
+        TableColumn("error", "error", ".2e"),
+        TableColumn("allowed", "allowed", ".2e"),
+        TableColumn("worst step", "step_error", ".2e", drop=1),
+        TableColumn("allowed", "step_allowed", ".2e", drop=1),
+        TableColumn("", "verdict"),
+    ]
+    return FittedTable(columns, _lines(results), lambda line: "red" if line["verdict"] == "WRONG" else "")
+
+
+def _lines(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    numbers = dict.fromkeys(("name", "error", "allowed", "step_error", "step_allowed"))
+    for result in results:
+        if not result["errors"]:
+            yield {"point": result["point"], **numbers, "verdict": f"{result['status']}: {result['reason']}"}
+        for n, error in enumerate(result["errors"]):
+            yield {"point": "" if n else result["point"], **error, "verdict": "WRONG" if error["wrong"] else ""}

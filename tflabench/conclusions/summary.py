@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -137,22 +137,6 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
         if (out := left_out(group[1:])) and len({row.implementation for row in group}) > 1:
             lines.append(f"  left out, {out}" if ratios else f"{head} left out, {out}")
     return lines
-
-
-def error_table(results: Iterable[dict[str, Any]]) -> Table:
-    """Errors against float64 of verified points, a line a tensor, as `tflabench.bench.runner.verify` gives them."""
-    table = Table("point", "tensor", "error", "allowed", "worst step", "allowed", "", box=None, header_style="bold")
-    for result in results:
-        name = result["point"]
-        if not result["errors"]:
-            table.add_row(name, "", "", "", "", "", f"{result['status']}: {result['reason']}")
-        for error in result["errors"]:
-            numbers = (f"{error[key]:.2e}" for key in ("error", "allowed", "step_error", "step_allowed"))
-            table.add_row(
-                name, error["name"], *numbers, "WRONG" if error["wrong"] else "", style="red" if error["wrong"] else ""
-            )
-            name = ""
-    return table
 
 
 class Note(NamedTuple):

@@ -1,4 +1,4 @@
-"""Means of printing for all commands: consoles, plain tables, a progress bar, JSON."""
+"""Means of printing for all commands: consoles, results as text or JSON, a progress bar."""
 
 from __future__ import annotations
 
@@ -7,23 +7,41 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
     from rich.table import Table
 
 PASS_NAMES = {"fw": "forward", "fwbw": "forward and backward", "decode": "decode"}  # in titles
+WIDTH = 160  # characters, where neither a terminal nor COLUMNS says how many there are
+
+
+def emit(document: Any, text: Iterable[RenderableType | Path], as_json: bool) -> None:
+    """Print the result of a command on stdout: a JSON document, or the same as sentences and tables.
+
+    Args:
+        text: made only where it is printed, if it is an iterator. A path is printed whole on a line of its own.
+    """
+    if as_json:
+        print_json(document)
+        return
+    console = stdout()
+    for part in text:
+        console.print(str(part) if isinstance(part, Path) else part, soft_wrap=isinstance(part, Path))
 
 
 def stdout() -> Console:
-    """Return a console for results; tables keep their width where no terminal limits it."""
+    """Return a console for results, as wide as the terminal, as COLUMNS says, or of WIDTH."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    wide = Console(highlight=False, markup=False)
+    if wide.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return wide
+    return Console(highlight=False, markup=False, width=WIDTH)
 
 
 def stderr() -> Console:
