@@ -46,9 +46,9 @@ def _undone() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def nxai() -> Iterator[None]:
     """Put NX-AI's packages on the path; other tests of this process find none."""
-    sys.path.insert(0, str(XLSTM))
-    yield
-    sys.path.remove(str(XLSTM))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(XLSTM)
+        yield
     for name in list(sys.modules):
         if name.split(".")[0] in ("xlstm", "mlstm_kernels"):
             del sys.modules[name]
@@ -231,7 +231,6 @@ import os, sys, torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-sys.path.insert(0, {tests!r})
 from tflabench.integrations import install
 from xlstm_models import build, hugging_face, off, tokens
 
@@ -269,8 +268,12 @@ with hugging_face(external=False) as modeling:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_two_processes_with_ddp_and_fsdp2(tmp_path):
     """Each has one of two rows: gradients are those of one process with both."""
-    code = RANKS.format(tests=str(SUPPORT), file=str(tmp_path / "store"))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    code = RANKS.format(file=str(tmp_path / "store"))
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env=environment, check=False
     )
