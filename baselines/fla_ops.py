@@ -10,13 +10,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, draw
+from tflabench.implementations.adapter import Case, Implementation, Owner, SuffixSum, Unsupported, draw
 from tflabench.implementations.packages import installed, package_version
 from tflabench.problem import Problem
-from tflabench.theory import baseline_costs as costs
+from tflabench.theory import linear_attention
 from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from tflabench.theory.problem_bound import Bounded
 
 NEEDS = {"fla": "pip install flash-linear-attention==0.6.0", "triton": "pip install triton", **EINOPS}
-PACKAGE = "flash-linear-attention"
+PACKAGE, PARTS = "flash-linear-attention", ("fla-core",)
+OWNER = Owner("fla", "green")
+CHUNK_SIZE = 64  # what fla uses by itself
 GATE_SHIFT = 3.0  # decays mostly near 1, as the bundled kernels' inputs have them
 NORM_EPS = 1e-6  # of fla's l2norm
 
@@ -122,6 +125,11 @@ OPS = (
 )
 
 
+def module_of(op: Op) -> ModuleType:
+    """Import the module of a function; fla compares its version with those in which arguments will go."""
+    return import_inner(f"fla.ops.{op.module}", __version__=package_version(PACKAGE) or "0")
+
+
 def build(op: Op, problem: Problem, device: torch.device) -> Case:
     """Return the Case of a function of fla.
 
@@ -132,9 +140,7 @@ def build(op: Op, problem: Problem, device: torch.device) -> Case:
     from torch.nn.functional import logsigmoid
 
     require_capability(device, 8)
-    version = package_version(PACKAGE) or "0"  # fla compares it with those in which arguments will go
-    module = import_inner(f"fla.ops.{op.module}", __version__=version)
-    function = getattr(module, op.function)
+    function = getattr(module_of(op), op.function)
     if "q" not in inspect.signature(function).parameters:  # only a message is left of it
         raise Unsupported(f"this version of fla has no {op.function} any more")
     if op.broken_backward and problem.pass_ == "fwbw" and device.type == "cuda":
@@ -222,9 +228,34 @@ def cost(op: Op, problem: Problem) -> Cost:
     """Return what a call computes and moves."""
     decays = {"head": 1, "channel": problem.d_qk}.get(op.decay, 0) if isinstance(op.decay, str) else 0
     # States lie in memory in the dtype of k, but in float32 for the gradients of all but the delta rules (fla 0.6.0).
-    backward = problem.element_bytes if op.delta else costs.STATE_BYTES
+    backward = problem.element_bytes if op.delta else linear_attention.STATE_BYTES
     states = (problem.element_bytes, backward)
-    return costs.linear_attention(problem, decays=decays, delta=op.delta, state_bytes=states, on_chip=op.on_chip)
+    counted = linear_attention.cost(problem, decays=decays, delta=op.delta, chunk_size=CHUNK_SIZE, state_bytes=states)
+    if op.on_chip is None:
+        return counted
+    return Cost(counted.flops, problem.tokens * problem.heads * bytes_a_step(problem, decays, op.on_chip))
+
+
+def bytes_a_step(problem: Problem, decays: int, block: int) -> float:
+    """Return what a head moves a step where each program walks over the sequence with a block of the state on chip.
+
+    What several programs add up to is written in float32, a part each, and summed.
+    """
+    size = problem.element_bytes
+    k, v, gates = problem.d_qk * size, problem.d_hv * size, decays * size  # q like k, o like v
+
+    def written(columns: int, parts: int) -> int:
+        """Return the bytes of columns in the dtype of the inputs, or of parts, their sum and that in this dtype."""
+        return columns * size if parts == 1 else columns * (4 * (2 * parts + 2) + size)
+
+    rows, columns = -(-problem.d_qk // block), -(-problem.d_hv // block)
+    outputs = k * 2 + v + gates + written(problem.d_hv, rows)
+    if problem.pass_ != "fwbw":
+        return outputs
+    dk = written(problem.d_qk, columns)  # dq alike
+    dq_pass = k * (1 + decays) + v * 2 + gates + dk
+    dk_dv_pass = k * 2 + v * 2 + gates + dk + written(problem.d_hv, rows)
+    return outputs + dq_pass + dk_dv_pass + decays * (4 * (4 * rows * columns + 1) + size)
 
 
 def bound(op: Op) -> Bounded | None:
@@ -252,7 +283,10 @@ def _implementation(op: Op) -> Implementation:
         build=partial(build, op),
         refuses=partial(refuses, op),
         cost=partial(cost, op),
+        owner=OWNER,
         package=PACKAGE,
+        packages=PARTS,
+        imports=partial(module_of, op),
         compiles=True,
         own_process=True,
         tunes=True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tflabench.baselines import sdpa
 from tflabench.baselines.packages import EINOPS, refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, draw
+from tflabench.implementations.adapter import ATTENTION, Case, Implementation, draw
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def _implementation(version: Version) -> Implementation:
         build=partial(build, version),
         refuses=partial(refuses, version),
         formulation="attention",
+        owner=ATTENTION,
         package=version.package,
         own_process=True,
         majors=(version.lowest, version.highest),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tflabench.implementations import gla
-from tflabench.implementations.adapter import Case, Implementation, Unsupported
+from tflabench.implementations.adapter import Case, Implementation, Owner, Unsupported
 from tflabench.kernels.common import tiling
 from tflabench.problem import Problem
 from tflabench.theory.call_cost import call_cost
@@ -76,6 +76,7 @@ IMPLEMENTATIONS = (
         build=build,
         refuses=gla.refuses,
         cost=cost,
+        owner=Owner("published", "yellow", "published"),
         package="triton",
         compiles=True,
         majors=tiling.MAJORS,

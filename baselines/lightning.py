@@ -8,15 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, draw
+from tflabench.implementations.adapter import OTHERS, Case, Implementation, draw
 from tflabench.problem import Problem
-from tflabench.theory import baseline_costs as costs
+from tflabench.theory import linear_attention
+from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+MODULE = "lightning_attn.ops"
 NEEDS = {"lightning_attn": "pip install lightning_attn==0.0.5", "triton": "pip install triton", **EINOPS}
+CHUNK_SIZE = 64
 
 
 def slope(head: Tensor, heads: int) -> Tensor:
@@ -37,7 +40,7 @@ def build(problem: Problem, device: torch.device) -> Case:
     import torch
 
     require_capability(device, 8)
-    attention = importlib.import_module("lightning_attn.ops").lightning_attn_func
+    attention = importlib.import_module(MODULE).lightning_attn_func
     tokens = (problem.batch, problem.heads, problem.seq_len)
     inputs = draw(
         problem, device, {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
@@ -49,7 +52,7 @@ def build(problem: Problem, device: torch.device) -> Case:
         inputs=inputs,
         forward=lambda: attention(q, k, v, slopes),
         oracle=partial(oracle, problem.heads),
-        details={"kernel": "lightning_attn.ops.lightning_attn_func"},
+        details={"kernel": f"{MODULE}.lightning_attn_func"},
     )
 
 
@@ -63,6 +66,24 @@ def refuses(problem: Problem, device: str) -> str | None:
     return None
 
 
+def cost(problem: Problem) -> Cost:
+    """Return the cost of one call, which keeps the state of a head on chip.
+
+    Of q and k of more than 128 columns each slice of 64 is a call of its own, which reads v and writes an o. Copies of
+    slices and sums of their o are not counted.
+    """
+    size, backward = problem.element_bytes, problem.pass_ == "fwbw"
+    slices = 1 if problem.d_qk <= 128 else -(-problem.d_qk // 64)
+    # Forward: q, k, v -> o. Backward within blocks of 64 steps: q, k, v, do -> dq, dk, dv. Between them: the same and
+    # dq, dk, dv again, all of which it adds to.
+    of_keys, of_values = 2 + backward * (4 + 6), 2 + backward * (3 + 4)
+    a_step = problem.d_qk * size * of_keys + slices * problem.d_hv * size * of_values
+    return Cost(
+        flops=linear_attention.cost(problem, decays=0, chunk_size=CHUNK_SIZE).flops,
+        bytes=problem.tokens * problem.heads * a_step,
+    )
+
+
 IMPLEMENTATIONS = (
     Implementation(
         name="lightning_attention_2",
@@ -70,8 +91,10 @@ IMPLEMENTATIONS = (
         title="LightningAttention-2",
         build=build,
         refuses=refuses,
-        cost=costs.lightning_attention_2,
+        cost=cost,
+        owner=OTHERS,
         package="lightning_attn",
+        imports=partial(importlib.import_module, MODULE),
         compiles=True,
         own_process=True,
         majors=(8, 12),

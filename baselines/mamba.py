@@ -13,15 +13,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, import_inner, refuse, require_capability
-from tflabench.implementations.adapter import Case, Implementation, draw
+from tflabench.implementations.adapter import Case, Implementation, Owner, draw
 from tflabench.problem import Problem
-from tflabench.theory import baseline_costs as costs
+from tflabench.theory import linear_attention
 from tflabench.theory.cost import Cost
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+OWNER = Owner("mamba", "purple")
 VERSION = "mamba-ssm==2.3.2.post1"
 COMPILED = f"pip install --no-build-isolation {VERSION} (needs nvcc)"
 SSD_MODULE = "mamba_ssm.ops.triton.ssd_combined"
@@ -39,6 +40,8 @@ CHUNK_SIZE = 256  # mamba-ssm's own, and the paper's
 CONV_WIDTH = 4
 STEP_BIAS = -4.0  # time steps of about softplus(-4) = 0.02
 LARGEST_STATE = 256
+SCAN_FLOPS = 7  # of Mamba, a state and step: exp(dt A) 2, its product with h 1, + dt u B 2, C h 2
+SCAN_BACKWARD_FLOPS = 22  # dh = C dy + exp(dt A) dh 4, dC 2, dB 2, du 2, ddt 4, dA 3, with h again 5
 DECAYS = 16  # A of the heads of Mamba 2 runs from -1 to -16, and starts again
 
 
@@ -203,10 +206,22 @@ def _refuse_state(problem: Problem) -> str | None:
     return None
 
 
+def scan_cost(problem: Problem) -> Cost:
+    """Return the cost of one call of Mamba's scan over heads * d_hv channels of d_qk states, in registers."""
+    channels, states, size = problem.heads * problem.d_hv, problem.d_qk, problem.element_bytes
+    backward = problem.pass_ == "fwbw"
+    # u, dt -> y, with B and C of all channels; u, dt, dy -> du, ddt, with B, C and their gradients.
+    elements = 3 * channels + 2 * states + backward * (5 * channels + 4 * states)
+    return Cost(
+        flops=problem.tokens * channels * states * (SCAN_FLOPS + backward * SCAN_BACKWARD_FLOPS),
+        bytes=problem.tokens * elements * size,
+    )
+
+
 def ssd_cost(problem: Problem) -> Cost:
     """Return what a call of Mamba 2 computes and moves."""
     chunk_size = problem.chunk_size or CHUNK_SIZE
-    return costs.linear_attention(problem, decays=1, chunk_size=chunk_size, group=problem.heads)
+    return linear_attention.cost(problem, decays=1, chunk_size=chunk_size, group=problem.heads)
 
 
 def conv_cost(problem: Problem) -> Cost:
@@ -228,7 +243,8 @@ IMPLEMENTATIONS = (
         build=build_scan,
         refuses=refuse_scan,
         formulation="recurrent",
-        cost=costs.selective_scan,
+        cost=scan_cost,
+        owner=OWNER,
         package="mamba-ssm",
         own_process=True,
         majors=(7, 12),
@@ -241,6 +257,8 @@ IMPLEMENTATIONS = (
         refuses=partial(refuse_ssd, SSD_NEEDS),
         chunked=True,
         cost=ssd_cost,
+        owner=OWNER,
+        imports=_ssd_module,
         package="mamba-ssm",
         compiles=True,
         own_process=True,
@@ -256,6 +274,9 @@ IMPLEMENTATIONS = (
         refuses=partial(refuse_ssd, CONV_NEEDS),
         chunked=True,
         cost=conv_cost,
+        owner=OWNER,
+        packages=("causal-conv1d",),
+        imports=_ssd_module,
         package="mamba-ssm",
         compiles=True,
         own_process=True,

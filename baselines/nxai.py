@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tflabench.baselines.packages import EINOPS, refuse
-from tflabench.implementations.adapter import Case, Formulation, Implementation, SuffixSum
+from tflabench.implementations.adapter import Case, Formulation, Implementation, Owner, SuffixSum
 from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed_version
 from tflabench.problem import Problem
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+OWNER = Owner("mlstm_kernels", "blue")
 NEEDS = {"mlstm_kernels": "pip install mlstm_kernels==2.0.6", **EINOPS}
 OTHER_TRITON = "pip install triton==3.7.1"
 NATIVE_ORACLE_BLOCK = 1024  # queries at a time
@@ -127,11 +129,16 @@ def native_oracle(gate: str, autograd: bool, inputs: Mapping[str, Tensor]) -> Te
     return torch.cat([checkpoint(block, *ends, use_reentrant=False) for ends in pairwise(edges)], dim=2)
 
 
+def module_of(kernel: Kernel) -> ModuleType:
+    """Import the module of a kernel."""
+    return importlib.import_module(f"mlstm_kernels.torch.{kernel.form}")
+
+
 def build(kernel: Kernel, problem: Problem, device: torch.device) -> Case:
     """Return the Case of a kernel of mlstm_kernels."""
     import torch
 
-    function = getattr(importlib.import_module(f"mlstm_kernels.torch.{kernel.form}"), kernel.function)
+    function = getattr(module_of(kernel), kernel.function)
     options: dict[str, object] = {"autocast_kernel_dtype": getattr(torch, problem.dtype)}
     if kernel.chunk_size:
         options["chunk_size"] = problem.chunk_size or kernel.chunk_size
@@ -196,7 +203,9 @@ def _implementation(kernel: Kernel) -> Implementation:
         gate=kernel.gate,
         formulation=kernel.form,
         chunked=kernel.chunk_size is not None,
+        owner=OWNER,
         package="mlstm_kernels",
+        imports=partial(module_of, kernel),
         compiles=not kernel.native,
         own_process=not kernel.native,
         majors=None if kernel.native else (8, 12),

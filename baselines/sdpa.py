@@ -8,7 +8,7 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
+from tflabench.implementations.adapter import ATTENTION, Case, Implementation, Unsupported, draw
 from tflabench.problem import Problem
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _implementation(name: str, title: str, backend: str | None) -> Implementatio
         build=partial(build, backend),
         refuses=partial(refuses, backend),
         formulation="attention",
+        owner=ATTENTION,
     )
 
 

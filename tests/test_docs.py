@@ -358,7 +358,7 @@ def table_row(title: str, rows: list[Row]) -> list[str]:
     cells, names = [title, "none"], set()
     for pass_ in ("fw", "fwbw"):
         timed = [row for row in rows if row.pass_ == pass_ and row.ms_median]
-        bundled = registry.bundled_kernels()
+        bundled = registry.our_kernels()
         ours = fastest([row for row in timed if row.implementation in bundled])
         assert ours.implementation.startswith("hopper_")
         peers = [row for row in timed if row.implementation not in bundled]
@@ -414,7 +414,7 @@ def test_the_page_of_results_counts_throttled_rows_right():
 
 def test_the_page_of_the_kernels_has_the_hosts_times_of_the_rows():
     stored = read_results(ROOT / "results" / "h200" / "paper-fig4").rows
-    rows = [row for row in stored if row.implementation in registry.bundled_kernels()]
+    rows = [row for row in stored if row.implementation in registry.our_kernels()]
     fw, fwbw = ([row.host_ms for row in rows if row.pass_ == pass_ and row.host_ms] for pass_ in ("fw", "fwbw"))
     said = (
         f"{min(fw):.1f} to {max(fw):.1f} ms to enqueue a forward pass, and {min(fwbw):.1f} to {max(fwbw):.1f} ms with"

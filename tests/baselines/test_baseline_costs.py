@@ -7,7 +7,7 @@ import pytest
 from tflabench.baselines import fla_ops, flash_attention, lightning, mamba, nxai
 from tflabench.implementations import registry
 from tflabench.problem import Problem
-from tflabench.theory import baseline_costs
+from tflabench.theory import linear_attention
 from tflabench.theory.call_cost import call_cost
 
 BY_NAME = {impl.name: impl for impl in registry.implementations()}
@@ -16,8 +16,8 @@ SIZE = Problem(batch=2, heads=4, seq_len=1024, d_qk=64, d_hv=128)
 
 
 def test_simple_gla_counts_what_mlstm_sig_does_but_for_its_input_gate_and_pointwise_work():
-    problem = SIZE.with_(chunk_size=baseline_costs.FLA_CHUNK_SIZE)
-    ours, theirs = call_cost(problem, "chunkwise", "sig"), baseline_costs.linear_attention(problem, decays=1)
+    problem = SIZE.with_(chunk_size=fla_ops.CHUNK_SIZE)
+    ours, theirs = call_cost(problem, "chunkwise", "sig"), linear_attention.cost(problem, decays=1, chunk_size=64)
     assert 0.9 * ours.flops < theirs.flops < ours.flops
     assert 0.9 * ours.bytes < theirs.bytes < ours.bytes
 
@@ -26,13 +26,13 @@ def test_forward_products_of_one_chunk():
     """L = T = 64, one head of 16 and 32: products by hand, 2 m n k each, the triangular ones half."""
     problem = Problem(batch=1, heads=1, seq_len=64, d_qk=16, d_hv=32)
     plain = 2 * 2 * 64 * 16 * 32 + 64 * 64 * (16 + 32)
-    assert baseline_costs.linear_attention(problem, decays=0).flops == plain
+    assert linear_attention.cost(problem, decays=0, chunk_size=64).flops == plain
     delta = 64 * 64 * 16 + 64**3 / 3 + 64 * 64 * (16 + 32) + 2 * 64 * 16 * 32
-    assert baseline_costs.linear_attention(problem, decays=0, delta=True).flops == pytest.approx(plain + delta)
-    trained = baseline_costs.linear_attention(problem.with_(pass_="fwbw"), decays=0).flops
+    assert linear_attention.cost(problem, decays=0, delta=True, chunk_size=64).flops == pytest.approx(plain + delta)
+    trained = linear_attention.cost(problem.with_(pass_="fwbw"), decays=0, chunk_size=64).flops
     assert trained == plain + 2 * 64 * 16 * 32 * 5 + 64 * 64 * (3 * 16 + 2 * 32)
     # q, k, v, k, v read, o written in 2 bytes; C written and read in 4
-    assert baseline_costs.linear_attention(problem, decays=0).bytes == 2 * 64 * (3 * 16 + 3 * 32) + 2 * 4 * 16 * 32
+    assert linear_attention.cost(problem, decays=0, chunk_size=64).bytes == 2 * 64 * (3 * 16 + 3 * 32) + 2 * 4 * 16 * 32
 
 
 def test_states_on_chip_move_no_state_but_parts_of_what_their_blocks_add_up_to():
@@ -57,7 +57,7 @@ def test_lightning_attention_2_moves_no_state_but_slices_of_wide_heads_read_v_ag
     assert count(alone.with_(pass_="fwbw")).bytes - count(alone).bytes == 64 * 2 * (7 * 64 + 10 * 64)
     assert count(alone.with_(d_qk=128)).bytes == 64 * 2 * (2 * 128 + 2 * 64)
     assert count(alone.with_(d_qk=256)).bytes == 64 * 2 * (2 * 256 + 4 * 2 * 64)
-    assert count(alone).flops == baseline_costs.linear_attention(alone, decays=0).flops
+    assert count(alone).flops == linear_attention.cost(alone, decays=0, chunk_size=64).flops
 
 
 def test_gla_as_published_moves_no_state_forward_but_a_part_of_o_and_scores_for_each_block_of_channels():
@@ -79,9 +79,7 @@ def test_gla_as_published_moves_no_state_forward_but_a_part_of_o_and_scores_for_
 
 def test_a_group_shares_the_work_on_its_keys():
     problem = SIZE.with_(chunk_size=256, d_qk=64, d_hv=64)
-    alone, shared = (
-        baseline_costs.linear_attention(problem, decays=1, chunk_size=256, group=group) for group in (1, 4)
-    )
+    alone, shared = (linear_attention.cost(problem, decays=1, chunk_size=256, group=group) for group in (1, 4))
     saved = problem.batch * 3 * problem.seq_len * 256 * 64
     assert alone.flops - shared.flops == saved
     assert shared.bytes < alone.bytes

@@ -15,7 +15,7 @@ from tflabench.cli.main import app
 from tflabench.conclusions import headline
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.standings import at_sizes, standing
-from tflabench.implementations.registry import bundled_kernels
+from tflabench.implementations.registry import our_kernels
 from tflabench.rows.load import find_results
 from tflabench.rows.schema import Row
 from tflabench.selection.presets import load_preset
@@ -311,7 +311,7 @@ def test_the_size_shown_is_the_largest_of_those_with_about_as_many_ratios(tmp_pa
     rows = [at(name, T, 2.0, throttled=name in held) for T, held in throttled.items() for name in names]
     folder = write(tmp_path / "fig4", [*rows, *(at("tfla_sig_xl", T, 1.0) for T in throttled)])
     (campaign,) = campaigns(find_results(folder))
-    (question,) = at_sizes([standing(campaign, bundled_kernels())], 1)
+    (question,) = at_sizes([standing(campaign, our_kernels())], 1)
     assert question.size.seq_len == 4096
 
 
@@ -325,7 +325,7 @@ def test_devices_side_by_side_are_shown_at_a_size_that_they_share(tmp_path, ther
     rows = [at(name, 4096, 2.0) for name in names] + [at(name, 512, 2.0) for name in names[:2]]
     write(tmp_path / "a", rows, run=RUN)
     write(tmp_path / "b", [at(name, T, 2.0, device="NVIDIA B200") for name in names[:2] for T in there], run=RUN)
-    standings = [standing(campaign, bundled_kernels()) for campaign in campaigns(find_results(tmp_path))]
+    standings = [standing(campaign, our_kernels()) for campaign in campaigns(find_results(tmp_path))]
     found = at_sizes(standings, 1)
     assert [question.device for question in found] == ["NVIDIA H200", "NVIDIA B200"]
     assert [question.size.seq_len for question in found] == shown
@@ -443,7 +443,7 @@ def test_the_committed_page_is_what_the_stored_rows_make(monkeypatch):
 
 
 def test_our_kernels_are_the_bundled_ones_without_the_pytorch_forms():
-    kernels = bundled_kernels()
+    kernels = our_kernels()
     assert {"tfla_sig_xl", "tfla_exp_limit"} <= kernels
     assert not any(name.startswith(("reference", "nxai", "sdpa", "fla_")) for name in kernels)
 

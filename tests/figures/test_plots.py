@@ -12,11 +12,11 @@ from figure_rows import RUN, SWEEPS, framed, items, lengths, lit, made, row, sou
 from matplotlib.text import Text
 
 from tflabench import figures
-from tflabench.conclusions.contests import owner
 from tflabench.figures import axes, facets, looks, matplotlib_renderer
 from tflabench.figures.captions import compact, provenance
 from tflabench.figures.highlights import MOST
 from tflabench.figures.model import Band, Bars, Cross, Curve, Key, Note
+from tflabench.implementations import registry
 from tflabench.problem import InputError
 from tflabench.rows.load import read_rows
 
@@ -363,26 +363,30 @@ def test_thirty_implementations_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("name", "family", "package", "whose"),
+    ("name", "whose"),
     [
-        ("hopper_sig", "mlstm", "triton", "ours"),
-        ("step_mamba2", "ssm", "torch", "ours"),
-        ("reference_sig", "mlstm", "torch", "PyTorch"),
-        ("nxai_sig_xl", "mlstm", "mlstm_kernels", "mlstm_kernels"),
-        ("fla_gla", "linear_attention", "flash-linear-attention", "fla"),
-        ("mamba2", "ssm", "mamba-ssm", "mamba"),
-        ("sdpa_cudnn", "attention", "torch", "softmax attention"),
-        ("my_kernel", "mlstm", "mine", "others"),
+        ("hopper_sig", "ours"),
+        ("step_mamba2", "ours"),
+        ("gla_chunk_fuse", "published"),
+        ("reference_sig", "PyTorch"),
+        ("nxai_sig_xl", "mlstm_kernels"),
+        ("fla_gla", "fla"),
+        ("mamba2", "mamba"),
+        ("sdpa_cudnn", "softmax attention"),
+        ("my_kernel", "others"),
     ],
 )
-def test_the_colour_says_whose_kernel_it_is(name, family, package, whose):
-    assert owner(name, family, package) == whose
-    okabe_ito = "#000000 #e69f00 #56b4e9 #009e73 #f0e442 #0072b2 #d55e00 #cc79a7".split()
-    assert looks.OWNERS[whose] in okabe_ito
+def test_the_colour_says_whose_kernel_it_is(name, whose):
+    owner = registry.owner(name)
+    assert owner.name == whose
+    table = looks.looks(framed([row("sdpa")]).assign(implementation=name))
+    assert table[name].ink.colour == looks.COLOURS[owner.colour]
 
 
 def test_owners_have_colours_of_their_own():
-    assert len(set(looks.OWNERS.values())) == len(looks.OWNERS)
+    owners = {impl.owner for impl in registry.implementations()}
+    assert len({owner.colour for owner in owners}) == len(owners)
+    assert len(set(looks.COLOURS.values())) == len(looks.COLOURS)
 
 
 @pytest.mark.parametrize(("value", "text"), [(512, "512"), (1024, "1Ki"), (65536, "64Ki"), (3000, "3000")])

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from tflabench.bench.precompile.gpu_facts import DeviceFacts
-from tflabench.bench.precompile.pool import LIBRARY_OF
 from tflabench.bench.precompile.server import ForkServer
 from tflabench.bench.process import ENVIRONMENT, WorkerProcess
+from tflabench.implementations import registry
 
 SERVE = "tflabench.bench.worker:serve_forked"
 OBITUARY_S = 2.0  # until a server says how a process ended
@@ -69,12 +69,11 @@ class Forks:
             server.close()
 
     def _server(self, package: str) -> ForkServer | None:
-        library = LIBRARY_OF.get(package)
-        if library is None:
+        if not any(impl.imports for impl in registry.implementations() if impl.package == package):
             return None
-        if library not in self._servers:
-            self._servers[library] = ForkServer(library, self._facts, ENVIRONMENT)
-        return self._servers[library]
+        if package not in self._servers:
+            self._servers[package] = ForkServer(package, self._facts, ENVIRONMENT)
+        return self._servers[package]
 
     def _code(self, server: ForkServer, label: int) -> int:
         """Wait for what a server says of the end of a process; -SIGKILL where it says nothing."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tflabench
 from tflabench.bench.provenance import commit, source_hash
-from tflabench.implementations.packages import PACKAGES, package_version
+from tflabench.implementations.registry import package_versions
 from tflabench.problem import DeviceKind, InputError
 from tflabench.theory.hardware import slug
 
@@ -131,7 +131,7 @@ def environment(machine: Machine, facts: dict[str, Any]) -> dict[str, Any]:
         "tflabench": tflabench.__version__,
         "commit": commit(),
         "source_hash": source_hash(),
-        "packages": {name: version for name in PACKAGES if (version := package_version(name))},
+        "packages": package_versions(),
         "arguments": command(),
         "variables": {
             name: value

@@ -24,7 +24,7 @@ from tflabench.bench.scheduler import SHARED, Rules, Scheduler
 from tflabench.bench.standing import Standing
 from tflabench.bench.tuning_store import TuningStore, default_folder
 from tflabench.bench.workers import Workers
-from tflabench.implementations.packages import PACKAGES, package_version
+from tflabench.implementations.registry import package_versions
 from tflabench.problem import InputError
 from tflabench.rows.journal import Store
 from tflabench.rows.schema import Row
@@ -301,5 +301,4 @@ class Session:
 
 def versions(machine: Machine) -> dict[str, str]:
     """Return what a choice of autotuners depends on, the point left out: the GPU kind and the versions of packages."""
-    found = {name: version for name in PACKAGES if (version := package_version(name))}
-    return {"device": machine.name, **found}
+    return {"device": machine.name, **package_versions()}

@@ -11,8 +11,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from tflabench.conclusions.columns import ELLIPSIS, Column, cut, plain, table_lines
-from tflabench.conclusions.contests import beaten, bound_sign, contests, owner, timed
+from tflabench.conclusions.contests import beaten, bound_sign, contests, timed
 from tflabench.conclusions.summary import Swept, full_lines, measured_line, notes, percent
+from tflabench.implementations.registry import owner
 from tflabench.rows.labels import THROTTLED, heads, mark
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import slug
@@ -92,7 +93,7 @@ def _more(lines: int, swept: Swept) -> str:
 
 def _table(groups: Sequence[Sequence[Row]], rows: Sequence[Row], room: int, width: int) -> list[Text]:
     """Return a title, the fastest kernel of as many problems as `room` lines have room for, and an empty line."""
-    others = len({_owner(row) for row in rows if timed(row)}) > 1
+    others = len({owner(row.implementation) for row in rows if timed(row)}) > 1
     found = [Contest(group, _rival(group, others)) for group in groups]
     shown = [found[number] for number in chosen(groups, max(1, room - 3))]
     if tied := any(contest.tied for contest in shown):
@@ -140,15 +141,12 @@ def _extent(row: Row) -> tuple[int, int, int]:
     return row.seq_len, row.batch, row.heads * row.d_hv
 
 
-def _owner(row: Row) -> str:
-    return owner(row.implementation, row.family, row.package)
-
-
 def _rival(group: Sequence[Row], others: bool) -> Rival | None:
     """Return the next best row, of another owner if `others`, that was not throttled."""
     best = group[0]
+    whose = owner(best.implementation)
     rivals = (Rival(*found) for found in beaten(best, group))
-    return next((rival for rival in rivals if not others or _owner(rival.row) != _owner(best)), None)
+    return next((rival for rival in rivals if not others or owner(rival.row.implementation) != whose), None)
 
 
 SIZES = ("B", "T", "heads", "dtype", "inputs")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tflabench.implementations.registry import owner
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -90,8 +92,13 @@ class Matching(NamedTuple):
 
 
 def comparable(*rows: Row) -> bool:
-    """Return whether ratios of rows may be taken: all were measured, with full tuning, in one closed comparison."""
+    """Return whether ratios of rows may be taken: all were measured, with full tuning, in one closed comparison.
+
+    None is taken of a kernel of ours to one that is published to be read.
+    """
     ids = {row.comparison_id if row.closed else None for row in rows}
+    if {"ours", "published"} <= {owner(row.implementation).role for row in rows}:
+        return False
     return len(ids) == 1 and None not in ids and all(row.status == "ok" and row.tuned_fully for row in rows)
 
 

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import hypot, isfinite
 
 from tflabench.conclusions.compare import comparable, questions
-from tflabench.implementations.registry import bundled_kernels
 from tflabench.rows.schema import Row
-
-OWNER_OF_PACKAGE = {"mlstm_kernels": "mlstm_kernels", "flash-linear-attention": "fla", "mamba-ssm": "mamba"}
 
 
 def timed(row: Row) -> bool:
@@ -21,17 +18,6 @@ def contests(rows: Iterable[Row]) -> list[list[Row]]:
     """Return measured rows that answer the same question, fastest first in each list, small problems first."""
     measured = (row for row in rows if timed(row))
     return [sorted(group, key=lambda row: row.ms_median or 0) for group in questions(measured)]
-
-
-def owner(name: str, family: str, package: str) -> str:
-    """Return whose an implementation is: a key of `figures.looks.OWNERS`, which has their colours."""
-    if name in bundled_kernels():
-        return "ours"
-    if family == "attention":
-        return "softmax attention"
-    if name.startswith("reference_"):
-        return "PyTorch"
-    return OWNER_OF_PACKAGE.get(package, "others")
 
 
 def faster(best: Row, other: Row) -> tuple[float, float] | None:

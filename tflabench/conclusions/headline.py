@@ -22,7 +22,7 @@ from tflabench.conclusions.model_error import is_of_other_launches
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
 from tflabench.conclusions.peer_table import cell, in_order, table, title
 from tflabench.conclusions.standings import Chosen, Question, Size, Standing, at_sizes, choose, preset_of, subject
-from tflabench.implementations.registry import bundled_kernels, nearest, split
+from tflabench.implementations.registry import nearest, our_kernels, split
 from tflabench.problem import InputError
 from tflabench.rows.journal import TIMES, is_packed
 from tflabench.rows.labels import PASS_TITLES, THROTTLED
@@ -86,7 +86,7 @@ class Page:
             InputError: the pattern of them matches no row, with the nearest names.
         """
         if self.subject is None:
-            return bundled_kernels()
+            return our_kernels()
         names = dict.fromkeys(row.implementation for campaign in self.every for row in campaign.rows)
         found = frozenset(name for name in names if any(fnmatchcase(name, each) for each in split(self.subject)))
         if not found:

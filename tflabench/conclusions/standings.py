@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import Campaign
 from tflabench.conclusions.compare import comparable, divisible, fastest, questions, ratio
-from tflabench.implementations.registry import bundled_kernels, operation
+from tflabench.implementations.registry import operation, our_kernels, owner
 from tflabench.rows.labels import PASS_TITLES, heads
 from tflabench.rows.schema import Row
 
@@ -29,7 +29,7 @@ def answers(ours: Sequence[Row], rival: Row | None, kernels: frozenset[str] | No
     Args:
         kernels: the names of ours; None for the bundled ones.
     """
-    kernels = bundled_kernels() if kernels is None else kernels
+    kernels = our_kernels() if kernels is None else kernels
     wanted = operation(rival.implementation, rival.gate) if rival else None
     if rival and wanted and (rival.family == "mlstm" or wanted in {operation(name) for name in kernels}):
         return [row for row in ours if operation(row.implementation, row.gate) == wanted]
@@ -121,7 +121,8 @@ class Question:
     @cached_property
     def pairs(self) -> dict[str, Pair]:
         """Return every peer's fastest row with ours, by implementation."""
-        rivals = {name: fastest(rows) for name, rows in self.rows.items() if name not in self.kernels}
+        peers = (name for name in self.rows if name not in self.kernels and owner(name).role != "published")
+        rivals = {name: fastest(self.rows[name]) for name in peers}
         return {name: Pair(rival, self.best(rival)) for name, rival in rivals.items()}
 
 
@@ -187,7 +188,7 @@ def standing(campaign: Campaign, kernels: frozenset[str]) -> Standing:
 
     Where bundled kernels are measured, their PyTorch forms are neither ours nor peers; elsewhere they are both.
     """
-    shown = not kernels & bundled_kernels()
+    shown = not kernels & our_kernels()
     rows = (row for row in campaign.rows if shown or not row.implementation.startswith("reference_"))
     groups = questions(row for row in rows if row.pass_ in PASS_TITLES)
     cuts = Counter((_size(group[0]), group[0].pass_) for group in groups)

@@ -14,7 +14,7 @@ from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, log
 from tflabench.figures.captions import caption, compact, legend_name, missing
 from tflabench.figures.facets import Slice
 from tflabench.figures.highlights import SYMBOLS, Highlights, chosen, device_name, finding, title
-from tflabench.figures.looks import DARK_GREY, GREY, OWNERS, Look
+from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Note, Panel
 from tflabench.figures.quantities import AXES, MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
 from tflabench.figures.source import Source
@@ -66,7 +66,7 @@ class Chart:
         """Return the implementation whose bounds are drawn: our best mLSTM, else ours, else an mLSTM, else the best."""
         families = dict(zip(self.part.rows["implementation"], self.part.rows["family"], strict=True))
         mlstm = [name for name in self.names if families[name] == "mlstm"]
-        ours = [name for name in self.names if self.looks[name].owner == "ours"]
+        ours = [name for name in self.names if self.looks[name].owner.role == "ours"]
         return [*(name for name in mlstm if name in ours), *ours, *mlstm, *self.names, None][0]
 
 
@@ -206,7 +206,7 @@ def ranking(chart: Chart, rows: Rows, words: str) -> Panel:
         percent = f" ({row['percent_of_bound']:.0f}%)" if shows and pd.notna(row["percent_of_bound"]) else ""
         said = row["status"] if pd.isna(value) else f"{value:.3g}{percent}"
         bounds = tuple(row[list(chart.quantity.theory or ())] / chart.size) if chart.theory else None
-        colour = OWNERS[look.owner] if row["implementation"] in chart.names else GREY
+        colour = look.ink.colour if row["implementation"] in chart.names else GREY
         bars.append((legend_name(look, row["implementation"], rows), float(value), said, colour, bounds, int(index)))
     most = max([value for bar in bars for value in (bar[1], *(bar[4] or ())) if value > 0] or [1.0])
     names, values, said, colours, ranges, indices = zip(*bars, strict=True)
@@ -251,7 +251,8 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
     grey = [legend_name(look, name, rows) for name, look in chart.looks.items() if name in asked - set(chart.names)]
     if grey:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
-    yield f"Colours: {', '.join(f'{owner} {colour}' for owner, colour in OWNERS.items())}."
+    shown = owners(chart.looks[name] for name in chart.names)
+    yield f"Colours: {', '.join(f'{each.name} {each.colour}' for each in shown)}."
     if chart.quantity.spread and not single:
         yield "Whiskers: 20th to 80th percentile of the samples."
     if chart.leader and _has_bounds(panels):

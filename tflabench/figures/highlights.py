@@ -10,10 +10,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from tflabench.conclusions.compare import comparable
-from tflabench.conclusions.contests import owner
-from tflabench.figures.looks import OWNERS, Look
+from tflabench.figures.looks import Look, owners
 from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
-from tflabench.implementations.registry import bundled_kernels, nearest
+from tflabench.implementations.registry import nearest, owner
 from tflabench.problem import InputError
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import short_device
@@ -50,16 +49,17 @@ def chosen(rows: Rows, quantity: Quantity, looks: dict[str, Look], patterns: Seq
         named = [name for name in best if any(fnmatchcase(name, pattern) for pattern in patterns)]
         return Highlights(tuple(named[:MOST]))
     families = dict(zip(rows["implementation"], rows["family"], strict=True))
-    owners = {name: looks[name].owner for name in best}
-    foreground = [name for name in best if owners[name] != "PyTorch" or "ours" not in owners.values()]
+    whose = {name: looks[name].owner for name in best}
+    ours = {name for name in best if whose[name].role == "ours"}
+    foreground = [name for name in best if whose[name].role != "reference" or not ours]
     leading = []
-    for each in OWNERS:
-        own = [name for name in foreground if owners[name] == each]
-        leading += sorted(own, key=lambda name: each == "ours" and families[name] != "mlstm")[:1]
-    others = sorted((name for name in foreground if name not in leading), key=lambda name: owners[name] != "ours")
+    for each in owners(looks.values()):
+        of_owner = [name for name in foreground if whose[name] == each]
+        leading += sorted(of_owner, key=lambda name: name in ours and families[name] != "mlstm")[:1]
+    others = sorted((name for name in foreground if name not in leading), key=lambda name: name not in ours)
     alike: dict[str, list[str]] = {}
     for name in [*leading, *others]:
-        twin = next((o for o in alike if owners[o] == owners[name] and _coincide(ratios[o], ratios[name])), None)
+        twin = next((o for o in alike if whose[o] == whose[name] and _coincide(ratios[o], ratios[name])), None)
         if twin:
             alike[twin].append(name)
         elif len(alike) < MOST:
@@ -115,7 +115,6 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
     one closed comparison. Where the slower of them was throttled, the next best is not compared in its place. Of
     several comparisons the one with most rows counts, then the one at the larger problem.
     """
-    kernels = bundled_kernels()
     comparisons: dict[str, list[Row]] = {}
     for row in records:
         known = 0 < (getattr(row, quantity.column) or 0) < math.inf
@@ -125,8 +124,9 @@ def finding(records: Sequence[Row], quantity: Quantity, axis: str | None) -> Fin
     apart: list[tuple[Row, Row]] = []
     for rows in sorted(comparisons.values(), key=lambda rows: (-len(rows), -rows[0].seq_len)):
         rows = sorted(rows, key=lambda row: getattr(row, quantity.column) or 0.0)
-        others = [row for row in rows if owner(row.implementation, row.family, row.package) not in ("ours", "PyTorch")]
-        mine = next(iter(_mlstm_first([row for row in rows if row.implementation in kernels])), None)
+        roles = {row.implementation: owner(row.implementation).role for row in rows}
+        others = [row for row in rows if roles[row.implementation] == "peer"]
+        mine = next(iter(_mlstm_first([row for row in rows if roles[row.implementation] == "ours"])), None)
         if mine is None:
             continue
         peers = [peer for peer in others if comparable(mine, peer)]
@@ -152,8 +152,8 @@ def _mlstm_first(rows: Sequence[Row]) -> list[Row]:
 
 def _ratio(ours: Row, peer: Row, quantity: Quantity, axis: str | None) -> str:
     ratio = getattr(peer, quantity.column) / getattr(ours, quantity.column)
-    whose = owner(peer.implementation, peer.family, peer.package)
-    name = whose if whose in ("mlstm_kernels", "fla", "mamba") else peer.title
+    whose = owner(peer.implementation)
+    name = whose.name if whose.in_sentences else peer.title
     where = (
         f" at {SYMBOLS[axis]}\u00a0=\u00a0{plain(getattr(ours, axis))}"
         if axis in SYMBOLS and axis != "chunk_size"

@@ -6,26 +6,22 @@ the panels tell lines apart.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tflabench.conclusions.contests import owner
 from tflabench.figures.model import Dash, Ink
 from tflabench.figures.quantities import Rows
-from tflabench.implementations.registry import implementations, operation
+from tflabench.implementations.adapter import Colour, Owner
+from tflabench.implementations.registry import implementations, operation, owner
 
 BLUE, VERMILION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-ORANGE, SKY, BLACK, GREY, DARK_GREY = "#e69f00", "#56b4e9", "#000000", "#9a9a9a", "#595959"
+ORANGE, SKY, YELLOW, BLACK, GREY, DARK_GREY = "#e69f00", "#56b4e9", "#f0e442", "#000000", "#9a9a9a", "#595959"
 
-# Whose kernel -> colour, in the order in which figures choose what to highlight.
-OWNERS = {
-    "ours": VERMILION,
-    "mlstm_kernels": BLUE,
-    "fla": GREEN,
-    "mamba": PURPLE,
-    "softmax attention": BLACK,
-    "PyTorch": SKY,
-    "others": ORANGE,
-}
+COLOURS: dict[Colour, str] = {
+    "vermilion": VERMILION, "blue": BLUE, "green": GREEN, "purple": PURPLE, "black": BLACK, "sky": SKY,
+    "orange": ORANGE, "yellow": YELLOW,
+}  # fmt: skip
 MARKERS = (
     "circle", "square", "triangle-up", "diamond", "triangle-down", "pentagon", "cross", "hexagon", "star",
     "triangle-left", "triangle-right", "x",
@@ -40,7 +36,7 @@ class Look:
     """The look of one implementation in every figure."""
 
     title: str
-    owner: str
+    owner: Owner
     ink: Ink
 
 
@@ -52,32 +48,39 @@ def looks(rows: Rows) -> dict[str, Look]:
     """
     known = {impl.name: impl for impl in implementations()}
     ordered = sorted(known.values(), key=lambda impl: not impl.name.startswith("hopper_"))
-    found = rows.drop_duplicates("implementation").set_index("implementation").sort_index()
-    facts = {impl.name: (impl.title, impl.family, impl.package, impl.gate) for impl in ordered}
+    measured = rows.drop_duplicates("implementation").set_index("implementation").sort_index()
+    facts = {impl.name: (impl.title, impl.gate) for impl in ordered}
     facts |= {
-        str(name): (str(row.title), row.family, row.package, row.gate if isinstance(row.gate, str) else None)
-        for name, row in found[["title", "family", "package", "gate"]].iterrows()
+        str(name): (str(row.title), row.gate if isinstance(row.gate, str) else None)
+        for name, row in measured[["title", "gate"]].iterrows()
     }
-    markers: dict[str, dict[str, str]] = {each: {} for each in OWNERS}
-    variants: dict[tuple[str, str], int] = {}
+    markers: defaultdict[Owner, dict[str, str]] = defaultdict(dict)
+    variants: Counter[tuple[Owner, str]] = Counter()
     table = {}
-    for name, (title, family, package, gate) in facts.items():
-        whose = owner(name, family, package)
+    for name, (title, gate) in facts.items():
+        whose = owner(name)
         marker = _marker(markers[whose], operation(name, gate) or name)
-        if variants.get((whose, marker), -1) + 1 == len(DASHES):  # no dashes are left: a marker of its own
+        if variants[whose, marker] == len(DASHES):  # no dashes are left: a marker of its own
             marker = _marker(markers[whose], name)
-        variant = variants[whose, marker] = variants.get((whose, marker), -1) + 1
-        if name in found.index:
-            table[name] = Look(title, whose, Ink(OWNERS[whose], marker, DASHES[variant % len(DASHES)]))
+        dash = DASHES[variants[whose, marker] % len(DASHES)]
+        variants[whose, marker] += 1
+        if name in measured.index:
+            table[name] = Look(title, whose, Ink(COLOURS[whose.colour], marker, dash))
     order = {name: n for n, name in enumerate(known)}
     return dict(sorted(table.items(), key=lambda item: order.get(item[0], len(order))))
 
 
+def owners(table: Iterable[Look]) -> list[Owner]:
+    """Return whose implementations are, each once: ours, peers in the order of the registry, then all others."""
+    roles = ("ours", "peer", "published", "reference")
+    return sorted(dict.fromkeys(look.owner for look in table), key=lambda whose: roles.index(whose.role))
+
+
 def _marker(taken: dict[str, str], algorithm: str) -> str:
     """Return the marker of an algorithm among those of one owner, and remember it in `taken`."""
-    if algorithm not in taken:
-        reserved = MARKERS[: len(SHARED)]
-        free = [marker for marker in (*MARKERS[len(SHARED) :], *reserved) if marker not in taken.values()]
-        own = MARKERS[SHARED.index(algorithm)] if algorithm in SHARED else None
-        taken[algorithm] = own or (free[0] if free else MARKERS[len(taken) % len(MARKERS)])
+    if algorithm in SHARED:
+        taken[algorithm] = MARKERS[SHARED.index(algorithm)]
+    elif algorithm not in taken:
+        used = Counter(taken.values())
+        taken[algorithm] = min((*MARKERS[len(SHARED) :], *MARKERS[: len(SHARED)]), key=lambda marker: used[marker])
     return taken[algorithm]

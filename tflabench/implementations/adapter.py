@@ -25,6 +25,31 @@ if TYPE_CHECKING:
 
 Family = Literal["mlstm", "attention", "linear_attention", "ssm"]
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
+Colour = Literal["vermilion", "blue", "green", "purple", "black", "sky", "orange", "yellow"]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose implementations are: how sentences call them, and the colour that they share in every figure.
+
+    Attributes:
+        name: "fla", "softmax attention", ...
+        colour: of Okabe and Ito's, which the colour-blind can tell apart.
+        role: "ours"; "peer", which ours are compared with; "published", as a paper or page has it to be read: no ratio
+            of ours is to it; or "reference", plain PyTorch.
+        in_sentences: whether a sentence names the owner in place of the implementation.
+    """
+
+    name: str
+    colour: Colour
+    role: Literal["ours", "peer", "published", "reference"] = "peer"
+    in_sentences: bool = True
+
+
+OURS = Owner("ours", "vermilion", "ours")
+PYTORCH = Owner("PyTorch", "sky", "reference")
+ATTENTION = Owner("softmax attention", "black", in_sentences=False)
+OTHERS = Owner("others", "orange", in_sentences=False)
 
 
 class Unsupported(Exception):  # noqa: N818  public
@@ -86,7 +111,10 @@ class Implementation:
         formulation: which cost model of `tflabench.theory.cost` describes it.
         chunked: whether `Problem.chunk_size` means something to it; if not, a sweep over chunk sizes runs it once.
         cost: FLOPs and bytes of one call, where these are not what `formulation` says, which None stands for.
+        owner: whose it is.
         package: distribution whose version goes into the row.
+        packages: other distributions that it needs, whose versions a run records too.
+        imports: imports what it needs of its library, once for all problems; None where that takes no time.
         compiles: whether its kernels are Triton's, so that they can be compiled before it runs.
         own_process: whether each of its points is measured in a process of its own.
         tunes: whether its kernels have autotuners; it then needs a process of its own, for they remember what another
@@ -110,7 +138,10 @@ class Implementation:
     formulation: Formulation = "chunkwise"
     chunked: bool = False
     cost: Callable[[Problem], Cost] | None = None
+    owner: Owner = OTHERS
     package: str = "torch"
+    packages: tuple[str, ...] = ()
+    imports: Callable[[], object] | None = None
     compiles: bool = False
     own_process: bool = False
     tunes: bool = False

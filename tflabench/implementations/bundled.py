@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tflabench.implementations.adapter import Case, Family, Formulation, Implementation, Unsupported, draw
+from tflabench.implementations.adapter import (
+    OURS,
+    PYTORCH,
+    Case,
+    Family,
+    Formulation,
+    Implementation,
+    Unsupported,
+    draw,
+)
 from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
 from tflabench.kernels.common import tiling
@@ -20,7 +29,7 @@ from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
 from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
 from tflabench.problem import Problem
-from tflabench.theory import baseline_costs, fused
+from tflabench.theory import fused, linear_attention
 from tflabench.theory.calibrated import Algorithm, Modelled
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
@@ -302,7 +311,7 @@ def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
     """Return what a call of another linear RNN computes and moves."""
     chunk_size = problem.chunk_size or DEFAULT_CHUNK_SIZE
     width = problem.element_bytes
-    return baseline_costs.linear_attention(
+    return linear_attention.cost(
         problem,
         decays=op.decays,
         chunk_size=chunk_size,
@@ -397,6 +406,7 @@ def _reference(form: Formulation, gate: GateName) -> Implementation:
     return Implementation(
         name=f"reference_{gate}" if chunkwise else f"reference_{form}_{gate}",
         family="mlstm",
+        owner=PYTORCH,
         title=f"mLSTM{gate} PyTorch {form}",
         build=partial(build_reference, form, GATES[gate]),
         refuses=refuse_decode,
@@ -410,6 +420,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
     return Implementation(
         name=f"tfla_{gate}_{kernels}",
         family="mlstm",
+        owner=OURS,
         title=f"mLSTM{gate} TFLA {kernels}_chunk",
         build=partial(build_kernels, f"tfla_{kernels}", GATES[gate]),
         refuses=partial(refuse_tfla, kernels == "limit"),
@@ -428,6 +439,7 @@ def _hopper(gate: GateName) -> Implementation:
     return Implementation(
         name=f"hopper_{gate}",
         family="mlstm",
+        owner=OURS,
         title=f"mLSTM{gate} fused for Hopper",
         build=partial(build_kernels, "hopper", GATES[gate]),
         refuses=refuse_hopper,
@@ -446,6 +458,7 @@ def _step(gate: GateName) -> Implementation:
     return Implementation(
         name=f"step_{gate}",
         family="mlstm",
+        owner=OURS,
         title=f"mLSTM{gate} decode step",
         build=partial(build_step, GATES[gate]),
         refuses=refuse_sequence,
@@ -463,6 +476,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
     return Implementation(
         name=names[kernels].format(op.name),
         family=op.family,
+        owner=PYTORCH if kernels == "reference" else OURS,
         title=f"{op.title} {titles[kernels]}",
         build=partial(build_recurrence, kernels, op),
         refuses=refuses[kernels],
@@ -482,6 +496,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
     return Implementation(
         name=f"step_{op.name}",
         family=op.family,
+        owner=OURS,
         title=f"{op.title} decode step",
         build=partial(build_recurrence_step, op),
         refuses=refuse_sequence,

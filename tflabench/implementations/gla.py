@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tflabench.implementations.adapter import Case, Implementation, Unsupported, draw
+from tflabench.implementations.adapter import (
+    OURS,
+    PYTORCH,
+    Case,
+    Implementation,
+    Unsupported,
+    draw,
+)
 from tflabench.implementations.bundled import refuse_decode, refuse_kernels
 from tflabench.implementations.mlstm import OPEN
 from tflabench.kernels.common import tiling
@@ -147,6 +154,7 @@ def _implementation(kernels: Kernels) -> Implementation:
     return Implementation(
         name=kernels.name,
         family="linear_attention",
+        owner=OURS if triton else PYTORCH,
         title=kernels.title,
         build=partial(build, kernels),
         refuses=refuses if triton else refuse_decode,

@@ -10,20 +10,6 @@ from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
 
-PACKAGES = (
-    "torch",
-    "triton",
-    "numpy",
-    "fla-core",
-    "flash-linear-attention",
-    "mlstm_kernels",
-    "lightning_attn",
-    "flash-attn",
-    "flash_attn_3",
-    "flash-attn-4",
-    "mamba-ssm",
-    "causal-conv1d",
-)
 _all_installed: ContextVar[bool] = ContextVar("all_installed", default=False)
 
 

@@ -12,7 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tflabench.implementations import plugins
-from tflabench.implementations.adapter import Implementation
+from tflabench.implementations.adapter import OTHERS, Implementation, Owner
+from tflabench.implementations.packages import package_version
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
@@ -38,15 +39,14 @@ def _bundled() -> tuple[Implementation, ...]:
 @cache
 def _installed() -> tuple[Implementation, ...]:
     """Return what entry points of installed packages add; a name that is taken is left out, with a warning."""
-    known = {impl.name for impl in _bundled()}
-    found: list[Implementation] = []
+    taken = {impl.name for impl in _bundled()}
+    added: dict[str, Implementation] = {}
     for impl in plugins.installed():
-        if impl.name in known:
+        if impl.name in taken | added.keys():
             warnings.warn(f"an entry point defines {impl.name!r}, which exists already: it is left out", stacklevel=2)
-            continue
-        known.add(impl.name)
-        found.append(impl)
-    return tuple(found)
+        else:
+            added[impl.name] = impl
+    return tuple(added.values())
 
 
 def implementations() -> tuple[Implementation, ...]:
@@ -55,12 +55,21 @@ def implementations() -> tuple[Implementation, ...]:
 
 
 @cache
-def bundled_kernels() -> frozenset[str]:
-    """Names of this project's own kernels: what is bundled, but for plain PyTorch."""
-    from tflabench.implementations import bundled, gla
+def our_kernels() -> frozenset[str]:
+    """Return the names of this project's own kernels."""
+    return frozenset(impl.name for impl in _bundled() if impl.owner.role == "ours")
 
-    found = (*bundled.IMPLEMENTATIONS, *gla.IMPLEMENTATIONS)
-    return frozenset(impl.name for impl in found if not matches(impl, "reference_*"))
+
+def owner(name: str) -> Owner:
+    """Return whose an implementation of this name is; OTHERS where it is unknown."""
+    return impl.owner if (impl := find(name)) else OTHERS
+
+
+def package_versions() -> dict[str, str]:
+    """Return the installed distributions that decide what is measured, with their versions."""
+    needed = (package for impl in _bundled() for package in (impl.package, *impl.packages))
+    names = dict.fromkeys(("torch", "triton", "numpy", *needed))
+    return {name: version for name in names if (version := package_version(name))}
 
 
 def operation(name: str, gate: str | None = None) -> str | None:
@@ -115,14 +124,14 @@ def plug_in(plugin: str) -> None:
     Raises:
         InputError: it cannot be used (see `plugins.load`), or takes a name that is taken.
     """
-    added, before = plugins.load(plugin), _by_plugin.get(plugin, ())
-    others = [impl for impl in _plugged if impl not in before]
-    taken = {impl.name for impl in (*_bundled(), *_installed(), *others)}
+    added, earlier = plugins.load(plugin), _by_plugin.get(plugin, ())
+    kept = [impl for impl in _plugged if impl not in earlier]
+    taken = {impl.name for impl in (*_bundled(), *_installed(), *kept)}
     for impl in added:
         if impl.name in taken:
             raise InputError(f"plugin {plugin!r} defines {impl.name!r}, which exists already: choose another name")
         taken.add(impl.name)
-    _plugged[:] = [*others, *added]
+    _plugged[:] = [*kept, *added]
     _by_plugin[plugin] = added
 
 

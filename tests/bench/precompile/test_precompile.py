@@ -16,9 +16,9 @@ import pytest
 from repository import ROOT, SUPPORT
 
 from tflabench.bench.precompile.gpu_facts import H100, DeviceFacts, probe
-from tflabench.bench.precompile.pool import LIBRARY_OF, Compiled, CompilePool, Event, Finished, Listed
+from tflabench.bench.precompile.pool import Compiled, CompilePool, Event, Finished, Listed
 from tflabench.bench.precompile.processes import members
-from tflabench.bench.precompile.server import ForkServer
+from tflabench.bench.precompile.server import OUR_LIBRARY, ForkServer
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Pass, Problem
 
@@ -264,7 +264,7 @@ time.sleep(600)
 
 
 def test_a_forked_process_is_ready_to_measure_and_a_lost_one_is_told(cache: Path) -> None:
-    server = ForkServer("fla", H100)
+    server = ForkServer("flash-linear-attention", H100)
     try:
         messages: Iterator[dict[str, Any]] = _messages(server)
         assert next(messages)["failed"] == {}
@@ -320,7 +320,8 @@ def test_launches_on_the_gpu_find_what_was_compiled_without_it(cache: Path, monk
     print("not tried:", left_out)
     compiled = compiled_in(cache)
     for name, pass_ in [pair for pair in wanted if pair not in left_out]:
-        server = ForkServer(LIBRARY_OF.get(registry.get(name).package, "tflabench"), facts)
+        impl = registry.get(name)
+        server = ForkServer(impl.package if impl.imports else OUR_LIBRARY, facts)
         reading, writing = os.pipe()
         server.fork(1, "dry_runs:on_gpu", {"name": name, "pass_": pass_}, [writing])
         os.close(writing)

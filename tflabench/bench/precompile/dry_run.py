@@ -29,8 +29,6 @@ from tflabench.implementations.adapter import Implementation, Unsupported
 from tflabench.kernels.common import launching
 from tflabench.problem import Problem
 
-NOT_IN_TRITON = frozenset(("flash-attn", "flash_attn_3", "flash-attn-4"))
-
 
 @dataclass(frozen=True)
 class CompileTask:
@@ -88,7 +86,7 @@ def compile_tasks(implementation: Implementation, problem: Problem, facts: Devic
 
 def dry_run(implementation: Implementation, problem: Problem, facts: DeviceFacts, storage: Storage = "meta") -> DryRun:
     """Build a case and run its pass without launching; in a process that will not use CUDA."""
-    if implementation.package in NOT_IN_TRITON:
+    if not implementation.compiles:
         return DryRun((), "its kernels are not written in Triton")
     if reason := implementation.refuses(problem, "cuda"):
         return DryRun((), reason)

@@ -24,16 +24,10 @@ from typing import Any
 from tflabench.bench.precompile.channel import Channel, Message
 from tflabench.bench.precompile.gpu_facts import DeviceFacts
 from tflabench.bench.precompile.processes import said
-from tflabench.bench.precompile.server import CLOSE_S, ForkServer
+from tflabench.bench.precompile.server import CLOSE_S, OUR_LIBRARY, ForkServer
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 
-LIBRARY_OF = {  # distribution -> key of server.LIBRARIES; what is not here needs none but ours
-    "flash-linear-attention": "fla",
-    "mamba-ssm": "mamba_ssm",
-    "mlstm_kernels": "mlstm_kernels",
-    "lightning_attn": "lightning_attn",
-}
 _WORK = f"{__package__}.compiling:work"
 
 
@@ -158,7 +152,8 @@ class CompilePool:
 
     def submit(self, implementation: str, problem: Problem) -> int:
         """Add a job behind all others and return the number of its events; KeyError for an unknown implementation."""
-        library = LIBRARY_OF.get(registry.get(implementation).package, "tflabench")
+        impl = registry.get(implementation)
+        library = impl.package if impl.imports else OUR_LIBRARY
         self._tickets += 1
         self._unfinished += 1
         job = _Job(self._tickets, implementation, problem, library)

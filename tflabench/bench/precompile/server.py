@@ -38,28 +38,19 @@ from tflabench.bench.precompile.processes import adopt_orphans, die_with, kill_s
 # NVML says whether there is a GPU: cuInit would make CUDA useless in every process forked afterwards.
 ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 CLOSE_S = 1.5
-LIBRARIES: Mapping[str, Sequence[str]] = {
-    "tflabench": ("tflabench.kernels.api", "tflabench.kernels.step"),
-    "fla": tuple(
-        f"fla.ops.{op}"
-        for op in "gla simple_gla retention lightning_attn linear_attn delta_rule gated_delta_rule kda".split()
-    ),
-    "mamba_ssm": ("mamba_ssm.ops.triton.ssd_combined",),
-    "mlstm_kernels": ("mlstm_kernels.torch.chunkwise", "mlstm_kernels.torch.parallel"),
-    "lightning_attn": ("lightning_attn.ops",),
-}
+OUR_LIBRARY = "tflabench"
 
 
 class ForkServer:
     """The server of one library, as its parent sees it; it ends when its parent does.
 
     Args:
-        library: a key of LIBRARIES.
+        library: OUR_LIBRARY, or a distribution whose implementations have `imports`.
         facts: of the GPU that is there, or that is to be compiled for.
 
     Attributes:
-        channel: says {"ready": seconds, "failed": {module: why}} once, and {"ended": label, "code": exit code} of each
-            process that it forked.
+        channel: says {"ready": seconds, "failed": {implementation: why}} once, and {"ended": label, "code": exit code}
+            of each process that it forked.
     """
 
     def __init__(self, library: str, facts: DeviceFacts, environment: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -122,28 +113,27 @@ def ready_to_measure() -> None:
 
 
 def import_library(library: str, facts: DeviceFacts) -> dict[str, str]:
-    """Import what the implementations of a library need; says why, by module, where it cannot be had."""
-    if library != "tflabench":  # whose kernels do without, and Dynamo takes seconds
+    """Import what the implementations of a library need; says why, by name, where one cannot be had."""
+    if library != OUR_LIBRARY:  # whose kernels do without, and Dynamo takes seconds
         import torch._dynamo  # noqa: F401  keeps what torch.cuda is when it is imported: before anything is replaced
     from triton.compiler.compiler import make_backend
     from triton.runtime.cache import triton_key
 
-    from tflabench.baselines.packages import import_inner
     from tflabench.bench.precompile import dry_run, pretence  # noqa: F401  what jobs import
     from tflabench.bench.precompile.stable_keys import key_callees_first
     from tflabench.implementations import registry
-    from tflabench.implementations.packages import package_version
 
     key_callees_first()
     failed = {}
     with pretence.answers_for_imports(facts):
-        for module in LIBRARIES[library]:
-            try:
-                known = {"__version__": package_version("flash-linear-attention") or "0"} if library == "fla" else {}
-                import_inner(module, **known) if library in ("fla", "mamba_ssm") else importlib.import_module(module)
-            except Exception as error:  # whatever a foreign module raises
-                failed[module] = f"{type(error).__name__}: {error}"
-        registry.implementations()
+        if library == OUR_LIBRARY:
+            from tflabench.kernels import api, step  # noqa: F401
+        for impl in registry.implementations():
+            if impl.imports and impl.package == library:
+                try:
+                    impl.imports()
+                except Exception as error:  # whatever a foreign module raises
+                    failed[impl.name] = f"{type(error).__name__}: {error}"
         triton_key()  # a hash of all of Triton, and of its assembler below: remembered
         make_backend(pretence.StandInDriver(facts).get_current_target()).hash()
     return failed

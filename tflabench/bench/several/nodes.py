@@ -10,7 +10,6 @@ from tflabench.bench import machine
 from tflabench.bench.machine import Machine
 from tflabench.bench.provenance import source_hash
 from tflabench.implementations import registry
-from tflabench.implementations.packages import PACKAGES, package_version
 from tflabench.problem import DeviceKind, InputError
 
 
@@ -29,8 +28,7 @@ class NodeFacts:
 
 def versions_here() -> dict[str, str]:
     """Return what decides a number on a given device: sources, Python and packages, by name."""
-    packages = {name: version for name in PACKAGES if (version := package_version(name))}
-    return {"source_hash": source_hash(), "Python": platform.python_version(), **packages}
+    return {"source_hash": source_hash(), "Python": platform.python_version(), **registry.package_versions()}
 
 
 def facts_here(kind: DeviceKind, plugins: Sequence[str] = ()) -> NodeFacts:
