@@ -79,7 +79,7 @@ class TestHelp:
 
     def test_the_table_of_commands_is_all_that_there_is(self):
         assert [name for name in TREE if " " not in name] == [name for below in COMMANDS.values() for name in below]
-        below = {f"rows {name}" for name in ("merge", "recount", "migrate", "pack", "unpack")}
+        below = {f"rows {name}" for name in ("merge", "recount", "pack")}
         assert {name for name in TREE if " " in name} == {*below, "cache clear"}
 
     def test_it_imports_nothing_heavy_and_takes_little_of_a_core(self):

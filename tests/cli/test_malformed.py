@@ -55,9 +55,7 @@ USUAL: dict[str, Words] = {
     "cache clear": (),
     "rows merge": ("others", "--into", ROWS),
     "rows recount": (ROWS,),
-    "rows migrate": (ROWS,),
     "rows pack": ("others",),
-    "rows unpack": ("others",),
 }
 NUMBERS = ("1e21", "-0", "nan", "inf", "-inf", "-1", "", "x", "0x10", "1,5")
 INTEGERS = (*NUMBERS, "1.5", str(10**21), "1e3")

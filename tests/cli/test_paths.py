@@ -19,7 +19,6 @@ READERS = {
     "compare --in": ["compare", "tfla_sig_xl", "sdpa", "--in", "{}"],
     "headline": ["headline", "{}"],
     "merge": ["rows", "merge", "{}", "--into", "into"],
-    "migrate": ["rows", "migrate", "{}"],
     "model-error": ["model-error", "{}"],
     "pack": ["rows", "pack", "{}"],
     "plot": ["plot", "{}"],
@@ -28,7 +27,6 @@ READERS = {
     "roofline": ["roofline", "--gpu", "H200", "--overlay", "{}"],
     "sweep": ["sweep", "--device", "cpu", "--impl", "reference_sig", "--dry-run", "--tuned-from", "{}"],
     "theory": ["theory", "fig17", "--gate", "sig", "--pass", "fw", "--overlay", "{}"],
-    "unpack": ["rows", "unpack", "{}"],
 }
 SIZES = {"heads": 8, "d_qk": 256, "d_hv": 512, "seq_len": 8192, "batch": 8, "gate": "sig", "package": "tflabench"}
 

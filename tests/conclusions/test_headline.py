@@ -251,10 +251,9 @@ def test_a_second_occasion_of_the_same_source_says_how_far_ratios_are_apart(tmp_
     assert said in page(tmp_path)
 
 
-@pytest.mark.parametrize(("day", "told"), [("2026-11-24", True), ("2026-12-24", False)])
-def test_kernels_that_changed_after_they_were_measured_are_named(tmp_path, day, told):
-    narrow = {"d_qk": 32, "d_hv": 32, "heads": 128, "chunk_size": 512, "started_at": f"{day}T00:00:00+00:00"}
-    rows = [at("hopper_sig", 512, 1.0, pass_="fwbw", **narrow), at("fla_gla", 512, 3.0, pass_="fwbw", **narrow)]
+@pytest.mark.parametrize(("changes", "told"), [({"kernel_version": 0}, True), ({}, False)])
+def test_kernels_that_changed_after_they_were_measured_are_named(tmp_path, changes, told):
+    rows = [at("hopper_sig", 512, 1.0, pass_="fwbw", **changes), at("fla_gla", 512, 3.0, pass_="fwbw")]
     said = "Kernels of ours that changed after this was measured: NVIDIA H100 80GB HBM3: hopper_sig."
     assert (said in page(tmp_path, [r.model_copy(update={"device": "NVIDIA H100 80GB HBM3"}) for r in rows])) == told
 

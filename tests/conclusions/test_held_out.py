@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -16,10 +15,9 @@ from tflabench.conclusions import fitting
 from tflabench.conclusions.model_error import families, judge
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.tfla import Plan
-from tflabench.problem import Problem
 from tflabench.rows.load import find_results
 from tflabench.theory import calibrated, tfla
-from tflabench.theory.calibrated import Judged, Modelled
+from tflabench.theory.calibrated import Judged
 from tflabench.theory.constants import ROUND_TRIP_S
 from tflabench.theory.launches import Chip, Launch
 
@@ -61,39 +59,6 @@ def medians(judged: tuple[Judged, ...]) -> dict[tuple[str, str], float]:
 
 def test_errors_on_rows_that_no_constant_has_seen():
     assert medians(rows()) == pytest.approx(HELD_OUT, abs=TOLERANCE)
-
-
-def test_rows_of_kernels_that_have_changed_are_left_out_until_they_are_measured_anew():
-    """Of those stored, heads of 32 and 64 on H200s are of before, and heads of 32 with backward on H100s."""
-    folders = [results for kind in ("h200", "h100") for results in find_results(RESULTS / kind)]
-    verdict = judge(folders)
-    before = {name: count for name, count in verdict.others.items() if "as it was before" in name}
-    counts: Counter[str] = Counter()
-    for name, count in before.items():
-        counts[name.split()[0]] += count
-    assert counts == {
-        "hopper_sig": 21,
-        "hopper_exp": 21,
-        "hopper_lightning": 21,
-        "hopper_retention": 6,
-        "hopper_gated_retention": 6,
-        "hopper_simple_gla": 6,
-    }
-    changed = Problem(1, 16, 65536, 128, 256, 8192)
-    assert calibrated.launched_since(changed, Modelled("fused", "exp"))
-    assert not calibrated.launched_since(changed, Modelled("fused", "sig"))
-    assert not calibrated.launched_since(changed.with_(batch=16, seq_len=4096), Modelled("fused", "exp"))
-    wide = Problem(8, 8, 8192, 256, 512, 8192, pass_="fwbw")
-    small = wide.with_(heads=64, d_qk=64, d_hv=64)
-    since = calibrated.launched_since(wide, Modelled("fused", "sig"))
-    assert calibrated.launched_since(small, Modelled("fused", "sig")) > since > ""
-    assert not calibrated.launched_since(wide.with_(pass_="fw"), Modelled("fused", "sig"))
-    assert not calibrated.launched_since(wide, Modelled("tfla", "sig"))
-    dated = [
-        replace(results, rows=[row.model_copy(update={"started_at": "2026-11-27T04:00:00"}) for row in results.rows])
-        for results in folders
-    ]
-    assert len(judge(dated).judged) == len(verdict.judged) + sum(before.values())
 
 
 def test_a_second_occasion_of_the_same_source_counts_no_point_again():

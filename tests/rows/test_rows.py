@@ -1,11 +1,10 @@
-"""`tflabench rows` merge, recount and migrate: which row of a point counts, what comes along, changes, is refused."""
+"""`tflabench rows merge` and recount: which row of a point counts, what comes along, changes, is refused."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from repository import ROOT
@@ -15,11 +14,9 @@ from typer.testing import CliRunner
 from tflabench.bench import theory_columns
 from tflabench.cli.main import app
 from tflabench.conclusions.compare import comparable
-from tflabench.conclusions.model_error import is_of_other_launches
 from tflabench.implementations import registry
-from tflabench.problem import InputError, Problem
+from tflabench.problem import Problem
 from tflabench.rows.load import read_results
-from tflabench.rows.migrate import migrate as migrate_folder
 from tflabench.rows.schema import Row
 from tflabench.theory.hardware import Ceilings
 
@@ -156,183 +153,13 @@ def test_theory_is_counted_anew_and_times_stay(tmp_path):
 
 
 def test_a_recount_leaves_rows_of_kernels_that_have_changed_since(tmp_path):
-    sizes: dict[str, Any] = {"heads": 128, "d_qk": 32, "d_hv": 32, "chunk_size": 4096, "model_bytes": 1.0}
-    before, since = "2026-11-26T20:00:00+00:00", "2026-11-27T20:00:00+00:00"
-    rows = [row("hopper_sig", pass_=pass_, started_at=at, **sizes) for pass_, at in (("fwbw", before), ("fw", since))]
+    versions = {"fwbw": 0, "fw": registry.get("hopper_sig").version}
+    rows = [row("hopper_sig", pass_=pass_, kernel_version=n, model_bytes=1.0) for pass_, n in versions.items()]
     folder = write(tmp_path, rows, run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
     assert "1 of 2 rows changed, 1 left as they are" in recount(folder)
     stored = {found.pass_: found.model_bytes for found in read_results(folder).rows}
     assert stored["fwbw"] == 1.0
     assert (stored["fw"] or 0) > 1e9
-
-
-NEW = ("comparison_id", "closed", "rounds", "tune_s", "check_s", "measure_s", "tuned", "gpu_kernels", "commit",
-       "source_hash", "gpu_uuid", "driver")  # fmt: skip
-NEWER = ("node", "mixed_versions")  # than version 3
-
-
-def of_schema_1(made: Row) -> str:
-    """A row as version 1 wrote it."""
-    columns = {name: value for name, value in of_schema_2(made).items() if name not in NEW}
-    return json.dumps(columns | {"schema_version": 1}) + "\n"
-
-
-def of_schema_2(made: Row) -> dict:
-    """The columns of a row as version 2 had them."""
-    columns = of_schema_3(made) | {"schema_version": 2}
-    del columns["percent_of_bound"]
-    columns["percent_of_roofline"] = columns.pop("percent_of_own_roofline")
-    return columns
-
-
-def of_schema_3(made: Row) -> dict:
-    """The columns of a row as version 3 had them."""
-    return {name: value for name, value in made.columns().items() if name not in NEWER} | {"schema_version": 3}
-
-
-def old_folder(folder: Path, rows: list[Row], **runs) -> Path:
-    write(folder, rows, **runs)
-    (folder / "journal.jsonl").write_text("".join(map(of_schema_1, rows)))
-    return folder
-
-
-def migrate(folder: Path, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["rows", "migrate", str(folder)])
-    assert done.exit_code == code, done.output
-    return done.output
-
-
-def test_rows_of_schema_1_become_rows_without_a_comparison(tmp_path):
-    again = {"commit": "0123456789ab", "driver": "575.5"}
-    rows = [
-        row(ms=9.0),
-        row(ms=None, seq_len=512),
-        row(ms=1.0, run_id="again", started_at=LATER, details={"kernel": "x"}),
-        row("sdpa", ms=2.0, run_id="nobody knows"),
-    ]
-    folder = old_folder(tmp_path, rows, again=again)
-    assert migrate(folder).split("\n")[0] == f"{folder}: 4 rows migrated"
-    unknown = {
-        "node": "unknown",
-        "percent_of_bound": None,
-        "comparison_id": None,
-        "closed": False,
-        "commit": None,
-        "driver": None,
-    }
-    assert list(read_results(folder).rows) == [
-        rows[2].model_copy(update={**unknown, **again, "rounds": 1}),
-        rows[1].model_copy(update={**unknown, "driver": RUN["driver"], "rounds": 0}),
-        rows[3].model_copy(update={**unknown, "rounds": 1}),
-    ]
-    lines = (folder / "journal.jsonl").read_text().splitlines()
-    assert [json.loads(line)["schema_version"] for line in lines] == [4] * 3, "the last row of each point"
-    assert (folder / "rows.csv").read_text().count("\n") == 4
-    assert (folder / "rows.parquet").exists()
-    assert not comparable(*read_results(folder).rows[::2])
-
-
-def test_rows_of_schema_2_keep_all_but_the_name_of_a_percentage_and_get_the_one_of_the_bound(tmp_path):
-    rows = [
-        counted(row(ms=2.0)),
-        counted(row("fla_delta_net", seq_len=512)),
-        counted(row(ms=None, seq_len=1024)),
-        row("no_longer_there", seq_len=2048),
-        row(seq_len=256, run_id="without ceilings"),
-    ]
-    assert rows[0].percent_of_bound
-    assert rows[1].percent_of_bound is None
-    folder = write(tmp_path, rows, run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
-    (folder / "journal.jsonl").write_text("".join(json.dumps(of_schema_2(each)) + "\n" for each in rows))
-    assert migrate(folder).split("\n")[0] == f"{folder}: 5 rows migrated"
-    percents = [*(each.percent_of_bound for each in rows[:2]), None, None, None]
-    wanted = [
-        each.model_copy(update={"node": "unknown", "percent_of_bound": percent})
-        for each, percent in zip(rows, percents, strict=True)
-    ]
-    assert list(read_results(folder).rows) == wanted
-    assert "percent_of_roofline" not in (folder / "rows.csv").read_text()
-    assert "0 of 5 rows changed, 2 left as they are" in recount(folder)
-
-
-def test_rows_of_schema_3_keep_everything_and_get_a_node_that_is_not_known(tmp_path):
-    rows = [row(ms=2.0, gpu_uuid="GPU-1", commit="abc"), row(ms=None, seq_len=512)]
-    folder = write(tmp_path, rows)
-    (folder / "journal.jsonl").write_text("".join(json.dumps(of_schema_3(each)) + "\n" for each in rows))
-    assert migrate(folder).split("\n")[0] == f"{folder}: 2 rows migrated"
-    assert list(read_results(folder).rows) == [each.model_copy(update={"node": "unknown"}) for each in rows]
-    assert "node" in (folder / "rows.csv").read_text().split("\n")[0].split(",")
-
-
-def test_migrated_once_is_migrated(tmp_path):
-    folder = old_folder(tmp_path, [row()])
-    migrate(folder)
-    before = (folder / "journal.jsonl").read_bytes()
-    assert "0 rows migrated" in migrate(folder)
-    assert (folder / "journal.jsonl").read_bytes() == before
-
-
-def test_rows_of_both_schemas_and_several_folders(tmp_path):
-    old, new = row(seq_len=512), row()
-    folder = old_folder(tmp_path / "mixed", [old])
-    with open(folder / "journal.jsonl", "a") as journal:
-        journal.write(new.model_dump_json(by_alias=True) + "\n")
-    write(tmp_path / "new", [new])
-    told = migrate(tmp_path)
-    assert "mixed: 1 rows migrated" in told
-    assert "new: 0 rows migrated" in told
-    assert [r.comparison_id for r in read_results(folder).rows] == [None, new.comparison_id]
-
-
-def test_without_a_description_of_the_run_there_is_neither_commit_nor_driver(tmp_path):
-    folder = old_folder(tmp_path, [row()])
-    (folder / "environment.json").unlink()
-    migrate(folder)
-    assert [(r.commit, r.driver) for r in read_results(folder).rows] == [(None, None)]
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("nonsense", "line 2 is no row of schema 1 to 4"),
-        ("[]", "line 2 is no row of schema 1 to 4"),
-        ('{"schema_version": 1}', "line 2 is no row of schema 1 to 4"),
-        ('{"schema_version": 1, "point": "a", "run_id": "run", "ms_median": 1.0}', "line 2 is no row of schema 1 to 4"),
-        (
-            of_schema_1(row()).replace('"schema_version": 1', '"schema_version": 99'),
-            "line 2 is no row of schema 1 to 4",
-        ),
-    ],
-)
-def test_a_broken_line_is_one_line_and_2_and_changes_nothing(tmp_path, line, says):
-    folder = old_folder(tmp_path, [row()])
-    journal = folder / "journal.jsonl"
-    journal.write_text(journal.read_text() + line.strip() + "\n" + journal.read_text())
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    told = migrate(folder, code=2)
-    (only,) = told.strip().splitlines()
-    assert f"{journal} {says}" in only
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_a_last_line_cut_off_by_a_crash_is_dropped(tmp_path):
-    folder = old_folder(tmp_path, [row(), row(seq_len=512)])
-    journal = folder / "journal.jsonl"
-    journal.write_text(journal.read_text()[:-100])
-    with pytest.warns(UserWarning, match="last line was cut off"):
-        told = migrate(folder)
-    assert "1 rows migrated" in told
-    assert [r.seq_len for r in read_results(folder).rows] == [4096]
-
-
-def test_what_cannot_be_migrated_is_one_line_and_2(tmp_path):
-    assert "does not exist" in migrate(tmp_path / "nowhere", code=2)
-    folder = old_folder(tmp_path, [row()])
-    (folder / "environment.json").write_text("{")
-    (only,) = migrate(folder, code=2).strip().splitlines()
-    assert "environment.json is not what `tflabench sweep` writes" in only
-    with pytest.raises(InputError, match="is no journal of rows"):
-        migrate_folder(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -353,17 +180,16 @@ def test_what_cannot_be_migrated_is_one_line_and_2(tmp_path):
         "rows merge {new} --into {old}",
     ],
 )
-def test_other_commands_name_it_when_they_meet_schema_1(tmp_path, command):
-    old, new = old_folder(tmp_path / "old", [row(), row("sdpa")]), write(tmp_path / "new", [row()])
+def test_an_older_schema_is_refused_in_one_line_by_every_command(tmp_path, command):
+    old, new = write(tmp_path / "old", [row(), row("sdpa")]), write(tmp_path / "new", [row()])
+    older = (old / "journal.jsonl").read_text().replace('"schema_version":4', '"schema_version":3')
+    (old / "journal.jsonl").write_text(older)
     before = (old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()
     done = CliRunner().invoke(app, command.format(old=old, new=new).split())
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     (line,) = (each for each in done.stderr.splitlines() if each.startswith("tflabench: "))
-    assert f"was written with row schema 1 and this version reads 4: run `tflabench rows migrate {old}`" in line
+    assert "was written with row schema 3 and this version reads 4: use the version of tflabench that wrote it" in line
     assert ((old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()) == before
-    migrate(old)
-    again = CliRunner().invoke(app, command.format(old=old, new=new).split())
-    assert "row schema" not in again.output
 
 
 def published() -> list[Path]:
@@ -390,7 +216,7 @@ def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its
     for stored in results.rows:
         ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
         found = theory_columns.recounted(stored, Ceilings(**ceilings))
-        if not is_of_other_launches(stored):
+        if registry.is_current(stored.implementation, stored.kernel_version):
             assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
         assert (stored.percent_of_own_roofline or 0) <= 100, stored.point
         assert (stored.percent_of_bound or 0) <= 100, stored.point

@@ -96,19 +96,11 @@ def test_a_last_line_cut_off_is_dropped_with_a_warning(folder):
     assert set(read_rows(folder)["point"]) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize(
-    ("version", "remedy"),
-    [
-        (1, "run `tflabench rows migrate {folder}`, or give another --out"),
-        (2, "run `tflabench rows migrate {folder}`, or give another --out"),
-        (3, "run `tflabench rows migrate {folder}`, or give another --out"),
-        (5, "use the version of tflabench that wrote it"),
-    ],
-)
-def test_rows_of_another_schema_version_are_refused(folder, version, remedy):
+@pytest.mark.parametrize("version", [1, 3, 5])
+def test_rows_of_another_schema_version_are_refused(folder, version):
     journal = folder / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"schema_version":4', f'"schema_version":{version}'))
-    said = f"row schema {version} and this version reads 4: {remedy.format(folder=folder)}"
+    said = f"row schema {version} and this version reads 4: use the version of tflabench that wrote it"
     for read in (read_rows, lambda folder: Store(folder, DEVICE)):
         with pytest.raises(InputError, match=re.escape(said)):
             read(folder)

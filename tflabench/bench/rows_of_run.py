@@ -53,6 +53,7 @@ class Occasion:
             gate=impl.gate,
             formulation=impl.formulation,
             package=impl.package,
+            kernel_version=impl.version,
             **asdict(used),
             device=self.machine.name,
             protocol=self.protocol.name,

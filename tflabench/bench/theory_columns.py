@@ -7,7 +7,6 @@ half the first and keeps the second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -51,24 +50,6 @@ def recounted(row: Row, ceilings: Ceilings) -> Row:
         KeyError: no implementation is called as the row's.
     """
     return row.model_copy(update=modelled(registry.get(row.implementation), _problem(row), ceilings, row.ms_median))
-
-
-def with_bound(row: Row, run: Mapping[str, Any]) -> Row:
-    """Return a row with its `percent_of_bound`, by the ceilings that its run has recorded.
-
-    Args:
-        run: what environment.json says of it. Without ceilings there, without a time, or if no implementation is
-            called as the row's, the row stays as it is.
-    """
-    found = run.get("ceilings", {}).get(row.dtype)
-    if found is None or row.ms_median is None:
-        return row
-    try:
-        impl = registry.get(row.implementation)
-    except KeyError:
-        return row
-    percent = percent_of_bound(impl, _problem(row), Ceilings(**found), row.ms_median)
-    return row.model_copy(update={"percent_of_bound": percent})
 
 
 def _problem(row: Row) -> Problem:

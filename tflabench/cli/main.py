@@ -24,7 +24,7 @@ from tflabench.cli import (
     verify,
 )
 from tflabench.cli.common.app import app
-from tflabench.cli.rows import merge, migrate, pack, recount, unpack
+from tflabench.cli.rows import merge, pack, recount
 
 __all__ = [
     "advise",
@@ -37,7 +37,6 @@ __all__ = [
     "headline",
     "list_",
     "merge",
-    "migrate",
     "model_error",
     "optimal_chunk",
     "pack",
@@ -50,6 +49,5 @@ __all__ = [
     "sweep",
     "theory",
     "transfer",
-    "unpack",
     "verify",
 ]

@@ -18,11 +18,10 @@ from typing import NamedTuple
 from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.markdown import plain, write_page
-from tflabench.conclusions.model_error import is_of_other_launches
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
 from tflabench.conclusions.peer_table import cell, in_order, table, title
 from tflabench.conclusions.standings import Chosen, Question, Size, Standing, at_sizes, choose, preset_of, subject
-from tflabench.implementations.registry import nearest, our_kernels, split
+from tflabench.implementations.registry import is_current, nearest, our_kernels, split
 from tflabench.problem import InputError
 from tflabench.rows.journal import TIMES, is_packed
 from tflabench.rows.labels import PASS_TITLES, THROTTLED
@@ -300,7 +299,7 @@ def _changed(columns: Iterable[Question]) -> Iterator[str]:
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for question in columns:
         for pair in question.pairs.values():
-            if pair.ours and is_of_other_launches(pair.ours):
+            if pair.ours and not is_current(pair.ours.implementation, pair.ours.kernel_version):
                 found[question.device][pair.ours.implementation] = None
     if found:
         told = "; ".join(f"{device}: {', '.join(names)}" for device, names in found.items())

@@ -142,8 +142,8 @@ def judge(found: Iterable[Results]) -> Verdict:
                 kind = f"{row.implementation} {row.dtype}" if kernel else row.implementation
                 others[kind] = others.get(kind, 0) + 1
                 continue
-            if is_of_other_launches(row):
-                kind = f"{row.implementation} as it was before {_since(row)[:10]}"
+            if not registry.is_current(row.implementation, row.kernel_version):
+                kind = f"{row.implementation} as it was"
                 others[kind] = others.get(kind, 0) + 1
                 continue
             rows.append(row)
@@ -157,16 +157,6 @@ def judge(found: Iterable[Results]) -> Verdict:
         titles={row.implementation: row.title for row in rows},
         days=tuple(sorted({row.started_at[:10] for row in rows})),
     )
-
-
-def is_of_other_launches(row: Row) -> bool:
-    """Return whether a row was measured before the fused kernels changed what they launch for it."""
-    return row.chunk_size is not None and row.pass_ != "decode" and row.started_at < _since(row)
-
-
-def _since(row: Row) -> str:
-    kernel = registry.modelled(row.implementation)
-    return "" if kernel is None else calibrated.launched_since(_problem(row), kernel)
 
 
 def _problem(row: Row) -> Problem:

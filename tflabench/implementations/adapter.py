@@ -113,6 +113,7 @@ class Implementation:
         cost: FLOPs and bytes of one call, where these are not what `formulation` says, which None stands for.
         owner: whose it is.
         package: distribution whose version goes into the row.
+        version: of a family of this project's kernels, raised when their bits or times change; None for others'.
         packages: other distributions that it needs, whose versions a run records too.
         imports: imports what it needs of its library, once for all problems; None where that takes no time.
         compiles: whether its kernels are Triton's, so that they can be compiled before it runs.
@@ -140,6 +141,7 @@ class Implementation:
     cost: Callable[[Problem], Cost] | None = None
     owner: Owner = OTHERS
     package: str = "torch"
+    version: int | None = None
     packages: tuple[str, ...] = ()
     imports: Callable[[], object] | None = None
     compiles: bool = False

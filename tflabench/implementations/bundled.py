@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from tflabench.kernels.state import State
     from tflabench.theory.problem_bound import Bounded
 
+# Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
+FUSED_VERSION, TRITON_VERSION, GLA_VERSION, STEP_VERSION, REFERENCE_VERSION = 26, 5, 1, 1, 1
 CPU_CHUNK_SIZE = 64  # of the reference where the problem leaves it open: fastest on CPUs up to head dimensions of 256
 
 
@@ -413,6 +415,7 @@ def _reference(form: Formulation, gate: GateName) -> Implementation:
         gate=gate,
         formulation=form,
         chunked=chunkwise,
+        version=REFERENCE_VERSION,
     )
 
 
@@ -428,6 +431,7 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         chunked=True,
         cost=partial(tfla_cost, gate),
         package="triton",
+        version=TRITON_VERSION,
         compiles=True,
         majors=tiling.MAJORS,
         shared_bytes=tfla_shared_bytes,
@@ -447,6 +451,7 @@ def _hopper(gate: GateName) -> Implementation:
         formulation="fused",
         chunked=True,
         package="triton",
+        version=FUSED_VERSION,
         compiles=True,
         majors=hopper_shapes.MAJORS,
         shared_bytes=hopper_shared_bytes,
@@ -464,6 +469,7 @@ def _step(gate: GateName) -> Implementation:
         refuses=refuse_sequence,
         gate=gate,
         formulation="recurrent",
+        version=STEP_VERSION,
         compiles=True,
     )
 
@@ -473,6 +479,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
     names = {"hopper": "hopper_{}", "tfla_xl": "tfla_{}_xl", "reference": "reference_{}"}
     titles = {"hopper": "fused for Hopper", "tfla_xl": "TFLA xl_chunk", "reference": "PyTorch chunkwise"}
     refuses = {"hopper": refuse_hopper, "tfla_xl": partial(refuse_tfla, False), "reference": refuse_decode}
+    versions = {"hopper": FUSED_VERSION, "tfla_xl": TRITON_VERSION, "reference": REFERENCE_VERSION}
     return Implementation(
         name=names[kernels].format(op.name),
         family=op.family,
@@ -483,6 +490,7 @@ def _recurrence(op: Recurrence, kernels: str) -> Implementation:
         chunked=True,
         cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
         package="torch" if kernels == "reference" else "triton",
+        version=versions[kernels],
         compiles=kernels != "reference",
         majors={"hopper": hopper_shapes.MAJORS, "tfla_xl": tiling.MAJORS}.get(kernels),
         shared_bytes={"hopper": hopper_shared_bytes, "tfla_xl": tfla_shared_bytes}.get(kernels),
@@ -501,6 +509,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
         build=partial(build_recurrence_step, op),
         refuses=refuse_sequence,
         formulation="recurrent",
+        version=STEP_VERSION,
         compiles=True,
         operation=op.name,
     )

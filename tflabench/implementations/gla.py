@@ -18,7 +18,7 @@ from tflabench.implementations.adapter import (
     Unsupported,
     draw,
 )
-from tflabench.implementations.bundled import refuse_decode, refuse_kernels
+from tflabench.implementations.bundled import GLA_VERSION, REFERENCE_VERSION, refuse_decode, refuse_kernels
 from tflabench.implementations.mlstm import OPEN
 from tflabench.kernels.common import tiling
 from tflabench.kernels.common.sizes import refuses_dtype
@@ -161,6 +161,7 @@ def _implementation(kernels: Kernels) -> Implementation:
         chunked=True,
         cost=partial(cost, kernels),
         package="triton" if triton else "torch",
+        version=GLA_VERSION if triton else REFERENCE_VERSION,
         compiles=triton,
         majors=tiling.MAJORS if triton else None,
         shared_bytes=shared_bytes if triton else None,

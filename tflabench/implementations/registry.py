@@ -84,6 +84,15 @@ def modelled(name: str) -> Modelled | None:
     return impl.modelled if (impl := find(name)) else None
 
 
+def is_current(name: str, kernel_version: int | None) -> bool:
+    """Return whether rows of an implementation are of today's kernels, by their column `kernel_version`.
+
+    True for implementations without a version, and for names that are not registered.
+    """
+    version = impl.version if (impl := find(name)) else None
+    return version is None or version == kernel_version
+
+
 def plugged() -> tuple[Implementation, ...]:
     """Return the implementations from outside: of entry points of installed packages, and of `plug_in`."""
     return (*_installed(), *_plugged)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.problem import InputError
-from tflabench.rows.schema import MIGRATED_VERSIONS, SCHEMA_VERSION, Row
+from tflabench.rows.schema import SCHEMA_VERSION, Row
 from tflabench.rows.table import flat, frame, records
 
 JOURNAL, TABLE = "journal.jsonl", "rows.parquet"
@@ -218,12 +218,9 @@ def _row(line: bytes, path: Path, number: int) -> Row:
         version = SCHEMA_VERSION
     if version == SCHEMA_VERSION:
         raise InputError(f"{path} line {number} is no row: mend or delete that line, or give another --out")
-    remedy = "use the version of tflabench that wrote it"
-    if version in MIGRATED_VERSIONS:
-        remedy = f"run `tflabench rows migrate {path.parent}`"
     raise InputError(
         f"{path} was written with row schema {version} and this version reads {SCHEMA_VERSION}: "
-        f"{remedy}, or give another --out"
+        "use the version of tflabench that wrote it, or give another --out"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tflabench.problem import InputError
-from tflabench.rows.journal import JOURNAL, TABLE, TIMES, Store, is_packed, packed_lines
+from tflabench.rows.journal import JOURNAL, TABLE, TIMES, is_packed, packed_lines
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
 from tflabench.rows.table import flat, frame
@@ -61,12 +61,3 @@ def pack(folder: Path, closed: bool = False) -> tuple[int, int]:
 def _size(folder: Path) -> int:
     files = (folder / name for name in (JOURNAL, TABLE, TIMES, "rows.csv"))
     return sum(path.stat().st_size for path in files if path.exists())
-
-
-def unpack(folder: Path) -> None:
-    """Write the journal and the tables of a packed folder again.
-
-    Raises:
-        InputError: the folder cannot be written, or its rows cannot be read.
-    """
-    Store(folder, read_results(folder).rows[0].device).export()

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from tflabench.problem import Pass
 
 SCHEMA_VERSION = 4
-MIGRATED_VERSIONS = (1, 2, 3)  # which `tflabench.rows.migrate` brings to this one
 MOST = 2**63  # integers of a table are smaller
 Status = Literal["ok", "unsupported", "oom", "compile_error", "crashed", "timeout", "wrong", "error"]
 
@@ -23,9 +22,11 @@ class Row(BaseModel):
         run_id: of the sweep that measured it; environment.json describes that.
         point: identity of what was asked for (see `selection.points.point_id`).
         comparison_id: of the occasion on which it was measured with others in alternating rounds. Ratios count between
-            rows of one closed comparison only. None in rows migrated from schema 1.
+            rows of one closed comparison only.
         closed: whether its comparison ended as intended; a row is provisional until then.
         rounds: turns that it had.
+        kernel_version: of the family of this project's kernels that ran; 0 where they have launched something else
+            since, None for other implementations.
         chunk_size: the one used, also where the implementation chose it.
         status: "wrong" for results that are too far from float64 or change from call to call; the row has times.
         host_ms: what the host needs to enqueue a call, no part of the other times. The longer of it and `ms_median` is
@@ -47,7 +48,7 @@ class Row(BaseModel):
             square, within the first `verified_steps` of the sequence.
         noisy: whether the median is known less well than ratios are shown (see `bench.timing`).
         commit, source_hash: of the sources that measured it; `source_hash` is of what decides a number.
-        node: name of the machine that measured it; "unknown" in rows migrated from schema 3 and before.
+        node: name of the machine that measured it.
         mixed_versions: in what the node's sources, Python and packages differ from those of the process that drove the
             sweep, in words; None where they do not.
         gpu_uuid, driver: of the GPU; None on a CPU.
@@ -69,6 +70,7 @@ class Row(BaseModel):
     formulation: str
     package: str
     package_version: str | None = None
+    kernel_version: int | None = None
     pass_: Pass = Field(alias="pass")
     batch: int = Field(ge=1, lt=MOST)
     heads: int = Field(ge=1, lt=MOST)

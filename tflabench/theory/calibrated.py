@@ -59,14 +59,6 @@ class Modelled:
         return problem.heads if self.shared else 1
 
 
-def launched_since(problem: Problem, kernel: Modelled) -> str:
-    """Return since when (UTC) rows are of today's launches (`fused.launched_since`)."""
-    if kernel.algorithm != "fused":
-        return ""
-    of = problem.chunk_size or problem.seq_len, kernel.gate_gradients, kernel.group(problem)
-    return fused.launched_since(problem, kernel.gate, *of)
-
-
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:
     """Return the kernels of one call at `problem.chunk_size`, as planned for a device.
 

@@ -1,54 +1,13 @@
 """The fused kernels for Hopper (scalar/hopper): what they compute, move and hold on chip, and how fast they can be.
 
-A walk carries one head's state on chip over tiles of 64 steps and makes one output; forward is one walk (h), backward
-three (dq, dk, dv). So FLOPs do not grow with L: they are those of the chunkwise form with chunks of one tile. Nor does
-a state go through memory, unless L < T: then the T/L segments run side by side, for which a pass before the walk (K, V
-forward, Q, dH backward) computes the state that each starts from, in parts of a segment where these are too few
-programs. L = T is best where batch * heads fill the chip, and elsewhere the L of as many segments as fill it
-(`best_chunk_size`); h alone needs half as many, for two programs can share a state. What does
-not fill a segment is the first one. Where that is half as long or less, and there is room on the chip, h of it is made
-during the state pass, which then has one segment less to go over (`Forward.first`).
+A walk carries one head's state on chip over tiles of 64 steps and makes one output: h forward, dq, dk and dv backward.
+So FLOPs are those of the chunkwise form with chunks of one tile, whatever L is. L < T cuts a sequence into T/L segments
+side by side, and a state pass computes what each starts from. L = T is best where batch * heads fill the chip, else
+the L of as many segments as fill it (`best_chunk_size`). Backward of 64 by 64 heads is no walk: two state passes write
+C and dC of every tile, from which one kernel (`TileGradients`) makes all gradients. docs/kernels.md tells it at length.
 
-Where gate gradients are asked for, dq and dk also make row sums, for which they multiply by twice the bits of the
-state: one product more as large as the one through the state. Without (fixed decays) they are walks like the others.
-dk and dv are one where a program can hold the whole of dC. h of heads that share q and k, with states of 64 x 64, is
-computed for four heads in a program, which reads q and k once for them.
-
-Backward of such heads is no walk: two state passes (`StatePass`) write C before and dC after every tile in 16 bits,
-then one kernel (`TileGradients`) makes dq, dk, dv and row sums of a tile from the two, for up to 64 heads that share q
-and k, whose dq and dk it adds up. It reads every tensor once, no tile of it waits for another, and what passes a tile
-is a product of its states, not a sum of row sums, which are read once then. PyTorch adds up the parts of dq and dk that
-are left (of other heads that share q and k: of every head).
-
-`runtime` is a lower bound: every walk takes the slower of memory and matrix products, these over whole waves of
-programs. In us, mLSTMsig, with what a GPU took (walks; all: two others) and what the calibrated model makes of it,
-where one role's work hides only in part behind another's (all: forward and backward, with gates):
-
-            128/256, T = 4096, an H200        256/512, T = 8192, an H100
-    walk    bound  calibrated  measured       bound  calibrated  measured
-    h         380         466       421         535         696       626
-    dq        446         571       516         716         942       990
-    dk, dv    570         736       726
-    dk                                          671         893       950
-    dv                                          535         696       619
-    all      1409        1789      1673        2482        3255      3270
-    all but gate gradients
-             1332        1632      1435
-
-    Mamba 2, 64 heads of 64, state 64    T = 4096                   T = 65536, 8 segments
-    h and gates                          276   377   413            395   517   549
-    all                                 1477  1798  1877            1718  2080  2176
-
-What neither has is shared memory, through which operands of products, blocks on their way in and out and exchanges
-between lanes all go: in dq 4,700 of some 7,900 cycles of a tile, in dk and dv 7,500 of 11,100. Whatever is left out of
-a walk gains by what it put through there (decisions/2026-11-22-what-limits-the-walks.md), and sums by halves brought
-dq, dk and dv below what was calibrated when they took 48 exchanges for 14. Longest against the model are exp's forward
-at 256/512, where four programs of a head each carry n and compute q . n of every tile (690 measured, 657 calibrated),
-and four heads in a program, of which all roles wait for one another. Nor has it what is not tensors of the kernels: of
-Mamba 2 the bias of dt and the gradient of D. At T = 65536 the model cuts into 4 segments behind one half as long
-forward and, for dq and dk have half as many programs as h, into 8 with the backward, as the kernels do; but where it
-makes forward 6% faster they cut forward the one way and backward the other, the model both alike. For gradients of
-gates they read the states at borders once more.
+`runtime` is a lower bound, of the slower of memory and matrix products, these over whole waves of programs. Neither it
+nor `launches` knows shared memory, which limits the walks (docs/decisions/2026-11-22-what-limits-the-walks.md).
 """
 
 from __future__ import annotations
@@ -60,7 +19,7 @@ from tflabench.kernels.common.sizes import USUAL, Device
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradients, Walk
 from tflabench.kernels.scalar.plan.hopper_segments import Cut, Segments
-from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WIDTH, WalkShape, held
+from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WIDTH, held
 from tflabench.problem import InputError, Problem
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
 from tflabench.theory.cost import Cost, Gate, flop_terms
@@ -68,9 +27,6 @@ from tflabench.theory.hardware import Gpu
 from tflabench.theory.launches import Chip, Launch, sizes
 
 Planned = tuple[plans.Forward, plans.Backward | None]
-
-# UTC, see `launched_since`
-CHANGED, CHANGED_64, CHANGED_AGAIN, CHANGED_NARROW = "2026-11-25T18", "2026-11-26T01", "2026-11-26T12", "2026-11-27T03"
 
 
 def planned(
@@ -88,28 +44,6 @@ def planned(
     if problem.pass_ == "fw":
         return forward, None
     return forward, plans.backward(of, device, chunk_size, gate_gradients=gate_gradients)
-
-
-def launched_since(problem: Problem, gate: Gate, chunk_size: int, gate_gradients: bool, group: int) -> str:
-    """Return since when (UTC) rows are of today's launches; no model of today describes those before. "": ever since.
-
-    dq and dk of more than 256 columns were two launches each, and h with a normaliser had no programs of half the rows.
-    Gradients of 64 by 64 were made tile by tile where heads share nothing, then in walks for dk and dv apart. Heads
-    that do not fill their blocks were refused. States of 64 by 64 had two state partitions, and heads of 32 had their
-    gradients made in walks, then from states of whole blocks.
-    """
-    forward, backward = planned(problem, gate, chunk_size, gate_gradients, group)
-    d_qk, d_hv, rows = problem.d_qk, problem.d_hv, problem.batch * problem.heads
-    filling = WalkShape.filling(d_qk, d_hv, rows, USUAL.multiprocessors, sums=False)
-    halved = gate == "exp" and filling != WalkShape.of(d_qk, d_hv, sums=False)
-    walks = backward.walks if backward else ()
-    if backward and backward.by_tiles and _filled(problem) < 1:
-        return CHANGED_NARROW
-    if any(walk.resident > 1 for walk in (forward.h, *walks)):
-        return CHANGED_AGAIN
-    if _filled(problem) < 1 or (problem.d_qk == problem.d_hv == TILE and walks and gate_gradients):
-        return CHANGED_64
-    return CHANGED if halved or any(walk.column_pieces > 1 for walk in (forward.h, *walks)) else ""
 
 
 def launched(

@@ -43,7 +43,7 @@ COMMANDS = {
         "gpus": "List known GPUs and this machine",
     },
     "Data": {
-        "rows": "Merge, recount or migrate stored rows",
+        "rows": "Merge or pack stored rows",
         "cache": "Show caches and their sizes, clear them",
         "list": "List implementations, presets and axes",
     },

@@ -18,8 +18,8 @@ def pack(
 ) -> None:
     """Keep finished results folders small: rows.parquet, without journal.jsonl and rows.csv.
 
-    times.csv has the columns that matter most, to look at. Every command reads packed folders. A sweep, `merge` or
-    `recount` that adds rows to one unpacks it first.
+    times.csv has the columns that matter most, to look at. Every command reads packed folders. A sweep or `merge` that
+    adds rows to one unpacks it first.
     """
     from tflabench.rows.load import folders_below
     from tflabench.rows.packed import pack as pack_folder

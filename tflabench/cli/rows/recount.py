@@ -17,7 +17,6 @@ def recount(
     none, whose implementation is gone, or whose kernels were others are left as they are.
     """
     from tflabench.bench import theory_columns
-    from tflabench.conclusions.model_error import is_of_other_launches
     from tflabench.implementations import registry
     from tflabench.rows import journal as store
     from tflabench.rows import load
@@ -29,7 +28,11 @@ def recount(
         changed = []
         for row in results.rows:
             ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
-            if ceilings is None or row.implementation not in known or is_of_other_launches(row):
+            if (
+                ceilings is None
+                or row.implementation not in known
+                or not registry.is_current(row.implementation, row.kernel_version)
+            ):
                 left += 1
             elif (found := theory_columns.recounted(row, Ceilings(**ceilings))) != row:
                 changed.append(found)
