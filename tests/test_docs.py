@@ -29,7 +29,7 @@ from typer.main import get_command
 
 import tflabench
 from tflabench.cli.main import app
-from tflabench.conclusions.compare import comparable, fastest
+from tflabench.conclusions.ratio import comparable, fastest
 from tflabench.implementations import registry
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row

@@ -252,18 +252,13 @@ def test_interrupted_on_a_terminal_it_leaves_that_clean_and_keeps_what_it_has():
 
 
 def test_all_of_it_is_shown_by_the_same_command_with_full_which_measures_nothing():
-    arguments = ["--impl", "fine,chatters,raises", "-a", "seq_len=16:96:+16", "-a", "head_dim=16"]
-    brief = sweep(*arguments).stdout.splitlines()
-    assert len(brief) <= 30
-    assert max(map(len, brief)) <= 80
-    assert brief[-1].endswith("more lines: the same command with --full (measures nothing)")
+    arguments = ["--impl", "fine,raises", "-a", "seq_len=16:144:+16", "-a", "head_dim=16"]
+    assert sweep(*arguments).stdout.splitlines()[-1] == "all 18 problems and kinds of failure: add --full"
     before = len(journal())
     done = sweep(*arguments, "--full")
     assert "0 of 36 points to measure" in done.stderr
     assert len(journal()) == before
-    assert "own roofline" in done.stdout
-    assert "times faster than" in done.stdout
-    assert abs(len(done.stdout.splitlines()) - len(brief) - int(brief[-1].split()[1])) <= 2
+    assert "Fastest kernels, 18 problems" in done.stdout
 
 
 @pytest.fixture
@@ -329,7 +324,6 @@ def test_without_a_gpu_it_runs_on_the_cpu_says_so_and_draws():
     assert list((folder / "figures").glob("roofline*.png"))
     assert "next best of others" in done.stdout
     assert f"tflabench plot {folder}" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_dry_run_measures_nothing(invoke):

@@ -17,14 +17,12 @@ from tflabench.cli.main import app
 from tflabench.conclusions import compare as comparison
 from tflabench.conclusions.campaigns import campaigns
 from tflabench.conclusions.compare import (
-    Rules,
-    comparable,
-    fastest,
+    Tolerance,
     judge,
     match_implementations,
     match_points,
-    questions,
 )
+from tflabench.conclusions.ratio import comparable, fastest, questions
 from tflabench.figures import ratios
 from tflabench.figures.model import Curve
 from tflabench.rows.load import find_results, read_results
@@ -85,7 +83,7 @@ def test_few_samples_do_where_every_round_says_the_same(b, verdict, reason):
     a = few(1.0, 1.0, 1.002)
     found = judge(a, b)
     assert (found.verdict, found.reason) == (verdict, reason)
-    strict = judge(a, b, Rules(min_samples=30))
+    strict = judge(a, b, Tolerance(min_samples=30))
     assert (strict.verdict, strict.reason) == ("ambiguous", "18 samples, 30 needed")
 
 
@@ -105,7 +103,7 @@ def test_a_point_that_failed_before_is_missing_and_no_regression():
 def test_wrong_results_have_a_time_and_no_ratio():
     wrong = row(ms=0.1, status="wrong", reason="dq is off")
     for pair in ((row(), wrong), (wrong, row())):
-        found = comparison.compare(match_points([pair[0]], [pair[1]]), Rules())
+        found = comparison.compare(match_points([pair[0]], [pair[1]]), Tolerance())
         assert (found.matches[0].ratio, found.matches[0].memory_ratio, found.geometric_mean) == (None, None, None)
     assert fastest([wrong, row()]) == row()
     assert fastest([wrong]) == wrong
@@ -130,13 +128,13 @@ def test_rows_apart_are_not_comparable(of_ours, of_theirs):
 
 def test_rules_can_be_relaxed():
     throttled = row(ms=2.0, throttled=True, samples=7)
-    assert judge(row(), throttled, Rules(min_samples=7, allow_throttled=True)).verdict == "slower"
-    assert judge(row(), row(ms=1.005), Rules(threshold=0.001)).verdict == "slower"
+    assert judge(row(), throttled, Tolerance(min_samples=7, allow_throttled=True)).verdict == "slower"
+    assert judge(row(), row(ms=1.005), Tolerance(threshold=0.001)).verdict == "slower"
 
 
 @pytest.mark.parametrize(("ms", "threshold", "regression"), [(1.04, 0.05, False), (1.06, 0.05, True), (None, 9, True)])
 def test_regressions_are_slower_than_the_threshold_or_broken(ms, threshold, regression):
-    assert judge(row(), row(ms=ms), Rules(threshold)).regressed == regression
+    assert judge(row(), row(ms=ms), Tolerance(threshold)).regressed == regression
 
 
 UUIDS: tuple[dict[str, Any], ...] = ({"gpu_uuid": "GPU-1"}, {"gpu_uuid": "GPU-2"})
@@ -168,10 +166,10 @@ def test_the_threshold_is_what_two_measurements_of_one_kernel_differ_by(of_a, of
 
 
 def test_an_own_threshold_holds_everywhere():
-    assert judge(row(), row(ms=1.005), Rules(threshold=0.0)).verdict == "slower"
+    assert judge(row(), row(ms=1.005), Tolerance(threshold=0.0)).verdict == "slower"
     for of_a, of_b, _ in RELATIONS.values():
         a, b = row(**of_a), row(ms=1.06, **of_b)
-        assert [judge(a, b, Rules(threshold)).verdict for threshold in (0.05, 0.07)] == ["slower", "same"]
+        assert [judge(a, b, Tolerance(threshold)).verdict for threshold in (0.05, 0.07)] == ["slower", "same"]
 
 
 def test_the_output_says_which_threshold_held_and_why(tmp_path):
@@ -375,7 +373,7 @@ def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     compare(a, b, "--out", out, code=1)
     assert out.read_bytes().startswith(b"\x89PNG")
 
-    found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Rules())
+    found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Tolerance())
     (figure,) = ratios.draw(found, (ratios.Side("a", {}), ratios.Side("b", {})), "ratios")
     assert figure.stem == "ratios"
     assert figure.title == "Runtime of B over A: B = b, A = a"

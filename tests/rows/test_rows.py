@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tflabench.bench import theory_columns
 from tflabench.cli.main import app
-from tflabench.conclusions.compare import comparable
+from tflabench.conclusions.ratio import comparable
 from tflabench.implementations import registry
 from tflabench.problem import Problem
 from tflabench.rows.load import read_results

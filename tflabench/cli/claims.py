@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import print_json
+from tflabench.cli.common.console import print_json, stdout
 from tflabench.cli.common.options import Json
 from tflabench.cli.common.paths import Results, file_to_write, out_file
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from tflabench.conclusions.claims import Outcome
+    from tflabench.conclusions.tables import FittedTable
 
 STYLES = {"holds": "green", "does not hold": "red", "not measurable": "dim"}
-WIDTH = 120  # of tables where nobody's terminal limits them
 
 
 @app.command("claims")
@@ -29,84 +27,72 @@ def claims(
 
     With --out they are written as Markdown, a table a device.
     """
-    from rich.console import Console
-
     from tflabench.conclusions.campaigns import campaigns
-    from tflabench.conclusions.claim import needed
     from tflabench.conclusions.claims import check_all
     from tflabench.rows.errors import find_errors
     from tflabench.rows.load import find_results
 
     if out is not None:
-        from tflabench.conclusions.claims_page import write
+        from tflabench.conclusions.claims_page import markdown
+        from tflabench.conclusions.markdown import write_page
 
-        print(write(directory, file_to_write(out, "claims.md")))
+        path = file_to_write(out, "claims.md")
+        command = ["tflabench", "claims", str(directory), "--out", str(path)]
+        print(write_page(path, markdown(directory, command, path.parent)))
         return
     outcomes = check_all(campaigns(find_results(directory)), find_errors(directory))
     if json_:
-        found = [
-            {
-                "claim": outcome.claim.says,
-                "source": outcome.claim.source,
-                "needs": needed(outcome.claim),
-                "kernels": outcome.kernels,
-                "criterion": outcome.claim.criterion,
-                "verdict": outcome.verdict,
-                "measured": outcome.measured,
-                "modelled": outcome.modelled,
-                "values": outcome.values,
-                "intervals": {at: [span.low, span.high] for at, span in outcome.spans.items()},
-                "over": outcome.claim.over,
-                "reason": outcome.reason,
-                "folder": outcome.folder,
-                "command": outcome.command,
-            }
-            for outcome in outcomes
-        ]
-        print_json(found)
+        print_json([_as_json(outcome) for outcome in outcomes])
         return
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = WIDTH
+    console = stdout()
     console.print(_table(outcomes))
-    for line in _commands(outcomes):
-        console.print(line, soft_wrap=True)
-
-
-def _table(outcomes: list[Outcome]) -> Table:
-    """Return a table with a line a claim; where the kernels say different things, a second one below it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from tflabench.conclusions.claim import needed
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("claim", "needs", "kernels", "measured, or why not", "modelled", "verdict"):
-        table.add_column(column, no_wrap=column in ("kernels", "verdict"), overflow="fold")
-    by_claim: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_claim.setdefault(outcome.claim.says, []).append(outcome)
-    for says, own in by_claim.items():
-        claim = own[0].claim
-        needs = "; ".join(words for words in (needed(claim), claim.criterion) if words)
-        alike = {(outcome.verdict, outcome.reason, outcome.measured, outcome.modelled) for outcome in own}
-        for n, outcome in enumerate(own[:1] if len(alike) == 1 else own):
-            kernels = " ".join(one.kernels for one in own) if len(alike) == 1 else outcome.kernels
-            cells = [outcome.measured, outcome.modelled]
-            told = 1 if outcome.modelled else 0  # the reason stands where the values do
-            cells[told] = "; ".join(words for words in (cells[told], outcome.reason) if words)
-            verdict = Text(outcome.verdict, STYLES[outcome.verdict])
-            table.add_row(*((says, needs) if n == 0 else ("", "")), "" if len(own) == 1 else kernels, *cells, verdict)
-    return table
-
-
-def _commands(outcomes: list[Outcome]) -> list[str]:
-    """Return the commands that would decide the other claims, each with its claims below it."""
     by_command: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.command:
             by_command.setdefault(outcome.command, []).append(outcome.claim.says)
-    lines = ["", "What is not measurable with these rows would be decided by"] if by_command else []
-    for deciding, claims in by_command.items():
-        lines += [f"  {deciding}", *(f"    {says}" for says in claims)]
-    return lines
+    if by_command:
+        console.print("\nWhat is not measurable with these rows would be decided by")
+    for command, claims in by_command.items():
+        for line in (f"  {command}", *(f"    {says}" for says in claims)):
+            console.print(line, soft_wrap=True)
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "claim": outcome.claim.says,
+        "source": outcome.claim.source,
+        "kernels": outcome.kernels,
+        "criterion": outcome.claim.criterion,
+        "verdict": outcome.verdict,
+        "measured": outcome.measured,
+        "modelled": outcome.modelled,
+        "values": {at: number.value for at, number in outcome.numbers.items()},
+        "intervals": {at: [number.low, number.high] for at, number in outcome.numbers.items()},
+        "over": outcome.claim.over,
+        "reason": outcome.reason,
+        "folder": outcome.folder,
+        "command": outcome.command,
+    }
+
+
+def _table(outcomes: list[Outcome]) -> FittedTable:
+    """Return a table with a line a claim and set of kernels; the claim stands in the first of its lines."""
+    from tflabench.conclusions.tables import FittedTable, TableColumn
+
+    first = {id(outcome.claim): outcome for outcome in reversed(outcomes)}
+
+    def once(outcome: Outcome, text: str) -> str:
+        return text if first[id(outcome.claim)] is outcome else ""
+
+    def numbers(outcome: Outcome) -> str:
+        modelled = f"modelled: {outcome.modelled}" if outcome.modelled else ""
+        return "; ".join(filter(None, (outcome.measured, modelled, outcome.reason)))
+
+    columns = [
+        TableColumn("claim", lambda outcome: once(outcome, outcome.claim.says), enough=16),
+        TableColumn("required", lambda outcome: once(outcome, outcome.claim.criterion), drop=1, enough=24),
+        TableColumn("kernels", lambda outcome: outcome.kernels, "<"),
+        TableColumn("measured, or why not", numbers, enough=16),
+        TableColumn("verdict", lambda outcome: outcome.verdict, "<"),
+    ]
+    return FittedTable(columns, outcomes, lambda outcome: STYLES[outcome.verdict])

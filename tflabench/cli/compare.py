@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.console import print_json, stderr
+from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.options import MOST_CHOICES, Json
 from tflabench.cli.common.paths import ROWS, figure_to_write, out_file
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
-    from tflabench.conclusions.compare import Comparison, Match, Matching, Rules
+    from tflabench.conclusions.compare import Judgement, Match, Matching
     from tflabench.rows.load import Results
     from tflabench.rows.schema import Row
 
 LARGEST_THRESHOLD = 100.0  # times
-WIDTH = 160  # of tables where nobody's terminal limits them
 COMPARED, JUDGED = "What to compare", "How to judge"  # panels of --help
 STYLES = {"faster": "green", "slower": "red", "broken": "bold red", "ambiguous": "yellow", "missing": "dim"}
 
@@ -116,7 +115,7 @@ def compare(
     from tflabench.conclusions import compare as comparison
     from tflabench.conclusions.campaigns import differences
 
-    rules = comparison.Rules(None if threshold is None else _fraction(threshold), min_samples, allow_throttled)
+    tolerance = comparison.Tolerance(None if threshold is None else _fraction(threshold), min_samples, allow_throttled)
     if inside and impl:
         raise InputError("--impl is for two folders: with --in, A and B are the implementations")
     patterns = ",".join(impl) if impl else "*"
@@ -125,19 +124,19 @@ def compare(
     differing = differences(left.conditions, right.conditions)
     for line in _warnings(differing):
         note.print(line, style="bold yellow")
-    found = comparison.compare(_matched(left, right, inside), rules)
-    files = _draw(found, left, right, out) if out else []
+    judgement = comparison.compare(_matched(left, right, inside), tolerance)
+    files = _draw(judgement, left, right, out) if out else []
     if json_:
-        head = _head(left, right, differing) | _rules(rules, found)
-        print_json({**head, **_as_json(found), "files": [str(file) for file in files]})
+        head = _head(left, right, differing) | {"rules": asdict(tolerance)}
+        print_json({**head, **_as_json(judgement), "files": [str(file) for file in files]})
     else:
-        _print(found, f"A = {a}, B = {b}")
-    if not allow_throttled and any("throttled" in (match.reason or "") for match in found.matches):
+        _print(judgement, f"A = {a}, B = {b}")
+    if not allow_throttled and any("throttled" in (match.reason or "") for match in judgement.matches):
         note.print("Rows measured while the GPU held its clock back are ambiguous; --allow-throttled judges them too.")
     for file in files:
         note.print(f"wrote {file}")
-    if found.regressions:
-        note.print(_worst(found), style="bold red")
+    if judgement.regressions:
+        note.print(_worst(judgement), style="bold red")
         raise typer.Exit(1)
 
 
@@ -151,7 +150,7 @@ def _matched(left: _Side, right: _Side, inside: Path | None) -> Matching:
 
     if inside:
         pairs = zip(left.folders, right.folders, strict=True)
-        matching = comparison.joined(comparison.match_implementations(x.rows, y.rows) for x, y in pairs)
+        matching = comparison.joined([comparison.match_implementations(x.rows, y.rows) for x, y in pairs])
     else:
         matching = comparison.match_folders(left.folders, right.folders, (Path(left.name), Path(right.name)))
     if matching.pairs:
@@ -163,13 +162,13 @@ def _matched(left: _Side, right: _Side, inside: Path | None) -> Matching:
     raise InputError(f"{sizes} have none in common: sweep the same axes for both")
 
 
-def _draw(found: Comparison, left: _Side, right: _Side, out: Path) -> list[Path]:
+def _draw(judgement: Judgement, left: _Side, right: _Side, out: Path) -> list[Path]:
     """Draw the ratios, and return the files."""
     from tflabench.figures import ratios
     from tflabench.figures.files import write_figure
 
     path = figure_to_write(out, "compare.png")
-    drawn = ratios.draw(found, (ratios.Side(left.name, left.runs), ratios.Side(right.name, right.runs)), path.stem)
+    drawn = ratios.draw(judgement, (ratios.Side(left.name, left.runs), ratios.Side(right.name, right.runs)), path.stem)
     return [file for figure in drawn for file in write_figure(figure, path.with_stem(figure.stem))]
 
 
@@ -182,19 +181,11 @@ def _head(left: _Side, right: _Side, differing: dict[str, tuple[str, str]]) -> d
     }
 
 
-def _rules(rules: Rules, found: Comparison) -> dict[str, Any]:
-    """Return the rules, and the thresholds that followed from them."""
-    thresholds = [
-        {"threshold": held.value, "why": held.why, "points": count} for held, count in found.thresholds.items()
-    ]
-    return {"rules": asdict(rules), "thresholds": thresholds}
-
-
-def _worst(found: Comparison) -> str:
+def _worst(judgement: Judgement) -> str:
     """Return in words how many points regress, and the worst of them."""
-    worst = max(found.regressions, key=lambda match: match.ratio or inf)
+    worst = max(judgement.regressions, key=lambda match: match.ratio or inf)
     how = f"takes {worst.ratio:.2f} times as long" if worst.ratio else worst.reason
-    return f"{len(found.regressions)} of {len(found.matches)} points regress, the worst: {worst.b.point} {how}"
+    return f"{len(judgement.regressions)} of {len(judgement.matches)} points regress, the worst: {worst.b.point} {how}"
 
 
 def _fraction(text: str) -> float:
@@ -246,65 +237,62 @@ def _warnings(differing: dict[str, tuple[str, str]]) -> list[str]:
     return lines + [f"Different versions or settings: {'; '.join(others)}."] * bool(others)
 
 
-def _print(found: Comparison, title: str) -> None:
+def _print(judgement: Judgement, title: str) -> None:
     """Print a line a point, then counts and the mean."""
-    from rich.console import Console
-    from rich.table import Table
+    from tflabench.conclusions.tables import FittedTable, TableColumn
 
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    for column in ("pass", "size", "dtype", "implementation", "A", "B", "B / A", "memory", "verdict", ""):
-        table.add_column(column, justify="right" if column in ("A", "B", "B / A", "memory") else "left")
-    for match in found.matches:
-        table.add_row(
-            match.a.pass_,
-            *_what(match),
-            _time(match.a),
-            _time(match.b),
-            f"{match.ratio:.3f}" if match.ratio else "",
-            f"{match.memory_ratio:.2f}" if match.memory_ratio else "",
-            f"{match.verdict}{' !' if match.regressed else ''}",
-            match.reason or "",
-            style=STYLES.get(match.verdict, ""),
-        )
-    console.print(table)
-    for held, count in found.thresholds.items():
+    console = stdout()
+    console.print(title, style="italic")
+    columns = [
+        TableColumn("pass", lambda match: match.a.pass_, drop=2),
+        TableColumn("size", _size, enough=24),
+        TableColumn("dtype", lambda match: match.a.dtype, drop=3),
+        TableColumn("implementation", _labels, enough=24),
+        TableColumn("A", lambda match: _time(match.a), ">", 1),
+        TableColumn("B", lambda match: _time(match.b), ">", 1),
+        TableColumn("B / A", lambda match: match.ratio, ".3f"),
+        TableColumn("memory", lambda match: match.memory_ratio, ".2f", 4),
+        TableColumn("verdict", lambda match: f"{match.verdict}{' !' if match.regressed else ''}", "<"),
+        TableColumn("why", lambda match: match.reason or "", drop=5, enough=24),
+    ]
+    console.print(FittedTable(columns, judgement.matches, lambda match: STYLES.get(match.verdict, "")))
+    for held, count in judgement.thresholds.items():
         console.print(f"Threshold {100 * held.value:g}%: {count} point{'s' * (count > 1)} {held.why}")
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in found.counts.items() if count), style="bold")
-    if found.geometric_mean:
-        console.print(f"B took {found.geometric_mean:.3f} times as long as A (geometric mean)")
-    for side, rows in (("A", found.only_a), ("B", found.only_b)):
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in judgement.counts.items() if count), style="bold")
+    if judgement.geometric_mean:
+        console.print(f"B took {judgement.geometric_mean:.3f} times as long as A (geometric mean)")
+    for side, rows in (("A", judgement.only_a), ("B", judgement.only_b)):
         if rows:
             console.print(f"{len(rows)} points only in {side}, among them {rows[0].point}")
 
 
-def _what(match: Match) -> tuple[str, str, str]:
-    """Size, dtype and implementation of a pair; heads and chunk sizes of both where they differ."""
-    from tflabench.rows import labels as labels_
+def _size(match: Match) -> str:
+    """Return the size of a pair, with the heads of both where they differ."""
+    from tflabench.rows.labels import heads, size
 
-    a, b = match.a, match.b
-    size = labels_.size(a)
-    if labels_.heads(a) != labels_.heads(b):
-        size += f" and {labels_.heads(b)}"
-    labels = dict.fromkeys((labels_.label(a), labels_.label(b)))
-    return size, a.dtype, " | ".join(labels)
+    return size(match.a) + (f" and {heads(match.b)}" if heads(match.a) != heads(match.b) else "")
+
+
+def _labels(match: Match) -> str:
+    """Return the implementation of a pair, or both."""
+    from tflabench.rows.labels import label
+
+    return " | ".join(dict.fromkeys((label(match.a), label(match.b))))
 
 
 def _time(row: Row) -> str:
     return f"{row.ms_median:.4g} ms" if row.ms_median is not None else row.status
 
 
-def _as_json(found: Comparison) -> dict[str, Any]:
-    own = ("implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80")
-    own = (*own, "samples", "peak_bytes", "throttled")
+def _as_json(judgement: Judgement) -> dict[str, Any]:
+    shared = ("batch", "seq_len", "dtype", "inputs")
+    apart = ("implementation", "chunk_size", "heads", "d_qk", "d_hv", "status", "ms_median", "ms_min", "ms_p80")
+    apart = (*apart, "samples", "peak_bytes", "throttled")
     points = [
         {
             "pass": match.a.pass_,
-            **{name: getattr(match.a, name) for name in ("batch", "seq_len", "dtype", "inputs")},
-            "a": {name: getattr(match.a, name) for name in own},
-            "b": {name: getattr(match.b, name) for name in own},
+            **{name: getattr(match.a, name) for name in shared},
+            **{side: {name: getattr(row, name) for name in apart} for side, row in (("a", match.a), ("b", match.b))},
             "ratio": match.ratio,
             "memory_ratio": match.memory_ratio,
             "verdict": match.verdict,
@@ -313,12 +301,15 @@ def _as_json(found: Comparison) -> dict[str, Any]:
             "threshold_why": match.threshold.why,
             "regression": match.regressed,
         }
-        for match in found.matches
+        for match in judgement.matches
     ]
     return {
-        "counts": found.counts,
-        "geometric_mean_ratio": found.geometric_mean,
+        "thresholds": [
+            {"threshold": held.value, "why": held.why, "points": count} for held, count in judgement.thresholds.items()
+        ],
+        "counts": judgement.counts,
+        "geometric_mean_ratio": judgement.geometric_mean,
         "points": points,
-        "only_a": [row.point for row in found.only_a],
-        "only_b": [row.point for row in found.only_b],
+        "only_a": [row.point for row in judgement.only_a],
+        "only_b": [row.point for row in judgement.only_b],
     }

@@ -197,9 +197,9 @@ def _require_here(device: str, gpu: str, where: several.Where | None) -> None:
 
 def _end(measured: Measured, ending: _Ending) -> None:
     """Draw the figures where they are wanted, and print what was measured."""
-    from tflabench.conclusions.brief import BriefEnding
     from tflabench.conclusions.listing import listing
-    from tflabench.conclusions.summary import Swept, full_ending
+    from tflabench.conclusions.summary import Swept
+    from tflabench.conclusions.summary import ending as ending_of
 
     files, undrawn = measured.files, None
     if ending.plots and measured.rows:
@@ -228,6 +228,6 @@ def _end(measured: Measured, ending: _Ending) -> None:
         ]
         for_all = " ".join(option for needed, option in again if needed)
         swept = Swept(measured.rows, files, redraw, measured.left, for_all)
-        stdout().print(full_ending(swept) if ending.full else BriefEnding(swept))
+        stdout().print(ending_of(swept, ending.full))
     if undrawn:
         raise undrawn

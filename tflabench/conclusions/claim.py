@@ -15,19 +15,112 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from math import hypot, inf
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tflabench.conclusions.compare import comparable, fastest
-from tflabench.conclusions.spans import ANYTHING, AXIS_SYMBOLS, Point, Span, Stated, Values, every, exactly, spread
+from tflabench.conclusions.ratio import comparable, fastest, half_spread, ratio
 
 if TYPE_CHECKING:
     from tflabench.conclusions.campaigns import Campaign
     from tflabench.rows.errors import ErrorLine
     from tflabench.rows.schema import Row
 
-Verdict = Literal["holds", "does not hold", "not measurable"]
+AXIS_SYMBOLS = {"seq_len": "T", "chunk_size": "L"}
 # What Triton 3.6 miscompiles or aborts on, by implementation and pass (docs/getting-started.md).
 OTHER_TRITON = {("nxai_exp_xl", "fw"), ("nxai_exp_xl", "fwbw"), ("fla_simple_gla", "fwbw")}
+
+
+class Interval(NamedTuple):
+    """A number with the interval in which it lies; intervals are ordered by their numbers."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, value: float, margin: float = 0.0) -> Interval:
+        """Return the interval of `margin` on both sides of a value."""
+        return cls(value, value - margin, value + margin)
+
+    @property
+    def relative(self) -> float:
+        """Return half its width over its number."""
+        return (self.high - self.low) / 2 / self.value if self.value else 0.0
+
+    def __truediv__(self, other: Interval) -> Interval:
+        quotient = self.value / other.value
+        return Interval.around(quotient, quotient * hypot(self.relative, other.relative))
+
+
+Numbers = Mapping[int, Interval]  # value of the axis -> number there, ascending
+
+
+class Stated(NamedTuple):
+    """The statement of a claim: a number lies between `low` and `high`; infinite where it states only one of them."""
+
+    low: float = -inf
+    high: float = inf
+
+    def __str__(self) -> str:
+        if self.low == -inf:
+            return f"below {self.high:.4g}"
+        return f"above {self.low:.4g}" if self.high == inf else f"{self.low:.4g} to {self.high:.4g}"
+
+
+ANYTHING = Stated()
+
+
+def times(over: Row, under: Row) -> Interval:
+    """Return the time of one row over that of another, both of one comparison."""
+    quotient = ratio(over, under, allow_throttled=True)
+    assert quotient is not None, "roles of a point are of one comparison"
+    return Interval.around(quotient.value, quotient.margin)
+
+
+def milliseconds(row: Row) -> Interval:
+    """Return the time of a row in ms."""
+    return Interval.around(row.ms_median or 0.0, half_spread(row))
+
+
+def milliseconds_more(row: Row, other: Row) -> Interval:
+    """Return the time of one row minus that of another, both of one comparison, in ms."""
+    apart = (row.ms_median or 0.0) - (other.ms_median or 0.0)
+    rounds = [each.details.get("ms_by_round", ()) for each in (row, other)]
+    if len(rounds[0]) == len(rounds[1]) > 1:
+        by_round = [a - b for a, b in zip(*rounds, strict=True)]
+        return Interval.around(apart, (max(by_round) - min(by_round)) / 2)
+    return Interval.around(apart, hypot(half_spread(row), half_spread(other)))
+
+
+def exactly(over: float | None, under: float | None = 1.0) -> Interval | None:
+    """Return a quotient without a spread; None where a side is missing or 0."""
+    return Interval.around(over / under) if over and under else None
+
+
+def middle(numbers: Numbers) -> list[Interval]:
+    """Return the median over the axis."""
+    return [Interval(*(median(part) for part in zip(*numbers.values(), strict=True)))]
+
+
+def spread(numbers: Numbers, form: str, axis: str) -> str:
+    """Return the least, greatest and median number: "1.18x to 1.31x, median 1.25x (± 0.4%), T = 512 to 65536"."""
+    values = [number.value for number in numbers.values()]
+    ends = dict.fromkeys((min(numbers), max(numbers)))
+    widest = max(abs(number.relative) for number in numbers.values())
+    known = f" (± {100 * widest:.1f}%)" if widest >= 5e-4 else ""
+    where = f"{known}, {AXIS_SYMBOLS[axis]} = {' to '.join(map(str, ends))}"
+    if len(values) == 1:
+        return f"{form.format(values[0])}{where}"
+    return f"{form.format(min(values))} to {form.format(max(values))}, median {form.format(median(values))}{where}"
+
+
+def along(numbers: Numbers, form: str, axis: str) -> str:
+    """Return the least number and those at both ends: "least 14.1 ms at L = 128; 15.4 ms at 64, 71.9 ms at 4096"."""
+    best = min(numbers, key=lambda at: numbers[at].value)
+    ends = dict.fromkeys((min(numbers), max(numbers)))
+    words = ", ".join(f"{form.format(numbers[at].value)} at {at}" for at in ends)
+    return f"least {form.format(numbers[best].value)} at {AXIS_SYMBOLS[axis]} = {best}; {words}"
 
 
 @dataclass(frozen=True)
@@ -47,13 +140,25 @@ class Need:
             _column(row, name) == value for name, value in self.where.items()
         )
 
+    @property
+    def setting(self) -> str:
+        """Return the columns in words: "fwbw, T = 8192, 16 heads of 128/256"."""
+        *heads, d_qk, d_hv = self.where.get("cut", self.where.get("dims", ("", "")))
+        facts = {
+            "pass_": "{}", "seq_len": "T = {}", "chunk_size": "L = {}", "inputs": "{} inputs", "tokens": "{} tokens"
+        }  # fmt: skip
+        words = [facts[name].format(value) for name, value in self.where.items() if name in facts]
+        return ", ".join([*words, f"{''.join(f'{count} ' for count in heads)}heads of {d_qk}/{d_hv}"])
 
-@dataclass(frozen=True)
-class Verified:
-    """Lines of an errors.csv that can decide a claim, a line a chunk size, and which number of them."""
 
-    need: Need
-    column: Literal["error", "mean_absolute"]
+def _column(row: Row | ErrorLine, name: str) -> Any:
+    made = {
+        "tokens": row.batch * row.seq_len,
+        "cut": (row.heads, row.d_qk, row.d_hv),
+        "dims": (row.d_qk, row.d_hv),
+        "auto": "/Lauto/" in row.point,
+    }
+    return made[name] if name in made else getattr(row, name)
 
 
 @dataclass(frozen=True)
@@ -63,17 +168,18 @@ class Claim:
     Attributes:
         says: the claim, short.
         source: where the paper says so.
-        needs: rows by role; empty where no row can tell.
-        value: the number at one point, from the row of each role; None where a row lacks it.
+        needs: rows by role.
+        value: the number at one point, of the rows of all roles by name; None where a row lacks it.
         form: how the number is written.
-        about, of: of which numbers along `over` it is, in words and as a function.
+        about: which numbers along `over` it is about, in words.
+        of: the same as a function.
         stated: in which interval they all lie.
         over: the column whose values the roles must share to make a point; the chunk sizes that are held against each
             other are of one comparison, the lengths of one each.
         tells: what of the numbers is shown.
         at_least: points without which nothing can be said.
         kind: "modelled" where the number comes from a model, "counted" where it does not depend on the occasion.
-        verified: what of errors.csv decides it, before any row.
+        errors: lines of an errors.csv that decide it before any row, a line a chunk size: their mean absolute errors.
         command: what measures the rows, without --impl.
         unmeasurable: why neither rows nor errors can tell.
     """
@@ -81,16 +187,16 @@ class Claim:
     says: str
     source: str
     needs: Mapping[str, Need] = field(default_factory=dict)
-    value: Callable[[Point], Span | None] = lambda point: None
+    value: Callable[..., Interval | None] = lambda **rows: None
     form: str = "{:.2f}x"
     about: str = ""
-    of: Callable[[Values], list[Span]] = every
+    of: Callable[[Numbers], Iterable[Interval]] = lambda numbers: numbers.values()
     stated: Stated = ANYTHING
     over: str = "seq_len"
-    tells: Callable[[Values, str, str], str] = spread
+    tells: Callable[[Numbers, str, str], str] = spread
     at_least: int = 2
     kind: Literal["measured", "modelled", "counted"] = "measured"
-    verified: Verified | None = None
+    errors: Need | None = None
     command: str = ""
     unmeasurable: str | None = None
 
@@ -99,41 +205,51 @@ class Claim:
         """Return in words what is required of the numbers."""
         return f"{self.about}: {self.stated}" if self.about else ""
 
+    def decided_by(self, kernels: str) -> str:
+        """Return the command that makes what the claim needs of one set of kernels."""
+        needs = [*self.needs.values(), *([self.errors] if self.errors else [])]
+        names = list(dict.fromkeys(need.name.format(kernels) for need in needs))
+        refused = [name for name in names for need in needs if (name, need.where["pass_"]) in OTHER_TRITON]
+        note = f"  # {refused[0]} needs another Triton: pip install triton==3.7.1" if refused else ""
+        return f"{self.command} --impl {','.join(names)}{note}"
+
 
 @dataclass(frozen=True)
 class Outcome:
     """The verdict of the rows on a claim for one set of kernels.
 
-    `reason`: why it does not hold or is not measurable, else empty; `folder`: where the values are from; `command`:
-    what would decide it, where it is not measurable and something would.
+    Attributes:
+        reason: why it does not hold or is not measurable, else empty.
+        folder: where the numbers are from.
+        command: what would decide it, where it is not measurable and something would.
     """
 
     claim: Claim
     kernels: str
-    verdict: Verdict
-    spans: Values
+    verdict: Literal["holds", "does not hold", "not measurable"]
+    numbers: Numbers
     reason: str
     folder: str | None = None
     command: str | None = None
 
     @property
-    def values(self) -> dict[int, float]:
-        """Return the numbers without their intervals."""
-        return {at: span.value for at, span in self.spans.items()}
+    def decided(self) -> bool:
+        """Return whether the claim holds or does not."""
+        return self.verdict != "not measurable"
 
     @property
     def measured(self) -> str:
-        """The measured values in words; empty where there are none, or where they are modelled."""
-        return "" if self.claim.kind == "modelled" else self._told
+        """The measured numbers in words; empty where there are none, or where they are modelled."""
+        return "" if self.claim.kind == "modelled" else self._words
 
     @property
     def modelled(self) -> str:
-        """The modelled values in words; empty where there are none, or where they are measured."""
-        return self._told if self.claim.kind == "modelled" else ""
+        """The modelled numbers in words; empty where there are none, or where they are measured."""
+        return self._words if self.claim.kind == "modelled" else ""
 
     @property
-    def _told(self) -> str:
-        return self.claim.tells(self.spans, self.claim.form, self.claim.over) if self.spans else ""
+    def _words(self) -> str:
+        return self.claim.tells(self.numbers, self.claim.form, self.claim.over) if self.numbers else ""
 
 
 def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Sequence[ErrorLine] = ()) -> Outcome:
@@ -143,53 +259,50 @@ def check(claim: Claim, kernels: str, campaigns: Sequence[Campaign], errors: Seq
     """
     if claim.unmeasurable:
         return Outcome(claim, kernels, "not measurable", {}, claim.unmeasurable)
-    found = [*_of_errors(claim, kernels, errors)]
-    if not found and claim.needs:
-        for campaign in _by_preference(campaigns):
-            points = sorted(_points(claim, kernels, campaign.rows).items())
-            if values := {at: value for at, point in points if (value := claim.value(point))}:
-                found.append((values, campaign.folder))
-    if not found:
-        return Outcome(claim, kernels, "not measurable", {}, *lacking(claim, kernels, campaigns))
-    values, folder = max(found, key=lambda one: len(one[0]))
-    if len(values) < claim.at_least:
-        reason = f"{len(values)} {AXIS_SYMBOLS[claim.over]} measured, {claim.at_least} needed"
-        return Outcome(claim, kernels, "not measurable", values, reason, folder, deciding(claim, kernels))
-    missed = [span for span in claim.of(values) if not claim.stated.reached(span)]
+    candidates = _of_errors(claim, kernels, errors)
+    if not candidates:
+        in_order = _latest_source_first(campaigns)
+        candidates = [(numbers, each.folder) for each in in_order if (numbers := _numbers(claim, kernels, each.rows))]
+    if not candidates:
+        reason, command = _lacking(claim, kernels, campaigns)
+        return Outcome(claim, kernels, "not measurable", {}, reason, None, command)
+    numbers, folder = max(candidates, key=lambda candidate: len(candidate[0]))
+    if len(numbers) < claim.at_least:
+        reason = f"{len(numbers)} {AXIS_SYMBOLS[claim.over]} measured, {claim.at_least} needed"
+        return Outcome(claim, kernels, "not measurable", numbers, reason, folder, claim.decided_by(kernels))
+    low, high = claim.stated
+    missed = [number for number in claim.of(numbers) if not (number.high > low and number.low < high)]
     if not missed:
-        return Outcome(claim, kernels, "holds", values, "", folder)
-    low, _, high = max(missed, key=lambda span: max(claim.stated.low - span.high, span.low - claim.stated.high))
-    known = f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
-    return Outcome(claim, kernels, "does not hold", values, f"{known} is not {claim.stated.words}", folder)
+        return Outcome(claim, kernels, "holds", numbers, "", folder)
+    worst = max(missed, key=lambda number: max(low - number.high, number.low - high))
+    measured = " to ".join(dict.fromkeys(f"{end:.4g}" for end in worst[1:]))
+    within = "" if inf in (-low, high) else "within "
+    return Outcome(claim, kernels, "does not hold", numbers, f"{measured} is not {within}{claim.stated}", folder)
 
 
-def _by_preference(campaigns: Sequence[Campaign]) -> list[Campaign]:
+def _latest_source_first(campaigns: Sequence[Campaign]) -> list[Campaign]:
     """Return campaigns with the latest source first, and of a source its first occasion before later ones."""
 
-    def source(one: Campaign) -> frozenset[str | None] | str:
-        return one.folder if None in one.sources else one.sources
+    def source(campaign: Campaign) -> frozenset[str | None] | str:
+        return campaign.folder if None in campaign.sources else campaign.sources
 
-    by_start = sorted(campaigns, key=lambda one: one.last_started)
-    latest = {source(one): one.last_started for one in by_start}
-    return sorted(by_start, key=lambda one: latest[source(one)], reverse=True)
+    by_start = sorted(campaigns, key=lambda campaign: campaign.last_started)
+    latest = {source(campaign): campaign.last_started for campaign in by_start}
+    return sorted(by_start, key=lambda campaign: latest[source(campaign)], reverse=True)
 
 
-def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> Iterable[tuple[Values, str]]:
-    """Return the numbers along the axis in errors.csv, and its folder, for every folder that has enough of them."""
-    if claim.verified is None:
-        return
-    by_folder: dict[str, dict[int, Span]] = {}
+def _of_errors(claim: Claim, kernels: str, errors: Iterable[ErrorLine]) -> list[tuple[Numbers, str]]:
+    """Return the mean absolute errors along the axis with their folder, of every folder that has enough of them."""
+    by_folder: dict[str, dict[int, Interval]] = {}
     for line in errors:
-        value = getattr(line, claim.verified.column)
-        if line.status == "ok" and line.tensor == "forward" and claim.verified.need.fits(line, kernels) and value:
-            by_folder.setdefault(line.folder, {})[getattr(line, claim.over)] = exactly(value)
-    for folder, values in by_folder.items():
-        if len(values) >= claim.at_least:
-            yield dict(sorted(values.items())), folder
+        fits = claim.errors is not None and line.tensor == "forward" and claim.errors.fits(line, kernels)
+        if fits and line.status == "ok" and (value := exactly(line.mean_absolute)):
+            by_folder.setdefault(line.folder, {})[getattr(line, claim.over)] = value
+    return [(dict(sorted(each.items())), name) for name, each in by_folder.items() if len(each) >= claim.at_least]
 
 
-def _points(claim: Claim, kernels: str, rows: Iterable[Row]) -> Mapping[int, Point]:
-    """Value of the axis -> the row of each role.
+def _numbers(claim: Claim, kernels: str, rows: Iterable[Row]) -> Numbers:
+    """Return the numbers along the axis, of the fastest row of each role at each point.
 
     Rows that are held against each other were measured in one comparison: all roles, and all chunk sizes.
     """
@@ -201,84 +314,31 @@ def _points(claim: Claim, kernels: str, rows: Iterable[Row]) -> Mapping[int, Poi
                 points = occasions.setdefault(None if free else row.comparison_id, {})
                 points.setdefault(getattr(row, claim.over), {}).setdefault(role, []).append(row)
     complete = [
-        {
-            at: {role: fastest(found) for role, found in roles.items()}
-            for at, roles in points.items()
-            if len(roles) == len(claim.needs)
-        }
-        for points in occasions.values()
+        {at: roles for at, roles in points.items() if len(roles) == len(claim.needs)} for points in occasions.values()
     ]
     if claim.over == "chunk_size":
-        return max(reversed(complete), key=len, default={})
-    return {at: point for points in complete for at, point in points.items()}
+        complete = [max(reversed(complete), key=len, default={})]
+    points = {
+        at: {role: fastest(rows) for role, rows in roles.items()} for each in complete for at, roles in each.items()
+    }
+    return {at: value for at, point in sorted(points.items()) if (value := claim.value(**point))}
 
 
-def lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> tuple[str, str | None, str | None]:
-    """Say why a claim has no point (not asked for, failed, nothing ran side by side), and what decides it."""
-    if not claim.needs:
-        assert claim.verified is not None
-        return f"no errors.csv has enough of {claim.verified.need.name.format('*')}", None, deciding(claim, kernels)
+def _lacking(claim: Claim, kernels: str, campaigns: Sequence[Campaign]) -> tuple[str, str | None]:
+    """Return why a claim has no point (not measured, failed, not side by side), and what decides it, if anything."""
+    command = claim.decided_by(kernels)
+    if not claim.needs and claim.errors:
+        return f"no errors.csv has enough of {claim.errors.name.format('*')}", command
     rows = [row for campaign in campaigns for row in campaign.rows]
     reasons, hopeless = [], False
     for need in claim.needs.values():
-        asked = [row for row in rows if row.implementation == need.name.format(kernels)]
-        fitting = [row for row in asked if need.fits(row, kernels)]
+        of_name = [row for row in rows if row.implementation == need.name.format(kernels)]
+        fitting = [row for row in of_name if need.fits(row, kernels)]
         name = need.name.format("*")
         if not fitting:
-            reasons.append(f"no rows of {name}{f' with {setting(need.where)}' if asked else ''}")
+            reasons.append(f"no rows of {name}{f' with {need.setting}' if of_name else ''}")
         elif not any(row.status == "ok" for row in fitting):
             reasons.append(f"{name} {fitting[-1].status}: {fitting[-1].reason}")
             hopeless = hopeless or fitting[-1].status == "wrong"
-    told = "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere in one comparison"
-    return told, None, None if hopeless else deciding(claim, kernels)
-
-
-def deciding(claim: Claim, kernels: str) -> str:
-    """Return the command that makes what a claim about one set of kernels needs."""
-    needs = [*claim.needs.values(), *([claim.verified.need] if claim.verified else [])]
-    names = list(dict.fromkeys(need.name.format(kernels) for need in needs))
-    refused = [name for name in names for need in needs if (name, need.where["pass_"]) in OTHER_TRITON]
-    note = f"  # {refused[0]} needs another Triton: pip install triton==3.7.1" if refused else ""
-    return f"{claim.command} --impl {','.join(names)}{note}"
-
-
-def needed(claim: Claim) -> str:
-    """Say the rows a claim takes: "fwbw, 16 heads of 128/256: *_exp_xl (L 128), *_exp_limit (L 64)"."""
-    if not claim.needs:
-        return "" if claim.verified is None else f"errors.csv, {_named([claim.verified.need])}"
-    return _named([*claim.needs.values()])
-
-
-def _named(needs: Sequence[Need]) -> str:
-    settings = [need.where.items() for need in needs]
-    common = dict(item for item in settings[0] if all(item in others for others in settings))
-    names = []
-    for need in needs:
-        own = setting({name: value for name, value in need.where.items() if common.get(name) != value})
-        names.append(need.name.format("*") + (f" ({own})" if own else ""))
-    return f"{setting(common)}: {', '.join(dict.fromkeys(names))}"
-
-
-def setting(where: Mapping[str, Any]) -> str:
-    """Say column values: "fwbw, T 8192, 16 heads of 128/256, L 64"."""
-    words = [str(where["pass_"])] if "pass_" in where else []
-    words += [f"T {where['seq_len']}"] if "seq_len" in where else []
-    if "cut" in where or "dims" in where:
-        *heads, d_qk, d_hv = where.get("cut", where.get("dims", ()))
-        words.append(f"{''.join(f'{n} ' for n in heads)}heads of {'/'.join(dict.fromkeys((str(d_qk), str(d_hv))))}")
-    words += [f"L {where['chunk_size']}"] if "chunk_size" in where else []
-    words += ["L auto" if where["auto"] else "L swept"] if "auto" in where else []
-    words += [f"{where['inputs']} inputs"] if "inputs" in where else []
-    return ", ".join(words)
-
-
-def _column(row: Row | ErrorLine, name: str) -> Any:
-    if name == "tokens":
-        return row.batch * row.seq_len
-    if name == "cut":
-        return row.heads, row.d_qk, row.d_hv
-    if name == "dims":
-        return row.d_qk, row.d_hv
-    if name == "auto":
-        return "/Lauto/" in row.point
-    return getattr(row, name)
+    reason = "; ".join(dict.fromkeys(reasons)) or "measured, but nowhere in one comparison"
+    return reason, None if hopeless else command

@@ -16,12 +16,17 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
-from tflabench.conclusions.compare import fastest
 from tflabench.conclusions.markdown import plain, write_page
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
 from tflabench.conclusions.peer_table import cell, in_order, table, title
+<<<<<<< HEAD
 from tflabench.conclusions.standings import Chosen, Question, Size, Standing, at_sizes, choose, preset_of, subject
 from tflabench.implementations.registry import is_current, nearest, our_kernels, split
+=======
+from tflabench.conclusions.ratio import fastest
+from tflabench.conclusions.standings import Chosen, Question, Ranking, Size, at_sizes, choose, preset_of, subject
+from tflabench.implementations.registry import nearest, our_kernels, split
+>>>>>>> e84acb6 (One rule says when a ratio may be taken; tables drop columns, not digits)
 from tflabench.problem import InputError
 from tflabench.rows.journal import TIMES, is_packed
 from tflabench.rows.labels import PASS_TITLES, THROTTLED
@@ -257,7 +262,7 @@ def _rows(page: Page, chosen: Chosen, columns: Sequence[Question]) -> Iterator[s
         yield f"- Other rows: {', '.join(rest)}."
 
 
-def _timed(other: Standing, missing: dict[tuple[Size, str, str], str]) -> dict[str, list[str]]:
+def _timed(other: Ranking, missing: dict[tuple[Size, str, str], str]) -> dict[str, list[str]]:
     """Return the peers that have a ratio here, by the title of a column, and take them from those `missing`.
 
     Args:
@@ -313,7 +318,7 @@ def _kind(row: Row) -> tuple[str, ...]:
     return row.status, "", re.sub(r"\d[\d.,]*", "#", row.reason or "")
 
 
-def _missing(standings: Iterable[Standing], told: set[tuple[str, ...]], reasons: bool) -> Iterator[str]:
+def _missing(standings: Iterable[Ranking], told: set[tuple[str, ...]], reasons: bool) -> Iterator[str]:
     """Yield a line a kind of failure at all chunk sizes; kinds `told` in an earlier section share one line.
 
     Without `reasons` all kinds share it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tflabench.conclusions.standings import Pair, Question, Standing
+from tflabench.conclusions.standings import Pair, Question, Ranking
 
 NEAR = 0.02  # two occasions are expected to agree within this
 
@@ -36,7 +36,7 @@ class Agreement:
         return max(self.changes, key=lambda each: abs(each.change))
 
 
-def agreement(first: Standing, second: Standing) -> Agreement | None:
+def agreement(first: Ranking, second: Ranking) -> Agreement | None:
     """Return how the ratios of a second occasion agree with those of a first; None where it is none.
 
     The same source must have measured both, under the same conditions: device, driver, versions.
@@ -47,12 +47,12 @@ def agreement(first: Standing, second: Standing) -> Agreement | None:
     return Agreement(changes) if changes else None
 
 
-def _same_source(first: Standing, second: Standing) -> bool:
+def _same_source(first: Ranking, second: Ranking) -> bool:
     sources = first.campaign.sources | second.campaign.sources
     return len(sources) == 1 and None not in sources and first.campaign.decisive == second.campaign.decisive
 
 
-def _changes(first: Standing, second: Standing) -> Iterator[Change]:
+def _changes(first: Ranking, second: Ranking) -> Iterator[Change]:
     again = {(question.size, question.pass_): question.pairs for question in second.questions}
     for question in first.questions:
         for name, pair in question.pairs.items():

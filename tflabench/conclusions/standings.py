@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tflabench.conclusions.campaigns import Campaign
-from tflabench.conclusions.compare import comparable, divisible, fastest, questions, ratio
+from tflabench.conclusions.ratio import comparable, fastest, questions, ratio
 from tflabench.implementations.registry import operation, our_kernels, owner
 from tflabench.rows.labels import PASS_TITLES, heads
 from tflabench.rows.schema import Row
@@ -55,21 +55,14 @@ class Pair(NamedTuple):
     @property
     def ratio(self) -> float | None:
         """Return the peer's time over ours, a bound where `sign` says so; None where no ratio may be taken."""
-        if self.ours is None or not divisible(*self._in_order(self.ours)):
-            return None
-        return ratio(self.peer.ms_median, self.ours.ms_median)
+        over = ratio(self.peer, self.ours) if self.ours else None
+        return over and over.value
 
     @property
     def sign(self) -> str:
         """Return what stands before the ratio: "=", or "≥" or "≤" where the quicker side was throttled."""
-        if self.ours is None or not self._in_order(self.ours)[0].throttled:
-            return "="
-        return "≥" if self._in_order(self.ours)[0] is self.ours else "≤"
-
-    def _in_order(self, ours: Row) -> tuple[Row, Row]:
-        """Return both rows, the quicker first."""
-        slower = (self.peer.ms_median or inf) >= (ours.ms_median or inf)
-        return (ours, self.peer) if slower else (self.peer, ours)
+        over = ratio(self.peer, self.ours) if self.ours else None
+        return (over and over.bound) or "="
 
 
 class Size(NamedTuple):
@@ -127,7 +120,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Ranking:
     """All questions of a campaign, forward first, small problems first."""
 
     campaign: Campaign
@@ -157,7 +150,7 @@ class Standing:
         return self.rank[2] > 0
 
 
-def at_sizes(standings: Sequence[Standing], count: int) -> list[Question]:
+def at_sizes(standings: Sequence[Ranking], count: int) -> list[Question]:
     """Return the questions of the one or two sizes with most ratios, or NEARLY as many, and most peers measured.
 
     All standings are asked for the same sizes if they share any, and each for its own if not. Where several sizes are
@@ -183,7 +176,7 @@ def at_sizes(standings: Sequence[Standing], count: int) -> list[Question]:
     return [question for question in asked if question.size in shown]
 
 
-def standing(campaign: Campaign, kernels: frozenset[str]) -> Standing:
+def standing(campaign: Campaign, kernels: frozenset[str]) -> Ranking:
     """Return the questions of a campaign.
 
     Where bundled kernels are measured, their PyTorch forms are neither ours nor peers; elsewhere they are both.
@@ -202,7 +195,7 @@ def standing(campaign: Campaign, kernels: frozenset[str]) -> Standing:
             by_name[each.implementation].append(each)
         found.append(Question(size, row.pass_, by_name, kernels))
     order = list(PASS_TITLES)
-    return Standing(campaign, tuple(sorted(found, key=lambda each: (order.index(each.pass_), each.size))))
+    return Ranking(campaign, tuple(sorted(found, key=lambda each: (order.index(each.pass_), each.size))))
 
 
 def _size(row: Row) -> Size:
@@ -233,8 +226,8 @@ def preset_of(campaign: Campaign) -> str:
 class Chosen(NamedTuple):
     """The standing whose table is shown, and others of the same subject."""
 
-    best: Standing
-    others: tuple[Standing, ...]
+    best: Ranking
+    others: tuple[Ranking, ...]
 
 
 def choose(campaigns: Iterable[Campaign], kernels: frozenset[str]) -> list[Chosen]:
@@ -243,7 +236,7 @@ def choose(campaigns: Iterable[Campaign], kernels: frozenset[str]) -> list[Chose
     Args:
         kernels: the names of ours.
     """
-    subjects: dict[tuple[float, str, str], list[Standing]] = defaultdict(list)
+    subjects: dict[tuple[float, str, str], list[Ranking]] = defaultdict(list)
     for campaign in campaigns:
         subjects[subject(campaign)].append(standing(campaign, kernels))
     found = []

@@ -1,22 +1,24 @@
-"""The full ending of a sweep: the best implementation a point, how much faster it ran, and what failed."""
+"""What a sweep says: a line a point while it runs, then its table, its failures and its files. No torch."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from tflabench.conclusions.contests import beaten, bound_sign, contests, timed
+from tflabench.conclusions.contests import beaten, contests
+from tflabench.conclusions.ratio import Ratio, timed
+from tflabench.conclusions.tables import FittedTable, TableColumn, plain
+from tflabench.implementations.registry import owner
 from tflabench.rows.labels import (
     PASS_TITLES,
     THROTTLED,
+    heads,
     label,
     mark,
     milliseconds,
@@ -27,7 +29,10 @@ from tflabench.rows.labels import (
 )
 from tflabench.rows.schema import Row
 
-NOISY_MEANS = "its median is known less well than its place among the others needs"
+MOST_PROBLEMS = 16  # in the table, and
+MOST_FAILURES = 5  # kinds of failure below it, without --full
+MOST_NAMES = 3  # of implementations that fail alike
+GRAVEST = ("wrong", "crashed", "error", "compile_error", "timeout", "oom", "unsupported")
 
 
 def line(row: Row) -> str:
@@ -38,181 +43,31 @@ def line(row: Row) -> str:
     wrong = f"  WRONG: {row.reason}" if row.status == "wrong" else ""
     flags = "".join(f"  {flag}" for flag in ("noisy", "throttled") if getattr(row, flag))
     host = f"  host {row.host_ms:.3g} ms" if waits_for_host(row) else ""
-    tuned = "" if row.tuned_fully else f"  {tuning(row)}"
+    tuned = "" if row.tuned_fully or row.tuned is None else "  tuned with {tried} of {configurations} configurations"
+    tuned = tuned.format(**row.tuned or {})
     return f"{what}  {milliseconds(row)}{host}  {percentages(row)}{flags}{tuned}{wrong}"
 
 
-def tuning(row: Row) -> str:
-    """Return how far the autotuners of a row got, for rows of which not every configuration was tried."""
-    assert row.tuned is not None
-    return f"tuned with {row.tuned['tried']} of {row.tuned['configurations']} configurations"
-
-
 def closing(rows: Sequence[Row]) -> str | None:
-    """Return what a closed comparison says in one line: its fastest implementation, and by how much; None of one."""
-    measured = sorted((row for row in rows if timed(row)), key=lambda row: row.ms_median or 0.0)
+    """Return what a closed comparison says in one line: its fastest implementation, and by how much; None of one.
+
+    Throttled rows that were slower are left out by name.
+    """
+    measured = sorted(filter(timed, rows), key=lambda row: row.ms_median or 0.0)
     if len({row.implementation for row in measured}) < 2:
         return None
     best, *others = measured
-    said = [f"left out, {out}"] if (out := left_out(others)) else []
+    words = []
     if rival := next(beaten(best, others), None):
-        other, ratio, by = rival
-        said.insert(0, f"{label(best)} {milliseconds(best)}, {_times(best, ratio, by)} {label(other)}")
-    return f"{PASS_TITLES[measured[0].pass_]}, {size(measured[0])}: {'; '.join(said)}" if said else None
+        row, over = rival
+        words.append(f"{label(best)} {milliseconds(best)}, {_times(over)} times faster than {label(row)}")
+    if throttled := ", ".join(dict.fromkeys(label(row) for row in others if row.throttled)):
+        words.append(f"left out, throttled: {throttled}")
+    return f"{PASS_TITLES[best.pass_]}, {size(best)}: {'; '.join(words)}" if words else None
 
 
-def _times(best: Row, ratio: float, by: float) -> str:
-    return f"{'at least ' if best.throttled else ''}{ratio:.2f} ± {by:.2f} times faster than"
-
-
-def left_out(rows: Iterable[Row]) -> str:
-    """Name the rows that no statement about who is faster uses: "throttled: hopper_sig (L=4096), sdpa_cudnn"."""
-    names = ", ".join(dict.fromkeys(label(row) for row in rows if row.throttled))
-    return f"throttled: {names}" if names else ""
-
-
-def best_table(rows: Iterable[Row]) -> Table:
-    """Return the best implementation a point, and what it beat; what was measured on a throttled GPU is marked."""
-    rows = list(rows)
-    table = Table(
-        "pass",
-        "size",
-        "dtype",
-        "best",
-        "time",
-        "of the bound",
-        "own roofline",
-        "memory",
-        "next best",
-        box=None,
-        header_style="bold",
-    )
-    for column in (4, 5, 6, 7):
-        table.columns[column].justify = "right"
-    devices = {row.device for row in rows}
-    if len(devices) > 1:
-        table.add_column("device")
-    for group in contests(rows):
-        best = group[0]
-        rival = next(beaten(best, group), None)
-        table.add_row(
-            Text(best.pass_),
-            Text(size(best)),
-            Text(best.dtype),
-            Text(label(best), "" if best.throttled else "bold"),
-            f"{milliseconds(best)}{mark(best)}",
-            percent(best.percent_of_bound),
-            percent(best.percent_of_own_roofline),
-            "" if best.peak_bytes is None else f"{best.peak_bytes / 2**20:.0f} MiB",
-            Text(f"{bound_sign(best)}{rival[1]:.2f}x {label(rival[0])}" if rival else ""),
-            *([Text(best.device)] if len(devices) > 1 else []),
-        )
-    if any(row.throttled for row in rows if row.status == "ok"):
-        table.caption = f"{THROTTLED} the GPU held its clock back, so the ratio is a bound"
-        table.caption_justify = "left"
-    return table
-
-
-def percent(value: float | None) -> str:
-    """Return a percentage in words; "" for none."""
-    return "" if value is None or not isfinite(value) else f"{value:.0f}%"
-
-
-def verdicts(rows: Iterable[Row]) -> list[str]:
-    """Say for the largest problem of every pass and device how much faster its best implementation ran than the others.
-
-    Of a throttled GPU the fastest row is compared alone, the others are left out by name.
-    """
-    largest = {(group[0].pass_, group[0].device): group for group in contests(rows)}
-    several = len({device for _, device in largest}) > 1
-    lines = []
-    for group in largest.values():
-        best, ratios = group[0], dict[str, str]()
-        for other, ratio, by in beaten(best, group):
-            ratios.setdefault(other.implementation, f"  {_times(best, ratio, by)} {label(other)}")
-        head = f"{PASS_TITLES[group[0].pass_]}, {size(group[0])}{f', {group[0].device}' if several else ''}:"
-        if ratios:
-            lines.append(f"{head} {label(best)} ran")
-            lines += ratios.values()
-        if (out := left_out(group[1:])) and len({row.implementation for row in group}) > 1:
-            lines.append(f"  left out, {out}" if ratios else f"{head} left out, {out}")
-    return lines
-
-
-class Note(NamedTuple):
-    """Something that rows have in common and that their numbers must be read with.
-
-    Attributes:
-        head: what it is, and of how many rows: "noisy (38x)".
-        told: what it means.
-        short: the same in a few words.
-    """
-
-    head: str
-    told: str
-    short: str
-
-
-def failures(rows: Iterable[Row]) -> list[str]:
-    """Return what was not measured, and what was measured in bad conditions, counted: a line each."""
-    rows = list(rows)
-    kinds = Counter((row.status, row.implementation, row.reason) for row in rows if row.status != "ok")
-    lines = [f"{status} ({count}x)  {name}: {reason}" for (status, name, reason), count in kinds.most_common()]
-    return lines + [f"{note.head}: {note.told}" for note in notes(rows)]
-
-
-def notes(rows: Sequence[Row]) -> list[Note]:
-    """Return what the numbers of rows must be read with: noise, throttled GPUs, waiting hosts, ceilings."""
-    found = [*_flagged(rows), *_waiting(rows), *_above(rows)]
-    if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
-        told = (
-            "the percentages are of rates that no machine reaches; `tflabench calibrate` measures this one's, for the "
-            "rows to come"
-        )
-        found.append(Note(f"datasheet ceilings ({count}x)", told, "`tflabench calibrate` measures this machine's"))
-    return found
-
-
-def _flagged(rows: Sequence[Row]) -> Iterator[Note]:
-    short = "the median is less certain than the ranking needs"
-    if count := sum(bool(row.noisy) for row in rows):
-        yield Note(f"noisy ({count}x)", NOISY_MEANS, short)
-    if count := sum(bool(row.throttled) for row in rows):
-        told = "the GPU held its clock back"
-        yield Note(f"throttled ({count}x)", told, f"{told}: a ratio of the faster is a bound ({THROTTLED})")
-
-
-def _waiting(rows: Sequence[Row]) -> Iterator[Note]:
-    slow = [row for row in rows if waits_for_host(row)]
-    if not slow:
-        return
-    times = max(row.host_ms / row.ms_median for row in slow)  # type: ignore[operator]
-    names = Counter(row.implementation for row in slow)
-    told = ", ".join(f"{name} ({count}x)" if count > 1 else name for name, count in names.most_common())
-    head = f"enqueued slower than run ({len(slow)}x, up to {times:.1f} times)"
-    yield Note(head, f"{told}: eager PyTorch waits for the host, a CUDA graph does not", told)
-
-
-def _above(rows: Sequence[Row]) -> Iterator[Note]:
-    for what, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
-        if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
-            told = (
-                "the ceilings were measured while the machine was busy, or data stayed in a cache; `tflabench "
-                "calibrate` measures them again"
-            )
-            head = f"above {what} ({len(above)}x, up to {max(above):.0f}%)"
-            yield Note(head, told, "ceilings are off, `tflabench calibrate`")
-
-
-def grouped(files: Iterable[Path]) -> list[str]:
-    """Paths with those that differ in their ending only on one line: figures/memory-seq_len.{png,svg}."""
-    endings = defaultdict(list)
-    for path in files:
-        endings[path.with_suffix("")].append(path.suffix)
-    return [
-        f"{stem}{found[0]}" if len(found) == 1 else f"{stem}.{{{','.join(end.removeprefix('.') for end in found)}}}"
-        for stem, found in endings.items()
-    ]
+def _times(over: Ratio) -> str:
+    return f"{'at least ' if over.bound else ''}{over.value:.2f} ± {over.margin:.2f}"
 
 
 @dataclass(frozen=True)
@@ -224,7 +79,7 @@ class Swept:
         files: that it wrote.
         redraw: the command that draws its figures again.
         left: points that it had no time for.
-        for_all: the options that, added to its command, show the full ending and measure nothing.
+        for_all: the options that, added to its command, show every problem and failure and measure nothing.
     """
 
     rows: Sequence[Row]
@@ -234,29 +89,134 @@ class Swept:
     for_all: str = "--full"
 
 
-def measured_line(swept: Swept) -> str:
-    """Return how many points were measured, and how many are left."""
+def ending(swept: Swept, full: bool = False) -> RenderableType:
+    """Return what a sweep says at its end: the largest problems and most failures, or all of them if `full`."""
+    groups = contests(swept.rows)
+    shown = groups if full else groups[-MOST_PROBLEMS:]
+    failures = _failures(swept.rows)
+    listed = failures if full else failures[:MOST_FAILURES]
     ok = sum(row.status == "ok" for row in swept.rows)
-    rest = f", {swept.left} left: the same command measures them" if swept.left else ""
-    return f"{ok} of {len(swept.rows)} points measured{rest}"
-
-
-def full_ending(swept: Swept) -> RenderableType:
-    """Return everything a sweep has to say at its end, however long and wide."""
-    parts: list[RenderableType] = [best_table(swept.rows), ""] if any(map(timed, swept.rows)) else []
-    for title, lines in full_lines(swept):
-        if title:
-            parts.append(Text(title, "bold"))
-        if lines:
-            parts.append(Text("\n".join(f"  {line}" if title else line for line in lines) + ("" if title else "\n")))
+    counts = Counter(row.status for row in swept.rows)
+    left = f", {swept.left} left: the same command measures them" if swept.left else ""
+    others = ", ".join(f"{counts[status]} {status}" for status in GRAVEST if counts[status])
+    parts: list[RenderableType] = []
+    if shown:
+        parts += _fastest(shown, len(groups), swept.rows)
+        if any(row.throttled for group in shown for row in group):
+            parts.append(Text(f"{THROTTLED} the GPU held its clock back: a ratio of such a time is a bound, or none"))
+        parts.append("")
+    parts.append(Text(f"{ok} of {len(swept.rows)} points measured{left}{others and f'; {others}'}", "bold"))
+    parts += [Text(f"  {line}") for line in (*listed, *notes(swept.rows))]
+    if written := _written(swept.files):
+        parts.append(Text(f"written: {written}"))
+    parts.append(Text(f"draw again: {plain(swept.redraw)}"))
+    if len(shown) < len(groups) or len(listed) < len(failures):
+        parts.append(Text(f"all {len(groups)} problems and kinds of failure: add {swept.for_all}"))
     return Group(*parts)
 
 
-def full_lines(swept: Swept) -> list[tuple[str, list[str]]]:
-    """Return what the full ending says below its table: titles, which may be empty, with their lines."""
-    return [
-        ("", verdicts(swept.rows)),
-        (measured_line(swept), failures(swept.rows)),
-        ("written", grouped(swept.files)),
-        ("draw again with", [swept.redraw]),
+def _fastest(groups: Sequence[Sequence[Row]], problems: int, rows: Iterable[Row]) -> Iterator[RenderableType]:
+    """Yield a title, and a table with the fastest row of each group of `contests` and its rival.
+
+    Args:
+        problems: how many there are, with those that are not shown.
+        rows: all that were measured; where they have several owners, a rival is of another than the fastest.
+    """
+    others = len({owner(row.implementation) for row in rows if timed(row)}) > 1
+    sizes: dict[str, tuple[str, Callable[[Row], object]]] = {
+        "device": ("", lambda row: row.device),
+        "pass": ("", lambda row: row.pass_),
+        "B": ("d", lambda row: row.batch),
+        "T": ("d", lambda row: row.seq_len),
+        "heads": ("", heads),
+        "dtype": ("", lambda row: row.dtype),
+        "inputs": ("", lambda row: row.inputs),
+    }
+    best = [group[0] for group in groups]
+    values = {name: {value(row) for row in best} for name, (_, value) in sizes.items()}
+    shared = [f"{name} {each}" for name, (each, *more) in values.items() if not more and each != "normal"]
+    count = f"{len(groups)} of " * (len(groups) < problems) + f"{problems} problem{'s' * (problems > 1)}"
+    yield Text(plain(f"Fastest kernels, {count}: {', '.join(shared)}"), "bold")
+    columns = [
+        TableColumn(name, lambda group, value=value: value(group[0]), form)
+        for name, (form, value) in sizes.items()
+        if len(values[name]) > 1
     ]
+    yield FittedTable(
+        [
+            *columns,
+            TableColumn("fastest", lambda group: group[0].implementation, enough=24),
+            TableColumn("chunk", lambda group: group[0].chunk_size, "d", 4),
+            TableColumn("ms", lambda group: f"{group[0].ms_median:.3g}{mark(group[0])}", ">"),
+            TableColumn("of bound", lambda group: _percent(group[0].percent_of_bound), ">", 2),
+            TableColumn("of roofline", lambda group: _percent(group[0].percent_of_own_roofline), ">", 5),
+            TableColumn("GiB", lambda group: group[0].peak_bytes and group[0].peak_bytes / 2**30, ".2f", 3),
+            TableColumn(f"next best{' of others' * others}", lambda group: _rival(group, others), drop=1, enough=16),
+        ],
+        groups,
+    )
+
+
+def _rival(group: Sequence[Row], others: bool) -> str:
+    """Return how many times as long the next best row takes, of another owner if `others`; or why there is no ratio."""
+    best = group[0]
+    for row, over in beaten(best, group):
+        if not others or owner(row.implementation) != owner(best.implementation):
+            return f"{over.bound}{over.value:.2f} ± {over.margin:.2f}x {row.implementation}"
+    return f"{THROTTLED} no ratio" if any(row.throttled for row in group[1:]) else ""
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or not isfinite(value) else f"{value:.0f}%"
+
+
+def _failures(rows: Iterable[Row]) -> list[str]:
+    """Return a line a kind of failure, the gravest and most frequent first.
+
+    A kind has one reason, or is of one implementation.
+    """
+    by_reason: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        if row.status != "ok":
+            by_reason[row.status, plain(row.reason or "no reason given")][plain(row.implementation)] += 1
+    alone: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    kinds: list[tuple[str, int, str]] = []
+    for (status, reason), names in by_reason.items():
+        if len(names) == 1:
+            alone[status, next(iter(names))][reason] = names.total()
+            continue
+        first = [name for name, _ in names.most_common(MOST_NAMES)]
+        rest = f" and {len(names) - len(first)} more" * (len(names) > len(first))
+        kinds.append((status, names.total(), f"{', '.join(first)}{rest}: {reason}"))
+    for (status, name), reasons in alone.items():
+        reason = reasons.most_common(1)[0][0]
+        several = f"{len(reasons)} reasons, such as " * (len(reasons) > 1)
+        kinds.append((status, reasons.total(), f"{name}: {several}{reason}"))
+    kinds.sort(key=lambda kind: (GRAVEST.index(kind[0]), -kind[1]))
+    return [f"{status} ({count}x)  {words}" for status, count, words in kinds]
+
+
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what the numbers of rows must be read with: noise, throttled GPUs, waiting hosts, ceilings."""
+    if count := sum(bool(row.noisy) for row in rows):
+        yield f"noisy ({count}x): the median is less certain than the place among the others needs"
+    if count := sum(bool(row.throttled) for row in rows):
+        yield f"throttled ({count}x): the GPU held its clock back"
+    if slow := [row for row in rows if waits_for_host(row)]:
+        most = max((row.host_ms or 0.0) / (row.ms_median or 1.0) for row in slow)
+        names = ", ".join(f"{name} ({n}x)" for name, n in Counter(plain(row.implementation) for row in slow).items())
+        yield f"enqueued slower than run (up to {most:.1f} times): {names}: eager PyTorch waits for the host"
+    for what, column in (("the bound", "percent_of_bound"), ("their own roofline", "percent_of_own_roofline")):
+        if above := [percent for row in rows if (percent := getattr(row, column) or 0.0) > 100]:
+            yield (
+                f"above {what} ({len(above)}x, up to {max(above):.0f}%): the ceilings were measured on a busy machine, "
+                "or data stayed in a cache; `tflabench calibrate` measures them again"
+            )
+    if count := sum(on_datasheet(row.ceilings) for row in rows if row.ms_median is not None):
+        yield f"datasheet ceilings ({count}x): no machine reaches them; `tflabench calibrate` measures this one's"
+
+
+def _written(files: Iterable[Path]) -> str:
+    """Return the folders that files are in, each with how many: "out/ (4 files), out/figures/ (24 files)"."""
+    counts = Counter(file.parent for file in files)
+    return plain(", ".join(f"{folder}/ ({count} file{'s' * (count > 1)})" for folder, count in counts.items()))

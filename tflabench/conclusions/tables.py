@@ -14,6 +14,11 @@ from rich.text import Text
 UNLIMITED = 10_000  # characters: no table is as wide
 
 
+def plain(text: str) -> str:
+    """Return text in one line, with nothing in it that a terminal obeys."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 @dataclass(frozen=True)
 class TableColumn:
     """A column of a table of records.
@@ -21,14 +26,16 @@ class TableColumn:
     Attributes:
         head: title, of one line or several.
         value: what a cell shows of a record: one of its keys, or a function of it. None is shown as "-".
-        form: format of the value, such as ".3g"; columns with one are flush right.
+        form: format of the value, such as ".3g"; columns with one take one line, flush right but for "<".
         drop: which columns are left out first where the width is short: those of the largest number. 0 always stays.
+        enough: how many characters of text are enough room: longer text takes several lines.
     """
 
     head: str
     value: str | Callable[[Any], object]
     form: str = ""
     drop: int = 0
+    enough: int = UNLIMITED
 
     @property
     def name(self) -> str:
@@ -38,7 +45,7 @@ class TableColumn:
     def cell(self, record: Any) -> str:
         """Return the text of one cell."""
         value = record[self.value] if isinstance(self.value, str) else self.value(record)
-        return "-" if value is None else format(value, self.form)
+        return "-" if value is None else plain(format(value, self.form))
 
 
 class FittedTable:
@@ -62,24 +69,31 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table with the columns that have room, and the names of the others."""
         shown = list(range(len(self._columns)))
-        table = self._table(shown)
-        while console.measure(table, options=options.update(width=UNLIMITED)).maximum > options.max_width:
+        while self._width(shown, console, options) > options.max_width:
             last = max(shown, key=lambda n: (self._columns[n].drop, n))
             if not self._columns[last].drop:
                 break
             shown.remove(last)
-            table = self._table(shown)
-        yield table
+        yield self._table(shown)
         if missing := [column.name for n, column in enumerate(self._columns) if n not in shown]:
             yield Text(f"No room for {', '.join(missing)}.", style="dim")
+
+    def _width(self, shown: Sequence[int], console: Console, options: ConsoleOptions) -> int:
+        """Return how wide the table with some of its columns must be."""
+        table = self._table(shown)
+        for n, column in zip(shown, table.columns, strict=True):
+            column.max_width = self._columns[n].enough
+        return console.measure(table, options=options.update(width=UNLIMITED)).maximum
 
     def _table(self, shown: Sequence[int]) -> Table:
         """Return the table with some of its columns; text may take several lines, numbers may not."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for n in shown:
             column = self._columns[n]
-            right = bool(column.form)
-            table.add_column(column.head, justify="right" if right else "left", no_wrap=right, overflow="fold")
+            right = bool(column.form) and not column.form.startswith("<")
+            table.add_column(
+                column.head, justify="right" if right else "left", no_wrap=bool(column.form), overflow="fold"
+            )
         for line, style in zip(self._lines, self._styles, strict=True):
             table.add_row(*(Text(line[n]) for n in shown), style=style)
         return table

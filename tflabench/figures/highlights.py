@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from tflabench.conclusions.compare import comparable
+from tflabench.conclusions.ratio import comparable
 from tflabench.figures.looks import Look, owners
 from tflabench.figures.quantities import PASSES, Quantity, Rows, plain
 from tflabench.implementations.registry import nearest, owner

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tflabench.conclusions.compare import Comparison, Match
+from tflabench.conclusions.compare import Judgement, Match
 from tflabench.figures import facets
 from tflabench.figures.axes import around, held
 from tflabench.figures.captions import caption, missing, provenance
@@ -35,7 +35,7 @@ class Side:
     runs: Mapping[str, Any]
 
 
-def draw(found: Comparison, sides: tuple[Side, Side], stem: str) -> Iterator[Figure]:
+def draw(found: Judgement, sides: tuple[Side, Side], stem: str) -> Iterator[Figure]:
     """Yield a figure of the ratios over every axis that matched points were swept over.
 
     Where there are several, axis and setting are added to the stem.

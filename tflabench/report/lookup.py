@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Choice, Demand
-from tflabench.conclusions.contests import timed
+from tflabench.conclusions.ratio import timed
 from tflabench.problem import InputError, Problem
 from tflabench.rows.schema import Row
 from tflabench.theory import hardware

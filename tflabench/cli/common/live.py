@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tflabench.cli.common.console import progress_bar
-from tflabench.conclusions.columns import Column, cut, plain, table_lines
+from tflabench.conclusions.tables import plain
 from tflabench.rows.labels import PASS_TITLES
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class LiveTable(ProgressBar):
     def _table(self) -> RenderableType:
         width = self._note.width
         if self._standing is None:
-            return Group(cut("The worker starts.", width), self._bar)
+            return Group(_cut("The worker starts.", width), self._bar)
         return Group(*standing_lines(self._standing, self._protocol, width), self._bar)
 
 
@@ -125,14 +125,14 @@ class SeveralTable(ProgressBar):
     def _table(self) -> RenderableType:
         width = self._note.width
         if self._overview is None:
-            return Group(cut("The first tasks start.", width), self._bar)
+            return Group(_cut("The first tasks start.", width), self._bar)
         return Group(*overview_lines(self._overview, self._protocol, width), self._bar)
 
 
 def overview_lines(overview: Overview, protocol: Protocol, width: int) -> list[Text]:
     """Return what the live table of several devices says: counts of points, then a line a device.
 
-    No line is longer than `width` characters.
+    Lines but for the first are cut to `width` characters.
     """
     counts = {
         "timed": f"{overview.timed} of {overview.points}",
@@ -140,9 +140,8 @@ def overview_lines(overview: Overview, protocol: Protocol, width: int) -> list[T
         "refused": str(overview.refused),
         "comparisons closed": f"{overview.closed} of {overview.comparisons}",
     }
-    columns = [Column(title, [Text(value)], right=True) for title, value in counts.items()]
     lines = [f"{running.place}: {_at(running, overview.comparisons, protocol)}" for running in overview.running]
-    return [*table_lines(columns, width), *(cut(plain(line), width) for line in lines)]
+    return [_counted(counts), *(_cut(line, width) for line in lines)]
 
 
 def _at(running: Running, comparisons: int, protocol: Protocol) -> str:
@@ -156,13 +155,12 @@ def _at(running: Running, comparisons: int, protocol: Protocol) -> str:
 def standing_lines(standing: Standing, protocol: Protocol, width: int) -> list[Text]:
     """Return what the live table says: counts of points, what is measured, what is compiled.
 
-    No line is longer than `width` characters.
+    Lines but for the first are cut to `width` characters.
     """
-    columns = [Column(title, [Text(value)], right=True) for title, value in _counts(standing).items()]
     lines = [_work(work, standing.comparisons, protocol) for work in standing.working]
     if standing.compiling:
         lines.append(f"compiling {_compiling(standing.compiling)}")
-    return [*table_lines(columns, width), *(cut(plain(line), width) for line in lines)]
+    return [_counted(_counts(standing)), *(_cut(line, width) for line in lines)]
 
 
 def _counts(standing: Standing) -> dict[str, str]:
@@ -201,3 +199,15 @@ def _compiling(compiling: Sequence[Compiling]) -> str:
     told = [f"{_named(one.point)} ({one.done} of {one.kernels} kernels)" for one in compiling[:MOST_COMPILING]]
     rest = len(compiling) - len(told)
     return ", ".join(told) + (f" and {rest} more" if rest else "")
+
+
+def _counted(counts: dict[str, str]) -> Text:
+    """Return counts in one line."""
+    return Text(", ".join(f"{title} {value}" for title, value in counts.items()))
+
+
+def _cut(line: str, width: int) -> Text:
+    """Return a line of at most `width` characters, with an ellipsis where it was longer."""
+    text = Text(plain(line), no_wrap=True)
+    text.truncate(width, overflow="ellipsis")
+    return text
