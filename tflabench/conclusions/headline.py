@@ -19,14 +19,9 @@ from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
 from tflabench.conclusions.markdown import plain, write_page
 from tflabench.conclusions.occasions import NEAR, Agreement, agreement
 from tflabench.conclusions.peer_table import cell, in_order, table, title
-<<<<<<< HEAD
-from tflabench.conclusions.standings import Chosen, Question, Size, Standing, at_sizes, choose, preset_of, subject
-from tflabench.implementations.registry import is_current, nearest, our_kernels, split
-=======
 from tflabench.conclusions.ratio import fastest
 from tflabench.conclusions.standings import Chosen, Question, Ranking, Size, at_sizes, choose, preset_of, subject
-from tflabench.implementations.registry import nearest, our_kernels, split
->>>>>>> e84acb6 (One rule says when a ratio may be taken; tables drop columns, not digits)
+from tflabench.implementations.registry import is_current, nearest, our_kernels, split
 from tflabench.problem import InputError
 from tflabench.rows.journal import TIMES, is_packed
 from tflabench.rows.labels import PASS_TITLES, THROTTLED
