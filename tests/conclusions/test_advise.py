@@ -13,7 +13,7 @@ from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Choice, Demand, Kernel, Memory, Refused
 from tflabench.conclusions.prediction import predict
 from tflabench.figures.memory_frontier import draw
-from tflabench.figures.model import Curve, Note, Rule
+from tflabench.figures.model import Curve, Mark, Rule
 from tflabench.implementations import bundled, registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware
@@ -268,7 +268,7 @@ def test_the_frontier_has_a_line_a_kernel_that_falls_with_memory():
         assert list(line.x) == sorted(line.x)
         assert list(line.y) == sorted(line.y, reverse=True)
     best = given.ranked[0]
-    (ring,) = (item for item in panel.items if isinstance(item, Note) and item.ring)
+    (ring,) = (item for item in panel.items if isinstance(item, Mark) and item.ring)
     assert (ring.x, ring.y) == pytest.approx((best.memory_bytes / GIB, best.step_s * 1e3))
     assert figure.title.startswith(f"{best.kernel.name} at L = {best.problem.chunk_size} is recommended: ")
     (rule,) = (item for item in panel.items if isinstance(item, Rule))

@@ -374,7 +374,7 @@ def test_the_plot_has_the_ratios_over_what_was_swept(tmp_path):
     assert out.read_bytes().startswith(b"\x89PNG")
 
     found = comparison.compare(match_points(read_results(a).rows, read_results(b).rows), Tolerance())
-    (figure,) = ratios.draw(found, (ratios.Side("a", {}), ratios.Side("b", {})), "ratios")
+    (figure,) = ratios.draw(found, ("a", "b"), ({}, {}), "ratios")
     assert figure.stem == "ratios"
     assert figure.title == "Runtime of B over A: B = b, A = a"
     (curve,) = [item for item in figure.panels[0].items if isinstance(item, Curve)]

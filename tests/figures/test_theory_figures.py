@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from tflabench.figures import theory
 from tflabench.figures.looks import BLUE, GREY, Look
 from tflabench.figures.matplotlib_renderer import draw
-from tflabench.figures.model import Band, Curve, Figure, Ink, Panel, Rule, Span
+from tflabench.figures.model import Band, Curve, Figure, Ink, Panel, Rule, Shading
 from tflabench.theory import hardware
 
 TRADEOFF = tradeoff()
@@ -41,7 +41,7 @@ def test_theory_over_the_chunk_size_marks_the_least_the_recommended_and_the_budg
     assert np.asarray(band.lower) == pytest.approx(TRADEOFF.time(upper.x).lower * 1e3)
     assert rules(runtime) == {"least 634": TRADEOFF.runtime_optimal, "recommended 512": 512}
     assert rules(memory) == {"budget": 8, "": 512}
-    (span,) = (item for item in runtime.items if isinstance(item, Span))
+    (span,) = (item for item in runtime.items if isinstance(item, Shading))
     assert [(span.low, span.high)] == [(372, 1081)]
     assert [key.words for key in figure.keys] == ["within 5% of the least: 372 to 1081"]
     assert "H100 datasheet" in "\n".join(figure.caption)

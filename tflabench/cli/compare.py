@@ -168,7 +168,7 @@ def _draw(judgement: Judgement, left: _Side, right: _Side, out: Path) -> list[Pa
     from tflabench.figures.files import write_figure
 
     path = figure_to_write(out, "compare.png")
-    drawn = ratios.draw(judgement, (ratios.Side(left.name, left.runs), ratios.Side(right.name, right.runs)), path.stem)
+    drawn = ratios.draw(judgement, (left.name, right.name), (left.runs, right.runs), path.stem)
     return [file for figure in drawn for file in write_figure(figure, path.with_stem(figure.stem))]
 
 

@@ -138,22 +138,6 @@ def log_ticks(low: float, high: float) -> Ticks:
     return tuple((value, f"{value:,.6g}" if 1e-4 <= value < 1e5 else f"{value:.0e}") for value in found)
 
 
-def spread(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
-    """Return places in ascending order that keep `sizes` clear of each other, as near to `wanted` as can be.
-
-    They lie between `low` and `high` where there is room; `wanted` ascends. Without the sizes before each the places
-    need only not descend: neighbours that do are pooled at their mean.
-    """
-    before = np.cumsum(sizes) - np.asarray(sizes) / 2
-    pools: list[list[float]] = []
-    for place in np.asarray(wanted) - before:
-        pools.append([place])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    places = [np.mean(pool) for pool in pools for _ in pool]
-    return (np.clip(places, low, max(low, high - sum(sizes))) + before).tolist()
-
-
 def _label(part: Slice) -> str:
     d_qk, d_hv = part.rows["d_qk"], part.rows["d_hv"]
     if part.axis in ("d_hv", "d_qk") and (d_qk == d_hv).all() and d_hv.nunique() > 1:

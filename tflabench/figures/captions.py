@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -14,6 +14,7 @@ from tflabench.figures.looks import Look
 from tflabench.figures.quantities import Rows, plain
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
+LONGEST = 110  # letters of a reason
 
 
 def caption(rows: Rows, axis: str | None = None) -> str:
@@ -51,81 +52,37 @@ def caption(rows: Rows, axis: str | None = None) -> str:
 def legend_name(look: Look, name: str, rows: Rows) -> str:
     """Return the title, with heads, dimensions or chunk size if it has just one and implementations differ in them."""
     extra = []
-    own = rows[rows["implementation"] == name]
+    of_it = rows[rows["implementation"] == name]
     sizes = {
-        column: own[column].nunique() == 1 and rows[column].nunique() > 1 for column in ("heads", "d_hv", "chunk_size")
+        column: of_it[column].nunique() == 1 and rows[column].nunique() > 1
+        for column in ("heads", "d_hv", "chunk_size")
     }
     if sizes["heads"] and sizes["d_hv"]:
-        extra.append(f"{plain(own['heads'].iloc[0])}×{plain(own['d_hv'].iloc[0])}")
+        extra.append(f"{plain(of_it['heads'].iloc[0])}×{plain(of_it['d_hv'].iloc[0])}")
     if sizes["chunk_size"]:
-        extra.append(f"L {plain(own['chunk_size'].dropna().iloc[0])}")
+        extra.append(f"L {plain(of_it['chunk_size'].dropna().iloc[0])}")
     return f"{look.title} ({', '.join(extra)})" if extra else look.title
 
 
 def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
-    """One line a status and reason other than ok: which implementations have it, and where on the axis.
+    """Return a line a status and reason other than ok: which implementations have it, and where on the axis.
 
-    Of results that are wrong the first is said, in one line however far off each is.
+    Reasons that differ in numbers alone share a line, with the first of them.
     """
     failed = rows[rows["status"] != "ok"]
-    wrong = failed["status"] == "wrong"
-    whys = failed["reason"].fillna("").where(~wrong, failed["reason"].str.split(";").str[0]).map(_gist)
-    kinds = whys.where(~wrong, whys.str.replace(NUMBER, "#", regex=True))
+    reasons = failed["reason"].fillna("").astype(str).str.split(";|, not ", regex=True).str[0]
+    kinds = reasons.str.replace(NUMBER, "#", regex=True)
     lines = []
-    for (status, _), having in failed.assign(why=whys, kind=kinds).groupby(["status", "kind"]):
-        why = _with_ranges(list(having["why"]))
-        titles: dict[str, list[str]] = {}
-        for name, look in looks.items():
-            for where in _where(rows[rows["implementation"] == name], having[having["implementation"] == name], axis):
-                titles.setdefault(where, []).append(look.title)
-        places = "; ".join(f"{', '.join(group)} {where}" for where, group in titles.items())
-        mark = "○" if having["timed"].all() else "×"
-        lines.append(f"{mark} {status}: {places}" + (f" ({why})" if why else ""))
+    for (status, _), part in failed.assign(reason=reasons).groupby(["status", kinds]):
+        places = []
+        for name in filter(set(part["implementation"]).__contains__, looks):
+            for pass_, points in part[part["implementation"] == name].groupby("pass", sort=False):
+                values = sorted(points[axis].dropna().unique())
+                written = ", ".join(str(value) if isinstance(value, str) else compact(value) for value in values)
+                places.append(f"{looks[name].title} {pass_}" + f" at {written}" * bool(written))
+        mark, reason = "○" if part["timed"].all() else "×", " ".join(part["reason"].iloc[0].split())
+        lines.append(f"{mark} {status}: {'; '.join(places)}" + (f" ({shorten(reason, LONGEST)})" if reason else ""))
     return lines
-
-
-def _with_ranges(texts: list[str]) -> str:
-    """Texts that differ in numbers only as one, with the least and the greatest of each."""
-    columns = iter(zip(*(NUMBER.findall(text) for text in texts), strict=True))
-
-    def span(_: re.Match[str]) -> str:
-        numbers = next(columns)
-        least, greatest = min(numbers, key=float), max(numbers, key=float)
-        return least if least == greatest else f"{least} to {greatest}"
-
-    return NUMBER.sub(span, texts[0])
-
-
-def _gist(reason: Any, longest: int = 110) -> str:
-    """Return a reason in short, without the size of the point (", not 512"): points that share it share a line."""
-    text = " ".join(reason.split(", not ")[0].split()) if isinstance(reason, str) else ""
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
-
-
-def _where(asked: Rows, failed: Rows, axis: str) -> Iterator[str]:
-    """Return where on the axis an implementation failed; passes that agree are named once, and none where all do."""
-    passes: dict[str, list[str]] = {}
-    for pass_, part in failed.groupby("pass", sort=False):
-        values = sorted(asked.loc[asked["pass"] == pass_, axis].dropna().unique())
-        passes.setdefault(_ranges(sorted(part[axis].dropna().unique()), values), []).append(str(pass_))
-    for where, agreeing in passes.items():
-        yield where if set(agreeing) == set(asked["pass"]) else f"{where} ({', '.join(agreeing)})"
-
-
-def _ranges(values: list[Any], asked: list[Any]) -> str:
-    """Return "at 512, 4Ki-64Ki": runs of neighbours in `asked` are written as ranges; "everywhere" if all of them."""
-    if values == asked:
-        return "everywhere"
-    write = compact if not isinstance(values[0], str) else str
-    runs: list[list[Any]] = []
-    for value in values:
-        if runs and asked.index(value) == asked.index(runs[-1][-1]) + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return "at " + ", ".join(
-        f"{write(run[0])}–{write(run[-1])}" if len(run) > 2 else ", ".join(map(write, run)) for run in runs
-    )
 
 
 def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:

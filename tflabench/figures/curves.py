@@ -13,9 +13,9 @@ import pandas as pd
 from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, logarithmic, swept, upwards
 from tflabench.figures.captions import caption, compact, legend_name, missing
 from tflabench.figures.facets import Slice
-from tflabench.figures.highlights import SYMBOLS, Highlights, chosen, device_name, finding, title
+from tflabench.figures.highlights import SYMBOLS, chosen, device_name, finding, title
 from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
-from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Note, Panel
+from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Mark, Panel
 from tflabench.figures.quantities import AXES, MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
 from tflabench.figures.source import Source
 
@@ -30,7 +30,7 @@ class Chart:
 
     Attributes:
         unit, size: of the quantity, e.g. "ms" and 1.0.
-        lit: the implementations to highlight.
+        names: of the implementations to highlight.
         theory: whether the leading kernel's bounds are drawn as a band.
     """
 
@@ -39,22 +39,17 @@ class Chart:
     unit: str
     size: float
     looks: dict[str, Look]
-    lit: Highlights
+    names: tuple[str, ...]
     theory: bool
 
     @classmethod
     def of(
-        cls, source: Source, part: Slice, quantity: Quantity, lit: Highlights | None = None, theory: bool = True
+        cls, source: Source, part: Slice, quantity: Quantity, names: tuple[str, ...] = (), theory: bool = True
     ) -> Chart:
-        """Return the chart of a slice of a source's rows; without `lit` the source says what to highlight."""
+        """Return the chart of a slice of a source's rows; without `names` the source says what to highlight."""
         unit, size = quantity.unit(part.rows)
-        lit = lit or chosen(part.rows, quantity, source.looks, source.highlight)
-        return cls(part, quantity, unit, size, source.looks, lit, theory and quantity.theory is not None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the implementations that are highlighted."""
-        return self.lit.names
+        names = names or chosen(part.rows, quantity, source.looks, source.highlight)
+        return cls(part, quantity, unit, size, source.looks, names, theory and quantity.theory is not None)
 
     @property
     def label(self) -> str:
@@ -80,7 +75,7 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
     single = part.axis == "seq_len" and part.rows["seq_len"].nunique() == 1
     panels, heads = [], []
     for pass_, rows in by_pass(part.rows).items():
-        found = finding(source.records_of(rows), quantity, None if single else part.axis)
+        found = finding(rows, quantity, None if single else part.axis)
         heads.append(title(found, pass_, device_name(rows)))
         words = f"{PASSES[pass_]}: {found.subject} {found.words}" if found.words else PASSES[pass_]
         own = {} if single else columns_of(rows, part.axis)
@@ -143,8 +138,7 @@ def curve(chart: Chart, x: Swept, own: Columns, name: str) -> list[Curve]:
     drawn = own["timed"] & np.isfinite(own[quantity.column])
     if not drawn.any():
         return []
-    alike = len(chart.lit.alike.get(name, ()))
-    label, ink = (look.title + f" + {alike} alike" * bool(alike), look.ink) if lit else ("", BACKGROUND)
+    label, ink = (look.title, look.ink) if lit else ("", BACKGROUND)
     role = "highlight" if lit else "context"
     if not own["known"].any():  # the axis means nothing to it (a chunk size to attention): one level for all
         done = kept(own, drawn)
@@ -245,9 +239,6 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
     rows = chart.part.rows
     asked = set(rows["implementation"])
     yield "Highlighted: " + ("; ".join(legend_name(chart.looks[n], n, rows) for n in chart.names) or "nothing") + "."
-    for name, others in chart.lit.alike.items():
-        if others:
-            yield f"Within 2% of {chart.looks[name].title}: {'; '.join(chart.looks[other].title for other in others)}."
     grey = [legend_name(look, name, rows) for name, look in chart.looks.items() if name in asked - set(chart.names)]
     if grey:
         yield f"Grey: {'; '.join(grey)}. --highlight NAMES names others."
@@ -292,7 +283,7 @@ def over_memory(charts: Sequence[Chart], own: dict[str, Columns], words: str) ->
     if not done:
         return Panel(words, Axis(charts[0].label), Axis(charts[1].label), (), "no point was measured")
     lines: list[Curve] = []
-    notes: list[Note] = []
+    notes: list[Mark] = []
     for name in [*(name for name in done if name not in names), *(name for name in names[::-1] if name in done)]:
         one, lit = done[name], name in names
         x, y = (one[column] / chart.size for column, chart in zip(columns, charts, strict=True))
@@ -301,7 +292,7 @@ def over_memory(charts: Sequence[Chart], own: dict[str, Columns], words: str) ->
         lines.append(Curve(label, x, y, ink, role, hollow=hollow, rows=one["index"].tolist(), name=name))
         ends = one[axis][[0, -1]]  # NaN of what has no chunk size
         if name in names[:1] and axis in SYMBOLS and np.isfinite(ends).all() and ends[0] != ends[1]:
-            notes = [Note(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
+            notes = [Mark(x[n], y[n], f"{SYMBOLS[axis]} = {compact(ends[n])}") for n in (0, -1)]
     x_axis, y_axis = (
         logarithmic(chart.label, *(value for line in lines for value in getattr(line, side)))
         for chart, side in zip(charts, "xy", strict=True)
@@ -316,7 +307,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
     """
     part = replace(part, rows=part.rows[part.rows["implementation"] == name])
     look, panels, best = source.looks[name], [], []
-    charts = [Chart.of(source, part, quantity, Highlights((name,))) for quantity in (RUNTIME, MEMORY)]
+    charts = [Chart.of(source, part, quantity, (name,)) for quantity in (RUNTIME, MEMORY)]
     for pass_, rows in by_pass(part.rows).items():
         for chart in charts:
             panel = over_axis(chart, columns_of(rows, part.axis), PASSES[pass_])
@@ -325,7 +316,7 @@ def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:
             panels.append(replace(panel, x=replace(panel.x, ticks=ticks), items=tuple(nameless)))
         if len(done := rows[rows["status"] == "ok"]):
             least = done.loc[done["ms_median"].idxmin()]
-            ring = Note(least[part.axis], least["ms_median"] / charts[0].size, "", look.ink.colour, ring=True)
+            ring = Mark(least[part.axis], least["ms_median"] / charts[0].size, "", look.ink.colour, ring=True)
             panels[-2] = replace(panels[-2], items=(*panels[-2].items, ring))
             best.append(f"L\u00a0=\u00a0{ring.x:.0f} {PASSES[pass_]}")
     found = f": fastest at {', '.join(best)}" if best else ""

@@ -11,7 +11,7 @@ from tflabench.problem import InputError
 from tflabench.rows.table import flat
 
 FORMATS = ("png", "svg", "pdf")
-OWN_COLUMNS = ["chunk_asked", "timed"]  # that figures add to rows
+ADDED_COLUMNS = ["chunk_asked", "timed", "record"]  # that figures add to rows
 
 
 def check_formats(formats: Iterable[str]) -> None:
@@ -64,5 +64,5 @@ def _write(figure: Figure, start: Path, formats: Sequence[str]) -> list[Path]:
     words.write_text("\n".join([*filter(None, heads), "", *figure.caption]) + "\n", encoding="utf-8")
     if figure.rows is None or not len(figure.rows):
         return [*drawings, words]
-    flat(figure.rows.drop(columns=OWN_COLUMNS, errors="ignore")).to_csv(table, index=False)
+    flat(figure.rows.drop(columns=ADDED_COLUMNS, errors="ignore")).to_csv(table, index=False)
     return [*drawings, words, table]

@@ -11,7 +11,7 @@ import numpy as np
 
 from tflabench.figures.axes import held, logarithmic
 from tflabench.figures.looks import BLACK, GREEN, ORANGE, PURPLE, SKY
-from tflabench.figures.model import Curve, Ink, Panel, Rule, Side
+from tflabench.figures.model import AxisName, Curve, Ink, Panel, Rule
 from tflabench.theory.hardware import Ceilings, Gpu
 from tflabench.theory.roofline import attainable
 
@@ -96,7 +96,7 @@ def roof_name(name: str, ceilings: Ceilings) -> str:
     return f"{name}: {rate(ceilings.flops_per_s)}, {ceilings.bytes_per_s / 1e12:.3g} TB/s"
 
 
-def intensity_rules(gpus: Sequence[Gpu], side: Side) -> Iterator[Rule]:
+def intensity_rules(gpus: Sequence[Gpu], side: AxisName) -> Iterator[Rule]:
     """Yield a rule at the intensity of each GPU; those within 5% of the one below share its name."""
     groups: list[list[Gpu]] = []
     for gpu in sorted(gpus, key=lambda gpu: gpu.ceilings.intensity):

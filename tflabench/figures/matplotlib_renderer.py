@@ -1,14 +1,14 @@
 """Draw the model of a figure with matplotlib: 85 mm wide, one column of a paper, with panels below each other.
 
-Names of lines stand in the margin right of a panel, in the order of the lines, so that no line can strike a name.
+Matplotlib's constrained layout places panels and legends; adjustText moves words that lie on each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -16,22 +16,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, to_hex, to_rgb
 from matplotlib.figure import Figure as Drawing
-from matplotlib.legend import Legend
+from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Text
 from matplotlib.ticker import NullLocator
 
 from tflabench.figures import model
-from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks, spread
+from tflabench.figures.axes import CROSS_LEVEL, linear_ticks, log_ticks
 from tflabench.figures.captions import shorten
-from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Note, Panel, Rule, Stack
+from tflabench.figures.model import Axis, Bars, Cross, Curve, Figure, HeatMap, Ink, Key, Mark, Panel, Rule, Stack
 
 WIDTH = 85 / 25.4  # inches
-EDGE, GAP = 0.05, 0.12  # inches: around the figure, between panels of a row
-LEGEND, SMALL_LINE = 0.14, 0.1  # inches from one line of text to the next
+EDGE = 0.05  # inches around the figure
 TITLE, TEXT, SMALL = 7.5, 6.5, 6.0  # points
-NAME, KEYS = 20, 60  # letters of a line of a name beside a panel, and of the legend
+TITLE_LETTERS, SETTING_LETTERS, PANEL_LETTERS, NAME_LETTERS, KEY_LETTERS = 50, 68, 60, 20, 60  # of a line
+LEGEND_LETTERS = 52  # of all entries of the legend, where they share a row
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,
@@ -52,6 +51,9 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.borderpad": 0.0,
     "legend.borderaxespad": 0.6,
+    "legend.labelspacing": 0.3,
+    "figure.constrained_layout.h_pad": 0.03,
+    "figure.constrained_layout.w_pad": 0.03,
     "legend.handlelength": 2.4,
     "legend.handletextpad": 0.5,
     "legend.columnspacing": 1.4,
@@ -74,35 +76,34 @@ DASHES: dict[str, Any] = {"solid": "-", "dash": (0, (4, 1.2)), "dot": (0, (1.2, 
 
 @styled
 def draw(figure: Figure) -> Drawing:
-    """Return the figure drawn, as high as its panels need: they are placed when the room that words take is known."""
-    drawing = Drawing(figsize=(WIDTH, figure.height), facecolor="white")
+    """Return the figure drawn, as high as its panels need."""
+    words = [fill(figure.title, TITLE_LETTERS), fill(figure.setting.replace(" = ", "\u00a0=\u00a0"), SETTING_LETTERS)]
+    starts = [EDGE, EDGE + 0.13 * (words[0].count("\n") + 1)]
+    top = starts[1] + 0.1 * (words[1].count("\n") + 1)
     rows = [figure.panels[start : start + figure.columns] for start in range(0, len(figure.panels), figure.columns)]
-    shared = len({panel.x.label for panel in figure.panels}) == 1
-    axes = [[_panel(drawing, panel, not shared or row is rows[-1]) for panel in row] for row in rows]
-    left, below, right = _margins(rows, axes)
-    title = _text(drawing, figure.title, WIDTH - 2 * EDGE, fontsize=TITLE, weight="bold", va="top")
-    setting = _text(drawing, figure.setting, WIDTH - 2 * EDGE, fontsize=SMALL, color="0.35", va="top")
-    width = WIDTH / figure.columns - 2 * EDGE
-    heads = [[_text(drawing, panel.title, width, fontsize=TEXT, va="bottom") for panel in row] for row in rows]
-    named = [0.04 + SMALL_LINE * any(_upright(panel) for panel in row) for row in rows]
-    above = [max(map(_height, row)) + room + 0.02 for row, room in zip(heads, named, strict=True)]
-    top = EDGE + _height(title) + _height(setting) + 0.07
-    legend = LEGEND * _legend(drawing, figure.keys)
-    height = top + sum(above) + len(rows) * figure.height + below.max(axis=1).sum() + legend + EDGE
-    drawing.set_size_inches(WIDTH, height)
-    title.set_y(1 - EDGE / height)
-    setting.set_y(1 - (EDGE + _height(title) + 0.03) / height)
-    y = height - top
-    for n, row in enumerate(axes):
-        y -= above[n] + figure.height
-        x, width = EDGE, (WIDTH - 2 * EDGE - (left + right)[n].sum() - GAP * (figure.columns - 1)) / figure.columns
-        for m, ax in enumerate(row):
-            heads[n][m].set_position((x / WIDTH, (y + figure.height + named[n]) / height))
-            ax.set_position(((x + left[n, m]) / WIDTH, y / height, width / WIDTH, figure.height / height))
-            _names_above(ax, rows[n][m])
-            _notes(ax, [item for item in rows[n][m].items if isinstance(item, Note)])
-            x += left[n, m] + width + right[n, m] + GAP
-        y -= below[n].max()
+    drawing = Drawing(figsize=(WIDTH, top + len(rows) * (figure.height + 0.4)), layout="constrained", facecolor="white")
+    texts = [
+        drawing.text(EDGE / WIDTH, 0, words[0], va="top", fontsize=TITLE, weight="bold"),
+        drawing.text(EDGE / WIDTH, 0, words[1], va="top", fontsize=SMALL, color="0.35"),
+    ]
+    same_x = len({panel.x.label for panel in figure.panels}) == 1
+    grid = list(_grid(drawing, rows))
+    for axes, panels in zip(grid, rows, strict=True):
+        for ax, panel in zip(axes, panels, strict=True):
+            _panel(ax, panel, not same_x or panels is rows[-1], PANEL_LETTERS // figure.columns)
+    _legend(drawing, figure.keys)
+    for _ in range(2):  # the room that words take is known once they are placed
+        height = drawing.get_figheight()
+        for text, start in zip(texts, starts, strict=True):
+            text.set_y(1 - start / height)
+        drawing.get_layout_engine().set(rect=(0, 0, 1, 1 - top / height))  # type: ignore[union-attr]
+        drawing.draw_without_rendering()
+        panel_heights = sum(axes[0].bbox.height for axes in grid) / drawing.dpi
+        drawing.set_figheight(height + len(rows) * figure.height - panel_heights)
+    drawing.draw_without_rendering()
+    drawing.set_layout_engine("none")
+    for ax, panel in zip((ax for axes in grid for ax in axes), figure.panels, strict=True):
+        _marks(ax, [item for item in panel.items if isinstance(item, Mark)])
     return drawing
 
 
@@ -112,59 +113,40 @@ def write(figure: Figure, path: Path) -> None:
     draw(figure).savefig(path, metadata=UNDATED.get(path.suffix.lstrip(".")))
 
 
-def _margins(rows: Sequence[Sequence[Panel]], axes: Sequence[Sequence[Axes]]) -> np.ndarray:
-    """Return the inches left of, below and right of each panel that its words take, of shape (side, row, column).
-
-    Rows share them left and right; those with bars, whose labels are long, among themselves.
-    """
-    boxes = [[(ax.get_tightbbox(), ax.bbox) for ax in row] for row in axes]
-    found = np.array([[(b.x0 - o.x0, b.y0 - o.y0, o.x1 - b.x1) for o, b in row] for row in boxes])  # type: ignore[union-attr]
-    bars = np.array([any(isinstance(item, Bars) for item in row[0].items) for row in rows])
-    for alike in (bars, ~bars):
-        found[alike, :, ::2] = found[alike, :, ::2].max(axis=0, initial=0)
-    return found.transpose(2, 0, 1) / axes[0][0].figure.dpi
+def _grid(drawing: Drawing, rows: Sequence[Sequence[Panel]]) -> Iterator[list[Axes]]:
+    """Yield the axes of each row; rows have margins of their own where some have the long labels of bars."""
+    bars = {any(isinstance(item, Bars) for item in row[0].items) for row in rows}
+    columns = len(rows[0])
+    if len(bars) > 1:
+        parts: list[SubFigure] = list(drawing.subfigures(len(rows), 1))  # type: ignore[arg-type]
+        yield from (list(part.subplots(1, columns, squeeze=False)[0]) for part in parts)
+    else:
+        yield from map(list, drawing.subplots(len(rows), columns, squeeze=False))
 
 
-def _text(drawing: Drawing, words: str, inches: float, **style: Any) -> Text:
-    """Return words in lines of at most `inches`; none ends at an equals sign."""
-    text = drawing.text(EDGE / WIDTH, 0, words, linespacing=1.15, **style)
-    lines = text.get_window_extent().width / drawing.dpi / inches
-    for letters in range(int(1.15 * len(words) / max(lines, 1)), 8, -1):
-        text.set_text("\n".join(wrap(words.replace(" = ", "\u00a0=\u00a0"), letters, break_on_hyphens=False)))
-        if text.get_window_extent().width <= inches * drawing.dpi:
-            break
-    return text
-
-
-def _height(text: Text) -> float:
-    """Return the inches that a text is high."""
-    return text.get_window_extent().height / text.figure.dpi  # type: ignore[union-attr]
-
-
-def _panel(drawing: Drawing, panel: Panel, label_x: bool) -> Axes:
-    """Return a panel drawn but for its notes, on axes that are set before: some items ask for their limits."""
-    ax = drawing.add_axes((0.3, 0, 0.4, 1))
+def _panel(ax: Axes, panel: Panel, label_x: bool, letters: int) -> None:
+    """Draw a panel but for its marks. Its axes are set before its items, some of which ask for the limits."""
     _set(ax, "x", panel.x, label_x)
     _set(ax, "y", panel.y, True)
     ax.grid(visible=not any(isinstance(item, (HeatMap, Bars)) for item in panel.items), axis="y")
     for item in panel.items:
-        if not isinstance(item, Note):
+        if not isinstance(item, Mark):
             DRAWN[type(item)](ax, item)
     if panel.empty:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color="0.35")
+    ax.set_title(fill(panel.title, letters), loc="left", pad=10 if _names_above(ax, panel) else 3)
     _names_beside(ax, panel)
-    return ax
 
 
 def _set(ax: Axes, side: str, axis: Axis, labelled: bool) -> None:
     """Set scale, limits, ticks and label of one axis."""
-    own = ax.xaxis if side == "x" else ax.yaxis
+    axis_drawn = ax.xaxis if side == "x" else ax.yaxis
     ax.set(**{f"{side}scale": axis.scale, f"{side}label": axis.label if labelled else ""})
     if axis.limits:
         ax.set(**{f"{side}lim": axis.limits})
     if axis.ticks:
-        own.set_ticks([value for value, _ in axis.ticks], [words for _, words in axis.ticks])
-    own.set_minor_locator(NullLocator())
+        axis_drawn.set_ticks([value for value, _ in axis.ticks], [words for _, words in axis.ticks])
+    axis_drawn.set_minor_locator(NullLocator())
 
 
 def _curve(ax: Axes, curve: Curve) -> None:
@@ -203,9 +185,9 @@ def _rule(ax: Axes, rule: Rule) -> None:
     line(rule.value, color=rule.ink.colour, ls=DASHES[rule.ink.dash], lw=0.7, zorder=1.7)
 
 
-def _span(ax: Axes, span: model.Span) -> None:
-    area = ax.axvspan if span.side == "x" else ax.axhspan
-    area(span.low, span.high, color=span.colour, alpha=0.18, lw=0, zorder=1)
+def _shading(ax: Axes, shading: model.Shading) -> None:
+    area = ax.axvspan if shading.side == "x" else ax.axhspan
+    area(shading.low, shading.high, color=shading.colour, alpha=0.18, lw=0, zorder=1)
 
 
 def _bars(ax: Axes, bars: Bars) -> None:
@@ -217,8 +199,8 @@ def _bars(ax: Axes, bars: Bars) -> None:
     for place, value, words in zip(places, bars.values, bars.words, strict=True):
         at = (0.0 if math.isnan(value) else value, place)
         style: dict[str, Any] = {"style": "italic", "color": "0.4"} if math.isnan(value) else {}
-        said = ax.annotate(words, at, (3, 0), textcoords="offset points", va="center", fontsize=SMALL, **style)
-        said.set_in_layout(False)  # the axis leaves room for it
+        text = ax.annotate(words, at, (3, 0), textcoords="offset points", va="center", fontsize=SMALL, **style)
+        text.set_in_layout(False)  # the axis leaves room for it
 
 
 def _stack(ax: Axes, stack: Stack) -> None:
@@ -228,121 +210,73 @@ def _stack(ax: Axes, stack: Stack) -> None:
         base += np.asarray(values, float)
 
 
-def _heat_map(ax: Axes, found: HeatMap) -> None:
-    norm = (LogNorm if found.scale == "log" else Normalize)(found.low, found.high)
+def _heat_map(ax: Axes, heat: HeatMap) -> None:
+    norm = (LogNorm if heat.scale == "log" else Normalize)(heat.low, heat.high)
     style = {"norm": norm, "cmap": "viridis", "shading": "nearest", "rasterized": True}
-    drawn = ax.pcolormesh(found.x, found.y, np.clip(found.values, found.low, found.high), **style)
-    if found.label:
+    drawn = ax.pcolormesh(heat.x, heat.y, np.clip(heat.values, heat.low, heat.high), **style)
+    if heat.label:
         bar = ax.figure.colorbar(drawn, cax=ax.inset_axes((1.05, 0, 0.06, 1)))
         bar.outline.set_visible(False)  # type: ignore[operator]
-        ticks = log_ticks(found.low, found.high) if found.scale == "log" else linear_ticks(found.low, found.high)
+        ticks = log_ticks(heat.low, heat.high) if heat.scale == "log" else linear_ticks(heat.low, heat.high)
         bar.set_ticks([value for value, _ in ticks], labels=[words for _, words in ticks])
         bar.ax.minorticks_off()
-        bar.ax.set_xlabel(found.label, loc="left", labelpad=5)
+        bar.ax.set_xlabel(heat.label, loc="left", labelpad=5)
 
 
 DRAWN: dict[type, Callable[[Axes, Any], None]] = {
-    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule, model.Span: _span,
-    Stack: _stack,
+    model.Band: _band, Bars: _bars, Cross: _cross, Curve: _curve, HeatMap: _heat_map, Rule: _rule, Stack: _stack,
+    model.Shading: _shading,
 }  # fmt: skip
 
 
-def _notes(ax: Axes, notes: Sequence[Note]) -> None:
-    """Write words near points, moved to where they strike neither lines nor each other."""
-    lines = [_dense(ax, line) for line in ax.lines]
-    for note in notes:
-        if note.ring:
-            ax.plot([note.x], [note.y], "o", ms=7, mfc="none", mec=note.colour, mew=0.7)
-    texts = [ax.text(note.x, note.y, note.words, fontsize=SMALL, color=note.colour) for note in notes if note.words]
-    if not texts:
-        return
-    from adjustText import adjust_text
+def _marks(ax: Axes, marks: Sequence[Mark]) -> None:
+    """Draw rings, and words near points, moved to where they strike neither points nor each other."""
+    curves = [np.asarray(line.get_xydata()) for line in ax.lines if line.get_transform() == ax.transData]
+    points = np.concatenate([np.empty((0, 2)), *curves])
+    for mark in marks:
+        if mark.ring:
+            ax.plot([mark.x], [mark.y], "o", ms=7, mfc="none", mec=mark.colour, mew=0.7)
+    texts = [ax.text(mark.x, mark.y, mark.words, fontsize=SMALL, color=mark.colour) for mark in marks if mark.words]
+    if texts:
+        from adjustText import adjust_text
 
-    x, y = np.concatenate(lines).T if lines else (None, None)
-    arrow = {"arrowstyle": "-", "color": "0.6", "lw": 0.4}
-    adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
-
-
-def _dense(ax: Axes, line: Line2D) -> np.ndarray:
-    """Return some hundred points along a line, in data coordinates."""
-    path = line.get_path().transformed(line.get_transform())
-    if line.get_linestyle() != "None":
-        path = path.interpolated(200 // np.shape(path.vertices)[0] + 1)
-    points = np.asarray(path.vertices, float)
-    return ax.transData.inverted().transform(points[np.isfinite(points).all(axis=1)])
-
-
-# --- names in the margins
-
-
-def _named(panel: Panel) -> list[Curve | Rule]:
-    """Return what has a name right of the panel: curves, rules across it, and parts of the last bar of a stack."""
-    parts = [part for item in panel.items if isinstance(item, Stack) for part in _parts(item)]
-    return parts + [
-        item
-        for item in panel.items
-        if (isinstance(item, Curve) and item.label and np.isfinite(np.asarray(item.y, float)).any())
-        or (isinstance(item, Rule) and item.side == "y" and item.label)
-    ]
-
-
-def _parts(stack: Stack) -> list[Curve]:
-    """Return a point in the middle of each part of the last bar, to name the part there."""
-    found, base = [], 0.0
-    for name, values in stack.parts.items():
-        ink = Ink(stack.colours[name], "square")
-        found.append(Curve(name, [stack.places[-1]], [base + values[-1] / 2], ink, joined=False))
-        base += values[-1]
-    return found
+        x, y = points[np.isfinite(points).all(axis=1)].T
+        arrow = {"arrowstyle": "-", "color": "0.6", "lw": 0.4}
+        adjust_text(texts, x, y, ax=ax, expand=(1.1, 1.3), arrowprops=arrow, iter_lim=300)
 
 
 def _names_beside(ax: Axes, panel: Panel) -> None:
-    """Write the names of lines right of a panel, near where they end, with a sample of the line before each."""
-    height = ax.bbox.height / ax.figure.dpi
-    names = []
-    for item in _named(panel):
-        y = item.value if isinstance(item, Rule) else [value for value in item.y if math.isfinite(value)][-1]
-        part = ax.transAxes.inverted().transform(ax.transData.transform((ax.get_xlim()[1], y)))[1]
-        names.append(
-            (
-                height * min(max(float(part), 0.0), 1.0),
-                wrap(item.label, NAME, max_lines=2, placeholder="…", break_on_hyphens=False),
-                item,
-            )
+    """Write the names of lines and of parts of stacks right of a panel, from top to bottom as they end there."""
+    names: list[tuple[float, str, Line2D]] = []
+    for item in panel.items:
+        if isinstance(item, Stack):
+            tops = np.cumsum([values[-1] for values in item.parts.values()])
+            samples = (_sample(Ink(item.colours[name], "square"), "points") for name in item.parts)
+            names += zip(tops.tolist(), item.parts, samples, strict=True)
+        elif isinstance(item, Curve) and item.label:
+            ends = [value for value in item.y if math.isfinite(value)][-1:]
+            names += [(end, item.label, _sample(item.ink, "line" if item.joined else "points")) for end in ends]
+        elif isinstance(item, Rule) and item.side == "y" and item.label:
+            names.append((item.value, item.label, _sample(item.ink)))
+    if names:
+        _, words, samples = zip(*sorted(names, key=lambda name: -name[0]), strict=True)
+        ax.legend(
+            samples,
+            [fill(text, NAME_LETTERS, max_lines=2, placeholder="…", break_on_hyphens=False) for text in words],
+            labelcolor=[_readable(to_hex(sample.get_color())) for sample in samples],
+            loc="center left",
+            bbox_to_anchor=(1, 0.5),
         )
-    names.sort(key=lambda name: name[0])
-    sizes = [SMALL_LINE * len(lines) + 0.02 for _, lines, _ in names]
-    places = spread([place for place, *_ in names], sizes, 0.0, height)
-    for (_, lines, item), y in zip(names, places, strict=True):
-        handle = _sample(item.ink, "line" if isinstance(item, Rule) or item.joined else "points")
-        style: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, y / height)}
-        name = Legend(ax, [handle], ["\n".join(lines)], labelcolor=_readable(item.ink.colour), **style)
-        name.set_clip_on(False)
-        ax.add_artist(name)
 
 
-def _upright(panel: Panel) -> list[Rule]:
-    """Return the rules that have a name above the panel, from left to right."""
+def _names_above(ax: Axes, panel: Panel) -> bool:
+    """Write the names of upright rules above a panel, two on either side; return whether there are any."""
     named = [item for item in panel.items if isinstance(item, Rule) and item.side == "x" and item.label]
-    return sorted(named, key=lambda rule: rule.value)
-
-
-def _names_above(ax: Axes, panel: Panel) -> None:
-    """Write the names of upright rules above a panel, clear of each other."""
-    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "ha": "center", "va": "bottom"}
-    texts = [
-        ax.annotate(
-            rule.label, (rule.value, 1), (0, 2), ax.get_xaxis_transform(), color=_readable(rule.ink.colour), **style
-        )
-        for rule in _upright(panel)
-    ]
-    boxes, points = [text.get_window_extent() for text in texts], 72 / ax.figure.dpi
-    wanted = [(box.x0 + box.x1) / 2 for box in boxes]
-    widths = [box.width + 4 / points for box in boxes]
-    for text, x, place in zip(
-        texts, wanted, spread(wanted, widths, ax.bbox.x0 - 14 / points, ax.figure.bbox.width), strict=True
-    ):
-        text.xyann = ((place - x) * points, 2)
+    sides = ("right", "left") if len(named) == 2 else ["center"] * len(named)
+    style: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": SMALL, "va": "bottom"}
+    for rule, side in zip(sorted(named, key=lambda rule: rule.value), sides, strict=True):
+        ax.text(rule.value, 1.02, rule.label, color=_readable(rule.ink.colour), ha=side, **style)
+    return bool(named)
 
 
 def _sample(ink: Ink, kind: str = "line") -> Line2D:
@@ -362,20 +296,13 @@ def _readable(colour: str) -> str:
     return to_hex((factor * red, factor * green, factor * blue))
 
 
-def _legend(drawing: Drawing, keys: Sequence[Key]) -> int:
-    """Draw the legend below the panels, and return in how many rows: in one, if it fits."""
-    handles = [
-        Patch(color=key.ink.colour, alpha=0.3, lw=0) if key.kind == "area" else _sample(key.ink, key.kind)
-        for key in keys
-    ]
-    words = [shorten(key.words, KEYS) for key in keys]
-    columns = len(keys)
-    while columns:
-        legend = drawing.legend(
-            handles, words, loc="lower left", ncols=columns, handlelength=2.4 if columns < 3 else 1.3
-        )
-        if columns == 1 or legend.get_window_extent().width <= (WIDTH - 2 * EDGE) * drawing.dpi:
-            break
-        legend.remove()
-        columns -= 1
-    return -(-len(keys) // columns) if columns else 0
+def _legend(drawing: Drawing, keys: Sequence[Key]) -> None:
+    """Draw the legend below the panels, in one row if it fits."""
+    if keys:
+        handles = [
+            Patch(color=key.ink.colour, alpha=0.3, lw=0) if key.kind == "area" else _sample(key.ink, key.kind)
+            for key in keys
+        ]
+        words = [shorten(key.words, KEY_LETTERS) for key in keys]
+        columns = len(keys) if sum(map(len, words)) + 4 * len(words) < LEGEND_LETTERS else 1
+        drawing.legend(handles, words, loc="outside lower left", ncols=columns)

@@ -10,7 +10,7 @@ from tflabench.conclusions.advise import Advice, Choice, frontier
 from tflabench.figures.axes import around
 from tflabench.figures.highlights import ranked
 from tflabench.figures.looks import GREY, VERMILION, looks
-from tflabench.figures.model import Curve, Figure, Ink, Item, Key, Note, Panel, Rule
+from tflabench.figures.model import Curve, Figure, Ink, Item, Key, Mark, Panel, Rule
 from tflabench.implementations.registry import implementations
 
 GIB = 2.0**30
@@ -69,14 +69,14 @@ def _kernels(considered: Sequence[Choice], size: float) -> list[Curve]:
     return found
 
 
-def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Note]:
+def _notes(best: Choice, considered: Sequence[Choice], size: float) -> list[Mark]:
     """Return the ring around the recommended choice, and words at some others on the line of its kernel."""
     own = [c for c in frontier([c for c in considered if c.kernel == best.kernel]) if c != best]
     stride = max(1, -(-len(own) // MOST_NOTES))
     one_batch = len({choice.problem.batch for choice in own}) <= 1
-    notes = [Note(best.memory_bytes / GIB, best.step_s / size, "", VERMILION, ring=True)]
+    notes = [Mark(best.memory_bytes / GIB, best.step_s / size, "", VERMILION, ring=True)]
     for choice in own[::stride]:
-        notes.append(Note(choice.memory_bytes / GIB, choice.step_s / size, _name(choice, one_batch)))
+        notes.append(Mark(choice.memory_bytes / GIB, choice.step_s / size, _name(choice, one_batch)))
     return notes
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 Scale = Literal["linear", "log"]
-Side = Literal["x", "y"]
+AxisName = Literal["x", "y"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 Role = Literal["highlight", "context", "theory"]
 Numbers = Sequence[float] | np.ndarray
@@ -84,17 +84,17 @@ class Band:
 class Rule:
     """A straight line across the panel at one value of an axis, with words at its upper or right end."""
 
-    side: Side
+    side: AxisName
     value: float
     label: str = ""
     ink: Ink = Ink("#595959", dash="dot")
 
 
 @dataclass(frozen=True)
-class Span:
+class Shading:
     """A shaded range of one axis."""
 
-    side: Side
+    side: AxisName
     low: float
     high: float
     colour: str
@@ -116,7 +116,7 @@ class Cross:
 
 
 @dataclass(frozen=True)
-class Note:
+class Mark:
     """Words at a point; the renderer moves them where they strike nothing. `ring` draws a ring around the point."""
 
     x: float
@@ -169,7 +169,7 @@ class HeatMap:
     label: str = ""
 
 
-Item = Curve | Band | Rule | Span | Cross | Note | Bars | Stack | HeatMap
+Item = Curve | Band | Rule | Shading | Cross | Mark | Bars | Stack | HeatMap
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tflabench.conclusions.model_error import Verdict
 from tflabench.figures.axes import linear, logarithmic, powers
 from tflabench.figures.captions import compact
 from tflabench.figures.looks import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
-from tflabench.figures.model import Axis, Curve, Figure, Ink, Item, Key, Numbers, Panel, Rule, Span, Stack
+from tflabench.figures.model import Axis, Curve, Figure, Ink, Item, Key, Numbers, Panel, Rule, Shading, Stack
 from tflabench.figures.quantities import AXES, PASSES
 from tflabench.problem import Problem
 from tflabench.theory import calibrated
@@ -72,7 +72,7 @@ def errors(verdict: Verdict) -> Figure:
 
 def _ratios(verdict: Verdict, model: int) -> Iterator[Item]:
     """Yield predicted over measured time by kernels and gate, by the first or the second model."""
-    yield Span("y", 1 / TOLERANCE, TOLERANCE, GREY)
+    yield Shading("y", 1 / TOLERANCE, TOLERANCE, GREY)
     yield Rule("y", 1.0)
     for (algorithm, gate), ink in KERNEL_INKS.items():
         own = [row for row in verdict.judged if (row.kernel.algorithm, row.kernel.gate) == (algorithm, gate)]

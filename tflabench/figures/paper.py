@@ -19,7 +19,7 @@ import numpy as np
 from tflabench.figures.axes import held, linear, logarithmic, powers, upwards
 from tflabench.figures.gpus import ink, intensity_rules, roofs, short, sources, under
 from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Note, Panel, Rule
+from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Mark, Panel, Rule
 from tflabench.figures.overlay import PAPER, Overlay, Series
 from tflabench.figures.quantities import AXES, PASSES, Rows
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE
@@ -130,7 +130,7 @@ def _of_the_paper(drawn: Callable[[Asked], Figure]) -> Callable[..., Figure]:
 def fig15(asked: Asked) -> Figure:
     """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
     panels = [_flops_panel(asked, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
-    least = [item.x for panel in panels for item in panel.items if isinstance(item, Note)]
+    least = [item.x for panel in panels for item in panel.items if isinstance(item, Mark)]
     return asked.figure(
         f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}",
         setting="T = 8192, one head and sequence",
@@ -158,7 +158,7 @@ def _flops_panel(asked: Asked, d_qk: int, d_hv: int) -> Panel:
             Curve(f"F_causal = {factor:g}", sizes, gflops("chunkwise", sizes, factor), line, "theory"),
             Curve("", [T], [gflops("parallel", T, factor)], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
         ]
-        rings.append(Note(least, gflops("chunkwise", least, factor), "", line.colour, ring=True))
+        rings.append(Mark(least, gflops("chunkwise", least, factor), "", line.colour, ring=True))
     rules = [Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash"))]
     if asked.has_fused:
         tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=asked.pass_), asked.gate, T).flops / 1e9
@@ -231,7 +231,7 @@ def _runtime(sweep: Overlay, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) ->
     home = sweep.gpu and short(sweep.gpu) == short(gpu)
     role = "context" if sweep.gpu and not home else "theory"
     yield Curve(f"{short(gpu)}: L = {best:.0f}", sizes, time.upper * 1e3, look, role)
-    yield Note(best, float(tradeoff.time(best).upper) * 1e3, "", look.colour, ring=True)
+    yield Mark(best, float(tradeoff.time(best).upper) * 1e3, "", look.colour, ring=True)
     if home:
         yield Band(sizes, time.lower * 1e3, time.upper * 1e3, look.colour)
 
@@ -304,9 +304,9 @@ def fig20(asked: Asked) -> Figure:
         count = sweep.cost(own, tradeoff).flops
         items[rate].append(own.curve(own.sizes, count / own.ms / 1e9))
         items[work] += [] if own.chunkwise else [own.curve(own.sizes, count / 1e12)]
-        items[runtime] += [own.curve(own.sizes, own.ms), Note(own.sizes[own.best], own.ms[own.best], "", ring=True)]
+        items[runtime] += [own.curve(own.sizes, own.ms), Mark(own.sizes[own.best], own.ms[own.best], "", ring=True)]
     if not sweep.gpu:
-        items[runtime].append(Note(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
+        items[runtime].append(Mark(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
     measured = [MEASURED] if sweep.gpu else []
     return asked.figure(
         f"the rate rises with L, but the runtime is least at L = {best:.0f}",

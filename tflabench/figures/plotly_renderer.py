@@ -12,39 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from tflabench.figures.axes import CROSS_LEVEL, spread
+from tflabench.figures.axes import CROSS_LEVEL
 from tflabench.figures.captions import shorten
-from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Note, Panel
+from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Mark, Panel
 
 HEIGHT, BAR = 480, 22  # pixels of a panel, and of each bar in it
 MARGIN = {"l": 58, "r": 24, "t": 14, "b": 46}
-BESIDE, NAME, LONGEST = 256, 17, 35  # pixels right of a panel for names, and of each in height; characters of it
-# Markers as names show them.
-GLYPHS = {
-    "": "–", "circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼", "pentagon": "⬟",
-    "cross": "✚", "hexagon": "⬢", "star": "★", "triangle-left": "◀", "triangle-right": "▶", "x": "✖",
-}  # fmt: skip
+LONGEST = 35  # characters of a name
 # Colour on white -> colour on black, where the same would be lost.
 DARK = {"#000000": "#f2f2f2", "#595959": "#b4b4b4", "#404040": "#c8c8c8", "#9a9a9a": "#6f7782", "#0072b2": "#3aa0dd"}
 Trace = dict[str, Any]
 
 
 def draw(panel: Panel) -> dict[str, Any]:
-    """Return the panel as {"data": traces, "layout": layout}.
-
-    Names of lines are annotations at their ends; where there is no room for these a page shows the legend.
-    """
+    """Return the panel as {"data": traces, "layout": layout}; its legend has lines in the order in which they end."""
     bars = [len(item.labels) for item in panel.items if isinstance(item, Bars)]
     height = max([HEIGHT, *(BAR * count + MARGIN["t"] + MARGIN["b"] for count in bars)])
-    names = list(_names(panel, height - MARGIN["t"] - MARGIN["b"]))
     layout: dict[str, Any] = {
         "height": height,
-        "margin": MARGIN | ({"r": BESIDE} if names else {}),
+        "margin": MARGIN,
         "xaxis": _axis(panel.x),
         "yaxis": _axis(panel.y) | ({"automargin": True} if bars else {}),
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
-        "annotations": [*_words(panel), *names],
-        "showlegend": False,
+        "annotations": list(_words(panel)),
+        "showlegend": True,
         "legend": {"traceorder": "normal", "font": {"size": 11}, "itemclick": False, "itemdoubleclick": False},
         "hovermode": "closest",
         "barmode": "overlay",
@@ -74,7 +65,7 @@ def _curve(curve: Curve) -> list[Trace]:
     }
     ends = [value for value in curve.y if math.isfinite(value)]
     if curve.label and ends:  # the highest line comes first in the legend
-        trace |= {"showlegend": True, "name": _name(curve), "legendrank": -ends[-1]}
+        trace |= {"showlegend": True, "name": escape(shorten(curve.label, LONGEST)), "legendrank": -ends[-1]}
     if marks:
         drawn = [f"{symbol}-open" if open_ else symbol for open_ in hollow] if any(hollow) else symbol
         trace["marker"] = {"symbol": drawn, "size": 5 if context else 8, "color": curve.ink.colour}
@@ -87,10 +78,6 @@ def _curve(curve: Curve) -> list[Trace]:
             "color": curve.ink.colour, "thickness": 1, "width": 0,
         }  # fmt: skip
     return [trace]
-
-
-def _name(curve: Curve) -> str:
-    return escape(shorten(curve.label, LONGEST))
 
 
 def _band(band: Band) -> list[Trace]:
@@ -130,23 +117,23 @@ DRAWN: dict[type, Callable[[Any], list[Trace]]] = {Curve: _curve, Band: _band, B
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    drawn: dict[str, Any] = {
         "type": axis.scale, "title": {"text": escape(axis.label), "standoff": 8}, "zeroline": False, "fixedrange": True
     }  # fmt: skip
     if axis.limits:
-        found["range"] = [math.log10(end) if axis.scale == "log" else end for end in axis.limits]
+        drawn["range"] = [math.log10(end) if axis.scale == "log" else end for end in axis.limits]
     if axis.ticks:
-        found |= {
+        drawn |= {
             "tickvals": [value for value, _ in axis.ticks],
             "ticktext": [escape(words) for _, words in axis.ticks],
         }
-    return found
+    return drawn
 
 
 def _words(panel: Panel) -> Iterator[dict[str, Any]]:
     """Yield the words in a panel: notes, and why it is empty."""
     for item in panel.items:
-        if isinstance(item, Note) and item.words:
+        if isinstance(item, Mark) and item.words:
             x, y = (_place(axis, value) for axis, value in ((panel.x, item.x), (panel.y, item.y)))
             style = {"showarrow": False, "xshift": 4, "yshift": 9, "xanchor": "left"}
             yield {"x": x, "y": y, "text": escape(item.words), "font": {"color": item.colour, "size": 11}} | style
@@ -158,26 +145,3 @@ def _words(panel: Panel) -> Iterator[dict[str, Any]]:
 def _place(axis: Axis, value: float) -> float:
     """Return where annotations have a value: they count in decades on a logarithmic axis."""
     return math.log10(value) if axis.scale == "log" else value
-
-
-def _names(panel: Panel, room: int) -> Iterator[dict[str, Any]]:
-    """Yield the names of lines right of a panel, at the height of their ends and clear of each other.
-
-    Args:
-        room: height of the panel in pixels.
-    """
-    found = [
-        (item, _place(panel.y, [value for value in item.y if math.isfinite(value)][-1]))
-        for item in panel.items
-        if isinstance(item, Curve) and item.label and np.isfinite(np.asarray(item.y, float)).any()
-    ]
-    found.sort(key=lambda one: -one[1])
-    low, high = (_place(panel.y, end) for end in panel.y.limits or (0.0, 1.0))
-    wanted = [room * (high - end) / (high - low) for _, end in found]
-    for (curve, _), y in zip(found, spread(wanted, [NAME] * len(found), 0, room), strict=True):
-        glyph, name = f'<span style="color:{curve.ink.colour}">{GLYPHS[curve.ink.marker]}</span>', _name(curve)
-        yield {
-            "name": name, "text": f"{glyph} {name}", "showarrow": False,
-            "x": 1, "xref": "paper", "xanchor": "left", "xshift": 6,
-            "y": 1 - y / room, "yref": "paper", "yanchor": "middle", "align": "left",
-        }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ from tflabench.figures import facets
 from tflabench.figures.axes import around, held
 from tflabench.figures.captions import caption, missing, provenance
 from tflabench.figures.curves import Chart, columns_of, key_of_crosses, over_axis
-from tflabench.figures.highlights import MOST, Highlights
+from tflabench.figures.highlights import MOST
 from tflabench.figures.looks import Look, looks
-from tflabench.figures.model import Figure, Ink, Key, Panel, Rule, Span
+from tflabench.figures.model import Figure, Ink, Key, Panel, Rule, Shading
 from tflabench.figures.quantities import PASSES, Quantity, Rows, by_pass, drawable
 from tflabench.rows.table import frame
 
@@ -27,23 +27,20 @@ RATIO = Quantity(
 SAME = Ink("#b0b0b0")
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison: what it is called, and what environment.json says of its runs."""
-
-    name: str
-    runs: Mapping[str, Any]
-
-
-def draw(found: Judgement, sides: tuple[Side, Side], stem: str) -> Iterator[Figure]:
+def draw(
+    judgement: Judgement, names: tuple[str, str], runs: tuple[Mapping[str, Any], Mapping[str, Any]], stem: str
+) -> Iterator[Figure]:
     """Yield a figure of the ratios over every axis that matched points were swept over.
 
-    Where there are several, axis and setting are added to the stem.
+    Args:
+        names: of A and B.
+        runs: what environment.json says of the runs of A, and of B.
+        stem: of the files; axis and setting are added where there are several figures.
     """
-    rows = _frame(found.matches)
+    rows = _frame(judgement.matches)
     parts = [part for axis in facets.swept_axes(rows) or ["seq_len"] for part in facets.split(rows, axis)]
-    a, b = (frame([getattr(match, side) for match in found.matches]) for side in "ab")
-    threshold = max(match.threshold.value for match in found.matches)
+    a, b = (frame([getattr(match, side) for match in judgement.matches]) for side in "ab")
+    threshold = max(match.threshold.value for match in judgement.matches)
     keys = [Key(f"within the threshold of {100 * threshold:.3g}%", SAME, "area")]
     ambiguous = Key("ambiguous", Ink("#595959", "circle"), "hollow")
     for part in parts:
@@ -51,14 +48,14 @@ def draw(found: Judgement, sides: tuple[Side, Side], stem: str) -> Iterator[Figu
         panels = tuple(_panels(part, table, threshold))
         yield Figure(
             stem=stem if len(parts) == 1 else f"{stem}-{part.stem}",
-            title=f"Runtime of B over A: B = {sides[1].name}, A = {sides[0].name}",
+            title=f"Runtime of B over A: B = {names[1]}, A = {names[0]}",
             setting=caption(part.rows, part.axis),
             panels=panels,
             keys=(*keys, *([ambiguous] if part.rows["noisy"].any() else []), *key_of_crosses(panels)),
             caption=(
                 "Whiskers: what the intervals [min, p80] of both sides allow.",
                 *missing(part.rows, part.axis, table),
-                *dict.fromkeys((provenance(a, sides[0].runs), provenance(b, sides[1].runs))),
+                *dict.fromkeys((provenance(a, runs[0]), provenance(b, runs[1]))),
             ),
             rows=part.rows,
         )
@@ -92,9 +89,9 @@ def _panels(part: facets.Slice, table: dict[str, Look], threshold: float) -> Ite
     """Yield a panel a pass, with those highlighted whose ratio is farthest from 1."""
     far = part.rows.assign(far=np.abs(np.log(part.rows["ratio"]))).groupby("implementation")["far"].max()
     names = tuple(far.dropna().sort_values(ascending=False).index[:MOST])
-    chart = Chart(part, RATIO, "×", 1.0, table, Highlights(names), False)
+    chart = Chart(part, RATIO, "×", 1.0, table, names, False)
     margin = 1 + max(threshold, 0.01)
-    band = (Span("y", 1 / (1 + threshold), 1 + threshold, SAME.colour), Rule("y", 1.0, ink=Ink("#4d4d4d")))
+    band = (Shading("y", 1 / (1 + threshold), 1 + threshold, SAME.colour), Rule("y", 1.0, ink=Ink("#4d4d4d")))
     for pass_, own in by_pass(part.rows).items():
         panel = over_axis(chart, columns_of(own, part.axis), f"{PASSES[pass_]}; above 1, B is slower")
         y = around(panel.y.label, 1 / margin, margin, *filter(math.isfinite, held(panel.items)))

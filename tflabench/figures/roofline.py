@@ -34,7 +34,7 @@ def draw(stem: str, source: Source, rows: Rows) -> Figure:
     ceilings = roof_of(rows, source.runs)
     roofs = [Roof(ceilings, f"{ceilings.provenance} roof", ROOF)] if ceilings else []
     rates = unit([*done["rate"], *(roof.ceilings.flops_per_s for roof in roofs)])
-    names = chosen(rows, RUNTIME, source.looks, source.highlight).names
+    names = chosen(rows, RUNTIME, source.looks, source.highlight)
     points = {p: list(_points(done[done["pass"] == p], source, names, rates[1])) for p in by_pass(rows)}
     whole = under(roofs, [*chain(*points.values())], unit=rates, words=WORDS)
     panels = [

@@ -11,7 +11,6 @@ from tflabench.figures.captions import provenance
 from tflabench.figures.looks import Look, looks
 from tflabench.figures.quantities import Rows, drawable
 from tflabench.rows.load import Results
-from tflabench.rows.schema import Row
 from tflabench.rows.table import frame
 
 
@@ -20,15 +19,13 @@ class Source:
     """Rows as figures draw them.
 
     Attributes:
-        rows: as `quantities.drawable` gives them; their index counts `records`.
-        records: the same rows as they are stored.
+        rows: as `quantities.drawable` gives them, and in the column `record` as they are stored.
         runs: run_id -> what environment.json says of that run.
         looks: of every implementation, by name.
         highlight: patterns of the implementations to highlight; empty leaves the choice to the figure.
     """
 
     rows: Rows
-    records: Sequence[Row]
     runs: Mapping[str, Any]
     looks: dict[str, Look]
     highlight: tuple[str, ...] = ()
@@ -36,16 +33,12 @@ class Source:
     @classmethod
     def of(cls, results: Results, highlight: Sequence[str] = ()) -> Source:
         """Return the rows of a results folder."""
-        rows = drawable(frame(results.rows))
-        return cls(rows, results.rows, results.runs, looks(rows), tuple(highlight))
+        rows = drawable(frame(results.rows)).assign(record=list(results.rows))
+        return cls(rows, results.runs, looks(rows), tuple(highlight))
 
     def only(self, rows: Rows) -> Source:
-        """Return the source of some of the rows; looks and records stay."""
+        """Return the source of some of the rows; looks stay."""
         return replace(self, rows=rows)
-
-    def records_of(self, rows: Rows) -> list[Row]:
-        """Return rows as they are stored."""
-        return [self.records[index] for index in rows.index]
 
     @cached_property
     def origin(self) -> str:

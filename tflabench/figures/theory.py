@@ -11,7 +11,7 @@ from tflabench.figures.axes import held, powers, upwards
 from tflabench.figures.gpus import roofs, short, sources, under
 from tflabench.figures.highlights import ranked
 from tflabench.figures.looks import BLUE, GREEN, GREY, MARKERS, ORANGE, VERMILION, Look
-from tflabench.figures.model import Band, Curve, Figure, Ink, Item, Key, Panel, Rule, Span
+from tflabench.figures.model import Band, Curve, Figure, Ink, Item, Key, Panel, Rule, Shading
 from tflabench.figures.quantities import AXES
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import Cost
@@ -42,7 +42,7 @@ def runtime_over_chunk_size(
     mark = Ink(VERMILION)
     budget = [memory_budget / 2**30] if memory_budget else []
     runtime: tuple[Item, ...] = (
-        Span("x", low, high, ORANGE),
+        Shading("x", low, high, ORANGE),
         Band(sizes, time.lower * 1e3, time.upper * 1e3, BLUE),
         Curve("nothing overlaps", sizes, time.upper * 1e3, Ink(BLUE), "theory"),
         Curve("all overlaps", sizes, time.lower * 1e3, Ink(BLUE, dash="dash"), "theory"),

@@ -61,7 +61,7 @@ def _of_slice(source: Source, part: Slice, key: tuple[str, ...]) -> Iterator[dic
     quantities = (RUNTIME, MEMORY) if rows["peak_bytes"].notna().any() else (RUNTIME,)
     found = [curves.Chart.of(source, part, quantity) for quantity in quantities]
     for chart, quantity in zip(found, quantities, strict=True):
-        said = finding(source.records_of(rows), quantity, None if single else part.axis)
+        said = finding(rows, quantity, None if single else part.axis)
         panel = curves.ranking(chart, rows, "") if single else curves.over_axis(chart, own, "")
         head = title(said, rows["pass"].iloc[0], device)
         yield _chosen(key, panel, view=f"{quantity.name.lower()}{over}", size=size, title=head, setting=size)

@@ -31,17 +31,18 @@ COLUMNS = {
 
 def table(source: Source) -> list[dict[str, Any]]:
     """Return the columns of all rows: heading and values; words once each, with the place of each row's among them."""
-    own: dict[str, Any] = {
+    records = list(source.rows["record"])
+    made: dict[str, Any] = {
         "folder": source.rows["folder"].tolist(),
-        "pass": [PASSES.get(row.pass_, row.pass_) for row in source.records],
-        "gate": [row.gate or "" for row in source.records],
-        "peak_gib": [row.peak_bytes and row.peak_bytes / 2**30 for row in source.records],
-        "remarks": [_remarks(row) for row in source.records],
+        "pass": [PASSES.get(row.pass_, row.pass_) for row in records],
+        "gate": [row.gate or "" for row in records],
+        "peak_gib": [row.peak_bytes and row.peak_bytes / 2**30 for row in records],
+        "remarks": [_remarks(row) for row in records],
     }
     found = []
     for name, heading in COLUMNS.items():
         column: dict[str, Any] = {"name": name, "heading": heading}
-        values = own.get(name) or [getattr(row, name) for row in source.records]
+        values = made.get(name) or [getattr(row, name) for row in records]
         if any(isinstance(value, str) for value in values):
             places = {word: n for n, word in enumerate(dict.fromkeys(values))}
             column |= {"words": list(places), "values": [places[value] for value in values]}

@@ -89,11 +89,8 @@
     if (narrow.matches) {
       Object.assign(layout.margin, { r: 12, l: 48 });
       Object.assign(layout.legend, { orientation: "h", y: -0.25 });
-      layout.showlegend = true;
     }
     for (const trace of traces) trace.visible = !(trace.meta && hidden(trace.meta));
-    const ends = new Set(narrow.matches ? [] : traces.filter(({ visible }) => visible).map(({ name }) => name));
-    layout.annotations = layout.annotations.filter(({ name }) => name === undefined || ends.has(name));
     const drawn = await Plotly.react(id, traces, layout, { displayModeBar: false, responsive: true });
     drawn.removeAllListeners("plotly_hover");
     drawn.removeAllListeners("plotly_unhover");

@@ -35,7 +35,7 @@ def render(directory: Path) -> str:
     with _no_collection(), ThreadPoolExecutor(2) as pool:  # the charts need one core
         named = {_name(results.folder, directory): results for results in find_results(directory)}
         source = _source(named)
-        grid = pool.submit(lookup.in_another_process, lookup.shapes(source.records))
+        grid = pool.submit(lookup.in_another_process, lookup.shapes(source.rows["record"]))
         script = pool.submit(_packed, plotly)
         payload = _payload(directory, named, source)
         payload["lookup"]["modelled"] = grid.result()
@@ -95,7 +95,7 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
         named: the folders with results, by the names that the page has for them.
     """
     made = list(charts.charts(source))
-    devices = dict.fromkeys([*(chart["gpu"] for chart in made), *(row.device for row in source.records)])
+    devices = dict.fromkeys([*(chart["gpu"] for chart in made), *source.rows["device"]])
     return {
         "title": directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         "version": tflabench.__version__,
@@ -106,7 +106,7 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
         "rows": details.table(source),
         "lookup": {
             "gates": lookup.GATES,
-            "measured": lookup.measured(source.records),
+            "measured": lookup.measured(list(source.rows["record"])),
             "commands": lookup.commands(devices),
         },
         "claims": details.claims(directory, named.values()),

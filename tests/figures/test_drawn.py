@@ -1,0 +1,53 @@
+"""Every kind of figure is drawn by matplotlib, with the name of each series in it and within the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from figure_cases import advice, gains, profile, tradeoff, verdict
+from figure_rows import SWEEPS, made
+from matplotlib.text import Text
+
+from tflabench.figures import gain_maps, memory_frontier, model_errors, paper, theory
+from tflabench.figures import profile as profiles
+from tflabench.figures.matplotlib_renderer import draw
+from tflabench.figures.model import Curve, Figure, Rule
+from tflabench.theory.hardware import find
+
+
+def roofline() -> Figure:
+    costs = {int(size): tradeoff().cost(int(size)) for size in tradeoff().sizes(5)}
+    points = [theory.Measured("tfla_sig_xl", 80.0, 2e14), theory.Measured("hopper_sig", 200.0, 5e14)]
+    return theory.roofline([find("A100"), find("H100")], costs, "mLSTMsig forward: d_qk 256", points)
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    **{name: partial(figure, "sig", "fw") for name, figure in paper.FIGURES.items()},
+    "optimal-chunk": lambda: theory.runtime_over_chunk_size(tradeoff(), 512, "mLSTMsig on H100 SXM", 8 * 2**30),
+    "roofline": roofline,
+    "model-error": lambda: model_errors.errors(verdict()),
+    "breakdown": lambda: next(iter(model_errors.breakdowns(verdict()))),
+    "transfer": lambda: gain_maps.heat_maps("3", *gains("3")),
+    "profile": lambda: profiles.draw(profile(), "mLSTMsig TFLA xl_chunk: T = 4096", ["a source"]),
+    "advice": lambda: memory_frontier.draw(advice(), "forward on A100 SXM 80GB: T = 8192", ["a source"]),
+    **{name: partial(lambda name: next(iter(made(SWEEPS[name]).values())), name) for name in ("many", "one_point")},
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_series_is_named_and_the_figure_within_its_page(name):
+    figure = FIGURES[name]()
+    drawing = draw(figure)
+    texts = [text for text in drawing.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    words = " ".join(" ".join(text.get_text().split()) for text in texts)
+    for panel in figure.panels:
+        labels = [item.label for item in panel.items if isinstance(item, (Curve, Rule)) and item.label]
+        assert [label for label in labels if " ".join(label.split())[:15].strip() not in words] == []
+        assert drawing.bbox.height > 72 * figure.height
+    boxes = [text.get_window_extent() for legend in drawing.legends for text in legend.get_texts()]
+    boxes += [
+        text.get_window_extent() for ax in drawing.axes if ax.get_legend() for text in ax.get_legend().get_texts()
+    ]
+    assert all(box.x0 >= 0 and box.x1 <= drawing.bbox.width + 1 for box in boxes)
