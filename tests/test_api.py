@@ -155,7 +155,7 @@ def test_axes_are_values_ranges_or_several():
         ({"batch": 2.5}, "axis batch has '2.5': it must be an integer"),
         ({"impl": ["sdpa_flash"]}, "none of the 8 points can run on cpu"),
         ({"plugin": "nowhere.py"}, "plugin 'nowhere.py' cannot be used"),
-        ({"impl": "reference_sig", "out": __file__}, "it is a file, and this command needs a folder"),
+        ({"impl": "reference_sig", "out": __file__}, "cannot be written"),
         ({"timeout": -1}, "timeout is -1: it must be a finite number of seconds, 1 or more"),
         ({"timeout": float("nan")}, "timeout is nan"),
         ({"timeout": "x"}, "timeout is 'x'"),
@@ -163,7 +163,7 @@ def test_axes_are_values_ranges_or_several():
         ({"preset": 3}, "preset is 3: it must be a string"),
         ({"impl": 3}, "names are 3: they must be a string, or a list of strings"),
         ({"gpus": 2}, "--gpus 2 and --device cpu are both given"),
-        ({"gpu": ["H100"]}, "-a gpu=... is given without --executor ray"),
+        ({"gpu": ["H100"]}, "--gpu H100 and --device cpu are both given"),
     ],
 )
 def test_sweep_says_what_it_cannot_measure(options: dict[str, Any], message):

@@ -18,8 +18,9 @@ PACKAGE = ROOT / "tflabench"
 # Folders (and files) of tflabench/ from the top down: a module imports from its own and from those below, never above.
 LAYERS = (
     "__main__",
-    "api",
     "cli",
+    "api",
+    "progress",
     "report",
     "figures",
     "conclusions",
@@ -50,7 +51,8 @@ FORBIDDEN = {
     "tflabench.figures": [*HEAVY, "tflabench.kernels"],
     "tflabench.report": [*HEAVY, "tflabench.kernels", "tflabench.bench"],
     "tflabench.bench.measure": ["tflabench.kernels", "tflabench.implementations"],
-    "tflabench.cli": [*HEAVY, "ray", "tflabench.kernels"],
+    "tflabench.cli": [*HEAVY, "ray", "tflabench.kernels", "tflabench.api"],
+    "tflabench.api": ["typer", "tflabench.cli"],
 }
 
 

@@ -39,7 +39,6 @@ class Axes(TypedDict, total=False):
         dtype: "bfloat16", "float16", "float32" or "float64".
         inputs: "normal", "standard" or "extreme".
         pass_: "fw", "fwbw", "both" or "decode".
-        gpu: kinds of GPU as Ray names them, such as ["H100", "H200"]: each comparison is measured on each.
     """
 
     seq_len: AxisValues
@@ -54,7 +53,6 @@ class Axes(TypedDict, total=False):
     dtype: AxisValues
     inputs: AxisValues
     pass_: AxisValues
-    gpu: str | Sequence[str]
 
 
 def load(path: Path | str) -> pd.DataFrame:
@@ -107,9 +105,8 @@ def optimal_chunk_size(  # noqa: PLR0913  public
     Raises:
         InputError: an unknown GPU, gate or dtype, a size below 1, or a budget that no chunk size fits.
     """
-    from tflabench.cli.common.checks import dtype_bytes, one_of
-    from tflabench.cli.common.gpu import chosen_gpu
-    from tflabench.problem import Problem, parse_bytes
+    from tflabench.bench.gpu_choice import chosen_gpu
+    from tflabench.problem import Problem, dtype_bytes, one_of, parse_bytes
     from tflabench.theory.chunk_size import Tradeoff, usual_tile
     from tflabench.theory.cost import GATES
 
@@ -165,6 +162,7 @@ def sweep(  # noqa: PLR0913  public
     out: Path | str | None = None,
     plugin: str | Sequence[str] = (),
     device: Literal["auto", "cuda", "cpu"] = "auto",
+    gpu: str | Sequence[str] = (),
     gpus: int | Literal["all"] | None = None,
     executor: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
@@ -184,6 +182,7 @@ def sweep(  # noqa: PLR0913  public
         out: the results folder; None for results/<device>/<preset>. With several kinds of GPU each has one below it.
         plugin: files or modules whose IMPLEMENTATIONS are measured too (see `tflabench.plugin`).
         device: "auto" takes the GPU where there is one.
+        gpu: kinds of GPU, such as ["H100", "H200"]: a Ray cluster measures each comparison on each, by Ray's names.
         gpus: how many GPUs of this machine measure at once; None for one.
         executor: "ray" measures on the nodes of a Ray cluster.
         ray_address: HOST:PORT of the cluster; None for the one that runs here, or one that is started.
@@ -197,39 +196,38 @@ def sweep(  # noqa: PLR0913  public
         InputError: what cannot be understood or run, no such devices, or a folder with rows of other sources.
         KeyboardInterrupt: what was measured until then is in the results folder.
     """
+    import time
+    from math import inf
     from pathlib import Path
 
-    import typer
-
+    from tflabench.bench.devices import Devices
     from tflabench.bench.plan import Request
-    from tflabench.cli.common import measuring, several
+    from tflabench.bench.rules import Rules
+    from tflabench.bench.sweep import measure
     from tflabench.implementations import registry
+    from tflabench.progress import ProgressPrinter
     from tflabench.rows.table import frame
-    from tflabench.selection.axes import take_kinds
 
     _check_text("preset", preset)
-    measuring.check_seconds("timeout", timeout, 1)
-    measuring.check_seconds("stop_after", stop_after or 0, 0)
-    stop_at = measuring.end_of(stop_after)
-    given = cast("dict[str, AxisValues]", axes)
-    kinds, _ = take_kinds([f"gpu={_text(given.pop('gpu'))}"] if "gpu" in given else [])
-    count = None if gpus is None else str(gpus)
-    where = several.where(executor, ray_address, count, allow_mixed_versions, kinds, device)
+    _check_seconds("timeout", timeout, 1)
+    stop_at = inf
+    if stop_after is not None:
+        _check_seconds("stop_after", stop_after, 0)
+        stop_at = time.monotonic() + stop_after
+    devices = Devices(device, tuple(_listed(gpu)), gpus, executor, ray_address, allow_mixed_versions)
     plugins = _listed(plugin)
     for name in plugins:
         registry.plug_in(name)
-    request = Request(preset, _parsed(given), None if impl is None else _listed(impl))
-    how = measuring.How(device, timeout, 20.0, None, plugins, None, (), resume, stop_at)
+    request = Request(preset, _parsed(cast("Any", axes)), None if impl is None else _listed(impl))
+    rules = Rules(timeout_s=timeout, plugins=plugins, stop_at=stop_at)
     folder = None if out is None else Path(out)
-    try:
-        done = (
-            several.measure_over_several(where, request, how, folder)
-            if where
-            else measuring.measure_here(request, how, folder)
-        )
-    except typer.Exit:  # how the command ends where it is interrupted
-        raise KeyboardInterrupt from None
-    return frame(done.rows)
+    return frame(measure(request, devices, rules, folder, ProgressPrinter(), resume).rows)
+
+
+def _check_seconds(name: str, value: object, least: float) -> None:
+    """Raise InputError unless a limit of time is a finite number of seconds, `least` or more."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < float("inf"):
+        raise InputError(f"{name} is {value!r}: it must be a finite number of seconds, {least:g} or more")
 
 
 def _check_text(name: str, value: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -75,6 +77,28 @@ class Problem:
     def with_(self, **changes: object) -> Problem:
         """Return this problem with other values of some fields."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    """Return `value` if it is one of `allowed`.
+
+    Raises:
+        InputError: it is not, with the nearest allowed value; `name` is what the message calls it.
+    """
+    if value in allowed:
+        return value
+    near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.4)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise InputError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}{hint}")
+
+
+def dtype_bytes(name: str, dtype: str) -> int:
+    """Return the bytes of one element of a dtype given as an option.
+
+    Raises:
+        InputError: no such dtype.
+    """
+    return DTYPE_BYTES[one_of(name, dtype, tuple(DTYPE_BYTES))]
 
 
 def parse_bytes(name: str, text: str) -> int:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from math import inf
 from typing import Any
 
 import pytest
 
 from tflabench.bench import scheduler as scheduling
-from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
+from tflabench.bench.events import Activity, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.precompile.pool import Compiled, Finished, Listed
-from tflabench.bench.protocol import PAPER, STANDARD
+from tflabench.bench.protocol import PAPER, STANDARD, Protocol
 from tflabench.bench.rows_of_run import Occasion
-from tflabench.bench.scheduler import SHARED, Rules, Scheduler, asks_no_less
-from tflabench.bench.standing import Compiling, Standing, Work
-from tflabench.bench.sweep import pending
+from tflabench.bench.rules import Rules
+from tflabench.bench.scheduler import Scheduler, asks_no_less
 from tflabench.bench.tuning_store import TuningStore
-from tflabench.cli.common.live import standing_lines
+from tflabench.bench.workers import SHARED
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import Problem
-from tflabench.rows.journal import Store
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
-from tflabench.theory.hardware import Ceilings, measured_ceilings
+from tflabench.theory.hardware import Ceilings
 
 MACHINE = Machine("cuda", "some GPU", 2**36)
 CEILINGS = {"float32": Ceilings(1e14, 1e12, "measured", "test")}
@@ -102,7 +101,6 @@ class Workers:
 
     def wait(self, timeout_s: float) -> list[tuple[str, dict[str, Any]]]:
         if not self._due:
-            time.sleep(min(timeout_s, 0.01))
             return []
         place = next((n for n, (slot, _) in enumerate(self._due) if slot not in self.paused), 0)
         slot, job = self._due[place]
@@ -172,21 +170,40 @@ class Pool:
         return events
 
 
-def run(comparisons: list[Comparison], workers: Workers, tmp_path, pool: Any = None, **changes: Any) -> list[Row]:
+def run(
+    comparisons: list[Comparison],
+    workers: Workers,
+    tmp_path,
+    pool: Any = None,
+    *,
+    protocol: Protocol = STANDARD,
+    stop_at: float = inf,
+    clock: Callable[[], float] = lambda: 0.0,
+    watch: Callable[[Activity], None] = lambda activity: None,
+    after_first: Callable[[], None] | None = None,
+) -> list[Row]:
     """Every row that is told, in order."""
-    protocol = changes.pop("protocol", STANDARD)
     rows: list[Row] = []
+    ended: list[Task] = []
     occasion = Occasion("run", MACHINE, protocol, CEILINGS, "here", "GPU-1")
 
     def on_point(begun: ComparisonRun, of: PointRun) -> None:
+        if not rows and after_first:
+            scheduler.when_idle(after_first)
         rows.append(occasion.row(begun, of))
 
     tuning = TuningStore(tmp_path / "tuning", {"device": "some GPU"})
-    after_first, watch = changes.pop("after_first", None), changes.pop("watch", None)
-    rules = Rules(**{"device": "cuda", "protocol": protocol, "timeout_s": 60.0, "tune_s": 20.0, **changes})
-    scheduler = Scheduler(rules, workers, pool, tuning, on_point, after_first, watch)  # type: ignore[arg-type]
-    scheduler.admit(comparisons)
-    scheduler.run()
+    rules = Rules(protocol, 60.0, 20.0, stop_at=stop_at)
+    scheduler = Scheduler("cuda", rules, workers, pool, tuning, on_point, ended.append, clock)  # type: ignore[arg-type]
+    tasks = [Task(number, each) for number, each in enumerate(comparisons, 1)]
+    for task in tasks:
+        scheduler.admit(task)
+    while len(ended) < len(tasks):
+        scheduler.advance()
+        watch(scheduler.activity)
+        scheduler.receive(0.5)
+    assert scheduler.activity == Activity()
+    assert set(ended) == set(tasks)
     return rows
 
 
@@ -227,66 +244,6 @@ def test_what_comes_after_the_first_row_comes_once_and_has_the_gpu_for_itself(tm
 
         run([comparison(*names), comparison("a", seq_len=1024)], workers, tmp_path, after_first=act)
         assert seen == [said]
-
-
-def test_what_comes_after_the_first_row_waits_for_what_already_works(tmp_path):
-    workers = Workers(answers={("a", "turn"): {"status": "crashed", "reason": "SIGABRT"}})
-    seen: list[int] = []
-    run([comparison("a", "b", "c")], workers, tmp_path, after_first=lambda: seen.append(len(workers._due)))
-    assert seen == [0]
-
-
-def test_where_the_time_is_up_nothing_comes_after_the_first_row(tmp_path):
-    seen: list[int] = []
-    run([comparison("a")], Workers(), tmp_path, after_first=lambda: seen.append(1), stop_at=time.monotonic() - 1)
-    assert not seen
-
-
-def test_measured_ceilings_take_the_place_of_a_datasheets(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    datasheet = Ceilings(989e12, 4.8e12, "datasheet", "NVIDIA")
-    known = {"bfloat16": datasheet, **CEILINGS}
-    jobs: list[dict[str, Any]] = []
-
-    def answer(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        jobs.append(job)
-        return {"status": "ok", "ceilings": dict.fromkeys(job["dtypes"], (782000000000000.0, 4260000000000.0))}
-
-    found = measured_instead(MACHINE, known, answer)
-    assert [job["dtypes"] for job in jobs] == [["bfloat16"]]
-    assert (found["bfloat16"].provenance, found["bfloat16"].flops_per_s) == ("measured", 782e12)
-    assert found["float32"] == CEILINGS["float32"]
-    assert measured_ceilings(MACHINE.name) == found["bfloat16"], "the next sweep need not measure them"
-    assert measured_instead(MACHINE, found, answer) == found
-    assert len(jobs) == 1
-
-
-def test_each_gpu_of_a_kind_is_calibrated_once_and_stored_by_its_uuid(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rates = {"GPU-1": 7.8e14, "GPU-2": 7.5e14}
-    jobs: list[str] = []
-
-    def ceilings(uuid: str) -> Ceilings:
-        def answer(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-            jobs.append(uuid)
-            return {"status": "ok", "ceilings": dict.fromkeys(job["dtypes"], (rates[uuid], 4.2e12))}
-
-        gpu = Machine("cuda", "NVIDIA H200", 2**37, uuid=uuid)
-        return measured_instead(gpu, ceilings_of(gpu, ["bfloat16"], answer), answer)["bfloat16"]
-
-    assert [ceilings(uuid).flops_per_s for uuid in (*rates, *rates)] == [7.8e14, 7.5e14] * 2
-    assert jobs == ["GPU-1", "GPU-2"]
-    assert [measured_ceilings(uuid).flops_per_s for uuid in rates] == [7.8e14, 7.5e14]  # type: ignore[union-attr]
-    assert measured_ceilings("NVIDIA H200").flops_per_s == 7.8e14, "of the kind: the first"  # type: ignore[union-attr]
-
-
-def test_without_measured_ceilings_a_sweep_goes_on(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    known = {"bfloat16": Ceilings(989e12, 4.8e12, "datasheet", "NVIDIA")}
-    with pytest.warns(
-        UserWarning, match="percentages are not of ceilings measured on this device: some GPU cannot be calibrated"
-    ):
-        assert measured_instead(MACHINE, known, lambda job, timeout_s: {"status": "oom", "reason": "full"}) == known
 
 
 def test_rounds_go_on_until_the_medians_settle(tmp_path):
@@ -492,8 +449,16 @@ def test_after_a_timeout_what_asks_no_less_is_not_tried(tmp_path, changes, tried
 
 def test_no_point_is_begun_once_the_time_is_up(tmp_path):
     workers = Workers()
-    assert run([comparison("a")], workers, tmp_path, stop_at=0.0) == []
+    assert run([comparison("a"), comparison("b")], workers, tmp_path, stop_at=0.0) == []
     assert workers.said == []
+
+
+def test_rounds_under_way_are_finished_when_the_time_is_up(tmp_path):
+    workers = Workers()
+    late = lambda: float(("b", "prepare") in workers.said)  # noqa: E731
+    rows = run([comparison("a", "b"), comparison("a", seq_len=1024)], workers, tmp_path, stop_at=1.0, clock=late)
+    assert turns(workers) == "ab" * 3
+    assert {(row.implementation, row.seq_len) for row in rows if row.closed} == {("a", 512), ("b", 512)}
 
 
 def test_preparations_overlap_and_no_more_than_they_may(tmp_path, monkeypatch):
@@ -504,95 +469,11 @@ def test_preparations_overlap_and_no_more_than_they_may(tmp_path, monkeypatch):
     assert workers.most_at_once == scheduling.AT_ONCE
 
 
-def test_a_folder_lacks_what_is_not_of_one_closed_comparison(tmp_path):
-    store = Store(tmp_path / "out", MACHINE.name)
-    both, first = comparison("a", "b"), comparison("a")
-    rows = run([first], Workers(), tmp_path)
-    store.append(rows[0])  # interrupted after its first turn
-    assert pending([first], store.rows, STANDARD, MACHINE.kind) == [first]
-    store.append(rows[-1])
-    assert pending([first], store.rows, STANDARD, MACHINE.kind) == []
-    assert pending([both], store.rows, STANDARD, MACHINE.kind) == [both]
-    assert pending([first], store.rows, PAPER, MACHINE.kind) == [first]
-    for row in run([both], Workers(answers={("b", "prepare"): {"status": "oom", "reason": "no memory"}}), tmp_path):
-        store.append(row)
-    assert pending([both], store.rows, STANDARD, MACHINE.kind) == []  # what failed has had its chance
-    assert pending([comparison("b")], store.rows, STANDARD, MACHINE.kind) == []
-
-
-def test_what_was_refused_is_measured_once_it_can_run(tmp_path, known, monkeypatch):
-    store = Store(tmp_path / "out", MACHINE.name)
-    refusing = replace(known["b"], refuses=lambda problem, device: "b is not installed: pip install b")
-    monkeypatch.setattr(registry, "_plugged", [known["a"], refusing])
-    for row in run([comparison("a", "b")], Workers(), tmp_path):
-        store.append(row)
-    assert pending([comparison("a", "b")], store.rows, STANDARD, MACHINE.kind) == []
-    monkeypatch.setattr(registry, "_plugged", [known["a"], known["b"]])
-    assert len(pending([comparison("a", "b")], store.rows, STANDARD, MACHINE.kind)) == 1
-    late = {"status": "unsupported", "reason": "needs another GPU"}
-    for row in run([comparison("a", "b")], Workers(answers={("b", "prepare"): late}), tmp_path):
-        store.append(row)
-    assert pending([comparison("a", "b")], store.rows, STANDARD, MACHINE.kind) == []
-
-
-def test_who_watches_sees_where_the_sweep_stands(tmp_path, known, monkeypatch):
-    monkeypatch.setattr(scheduling, "SHOWN_EVERY_S", 0.0)
-    refusing = replace(known["b"], name="d", refuses=lambda problem, device: "needs the moon")
-    monkeypatch.setattr(registry, "_plugged", [*known.values(), refusing])
-    tuned = {"choices": {"kernel": {"num_warps": 4}}, "tried": 3, "configurations": 3}
-    ready = {"status": "ok", "reason": None, "digest": DIGEST, "details": {"allowed": {}}, "tuned": tuned}
-    crashed = {"status": "crashed", "reason": "SIGABRT"}
-    workers = Workers(answers={("c", "prepare"): {**ready, "tune_s": 1.0}, ("b", "prepare"): crashed})
-    seen: list[Standing] = []
-    both = [comparison("a", "b", "c", "d"), comparison("a", seq_len=1024)]
-    run(both, workers, tmp_path, Pool({"a": 12}), watch=seen.append)
-    first, last = seen[0], seen[-1]
-    assert (first.comparisons, first.closed, first.points) == (2, 0, 5)
-    assert (first.compiles, first.compiled, first.tunes, first.tuned) == (2, 0, 1, 0)
-    assert (first.timed, first.refused, first.failed) == (0, 1, 0)
-    assert (last.closed, last.compiled, last.tuned, last.timed, last.failed) == (2, 2, 1, 3, 1)
-    assert last.working == ()
-    (compiling,) = {one for standing in seen for one in standing.compiling if one.point == both[0].points[0]}
-    assert (compiling.done, compiling.kernels) == (0, 2)
-    works = [work for standing in seen for work in standing.working]
-    assert {(w.point.implementation.name, w.state, w.comparison, w.turn) for w in works} >= {
-        ("c", "preparing", 1, 1),
-        ("a", "sampling", 1, 1),
-        ("a", "sampling", 1, 3),
-        ("a", "sampling", 2, 3),
-    }
-
-
-def test_who_watches_is_not_told_more_than_four_times_a_second(tmp_path):
-    seen: list[float] = []
-    began = time.monotonic()
-    run([comparison("a", "b")] * 3, Workers(), tmp_path, watch=lambda _: seen.append(time.monotonic()))
-    assert 1 <= len(seen) <= 1 + 4 * (seen[-1] - began)
-
-
-def test_the_live_table_has_a_line_for_what_is_measured_and_one_for_what_is_compiled():
-    points = [*comparison("a", "b", "c").points, point("a", chunk_size=64)]
-    standing = Standing(
-        comparisons=40,
-        closed=11,
-        points=120,
-        compiles=83,
-        compiled=80,
-        tunes=20,
-        tuned=12,
-        timed=45,
-        refused=3,
-        failed=2,
-        working=(Work(points[0], "sampling", 12, 2), Work(points[2], "preparing", 13, 1)),
-        compiling=tuple(Compiling(one, 1, 7) for one in points),
-    )
-    assert [line.plain for line in standing_lines(standing, STANDARD, 120)] == [
-        "timed 45 of 120, failed 2, compiled 80 of 83, compiling 4, tuned 12 of 20, refused 3, "
-        "comparisons closed 11 of 40",
-        "timing round 2 of 3 to 6, a, forward T=512, comparison 12 of 40",
-        "preparing c, forward T=512, comparison 13 of 40",
-        "compiling a (1 of 7 kernels), b (1 of 7 kernels), c (1 of 7 kernels) and 1 more",
-    ]
-    narrow = [line.plain for line in standing_lines(standing, STANDARD, 40)]
-    assert max(map(len, narrow[1:])) <= 40
-    assert narrow[1].endswith("…")
+def test_its_activity_is_what_is_worked_on_and_what_is_compiled(tmp_path):
+    seen: list[Activity] = []
+    both = [comparison("a", "b", "c"), comparison("a", seq_len=1024)]
+    run(both, Workers(), tmp_path, Pool({"a": 12}), watch=seen.append)
+    (compiling, *_) = seen[1].compiling
+    assert (compiling.point, compiling.done, compiling.kernels) == (both[0].points[0], 0, 2)
+    works = {(w.point.implementation.name, w.doing, w.comparison, w.turn) for each in seen for w in each.working}
+    assert works >= {("c", "tuning", 1, 1), ("a", "timing", 1, 1), ("a", "timing", 1, 3), ("a", "timing", 2, 3)}

@@ -11,10 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from synthetic import row, write
 from typer.main import get_command
@@ -22,8 +20,9 @@ from typer.testing import CliRunner, Result
 
 import tflabench
 from tflabench import figures
-from tflabench.bench import gpu_lock, machine, provenance, verifier
+from tflabench.bench import machine, provenance, verifier
 from tflabench.bench.machine import Machine
+from tflabench.bench.station import Station
 from tflabench.cli.common.app import COMMANDS
 from tflabench.cli.common.console import print_json
 from tflabench.cli.main import app
@@ -272,9 +271,7 @@ class TestGh200:
 
 class TestAdvise:
     def test_on_a_cpu_it_measures_nothing_that_takes_many_minutes(self, monkeypatch):
-        from tflabench.bench import sweep
-
-        monkeypatch.setattr(sweep, "Session", lambda settings: pytest.fail("a worker starts, or measures ceilings"))
+        monkeypatch.setattr(Station, "_open", lambda station: pytest.fail("a worker starts, or measures ceilings"))
         refused(["advise", "--measure"], "give a smaller problem, such as --dtype float32 --batch 1")
         roomy = Machine("cpu", "Some CPU, 2 cores", 1 << 42)
         monkeypatch.setattr(machine, "detect", lambda device: roomy)
@@ -539,32 +536,11 @@ def test_a_dry_run_takes_the_name_of_a_folder_as_it_is(tmp_path):
     assert "s[/]" in "".join(done.stdout.split())
 
 
-def test_what_another_sweep_measured_while_this_one_waited_is_not_measured_again(tmp_path, monkeypatch):
-    part = ["sweep", "--device", "cpu", "-a", "seq_len=64", "-a", "d_qk=16", "-a", "d_hv=16", "--no-plots"]
-    first, own = ([*part, "--impl", name] for name in ("reference_sig", "reference_exp"))
-    assert run(*first, "--out", "there").exit_code == 0
-    theirs = Path("there/journal.jsonl").read_text()
-
-    @contextmanager
-    def waited(device, say, wait=True):
-        for path in Path().glob("*/journal.jsonl"):  # the other sweep ends
-            if not path.stat().st_size:
-                path.write_text(theirs)
-        yield
-
-    monkeypatch.setattr(gpu_lock, "alone_on", waited)
-    assert run(*own, "--out", "here").exit_code == 0
-    assert Path("here/journal.jsonl").read_text().startswith(theirs)
-    assert set(pd.read_csv("here/rows.csv")["implementation"]) == {"reference_sig", "reference_exp"}
-    assert run(*first, "--out", "again").exit_code == 0
-    assert Path("again/journal.jsonl").read_text() == theirs
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--format", "csv"), "--dry-run and --format csv are both given: a dry run has --json or a table"),
-        (("--gpu", "H100", "--device", "cpu"), "--device cpu and the GPU H100 are both given: give one of them"),
+        (("--gpu", "H100", "--device", "cpu"), "--gpu H100 and --device cpu are both given: give one of them"),
     ],
 )
 def test_a_dry_run_refuses_what_it_would_not_heed(words, said):

@@ -22,8 +22,9 @@ from synthetic import row, write
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from tflabench.bench import executor, machine, sweep
+from tflabench.bench import machine, workers
 from tflabench.bench.machine import Machine
+from tflabench.bench.station import Station
 from tflabench.cli.main import app
 from tflabench.implementations import registry
 
@@ -272,8 +273,8 @@ def nothing_measures(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(machine, "_first_gpu", lambda: None)
     monkeypatch.setattr(machine, "_cpu", lambda: Machine("cpu", "Some CPU, 2 cores", 8 << 30))
-    monkeypatch.setattr(sweep, "Session", lambda *_: pytest.fail("it measures"))
-    monkeypatch.setattr(executor, "LocalExecutor", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(Station, "_open", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(workers, "spawn_worker", lambda *_: pytest.fail("it measures"))
     monkeypatch.setattr(registry, "_plugged", [])
     monkeypatch.setattr(registry, "_by_plugin", {})
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tflabench.bench import machine
 from tflabench.bench import sweep as sweeps
 from tflabench.cli.main import app
 from tflabench.figures import reproduce
@@ -155,11 +156,24 @@ def points_of(comparisons):
     return [point for comparison in comparisons for point in comparison.points]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_starts(monkeypatch):
-    """No worker starts on a GPU that is not there."""
-    monkeypatch.setattr(sweeps.Session, "__enter__", lambda self: self)
-    monkeypatch.setattr(sweeps.Session, "facts", {"uuid": "GPU-1"})
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A GPU on which every sweep has its rows at once: what was measured, in order, a sweep each."""
+    swept: list[sweeps.Sweep] = []
+
+    def run(sweep: sweeps.Sweep) -> sweeps.Measured:
+        swept.append(sweep)
+        store(folder_of(sweep), points_of(sweep._comparisons))
+        return sweeps.Measured()
+
+    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
+    monkeypatch.setattr(sweeps.Sweep, "run", run)
+    return swept
+
+
+def folder_of(sweep: sweeps.Sweep) -> Path:
+    (folder,) = sweep._folders.values()
+    return folder
 
 
 @pytest.fixture
@@ -232,84 +246,53 @@ def test_a_part_of_a_figure_alone_is_drawn_of_what_is_stored(invoke, tmp_path):
     assert "Left out: no point of fig5 has seq_len=512." in err
 
 
-def test_a_part_of_a_figure_alone_is_measured(invoke, monkeypatch):
-    from tflabench.bench import machine
-    from tflabench.cli.common import measuring
-
-    asked = []
-
-    def measured(comparisons, folder, session, *_, **__):
-        rules, points = session.settings.protocol, points_of(comparisons)
-        sizes = {point.problem.seq_len for point in points}
-        asked.append((sizes, rules.name, rules.verify_s, session.settings.timeout_s))
-        store(folder, points)
-        return measuring.Measured()
-
-    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measuring, "measure_comparisons", measured)
+def test_a_part_of_a_figure_alone_is_measured(invoke, on_gpu):
     part = ["-a", "seq_len=512,8192", "--impl", "tfla_sig_xl", "--timeout", "60"]
     assert invoke("fig12", *part, "--verify-seconds", "0.3", "--paper-protocol")[0] == 0
     assert invoke("fig12", *part)[0] == 0
-    assert asked == [({512, 8192}, "paper", 0.3, 60.0), ({512, 8192}, "standard", 0.8, 60.0)]
+    assert [{point.problem.seq_len for point in points_of(sweep._comparisons)} for sweep in on_gpu] == [{512, 8192}] * 2
+    rules = [sweep._rules for sweep in on_gpu]
+    assert [(each.protocol.name, each.protocol.verify_s) for each in rules] == [("paper", 0.3), ("standard", 0.8)]
+    assert {each.timeout_s for each in rules} == {60.0}
 
 
-def test_all_figures_are_measured_by_one_worker_before_any_is_drawn(invoke, monkeypatch):
-    from tflabench.bench import machine
-    from tflabench.cli.common import measuring
+def test_all_figures_are_measured_by_one_station_before_any_is_drawn(invoke, on_gpu, monkeypatch):
+    drawn: list[str] = []
 
-    done, sessions = [], set()
-
-    def measured(comparisons, folder, session, *_, **__):
-        done.append(f"measured {folder.name}")
-        sessions.add(session)
-        store(folder, points_of(comparisons))
-        return measuring.Measured()
-
-    def drawn(figure, *_):
-        done.append(f"drew {figure.name}")
+    def draw(figure, *_):
+        drawn.append(f"{figure.name} after {len(on_gpu)}")
         return []
 
-    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measuring, "measure_comparisons", measured)
-    monkeypatch.setattr(reproduce, "draw", drawn)
+    monkeypatch.setattr(reproduce, "draw", draw)
     assert invoke("fig12", "fig5", "--impl", "tfla_sig_xl")[0] == 0
-    assert done == ["measured paper-fig12", "measured paper-fig5", "drew fig12", "drew fig5"]
-    assert len(sessions) == 1
+    assert [folder_of(sweep).name for sweep in on_gpu] == ["paper-fig12", "paper-fig5"]
+    assert drawn == ["fig12 after 2", "fig5 after 2"]
+    assert len({sweep._stations for sweep in on_gpu}) == 1
 
 
-def test_on_a_gpu_it_measures_first(invoke, monkeypatch):
+def test_on_a_gpu_it_measures_first(invoke, on_gpu):
     """A GPU that no worker finds: its plan is printed, and the sweep asks for the preset's folder."""
-    from tflabench.bench import machine
-    from tflabench.cli.common import measuring
-
-    asked = []
-
-    def measured(comparisons, folder, *_, **__):
-        points = points_of(comparisons)
-        asked.append((folder, {point.implementation.name for point in points}))
-        store(folder, points)
-        return measuring.Measured()
-
-    monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(measuring, "measure_comparisons", measured)
     code, out, _ = invoke("fig4", "--matched-heads", "--impl", "sdpa_cudnn")
     assert code == 0
-    assert asked == [(Path("results/h200/paper-fig4-matched"), {"sdpa_cudnn"})]
+    (sweep,) = on_gpu
+    assert folder_of(sweep) == Path("results/h200/paper-fig4-matched")
+    assert {point.implementation.name for point in points_of(sweep._comparisons)} == {"sdpa_cudnn"}
     assert "results/h200/paper-fig4-matched/figures/fig4-matched.svg" in out
 
 
 def test_one_time_limit_holds_for_all_figures(invoke, monkeypatch):
     """The second figure is not reached: its folder has no rows, and is passed over."""
-    from tflabench.bench import machine
+    now = [0.0]
 
-    def swept(self, comparisons, rows, on_row, stop_at):
-        for point in points_of(comparisons)[:3]:
+    def measure(sweep: sweeps.Sweep) -> None:
+        for point in points_of(sweep._comparisons)[:3]:
             measured = {"percent_of_own_roofline": 40.0, "closed": True, "comparison_id": "one", "samples": 30}
-            rows.append(row(point).model_copy(update=measured))
-        monkeypatch.setattr("tflabench.cli.common.measuring.time.monotonic", lambda: stop_at)
+            sweep._keep(sweep._tasks[0], row(point).model_copy(update=measured))
+        now[0] = 60.0
 
     monkeypatch.setattr(machine, "detect", lambda device: machine.Machine("cuda", H200, 2**40))
-    monkeypatch.setattr(sweeps.Session, "sweep", swept)
+    monkeypatch.setattr(sweeps.Sweep, "_measure", measure)
+    monkeypatch.setattr(sweeps.Sweep, "_time_is_up", lambda sweep: now[0] >= 60.0)
     code, out, err = invoke("fig12", "fig5", "--impl", "fla_gla,tfla_sig_xl", "--stop-after", "60")
     assert code == 0
     assert "The time is up: 29 of 32 points are left; the same command measures them." in err

@@ -1,6 +1,6 @@
 """A plugin (`--plugin tests/support/stand_in.py`) whose points need neither torch nor a GPU: for tests of all else.
 
-In the process that it is plugged into, sessions have `Quick` in place of worker processes. All else of a sweep is as
+In the process that it is plugged into, stations have `Quick` in place of worker processes. All else of a sweep is as
 it is: the scheduler, rows, ceilings, journals.
 """
 
@@ -10,8 +10,7 @@ import os
 import time
 from typing import Any
 
-from tflabench.bench.several import task
-from tflabench.bench.sweep import Session
+from tflabench.bench.station import Station
 from tflabench.implementations.adapter import Implementation
 
 NAMES = [f"stand_in_{number}" for number in range(8)]
@@ -39,10 +38,10 @@ class Quick:
         due, self._due = self._due, {}
         return [(slot, self._answer(job or {"kind": "start"})) for slot, job in due.items()]
 
-    def facts(self, slot: str) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         return FACTS
 
-    def ask(self, slot: str, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         return self._answer(job)
 
     def compiles(self, slot: str) -> bool:
@@ -69,19 +68,17 @@ class Quick:
         return {"status": "ok", "turn": turn, "digest": DIGEST, "seconds": TURN_S, **clocks}
 
 
-class StandIn(Session):
-    """A session with `Quick` in place of worker processes."""
-
-    def __enter__(self) -> StandIn:
-        self._workers: Any = Quick()
-        return self
+def start_quick(station: Station) -> None:
+    """Start `Quick` in place of worker processes, and no compilers."""
+    station._workers = Quick()  # type: ignore[assignment]
 
 
 def build(problem: object, device: object) -> Any:
     raise AssertionError("nothing is built")
 
 
-task.Session = StandIn  # type: ignore[misc]
+if __name__ != "stand_in":  # it is plugged in, not imported by a test
+    Station._open = start_quick  # type: ignore[method-assign]
 IMPLEMENTATIONS = tuple(
     Implementation(name, "mlstm", name, build, lambda problem, device: None, gate="sig") for name in NAMES
 )

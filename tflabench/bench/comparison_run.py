@@ -9,9 +9,9 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from tflabench.bench.answers import changed
+from tflabench.bench.events import Task
 from tflabench.bench.protocol import Protocol
 from tflabench.bench.timing import Turn, columns_of, noisy, settled
-from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
 
 State = Literal["compiling", "ready", "starting", "preparing", "prepared", "sampling", "over"]
@@ -50,6 +50,13 @@ class PointRun:
     told: bool = False
     failure: tuple[str, str] | None = None
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def doing(self) -> str:
+        """Return what is done to it, in a word for those who watch."""
+        if self.state == "preparing" and self.alone and self.point.implementation.tunes:
+            return "tuning"
+        return "timing" if self.state == "sampling" else self.state
 
     def fail(self, status: str, reason: str | None) -> None:
         """End it without a time."""
@@ -110,14 +117,14 @@ class PointRun:
 
 @dataclass
 class ComparisonRun:
-    """A comparison and its points, whose turns alternate.
+    """The comparison of a task and its points, whose turns alternate.
 
     Attributes:
         id: of this occasion.
         closed: whether it has ended as intended.
     """
 
-    comparison: Comparison
+    task: Task
     runs: list[PointRun]
     protocol: Protocol
     id: str = field(default_factory=lambda: uuid4().hex[:12])

@@ -14,10 +14,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from itertools import count
+from multiprocessing.connection import Connection
 
+from tflabench.bench.child import Child
 from tflabench.bench.precompile.gpu_facts import DeviceFacts
 from tflabench.bench.precompile.server import ForkServer
-from tflabench.bench.process import ENVIRONMENT, WorkerProcess
+from tflabench.bench.workers import VARIABLES
 from tflabench.implementations import registry
 
 SERVE = "tflabench.bench.worker:serve_forked"
@@ -43,7 +45,7 @@ class Forks:
         for package in packages:
             self._server(package)
 
-    def start(self, package: str) -> WorkerProcess | None:
+    def start(self, package: str) -> Child | None:
         """Fork a worker that has imported a distribution; None where there is no server for that."""
         server = self._server(package)
         if server is None:
@@ -53,15 +55,15 @@ class Forks:
         log = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         server.fork(label, SERVE, {"device": "cuda", "plugins": self._plugins}, [theirs, log.fileno()])
         os.close(theirs)
-        worker = WorkerProcess(mine, mine, log, lambda: self._code(server, label), lambda: None)
+        child = Child(Connection(mine), 0, log, lambda seconds: self._code(server, label), lambda: None)
 
         def end() -> None:
             with contextlib.suppress(OSError):
-                if worker.pid:
-                    os.kill(worker.pid, signal.SIGKILL)
+                if child.pid:
+                    os.kill(child.pid, signal.SIGKILL)
 
-        worker.end = end
-        return worker
+        child.end = end
+        return child
 
     def close(self) -> None:
         """End the servers and all that they forked."""
@@ -72,7 +74,7 @@ class Forks:
         if not any(impl.imports for impl in registry.implementations() if impl.package == package):
             return None
         if package not in self._servers:
-            self._servers[package] = ForkServer(package, self._facts, ENVIRONMENT)
+            self._servers[package] = ForkServer(package, self._facts, VARIABLES)
         return self._servers[package]
 
     def _code(self, server: ForkServer, label: int) -> int:

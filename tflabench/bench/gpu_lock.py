@@ -1,59 +1,47 @@
-"""One sweep at a time on a GPU: a lock file that the process holds, and that the system takes back when it ends."""
+"""One sweep at a time on a device: a lock file that the process holds, and that the system takes back when it ends."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from tflabench.problem import InputError
 
-POLL_S = 1.0
-
-
-@contextmanager
-def alone_on(device: str, say: Callable[[str], None], wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a device within the block, so that no other sweep measures on it at the same time.
+class DeviceLock:
+    """The lock of a device.
 
     Args:
         device: what tells it from others on this machine: the UUID of a GPU, the name of a CPU.
-        say: called once with a line where another sweep holds the device.
-        wait: whether to wait for the other sweep's end.
-
-    Raises:
-        InputError: another sweep measures on the device, and `wait` is False.
     """
-    name = "".join(letter if letter.isalnum() else "-" for letter in device)
-    path = Path(tempfile.gettempdir()) / f"tflabench-{os.getuid()}-{name}.lock"
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:  # no place for a lock file: measuring alone is then up to the user
-        yield
-        return
-    try:
-        told = False
-        while not _taken(handle):
-            other = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            if not wait:
-                raise InputError(f"process {other} measures on {device}: wait for its end, or choose another device")
-            if not told:
-                say(f"Process {other} measures on {device}: waiting for its end, Ctrl-C stops.")
-                told = True
-            time.sleep(POLL_S)
+
+    def __init__(self, device: str) -> None:
+        name = "".join(letter if letter.isalnum() else "-" for letter in device)
+        self._path = Path(tempfile.gettempdir()) / f"tflabench-{os.getuid()}-{name}.lock"
+        self._handle: int | None = None
+
+    def holder(self) -> str | None:
+        """Take the lock; return None where it is ours now, else the id of the process that holds it.
+
+        Where no lock file can be made it is ours too: measuring alone is then up to the user.
+        """
+        try:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            os.close(handle)
+            return process or "unknown"
+        self._handle = handle
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(handle)
+        return None
 
-
-def _taken(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    def release(self) -> None:
+        """Give the lock back, if it is ours."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

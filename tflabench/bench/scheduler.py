@@ -1,4 +1,4 @@
-"""The sweep itself: comparisons in their order on one GPU, while other cores compile what is to come.
+"""The order of work on one GPU: comparisons one after the other, while other cores compile what is to come.
 
 One process drives. It hands jobs to worker processes and hears of kernels that the compile pool has finished. Jobs that
 are not timed (build, first call, check, memory) may overlap; a job that is timed (a turn, and a first call that tunes)
@@ -14,17 +14,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from math import inf
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tflabench.bench.comparison_run import ComparisonRun, PointRun, State
-from tflabench.bench.protocol import Protocol
-from tflabench.bench.standing import Standing, Watched
+from tflabench.bench.events import Activity, Compiling, Task, Work
+from tflabench.bench.rules import Rules
 from tflabench.bench.tuning_store import TuningStore
-from tflabench.bench.workers import Workers
-from tflabench.selection.comparisons import Comparison
+from tflabench.bench.workers import SHARED, Workers
+from tflabench.problem import DeviceKind
 from tflabench.selection.points import Point
 
 if TYPE_CHECKING:
@@ -34,122 +33,111 @@ log = logging.getLogger("tflabench.bench")
 
 AT_ONCE = 3  # preparations that overlap
 ACTIVE = 4  # comparisons that are begun and not closed: each keeps a process for every point of a library that tunes
-WAIT_S = 0.5
-SHOWN_EVERY_S = 0.25  # what the sweep is at is told no more often
 NAMES_IN_TURN = 2  # its kernels are looked at then: the first row comes sooner
-SHARED = "shared"  # the slot of points that need no process of their own
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The rules by which a sweep measures.
-
-    Attributes:
-        device: "cuda" or "cpu".
-        protocol: rounds and samples.
-        timeout_s: for one job of a point.
-        tune_s: for the autotuners of one point; None for every configuration.
-        stop_at: time of `time.monotonic` from which on no point is begun.
-    """
-
-    device: str
-    protocol: Protocol
-    timeout_s: float
-    tune_s: float | None = None
-    stop_at: float = inf
 
 
 class Scheduler:
-    """Measures comparisons one after the other.
+    """Measures the comparisons of tasks, one after the other.
 
     Args:
+        device: "cuda" or "cpu".
         workers: the processes that measure.
         pool: compiles ahead; None where nothing is compiled, as on a CPU.
         tuning: choices of autotuners made before.
         on_point: called with a point whenever its row has changed.
-        after_first: called once, when the first row is told and nothing else works; no job starts until it returns.
-        watch: called with where the sweep stands, at most every `SHOWN_EVERY_S` seconds.
+        on_end: called with a task when nothing more comes of it: its comparison is closed, or the time is up.
+        clock: tells the time as `rules.stop_at` has it.
     """
 
     def __init__(
         self,
+        device: DeviceKind,
         rules: Rules,
         workers: Workers,
         pool: CompilePool | None,
         tuning: TuningStore,
         on_point: Callable[[ComparisonRun, PointRun], None],
-        after_first: Callable[[], None] | None = None,
-        watch: Callable[[Standing], None] | None = None,
+        on_end: Callable[[Task], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rules = rules
-        self._workers = workers
-        self._pool = pool
-        self._tuning = tuning
-        self._on_point = on_point
-        self._after_first = after_first
-        self._watch = watch
-        self._watched, self._shown_at = Watched(), -inf
+        self._device, self._rules = device, rules
+        self._workers, self._pool, self._tuning = workers, pool, tuning
+        self._on_point, self._on_end, self._clock = on_point, on_end, clock
         self._waiting: deque[ComparisonRun] = deque()
         self._active: list[ComparisonRun] = []
         self._working: dict[str, tuple[ComparisonRun, PointRun]] = {}  # by slot
         self._tickets: dict[int, PointRun] = {}
+        self._compiling: dict[int, Compiling] = {}  # by ticket
         self._timed_out: list[Point] = []
+        self._interlude: Callable[[], None] | None = None
         self._told_any = False
         self._short_of_memory = False  # from now on one comparison after the other
 
-    def admit(self, comparisons: Iterable[Comparison]) -> None:
-        """Take comparisons on, in their order; from now on their kernels are compiled."""
-        for comparison in comparisons:
-            self._admit(comparison)
+    @property
+    def idle(self) -> bool:
+        """Return whether no worker has a job."""
+        return not self._working
 
-    def run(self) -> None:
-        """Measure until all comparisons are closed, or the time is up."""
-        for _ in self.steps():
-            pass
+    @property
+    def activity(self) -> Activity:
+        """Return what is worked on, and what is compiled."""
+        works = [Work(run.point, run.doing, of.task.number, len(run.turns) + 1) for of, run in self._working.values()]
+        return Activity(tuple(works), tuple(self._compiling.values()))
 
-    def steps(self) -> Iterator[None]:
-        """Do the same, and yield after everything that happens, at least every `WAIT_S` seconds."""
-        while self._waiting or self._active:
-            self._advance()
-            self._show()
-            if not self._working and time.monotonic() >= self.rules.stop_at:
-                return
-            for slot, result in self._workers.wait(WAIT_S if self._working or self._compiling() else 0.0):
+    def when_idle(self, act: Callable[[], None]) -> None:
+        """Call a function once nothing else works; no job starts until it returns."""
+        self._interlude = act
+
+    def advance(self) -> None:
+        """Start every job that may start now; once the time is up and nothing works, leave what is not measured."""
+        if self.idle and self._interlude and not self._time_is_up():
+            act, self._interlude = self._interlude, None
+            act()
+        while not self._interlude or self._time_is_up():
+            at_once = 1 if self._short_of_memory else ACTIVE
+            while len(self._active) < at_once and self._waiting and self._may_begin():
+                self._begin(self._waiting.popleft())
+            if not self._start_one():
+                break
+        if self.idle and self._time_is_up():
+            self._leave_the_rest()
+
+    def receive(self, timeout_s: float) -> None:
+        """Take in results, and kernels that are compiled; wait at most `timeout_s` seconds for the first result."""
+        if self._working or self._tickets:
+            for slot, result in self._workers.wait(timeout_s):
                 self._received(slot, result)
-            self._hear_pool()
-            yield
+        self._hear_pool()
 
-    def _show(self) -> None:
-        """Tell who watches where the sweep stands, unless they were told just now."""
-        now = time.monotonic()
-        if self._watch and now - self._shown_at >= SHOWN_EVERY_S:
-            self._shown_at = now
-            self._watch(self._watched.standing(self._working.values()))
+    def _time_is_up(self) -> bool:
+        return self._clock() >= self._rules.stop_at
+
+    def _leave_the_rest(self) -> None:
+        for begun in (*self._active, *self._waiting):
+            self._end_processes(begun)
+            self._on_end(begun.task)
+        for left in (self._active, self._waiting, self._tickets, self._compiling):
+            left.clear()
 
     # --- Compiling
 
-    def _admit(self, comparison: Comparison) -> None:
+    def admit(self, task: Task) -> None:
+        """Take the comparison of a task on; from now on its kernels are compiled."""
         runs: list[PointRun] = []
-        for number, point in enumerate(comparison.points):
+        for number, point in enumerate(task.comparison.points):
             impl = point.implementation
-            on_gpu = self.rules.device == "cuda"
-            slot = f"{impl.package}/{id(comparison)}/{number}" if impl.own_process and on_gpu else SHARED
-            known = self._tuning.look_up(point, self.rules.tune_s) if impl.tunes and on_gpu else None
+            on_gpu = self._device == "cuda"
+            slot = f"{impl.package}/{id(task)}/{number}" if impl.own_process and on_gpu else SHARED
+            known = self._tuning.look_up(point, self._rules.tune_s) if impl.tunes and on_gpu else None
             run = PointRun(point, slot, alone=impl.tunes and on_gpu and known is None, known=known)
             runs.append(run)
-            if reason := impl.refuses(point.problem, self.rules.device):
+            if reason := impl.refuses(point.problem, self._device):
                 run.fail("unsupported", reason)
             elif self._pool and impl.compiles:
                 self._tickets[self._pool.submit(impl.name, point.problem)] = run
-                self._watched.ahead.append(run)
             else:
                 run.state = "ready"
-        begun = ComparisonRun(comparison, runs, self.rules.protocol)
-        self._waiting.append(begun)
-        self._watched.begun.append(begun)
-
-    def _compiling(self) -> bool:
-        return bool(self._tickets)
+        self._waiting.append(ComparisonRun(task, runs, self._rules.protocol))
 
     def _hear_pool(self) -> None:
         if self._pool is None:
@@ -162,18 +150,17 @@ class Scheduler:
                 continue
             log.debug("%s of %s", event, run.point.id)
             if isinstance(event, Listed):
-                self._watched.listed(event.ticket, run.point, event.kernels - event.cached)
+                if event.kernels > event.cached:
+                    self._compiling[event.ticket] = Compiling(run.point, 0, event.kernels - event.cached)
             elif isinstance(event, Compiled):
-                self._watched.compiled(event.ticket)
+                if listed := self._compiling.get(event.ticket):
+                    self._compiling[event.ticket] = replace(listed, done=min(listed.done + 1, listed.kernels))
                 run.compile_s += event.cpu_seconds
                 if event.failed and not run.point.implementation.tunes and run.state == "compiling":
-                    run.failure = (
-                        event.failed,
-                        f"compiling {event.kernel}: {event.error}",
-                    )  # nothing could run instead
+                    run.failure = (event.failed, f"compiling {event.kernel}: {event.error}")  # nothing runs instead
             elif isinstance(event, Finished):
                 del self._tickets[event.ticket]
-                self._watched.compiling.pop(event.ticket, None)
+                self._compiling.pop(event.ticket, None)
                 if run.state != "compiling":
                     continue
                 run.state = "ready"
@@ -191,24 +178,9 @@ class Scheduler:
 
     # --- Whose turn it is
 
-    def _advance(self) -> None:
-        """Start every job that may start now."""
-        if self._told_any and self._after_first and time.monotonic() < self.rules.stop_at:
-            if self._working:
-                return
-            act, self._after_first = self._after_first, None
-            act()
-        while True:
-            at_once = 1 if self._short_of_memory else ACTIVE
-            while len(self._active) < at_once and self._waiting and self._may_begin():
-                self._begin(self._waiting.popleft())
-            if not self._start_one():
-                return
-
     def _may_begin(self) -> bool:
         """Return whether the next comparison is due: those before it have nothing left to prepare."""
-        ended = time.monotonic() >= self.rules.stop_at
-        return not ended and not any(run.state == "ready" for begun in self._active for run in begun.runs)
+        return not self._time_is_up() and not any(run.state == "ready" for begun in self._active for run in begun.runs)
 
     def _begin(self, begun: ComparisonRun) -> None:
         self._active.append(begun)
@@ -220,25 +192,55 @@ class Scheduler:
         """Start one job; False where none can start now."""
         if any(_has_the_gpu(run) for _, run in self._working.values()):
             return False
+        # In this order, for each comparison: the first rule that applies decides whether something has started. Where
+        # none applies, the comparison still compiles, and the next one may go on.
+        rules = (
+            self._close_if_all_failed,
+            self._take_brief_turn,
+            self._prepare_next,
+            self._take_turn,
+            self._wait_for_its_points,
+        )
         for begun in self._active[:1] if self._short_of_memory else list(self._active):
-            if not begun.runs or all(run.state == "over" for run in begun.runs):
-                self._close(begun)
-                return True
-            ready = [run for run in begun.runs if run.state == "ready"]
-            if not self._told_any:
-                ready = begun.leading(ready) or ([] if self._working else begun.leading_compiling())
-            if first := [run for run in begun.runs if run.state == "prepared" and not run.turns and not begun.gathered]:
-                return self._sample(begun, first[0], brief=True)
-            if ready and time.monotonic() < self.rules.stop_at:
-                return self._prepare_one(begun, ready)
-            if begun.gathered and not any(one is begun for one, _ in self._working.values()):
-                if (run := begun.next_turn()) is None:
-                    self._close(begun)
-                    return True
-                return self._sample(begun, run)
-            if begun.gathered or any(run.state in ("starting", "preparing") for run in begun.runs):
-                return False  # its points come first
+            for rule in rules:
+                if (started := rule(begun)) is not None:
+                    return started
         return False
+
+    def _close_if_all_failed(self, begun: ComparisonRun) -> bool | None:
+        if begun.alive:
+            return None
+        self._close(begun)
+        return True
+
+    def _take_brief_turn(self, begun: ComparisonRun) -> bool | None:
+        """Time a prepared point for its provisional row while others are not prepared."""
+        if begun.gathered:
+            return None
+        first = next((run for run in begun.runs if run.state == "prepared" and not run.turns), None)
+        return first and self._sample(begun, first, brief=True)
+
+    def _prepare_next(self, begun: ComparisonRun) -> bool | None:
+        """Prepare a point that is compiled; of the very first row, one of the first point's family."""
+        ready = [run for run in begun.runs if run.state == "ready"]
+        if not self._told_any:
+            ready = begun.leading(ready) or ([] if self._working else begun.leading_compiling())
+        if not ready or self._time_is_up():
+            return None
+        return self._prepare_one(begun, ready)
+
+    def _take_turn(self, begun: ComparisonRun) -> bool | None:
+        """Go on with the rounds of all, or close the comparison where no further one is needed."""
+        if not begun.gathered or any(working is begun for working, _ in self._working.values()):
+            return None
+        if (run := begun.next_turn()) is None:
+            self._close(begun)
+            return True
+        return self._sample(begun, run)
+
+    def _wait_for_its_points(self, begun: ComparisonRun) -> bool | None:
+        """Begin nothing of later comparisons while points of this one are prepared or timed."""
+        return False if begun.gathered or any(run.state in ("starting", "preparing") for run in begun.runs) else None
 
     def _prepare_one(self, begun: ComparisonRun, ready: Sequence[PointRun]) -> bool:
         at_once = AT_ONCE if self._told_any else 1  # the first row comes before anything else
@@ -250,15 +252,14 @@ class Scheduler:
                 return True
             slower = next((of for of in self._timed_out if asks_no_less(run.point, of)), None)
             if slower is not None:
-                run.fail(
-                    "timeout", f"not tried: it took over {self.rules.timeout_s:g} s at T = {slower.problem.seq_len}"
-                )
+                limit = f"{self._rules.timeout_s:g} s at T = {slower.problem.seq_len}"
+                run.fail("timeout", f"not tried: it took over {limit}")
                 self._on_point(begun, run)
                 return True
             if run.alone and not self._clear_gpu(run):
                 continue
-            job: dict[str, Any] = {"kind": "prepare", "verify_s": self.rules.protocol.verify_s}
-            job |= {"tune_s": self.rules.tune_s, "replay": run.known and run.known["choices"]}
+            job: dict[str, Any] = {"kind": "prepare", "verify_s": self._rules.protocol.verify_s}
+            job |= {"tune_s": self._rules.tune_s, "replay": run.known and run.known["choices"]}
             self._give(begun, run, "preparing", job)
             return True
         return False
@@ -267,7 +268,7 @@ class Scheduler:
         """Start a turn; nothing else may use the GPU."""
         if not self._clear_gpu(run):
             return False
-        protocol = self.rules.protocol
+        protocol = self._rules.protocol
         names = not brief and len(run.turns) + 1 == min(NAMES_IN_TURN, protocol.min_rounds)
         job = {"kind": "turn", "protocol": asdict(protocol.brief if brief else protocol), "names": names}
         self._give(begun, run, "sampling", job)
@@ -288,7 +289,7 @@ class Scheduler:
         run.state = state
         log.debug("%s %s, slot %s", state, point.id, run.slot)
         self._working[run.slot] = (begun, run)
-        self._workers.send(run.slot, job, self.rules.timeout_s)
+        self._workers.send(run.slot, job, self._rules.timeout_s)
 
     # --- What comes back
 
@@ -309,7 +310,7 @@ class Scheduler:
                 self._timed_out.append(run.point)
             run.prepared(result)
             if run.state == "prepared" and run.columns.get("tuned"):
-                self._tuning.keep(run.point, run.columns["tuned"], self.rules.tune_s)
+                self._tuning.keep(run.point, run.columns["tuned"], self._rules.tune_s)
         else:
             run.sampled(result)
         if run.state == "over" or (run.turns and not run.told):
@@ -342,10 +343,15 @@ class Scheduler:
     def _close(self, begun: ComparisonRun) -> None:
         begun.closed = True
         self._active.remove(begun)
+        self._end_processes(begun)
+        for run in begun.runs:
+            self._on_point(begun, run)
+        self._on_end(begun.task)
+
+    def _end_processes(self, begun: ComparisonRun) -> None:
         for run in begun.runs:
             if run.slot != SHARED:
                 self._workers.end(run.slot)
-            self._on_point(begun, run)
 
 
 def _has_the_gpu(run: PointRun) -> bool:

@@ -1,100 +1,116 @@
-"""A sweep into a results folder: which comparisons it still lacks, and everything that measuring them takes."""
+"""A sweep: what a results folder lacks is handed to stations, comparison by comparison, and their rows are written."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
-from itertools import chain
-from math import inf
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.comparison_run import LATE, ComparisonRun, PointRun
-from tflabench.bench.executor import require_torch
-from tflabench.bench.machine import Machine, environment, node_name
-from tflabench.bench.process import WorkerProcess, worker_command
+from tflabench.bench.devices import Devices, Fleet
+from tflabench.bench.estimate import Estimate, Target, estimate
+from tflabench.bench.events import Activity, Began, Described, Event, Fault, Note, Place, Stations, Task
+from tflabench.bench.machine import Machine, command
+from tflabench.bench.plan import Request, plan
 from tflabench.bench.protocol import Protocol
+from tflabench.bench.provenance import source_hash
 from tflabench.bench.rows_of_run import Occasion
-from tflabench.bench.scheduler import SHARED, Rules, Scheduler
-from tflabench.bench.standing import Standing
-from tflabench.bench.tuning_store import TuningStore, default_folder
-from tflabench.bench.workers import Workers
-from tflabench.implementations.registry import package_versions
-from tflabench.problem import InputError
+from tflabench.bench.rules import Rules
+from tflabench.bench.workers import SHARED
+from tflabench.problem import DeviceKind, InputError
 from tflabench.rows.journal import Store
+from tflabench.rows.load import read_results, results_folders
 from tflabench.rows.schema import Row
 from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
 from tflabench.theory.hardware import Ceilings
 
-if TYPE_CHECKING:
-    from tflabench.bench.forking import Forks
-    from tflabench.bench.precompile.pool import CompilePool
+TRIES = 2
+WAIT_S = 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The rules of measuring, as the command line has them.
+class Progress:
+    """How far a sweep is. Counts are of points but for comparisons.
 
     Attributes:
-        plugins, memory_limit: as `process.worker_command` takes them.
-        timeout_s: for one job of a point.
-        tune_s: for the autotuners of one point; None for every configuration.
-        jobs: compilers at a time; 0 to compile in the process that measures.
-        tuned: rows whose choices of autotuners are taken over.
+        closed: comparisons that are over.
+        activities: what each device is at that has begun something.
     """
 
-    machine: Machine
-    protocol: Protocol
-    timeout_s: float = 300.0
-    tune_s: float | None = 20.0
-    jobs: int = 0
-    plugins: Sequence[str] = ()
-    memory_limit: int | None = None
-    tuned: Sequence[Row] = ()
+    comparisons: int
+    closed: int
+    points: int
+    timed: int
+    refused: int
+    failed: int
+    activities: tuple[tuple[Place, Activity], ...] = ()
 
 
-@dataclass(frozen=True)
-class Audience:
-    """Who hears of a sweep while it runs.
+class Listener:
+    """Hears of a sweep, and does nothing; subclasses show it."""
+
+    def note(self, text: str, minor: bool = False) -> None:
+        """Take a line for the user; a `minor` one is there for who looks for it."""
+
+    def begin(self, tasks: Sequence[Task], seconds: Mapping[str, float], fleet: Fleet, protocol: Protocol) -> None:
+        """Take what is going to be measured, and about how many seconds each point takes, by its id."""
+
+    def row(self, row: Row) -> None:
+        """Take a row that is new or has changed, and is on disk."""
+
+    def progress(self, progress: Progress) -> None:
+        """Take how far the sweep is, several times a second."""
+
+    def end(self) -> None:
+        """Take note that nothing more is measured."""
+
+
+@dataclass
+class Measured:
+    """The results of a sweep: rows of its points, files, and how many points the time was too short for.
 
     Attributes:
-        on_row: called with a row whenever it is new or has changed.
-        watch: called with where the sweep stands, a few times a second; None where nobody watches.
-        describe: called with a run and what environment.json says of it, whenever that has changed.
+        folders: the results folders that have them.
     """
 
-    on_row: Callable[[Row], None]
-    watch: Callable[[Standing], None] | None = None
-    describe: Callable[[str, dict[str, Any]], None] | None = None
+    rows: list[Row] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list[Path])
+    left: int = 0
+    folders: list[Path] = field(default_factory=list[Path])
 
 
-@dataclass(frozen=True)
-class Described:
-    """A run and what environment.json says of it."""
+def measure(
+    request: Request, devices: Devices, rules: Rules, out: Path | None, listener: Listener, resume: bool = True
+) -> Measured:
+    """Measure what the results folders lack: all that `tflabench sweep` does but to show it.
 
-    run_id: str
-    environment: dict[str, Any]
+    Args:
+        rules: without a protocol; the request has it.
+        out: the folder that the user gave; None for results/<device>/<preset>.
+        resume: False to measure anew what is there.
 
-
-@dataclass(frozen=True)
-class Origin:
-    """The part of a sweep that rows are from.
-
-    Attributes:
-        run_id: names it; environment.json describes it.
-        node: name of the machine.
-        mixed_versions: as the column of that name.
+    Raises:
+        InputError: there are no such devices, nothing can run there, or the folder has rows of other sources.
+        KeyboardInterrupt: what was measured is safe.
     """
-
-    run_id: str = field(default_factory=lambda: uuid4().hex[:12])
-    node: str = field(default_factory=node_name)
-    mixed_versions: str | None = None
+    with devices.open(rules.plugins, listener.note) as fleet:
+        planned = plan(request, fleet.kind)
+        require_runnable(planned.points, fleet.kind)
+        if devices == Devices(device="auto") and fleet.kind == "cpu":
+            name = next(iter(fleet.devices))
+            listener.note(f"No NVIDIA GPU here: running preset {request.preset} on the CPU ({name}).")
+        plugins = [str(Path(name).resolve()) if name.endswith(".py") else name for name in rules.plugins]
+        rules = replace(rules, protocol=planned.protocol, plugins=plugins)
+        folders = _folders(fleet, planned.preset.name, out)
+        if resume and not devices.mixed_versions:
+            folders = {name: folder_for(at, out is not None, listener.note) for name, at in folders.items()}
+        with fleet.stations(rules) as stations:
+            sweep = Sweep(planned.comparisons, fleet, stations, folders, rules, listener, planned.preset.title, resume)
+            return sweep.run()
 
 
 def pending(
@@ -127,178 +143,367 @@ def _holds(point: Point, row: Row, protocol: Protocol, device: str) -> bool:
     return row.protocol == protocol.name or row.status == "unsupported"
 
 
-def require_runnable(points: Sequence[Point], device: str) -> None:
+def refusals(points: Iterable[Point], device: DeviceKind) -> dict[str, str]:
+    """Return why implementations cannot run on a device, by name, with the reason of the first point of each."""
+    reasons: dict[str, str] = {}
+    for point in points:
+        if reason := point.implementation.refuses(point.problem, device):
+            reasons.setdefault(point.implementation.name, reason)
+    return reasons
+
+
+def require_runnable(points: Sequence[Point], device: DeviceKind) -> None:
     """Refuse a selection of which nothing can run: that is a mistake, not data.
 
     Raises:
         InputError: every point is refused; with the first reason.
     """
-    reasons: list[str] = []
-    for point in points:
-        reason = point.implementation.refuses(point.problem, device)
-        if reason is None:
-            return
-        reasons.append(f"{point.implementation.name}: {reason}")
-    raise InputError(f"none of the {len(points)} points can run on {device}: {reasons[0]}")
+    if any(point.implementation.refuses(point.problem, device) is None for point in points):
+        return
+    name, reason = next(iter(refusals(points, device).items()))
+    raise InputError(f"none of the {len(points)} points can run on {device}: {name}: {reason}")
 
 
-class Session:
-    """A machine made ready to measure, for as long as the block lasts: worker processes, compilers, ceilings.
+def warn_too_big(estimates: Mapping[str, Estimate], memory_bytes: int) -> None:
+    """Warn of points that need more memory than there is."""
+    too_big = [point for point, needed in estimates.items() if needed.bytes > memory_bytes]
+    if too_big:
+        largest = max(too_big, key=lambda point: estimates[point].bytes)
+        warnings.warn(
+            f"{len(too_big)} of {len(estimates)} points will not fit in memory and end as oom: {largest} needs "
+            f"at least {estimates[largest].bytes / 2**30:.1f} GiB, and there are {memory_bytes / 2**30:.1f}",
+            stacklevel=2,
+        )
+
+
+def folder_for(folder: Path, given: bool, note: Callable[[str], None]) -> Path:
+    """Return the results folder to measure into: one whose rows were made by the same sources.
+
+    Args:
+        given: whether the user named the folder.
+        note: takes a line for the user where it is another one.
 
     Raises:
-        InputError: torch is missing, or the worker cannot start.
+        InputError: its rows were made by other sources, and the user named it.
+    """
+    if folder not in results_folders(folder):
+        return folder
+    sources = {row.source_hash for row in read_results(folder).rows} - {source_hash()}
+    if not sources:
+        return folder
+    if given:
+        raise InputError(
+            f"{folder} holds rows that other sources made ({', '.join(sorted(map(str, sources)))}; these are "
+            f"{source_hash()}): give another --out, for rows of two versions cannot be divided by each other"
+        )
+    beside = folder.with_name(f"{folder.name}-{source_hash()}")
+    note(f"{folder} holds rows that other sources made: this sweep goes into {beside}.")
+    return beside
+
+
+def _folders(fleet: Fleet, preset: str, out: Path | None) -> dict[str, Path]:
+    """Return the results folder of each device by its name: rows of two kinds never share one.
+
+    Below the folder that the user gave each kind has its own, unless there is one kind, or that folder has its rows.
+    """
+    if out is None:
+        return {name: Path("results") / device.slug / preset for name, device in fleet.devices.items()}
+    there = {row.device for row in read_results(out).rows} if out in results_folders(out) else set[str]()
+    alone = len(fleet.devices) == 1
+    return {
+        name: out if name in there or (alone and not (out / device.slug).exists()) else out / device.slug
+        for name, device in fleet.devices.items()
+    }
+
+
+@dataclass
+class _Running:
+    """A task that a station has.
+
+    Attributes:
+        place: where it runs; None while it waits for a device.
+        heard_at: when something came of it last.
+        described: the run behind its rows.
+        rows: the last one of each point.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        require_torch()
-        self.settings = settings
-        self._stack = ExitStack()
-        self._pool: CompilePool | None = None
-        self._forks: Forks | None = None
+    task: Task
+    heard_at: float
+    place: Place | None = None
+    described: Described | None = None
+    rows: dict[str, Row] = field(default_factory=dict[str, Row])
 
-    def __enter__(self) -> Session:
-        self._workers = Workers(self._start)
-        self._stack.callback(self._workers.close)
-        self._workers.begin(SHARED)
-        if self.settings.machine.kind == "cuda":
-            self._compile_ahead()
-        return self
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Wait until the worker has started, and return what it says of its device.
+class Sweep:
+    """Measures comparisons on each kind of device into results folders.
+
+    Args:
+        folders: by the name of a device.
+        title: what the user is told first.
+        resume: False to measure anew what is there.
+        clock: tells the time as `rules.stop_at` has it.
+    """
+
+    def __init__(
+        self,
+        comparisons: Sequence[Comparison],
+        fleet: Fleet,
+        stations: Stations,
+        folders: Mapping[str, Path],
+        rules: Rules,
+        listener: Listener,
+        title: str = "",
+        resume: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._comparisons, self._fleet, self._stations = comparisons, fleet, stations
+        self._folders, self._rules, self._listener = folders, rules, listener
+        self._title, self._resume, self._clock = title, resume, clock
+        self._stores: dict[str, Store] = {}  # by the name of a device
+        self._tasks: list[Task] = []
+        self._waiting: deque[Task] = deque()
+        self._running: dict[Task, _Running] = {}
+        self._closed = 0
+        self._rows: dict[tuple[Task, str], Row] = {}  # by task and point
+        self._activities: dict[Place, Activity] = {}
+        self._ready: set[Place] = set()
+
+    def run(self) -> Measured:
+        """Measure what the folders lack.
 
         Raises:
-            InputError: it cannot start.
+            KeyboardInterrupt: what was measured is safe.
         """
-        return self._workers.facts(SHARED)
-
-    def _compile_ahead(self) -> None:
-        """Start what compiles and forks; where nothing can be compiled ahead, say so and go on."""
-        from tflabench.bench.forking import Forks
-        from tflabench.bench.precompile.gpu_facts import probe
-        from tflabench.bench.precompile.pool import CompilePool
-
-        if not (self.settings.jobs and find_spec("triton")):
-            return
-        facts = probe()
-        self._forks = Forks(facts, self.settings.plugins)
-        self._stack.callback(self._forks.close)
+        self._open_stores()
+        self._tasks = self._lacking()
+        seconds = self._expected()
+        self._announce()
+        interrupted = False
         try:
-            self._pool = CompilePool(self.settings.jobs, facts, plugins=self.settings.plugins)
-        except InputError as error:
-            warnings.warn(f"nothing is compiled ahead: {error}", stacklevel=2)
-            return
-        self._stack.callback(self._pool.close)
+            if self._tasks and not self._time_is_up():
+                self._listener.begin(self._tasks, seconds, self._fleet, self._rules.protocol)
+                try:
+                    self._measure()
+                finally:
+                    self._listener.end()
+        except KeyboardInterrupt:
+            interrupted = True
+            self._stations.close()
+            for store in self._stores.values():
+                store.save_unwritten()
+            self._open_stores()  # again: the last row may have reached the disk and not yet the memory
+        return self._results(interrupted)
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    # --- Before and after
 
-    def sweep(self, comparisons: Sequence[Comparison], store: Store, audience: Audience, stop_at: float = inf) -> None:
-        """Measure comparisons in their order into a results folder.
+    def _open_stores(self, *names: str) -> None:
+        for name in names or self._folders:
+            self._stores[name] = Store(self._folders[name], name)
 
-        Args:
-            audience: hears of every row when it is on disk.
-            stop_at: time of `time.monotonic` from which on no point is begun.
-        """
+    @property
+    def _points(self) -> list[Point]:
+        return [point for comparison in self._comparisons for point in comparison.points]
 
-        def keep(row: Row) -> None:
-            store.append(row)
-            audience.on_row(row)
+    def _lacking(self) -> list[Task]:
+        """Return the comparisons that no folder of a kind of device has, on each kind."""
+        wanted = {kind: self._pending_on(kind) for kind in self._fleet.by_kind}
+        pairs = [
+            (comparison, kind)
+            for comparison in self._comparisons
+            for kind in wanted
+            if not self._resume or comparison in wanted[kind]
+        ]
+        return [Task(number, comparison, kind) for number, (comparison, kind) in enumerate(pairs, 1)]
 
-        self._measure(comparisons, replace(audience, on_row=keep, describe=store.describe_run), stop_at)
+    def _pending_on(self, kind: str | None) -> list[Comparison]:
+        """Return the comparisons that no folder of a kind of device has."""
+        lacking = [
+            pending(self._comparisons, self._stores[name].rows, self._rules.protocol, self._fleet.kind)
+            for name in self._fleet.by_kind[kind]
+        ]
+        return [comparison for comparison in lacking[0] if all(comparison in each for each in lacking[1:])]
 
-    def stream(
-        self, comparison: Comparison, origin: Origin, stop_at: float = inf
-    ) -> Iterator[Row | Standing | Described]:
-        """Measure a comparison, and yield what an audience would hear.
+    def _expected(self) -> dict[str, float]:
+        """Return about how many seconds a point takes, by its id, on the first device of its kind; warn of memory."""
+        seconds: dict[str, float] = {}
+        for kind, devices in self._fleet.by_kind.items():
+            device = next(iter(devices.values()))
+            points = [point for task in self._tasks if task.kind == kind for point in task.comparison.points]
+            estimates = {p.id: estimate(p, Target.of_machine(device), self._rules.protocol) for p in points}
+            warn_too_big(estimates, device.memory_bytes)
+            seconds |= {point: 0.1 + needed.seconds for point, needed in estimates.items()}
+        return seconds
 
-        Something comes at least every second once measuring has begun.
-        """
-        heard: deque[Row | Standing | Described] = deque()
-        audience = Audience(heard.append, heard.append, lambda run_id, facts: heard.append(Described(run_id, facts)))
-        scheduler = self._scheduler([comparison], audience, stop_at, origin)
-        for _ in chain(scheduler.steps(), [None]):
-            while heard:
-                yield heard.popleft()
-
-    def measure(self, point: Point) -> Row:
-        """Measure a point alone, whatever happens to it."""
-        rows: list[Row] = []
-        self._measure([Comparison((point,))], Audience(rows.append), inf)
-        return rows[-1]
-
-    def ceilings(self, dtypes: Iterable[str]) -> dict[str, Ceilings]:
-        """Return the ceilings of this machine by dtype; those not known yet are measured."""
-        return ceilings_of(self.settings.machine, dtypes, self._ask)
-
-    def environment(self) -> dict[str, Any]:
-        """Return what environment.json says of this machine."""
-        return environment(self.settings.machine, self.facts)
-
-    def _measure(self, comparisons: Sequence[Comparison], audience: Audience, stop_at: float) -> None:
-        self._scheduler(comparisons, audience, stop_at, Origin()).run()
-
-    def _scheduler(
-        self, comparisons: Sequence[Comparison], audience: Audience, stop_at: float, origin: Origin
-    ) -> Scheduler:
-        """Return what measures comparisons, ready to start."""
-        settings = self.settings
-        rules = Rules(settings.machine.kind, settings.protocol, settings.timeout_s, settings.tune_s, stop_at)
-        tuning = TuningStore(default_folder(), versions(settings.machine), settings.tuned)
-
-        def on_point(begun: ComparisonRun, run: PointRun) -> None:
-            if self._forks and run.turns:
-                self._forks.prepare(
-                    libraries
-                )  # from the first time on: until then they would take the disk from others
-            audience.on_row(occasion.row(begun, run))
-
-        def measure_ceilings() -> None:
-            """Hold times against measured ceilings: once for a kind of GPU, and behind the first row, not before it.
-
-            Rows that are told before have the datasheet's until their comparison closes.
-            """
-            nonlocal occasion
-            occasion = replace(occasion, ceilings=measured_instead(settings.machine, occasion.ceilings, self._ask))
-            describe()
-
-        def describe() -> None:
-            if audience.describe:
-                described = {dtype: asdict(found) for dtype, found in occasion.ceilings.items()}
-                audience.describe(occasion.run_id, self.environment() | {"node": origin.node, "ceilings": described})
-
-        scheduler = Scheduler(rules, self._workers, self._pool, tuning, on_point, measure_ceilings, audience.watch)
-        scheduler.admit(comparisons)  # from here on kernels are compiled, while the worker may still be starting
-        points = [point for comparison in comparisons for point in comparison.points]
-        dtypes = {point.problem.dtype for point in points}
-        libraries = {point.implementation.package for point in points if point.implementation.own_process}
-        ceilings, uuid = self.ceilings(dtypes), self.facts.get("uuid") or settings.machine.uuid
-        occasion = Occasion(
-            origin.run_id,
-            settings.machine,
-            settings.protocol,
-            ceilings,
-            origin.node,
-            uuid,
-            origin.mixed_versions,
+    def _announce(self) -> None:
+        due = [point for task in self._tasks for point in task.comparison.points]
+        on = f"on {self._fleet.count} devices, {self._fleet.words}, " if self._fleet.words else ""
+        into = ", ".join(map(str, dict.fromkeys(self._folders.values())))
+        counts = f"{len(due)} of {len(self._points) * len(self._fleet.by_kind)} points to measure"
+        self._listener.note(f"{self._title}\n{counts}, in {len(self._tasks)} comparisons, {on}into {into}")
+        there = {point.id for point in self._points} - {point.id for point in due}
+        late = sum(
+            row.status == "timeout" for s in self._stores.values() for id_, row in s.rows.items() if id_ in there
         )
-        describe()
-        return scheduler
+        if late:
+            self._listener.note(
+                f"{late} of the others ended at a time limit: --no-resume measures them, and all else, anew."
+            )
+        for name, reason in refusals(due, self._fleet.kind).items():
+            self._listener.note(f"  cannot run here: {name}: {reason}", minor=True)
 
-    def _ask(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the result of a job of the worker, which must have said what its device is before it takes one."""
-        self._workers.facts(SHARED)
-        return self._workers.ask(SHARED, job, timeout_s)
+    def _results(self, interrupted: bool) -> Measured:
+        ids = list(dict.fromkeys(point.id for point in self._points))
+        stores = [store for store in self._stores.values() if any(id_ in store.rows for id_ in ids)]
+        rows = [store.rows[id_] for store in stores for id_ in ids if id_ in store.rows]
+        files = [file for store in stores for file in store.export()]
+        total = len(ids) * len(self._fleet.by_kind)
+        closed = 0
+        for devices in self._fleet.by_kind.values():
+            tables = [self._stores[name].rows for name in devices]
+            closed += sum(any(id_ in table and table[id_].closed for table in tables) for id_ in ids)
+        if interrupted:
+            self._listener.note(f"Interrupted: {closed} of {total} points are safe; the same command goes on.")
+            raise KeyboardInterrupt
+        if left := total - closed:
+            why = "The time is up" if self._time_is_up() else "No device is left"
+            self._listener.note(f"{why}: {left} of {total} points are left; the same command measures them.")
+        return Measured(rows, files, left, [store.folder for store in stores] or list(self._folders.values())[:1])
 
-    def _start(self, slot: str) -> WorkerProcess:
-        settings = self.settings
-        package = slot.partition("/")[0]
-        forked = self._forks.start(package) if self._forks and slot != SHARED else None
-        command = worker_command(settings.machine.kind, settings.plugins, settings.memory_limit)
-        return forked or WorkerProcess.spawn(command)
+    # --- While it runs
 
+    def _time_is_up(self) -> bool:
+        return self._clock() >= self._rules.stop_at
 
-def versions(machine: Machine) -> dict[str, str]:
-    """Return what a choice of autotuners depends on, the point left out: the GPU kind and the versions of packages."""
-    return {"device": machine.name, **package_versions()}
+    def _measure(self) -> None:
+        """Go on until all tasks are over, the time is up, or no device is left that could take one."""
+        self._waiting = deque(self._tasks)
+        while self._running or self._may_begin():
+            self._start()
+            for task, event in self._stations.wait(WAIT_S):
+                self._take(task, event)
+            self._end_silent()
+            self._listener.progress(self._progress())
+
+    def _may_begin(self) -> bool:
+        return not self._time_is_up() and any(map(self._stations.possible, self._waiting))
+
+    def _start(self) -> None:
+        """Hand over every task that there is room for."""
+        if self._time_is_up():
+            return
+        for task in list(self._waiting):
+            if self._stations.possible(task) and self._stations.room(task):
+                self._waiting.remove(task)
+                self._running[task] = _Running(task, self._clock())
+                self._stations.start(task)
+
+    def _take(self, task: Task | None, event: Event) -> None:
+        running = self._running.get(task) if task else None
+        if task and running is None:
+            return  # it was stopped
+        if running:
+            running.heard_at = self._clock()
+        if isinstance(event, Began):
+            self._begin_at(event.place, running)
+        elif isinstance(event, Described):
+            if running:
+                running.described = event
+            self._stores[event.device].describe_run(event.run_id, {**event.environment, "arguments": command()})
+        elif isinstance(event, Activity):
+            self._activities |= {(running.place if running else None) or next(iter(self._ready)): event}
+        elif isinstance(event, Note):
+            if event.text:
+                self._listener.note(event.text)
+        elif running is None:
+            raise AssertionError(f"{event} is of no task")
+        elif isinstance(event, Row):
+            running.rows[event.point] = event
+            self._keep(running.task, event)
+        elif isinstance(event, Fault):
+            self._fail(running, event)
+        else:
+            self._end(running)
+
+    def _begin_at(self, place: Place, running: _Running | None) -> None:
+        if running:
+            running.place = place
+        if place not in self._ready:  # the sweep that was waited for may have added rows
+            self._ready.add(place)
+            self._open_stores(place.device)
+            if self._resume:
+                wanted = {kind: self._pending_on(kind) for kind in self._fleet.by_kind}
+                self._waiting = deque(task for task in self._waiting if task.comparison in wanted[task.kind])
+
+    def _keep(self, task: Task, row: Row) -> None:
+        self._rows[task, row.point] = row
+        self._stores[row.device].append(row)
+        self._listener.row(row)
+
+    def _end(self, running: _Running) -> None:
+        points = {point.id for point in running.task.comparison.points}
+        if points == {point for point, row in running.rows.items() if row.closed}:
+            del self._running[running.task]
+            self._closed += 1
+        elif self._time_is_up():
+            del self._running[running.task]  # it is left for the same command
+        else:
+            self._fail(running, Fault("error", "the task ended before its comparison did"))
+        if running.place and all(running.place != other.place for other in self._running.values()):
+            self._activities.pop(running.place, None)
+
+    def _end_silent(self) -> None:
+        limit = self._stations.silent_s
+        for running in list(self._running.values()):
+            if running.place and self._clock() - running.heard_at > limit:
+                self._stations.stop(running.task)
+                self._fail(running, Fault("timeout", f"nothing was heard of it for {limit:g} s"))
+
+    def _fail(self, running: _Running, fault: Fault) -> None:
+        """Try a task once more, leave it where the time is up, or make its points rows with the reason."""
+        task, place = running.task, fault.place or running.place
+        del self._running[task]
+        task.faults.append(replace(fault, place=place))
+        where = f"on {place}: " if place else ""
+        if len(task.faults) < TRIES:
+            self._waiting.appendleft(task)
+            then = "left for the same command" if self._time_is_up() else "tried once more, elsewhere"
+            self._listener.note(f"Comparison {task.number} is {then}: {where}{fault.reason}")
+            return
+        self._listener.note(f"Comparison {task.number} has failed: {where}{fault.reason}")
+        self._closed += 1
+        for row in self._rows_of_failed(running, place or self._stations.usual_place(task)):
+            self._keep(task, row)
+
+    def _rows_of_failed(self, running: _Running, place: Place) -> list[Row]:
+        rules, task = self._rules, running.task
+        environment = running.described.environment if running.described else {}
+        occasion = Occasion(
+            run_id=running.described.run_id if running.described else "",
+            machine=Machine(self._fleet.kind, place.device, 0, environment.get("driver")),
+            protocol=rules.protocol,
+            ceilings={dtype: Ceilings(**ceilings) for dtype, ceilings in environment.get("ceilings", {}).items()},
+            node=place.node,
+            gpu_uuid=place.gpu_uuid,
+        )
+        reasons = "; ".join(f"{f'on {fault.place}: ' if fault.place else ''}{fault.reason}" for fault in task.faults)
+        runs = [PointRun(point, SHARED, alone=False) for point in task.comparison.points]
+        begun = ComparisonRun(task, runs, rules.protocol, closed=True)
+        for run in runs:
+            refused = run.point.implementation.refuses(run.point.problem, self._fleet.kind)
+            status, reason = task.faults[-1].status, f"tried {len(task.faults)} times, {reasons}"
+            run.fail(*(("unsupported", refused) if refused else (status, reason)))
+        return [occasion.row(begun, run) for run in runs]
+
+    def _progress(self) -> Progress:
+        rows = self._rows.values()
+        over = [row for row in rows if row.ms_median is None]
+        refused = sum(row.status == "unsupported" for row in over)
+        return Progress(
+            comparisons=len(self._tasks),
+            closed=self._closed,
+            points=sum(len(task.comparison.points) for task in self._tasks),
+            timed=len(rows) - len(over),
+            refused=refused,
+            failed=len(over) - refused,
+            activities=tuple(self._activities.items()),
+        )

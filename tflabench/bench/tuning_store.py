@@ -12,6 +12,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from tflabench.bench.machine import Machine
+from tflabench.implementations.registry import package_versions
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
 
@@ -21,6 +23,11 @@ Tuned = dict[str, Any]  # the column `tuned` of a row
 def default_folder() -> Path:
     """Return where choices lie: TFLABENCH_CACHE_DIR, or the user's cache folder."""
     return Path(os.environ.get("TFLABENCH_CACHE_DIR") or user_cache_path("tflabench")) / "tuning"
+
+
+def versions(machine: Machine) -> dict[str, str]:
+    """Return what a choice depends on, the point left out: the GPU kind and the versions of packages."""
+    return {"device": machine.name, **package_versions()}
 
 
 class TuningStore:

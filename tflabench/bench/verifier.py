@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tflabench.bench.executor import Executor
 from tflabench.bench.machine import Machine
 from tflabench.bench.scheduler import asks_no_less
+from tflabench.bench.workers import Workers
 from tflabench.selection.points import Point
 
 
 class Verifier:
-    """Asks an executor for the errors of points.
+    """Asks a worker for the errors of points.
 
     A point that takes longer than `timeout_s` seconds ends with the status "timeout". Those that ask no less
     (`asks_no_less`) do from then on without being tried.
     """
 
-    def __init__(self, machine: Machine, executor: Executor, budget_s: float, timeout_s: float) -> None:
+    def __init__(self, machine: Machine, workers: Workers, budget_s: float, timeout_s: float) -> None:
         self._machine = machine
-        self._executor = executor
+        self._workers = workers
         self._budget_s = budget_s
         self._timeout_s = timeout_s
         self._timed_out: list[Point] = []
@@ -38,7 +38,7 @@ class Verifier:
             size = f"B = {before.batch}, H = {before.heads}, T = {before.seq_len}"
             return {"status": "timeout", "reason": f"not tried: it took over {self._timeout_s:g} s at {size}"}
         job = {"kind": "verify", "implementation": impl.name, "problem": asdict(problem), "budget_s": self._budget_s}
-        result = self._executor.run(job, self._timeout_s)
+        result = self._workers.ask(job, self._timeout_s)
         if result["status"] == "timeout":
             self._timed_out.append(point)
         return result

@@ -1,29 +1,30 @@
 """The worker process: builds, checks and measures one point at a time, so that a kernel can only kill this process.
 
-It speaks JSON lines: a job is {"kind": "prepare", ...} (or "turn", "verify", "calibrate", "profile"); the answers are
-{"stage": ...} while it works and then one {"result": ...}. What kernels print goes to standard error. Between two jobs
-it holds no tensors: whatever a job needs it draws anew from the seed.
+A job is {"kind": "prepare", ...} (or "turn", "verify", "calibrate", "profile"); the answers are {"stage": ...} while it
+works and then one {"result": ...}. What kernels print goes to its log. Between two jobs it holds no tensors: whatever a
+job needs it draws anew from the seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import json
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from tflabench.bench.protocol import Protocol
 from tflabench.implementations.adapter import Unsupported
@@ -39,16 +40,23 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer jobs from stdin until it closes."""
+    """Answer jobs from a pipe until it closes."""
     parser = argparse.ArgumentParser(
         prog="python -m tflabench.bench.worker", description="Started by `tflabench sweep`."
     )
     parser.add_argument("--device", required=True, choices=("cuda", "cpu"))
     parser.add_argument("--memory-limit", type=int, help="bytes of host memory on top of what it takes to import torch")
     parser.add_argument("--plugin", action="append", default=[])
+    parser.add_argument("--job", help="do this job, in JSON, and nothing else; nobody hears of its result")
+    parser.add_argument("pipe", type=int, nargs="?", help="descriptor of the pipe for jobs and answers")
     options = parser.parse_args()
     die_with_parent()
-    _serve(*_take_pipes(), options.device, options.plugin, options.memory_limit)
+    if options.job:
+        worker = Worker(options.device, lambda answer: None)
+        worker.start(options.plugin, options.memory_limit)
+        worker.do(json.loads(options.job))
+        return
+    _serve(Connection(options.pipe), options.device, options.plugin, options.memory_limit)
 
 
 def serve_forked(jobs: int, log: int, device: str, plugins: Sequence[str]) -> None:
@@ -57,18 +65,18 @@ def serve_forked(jobs: int, log: int, device: str, plugins: Sequence[str]) -> No
         os.dup2(log, stream)
     from tflabench.bench.precompile.server import ready_to_measure
 
-    end = socket.socket(fileno=jobs)
-    answers = end.makefile("w")
-    print(json.dumps({"stage": "starting", "pid": os.getpid()}), file=answers, flush=True)
+    pipe = Connection(jobs)
+    pipe.send({"stage": "starting", "pid": os.getpid()})
     ready_to_measure()
-    _serve(end.makefile("r"), answers, device, plugins, None)
+    _serve(pipe, device, plugins, None)
 
 
-def _serve(jobs: Iterable[str], answers: TextIO, device: str, plugins: Sequence[str], memory_limit: int | None) -> None:
-    worker = Worker(device, lambda answer: print(json.dumps(answer, default=str), file=answers, flush=True))
-    worker.start(plugins, memory_limit)
-    for line in jobs:
-        worker.do(json.loads(line))
+def _serve(pipe: Connection, device: str, plugins: Sequence[str], memory_limit: int | None) -> None:
+    worker = Worker(device, pipe.send)
+    with contextlib.suppress(EOFError, ConnectionError):
+        worker.start(plugins, memory_limit)
+        while True:
+            worker.do(pipe.recv())
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,8 @@ class Worker:
         except Exception as error:  # whatever a kernel raises is a result of measuring it
             status, reason = classify(error)
             result = {"status": status, "reason": reason}
-        self.answer({"result": result | {"restart": not self._usable(result)}})
+        plain = json.loads(json.dumps(result, default=str))  # of what a plugin tells, another process may know no class
+        self.answer({"result": plain | {"restart": not self._usable(result)}})
 
     def prepare(
         self,
@@ -348,14 +357,6 @@ def classify(error: Exception) -> tuple[str, str]:
     if type(error).__module__.startswith("triton") or kinds & {"TorchDynamoException", "InductorError"}:
         return "compile_error", reason
     return "error", reason
-
-
-def _take_pipes() -> tuple[TextIO, TextIO]:
-    """Keep the original standard input and output for the protocol and give everybody else empty input and stderr."""
-    jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    return jobs, answers
 
 
 def die_with_parent() -> None:

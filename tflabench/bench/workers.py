@@ -1,31 +1,123 @@
-"""The worker processes of a sweep: one for what needs no process of its own, and one for each point that does."""
+"""The worker processes of a sweep: one for what needs no process of its own, and one for each point that does.
+
+A worker gets a job as a dict and answers {"stage": ...} while it works and then one {"result": ...}. A result that
+never comes is {"status": "crashed" or "timeout", "reason": ...}.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import selectors
-import signal
+import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from math import inf
+from multiprocessing.connection import wait
 from typing import Any
 
-from tflabench.bench.executor import started
-from tflabench.bench.process import Result, WorkerProcess
+from tflabench.bench.child import Child
+from tflabench.problem import InputError
 
+SHARED = "shared"  # the slot of what needs no process of its own
 PAUSE_S = 0.05  # until the GPU has done what a paused process had enqueued
-START_S = 120.0  # until a process has imported what it needs and has its device
+START_S = 300.0  # until a process has imported what it needs and has its device
+# Threads that wait for each other sleep instead of spinning: where another program wants a core too, a spinning thread
+# keeps out the very one it waits for, and a millisecond of work takes a scheduler's slice of 8 (seen on 2 cores).
+# Autotuners keep no choices of their own on disk: they would be those of another shape.
+VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "FLA_CACHE_RESULTS": "0", "TRITON_CACHE_AUTOTUNING": "0"}
+
+Job = dict[str, Any]
+Result = dict[str, Any]
+
+
+def require_torch() -> None:
+    """Raise InputError where torch is not installed."""
+    if find_spec("torch") is None:
+        raise InputError("measuring needs torch, which is not installed: pip install 'tflabench[gpu]' or '[cpu]'")
+
+
+def spawn_worker(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> Child:
+    """Start a worker process; its arguments are those of `worker.main`."""
+    variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
+    return Child.spawn("tflabench.bench.worker", *worker_arguments(device, plugins, memory_limit), variables=variables)
+
+
+def worker_arguments(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> list[str]:
+    """Return the arguments of a worker process.
+
+    Args:
+        device: "cuda" or "cpu".
+        plugins: as `registry.plug_in` takes them.
+        memory_limit: bytes of host memory a job may allocate; None for no limit.
+    """
+    limit = [] if memory_limit is None else ["--memory-limit", str(memory_limit)]
+    return ["--device", device, *limit, *(word for plugin in plugins for word in ("--plugin", plugin))]
+
+
+@contextmanager
+def one_worker(device: str, plugins: Sequence[str] = (), memory_limit: int | None = None) -> Iterator[Workers]:
+    """Give a worker to `ask` within the block; it starts when needed, and again after what broke it.
+
+    Raises:
+        InputError: torch is not installed.
+    """
+    require_torch()
+    workers = Workers(lambda slot: spawn_worker(device, plugins, memory_limit))
+    try:
+        yield workers
+    finally:
+        workers.close()
 
 
 @dataclass
-class _Slot:
-    """A process and the job that it works on, which waits until the process has started."""
+class _Worker:
+    """A worker process and what it does.
 
-    process: WorkerProcess
-    job: dict[str, Any] | None
-    timeout_s: float
-    deadline: float
-    starting: bool = True
+    Attributes:
+        busy: whether a result is due; `job` waits until the process has started.
+        facts: what it said of its device when it started; empty until then.
+        stage: what it said last that it does.
+        paused_at: since when it is paused.
+    """
+
+    child: Child
+    busy: bool = False
+    job: Job | None = None
+    timeout_s: float = 0.0
+    deadline: float = inf
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    stage: str = "starting"
+    paused_at: float | None = None
+
+    def received(self) -> Result | None:
+        """Read what there is, waiting for something; return the result if it was the last of it."""
+        try:
+            while True:
+                message = self.child.pipe.recv()
+                if "stage" in message:
+                    self.stage = message["stage"]
+                    self.child.pid = message.get("pid", self.child.pid)
+                elif self.facts or "status" in message["result"]:
+                    return message["result"]
+                else:
+                    self.facts = message["result"]
+                    if self.busy and self.job is None:
+                        return {"status": "ok", "restart": False}
+                    self.hand_over()
+                if not self.child.pipe.poll():
+                    return None
+        except (EOFError, OSError):
+            end, last = self.child.last_words()
+            reason = f"the worker died ({end}) while {self.stage}" + (f": {last}" if last else "")
+            return {"status": "crashed", "reason": reason}
+
+    def hand_over(self) -> None:
+        """Send the job that waits, if the process has started."""
+        if self.facts and self.job is not None:
+            self.child.send(self.job)
+            self.job = None
 
 
 class Workers:
@@ -33,77 +125,75 @@ class Workers:
 
     Args:
         start: starts the process of a slot.
+        clock: tells the time in seconds.
+        sleep: waits so many seconds.
     """
 
-    def __init__(self, start: Callable[[str], WorkerProcess]) -> None:
-        self._start = start
-        self._slots: dict[str, _Slot] = {}
-        self._idle: dict[str, WorkerProcess] = {}
-        self._selector = selectors.DefaultSelector()
-        self._paused: dict[str, float] = {}  # slot -> since when
+    def __init__(
+        self,
+        start: Callable[[str], Child],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._start, self._clock, self._sleep = start, clock, sleep
+        self._workers: dict[str, _Worker] = {}  # by slot
 
     def busy(self, slot: str) -> bool:
         """Return whether the process of a slot works on a job."""
-        return slot in self._slots
+        return self.has(slot) and self._workers[slot].busy
 
     def has(self, slot: str) -> bool:
         """Return whether a slot has a process, busy or not."""
-        return slot in self._slots or slot in self._idle
-
-    def send(self, slot: str, job: dict[str, Any] | None, timeout_s: float) -> None:
-        """Give a job to the process of a slot that is not busy; its result comes out of `wait`.
-
-        Without a job the process is started, and the result has the status "ok".
-        """
-        process = self._idle.pop(slot, None)
-        starting = process is None
-        if process is None:
-            process = self._start(slot)
-        elif job is not None:
-            process.send(job)
-        deadline = time.monotonic() + timeout_s + (START_S if starting else 0.0)
-        self._slots[slot] = _Slot(process, job, timeout_s, deadline, starting)
-        self._selector.register(process, selectors.EVENT_READ, slot)
-
-    def wait(self, timeout_s: float) -> list[tuple[str, Result]]:
-        """Return the results that have come, by slot; wait at most `timeout_s` seconds for the first one."""
-        nearest = min(
-            (at.deadline for slot, at in self._slots.items() if slot not in self._paused), default=float("inf")
-        )
-        nearest -= time.monotonic()
-        results: list[tuple[str, Result]] = []
-        if not self._slots:
-            time.sleep(timeout_s)
-            return results
-        for key, _ in self._selector.select(max(0.0, min(timeout_s, nearest))):
-            slot: str = key.data
-            if (result := self._received(self._slots[slot])) is not None:
-                results.append((slot, self._over(slot, result)))
-        for slot, working in list(self._slots.items()):
-            if time.monotonic() > working.deadline and slot not in self._paused:
-                results.append((slot, self._over(slot, working.process.late(working.timeout_s))))
-        return results
+        return slot in self._workers
 
     def begin(self, slot: str) -> None:
         """Start the process of a slot, if it has none, without waiting for it."""
         if not self.has(slot):
-            self._idle[slot] = self._start(slot)
+            self._workers[slot] = _Worker(self._start(slot))
 
-    def facts(self, slot: str) -> dict[str, Any]:
+    def send(self, slot: str, job: Job | None, timeout_s: float) -> None:
+        """Give a job to the process of a slot that is not busy; its result comes out of `wait`.
+
+        Without a job the process is started, and the result has the status "ok".
+        """
+        self.begin(slot)
+        worker = self._workers[slot]
+        worker.busy, worker.job, worker.timeout_s = True, job, timeout_s
+        worker.deadline = self._clock() + timeout_s + (0.0 if worker.facts else START_S)
+        worker.hand_over()
+
+    def wait(self, timeout_s: float) -> list[tuple[str, Result]]:
+        """Return the results that have come, by slot; wait at most `timeout_s` seconds for the first one."""
+        busy = {slot: worker for slot, worker in self._workers.items() if worker.busy}
+        if not busy:
+            self._sleep(timeout_s)
+            return []
+        nearest = min((worker.deadline for worker in busy.values() if worker.paused_at is None), default=inf)
+        ready = wait([worker.child.pipe for worker in busy.values()], max(0.0, min(timeout_s, nearest - self._clock())))
+        results: list[tuple[str, Result]] = []
+        for slot, worker in busy.items():
+            result = worker.received() if worker.child.pipe in ready else None
+            if result is None and worker.paused_at is None and self._clock() > worker.deadline:
+                reason = f"no answer within {worker.timeout_s:g} s, while {worker.stage}"
+                result = {"status": "timeout", "reason": reason}
+            if result is not None:
+                results.append((slot, self._over(slot, result)))
+        return results
+
+    def facts(self, slot: str = SHARED) -> dict[str, Any]:
         """Start the process of a slot, if it has none, and return what it says of its device.
 
         Raises:
             InputError: it cannot start.
         """
         self.begin(slot)
-        process = self._idle[slot]
-        if not process.facts:
-            process.facts = started(process.answer(START_S))
-        return process.facts
+        if not self._workers[slot].facts and (result := self.ask(None, 0.0, slot))["status"] != "ok":
+            raise InputError(f"the worker process cannot start: {result['reason']}")
+        return self._workers[slot].facts
 
-    def ask(self, slot: str, job: dict[str, Any], timeout_s: float) -> Result:
+    def ask(self, job: Job | None, timeout_s: float, slot: str = SHARED) -> Result:
         """Return the result of a single job of a slot, while no other slot is busy."""
-        assert not self._slots, "the results of others would be lost"
+        assert not any(worker.busy for worker in self._workers.values()), "the results of others would be lost"
         self.send(slot, job, timeout_s)
         while not (results := self.wait(timeout_s)):
             pass
@@ -111,54 +201,39 @@ class Workers:
 
     def compiles(self, slot: str) -> bool:
         """Return whether the process of a slot may be paused: it makes its first call, in which it mostly compiles."""
-        return slot in self._slots and self._slots[slot].process.stage.startswith("compiling")
+        return self.busy(slot) and self._workers[slot].stage.startswith("compiling")
 
     def pause(self, slots: Iterable[str]) -> None:
         """Stop processes until `resume`; what they have enqueued on the GPU is done first."""
         for slot in slots:
-            self._slots[slot].process.signal(signal.SIGSTOP)
-            self._paused[slot] = time.monotonic()
-        if self._paused:
-            time.sleep(PAUSE_S)
+            self._workers[slot].child.pause()
+            self._workers[slot].paused_at = self._clock()
+        if any(worker.paused_at is not None for worker in self._workers.values()):
+            self._sleep(PAUSE_S)
 
     def resume(self) -> None:
         """Let paused processes go on; the pause does not count against their time."""
-        for slot, since in self._paused.items():
-            if slot in self._slots:
-                self._slots[slot].process.signal(signal.SIGCONT)
-                self._slots[slot].deadline += time.monotonic() - since
-        self._paused.clear()
+        for worker in self._workers.values():
+            if worker.paused_at is not None:
+                worker.child.resume()
+                worker.deadline += self._clock() - worker.paused_at
+                worker.paused_at = None
 
     def end(self, slot: str) -> None:
         """End the process of a slot, whatever it does; nothing happens where there is none."""
-        if slot in self._slots:
-            self._over(slot, {"restart": True})
-        elif process := self._idle.pop(slot, None):
-            process.kill()
+        if self.has(slot):
+            self._workers.pop(slot).child.kill()
 
     def close(self) -> None:
         """End all processes."""
-        for slot in [*self._slots, *self._idle]:
+        for slot in list(self._workers):
             with contextlib.suppress(OSError):
                 self.end(slot)
-        self._selector.close()
-
-    def _received(self, working: _Slot) -> Result | None:
-        result = working.process.receive()
-        if result is None or not working.starting or "status" in result:
-            return result
-        working.process.facts, working.starting = result, False
-        if working.job is None:
-            return {"status": "ok", "restart": False}
-        working.process.send(working.job)
-        return None
 
     def _over(self, slot: str, result: Result) -> Result:
         """Take a slot from the busy ones; its process stays unless it is to be replaced."""
-        working = self._slots.pop(slot)
-        self._selector.unregister(working.process)
+        worker = self._workers[slot]
+        worker.busy, worker.job, worker.deadline = False, None, inf
         if result.pop("restart", True):
-            working.process.kill()
-        else:
-            self._idle[slot] = working.process
+            self.end(slot)
         return result

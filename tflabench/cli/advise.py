@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import print_json
-from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
     HOW,
     MOST_CHOICES,
@@ -235,7 +235,8 @@ def _draw(advice: Advice, footer: list[str], path: Path) -> None:
 def _measured(wanted: _Wanted, here: Machine, trial: _Trial) -> Advice:
     """Return advice for this machine's device, its best choices measured."""
     from tflabench.bench.protocol import SHORT
-    from tflabench.bench.sweep import Session, Settings
+    from tflabench.bench.rules import Rules
+    from tflabench.bench.station import Station
     from tflabench.conclusions import advise as advising
     from tflabench.theory import hardware
 
@@ -244,8 +245,8 @@ def _measured(wanted: _Wanted, here: Machine, trial: _Trial) -> Advice:
         known = hardware.ceilings_for(here.name, dtype)
         ceilings = known or hardware.custom(*USUAL_CPU).ceilings
         _require_short(wanted.advice(_device(here, ceilings), here.kind), here, trial, assumed=known is None)
-    with Session(Settings(here, SHORT, trial.timeout, plugins=trial.plugins)) as session:
-        advice = wanted.advice(_device(here, session.ceilings([dtype])[dtype]), here.kind)
+    with Station(here, Rules(SHORT, trial.timeout, jobs=0, plugins=trial.plugins)) as station:
+        advice = wanted.advice(_device(here, station.ceilings([dtype])[dtype]), here.kind)
         seconds, count = _require_short(advice, here, trial)
         print(f"measuring {count} choices on {here.name}, at least {seconds:.0f} s", file=sys.stderr)
 
@@ -253,7 +254,7 @@ def _measured(wanted: _Wanted, here: Machine, trial: _Trial) -> Advice:
             line = f"{_named(choice)}, batch {choice.problem.batch}: {choice.call_s * 1e3:.4g} ms"
             print(line, file=sys.stderr)
 
-        return advising.measured(advice, session.measure, trial.top, tell)
+        return advising.measured(advice, station.measure_point, trial.top, tell)
 
 
 def _device(here: Machine, ceilings: Ceilings) -> Gpu:

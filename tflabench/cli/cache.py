@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common.app import cache
-from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import emit, size_in_words
 from tflabench.cli.common.options import Json
-from tflabench.problem import InputError
+from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

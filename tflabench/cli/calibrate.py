@@ -24,13 +24,13 @@ def calibrate(
     from dataclasses import asdict
 
     from tflabench.bench import ceilings as ceilings_
-    from tflabench.bench.executor import LocalExecutor
     from tflabench.bench.machine import detect
+    from tflabench.bench.workers import one_worker
     from tflabench.conclusions.tables import FittedTable, TableColumn
 
     machine = detect(device)
-    with LocalExecutor(machine.kind) as executor:
-        measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], executor.run, seconds)
+    with one_worker(machine.kind) as workers:
+        measured = ceilings_.calibrate(machine, ceilings_.CALIBRATED_DTYPES[machine.kind], workers.ask, seconds)
     document = {"device": machine.name, "ceilings": {dtype: asdict(each) for dtype, each in measured.items()}}
     columns = [
         TableColumn("dtype", lambda row: row[0]),

@@ -115,7 +115,7 @@ def _presets() -> dict[str, str]:
 
 def _axes() -> dict[str, str]:
     from tflabench.problem import PASSES
-    from tflabench.selection.axes import AXES, GPU_AXIS, WORDS
+    from tflabench.selection.axes import AXES, WORDS
 
     words = {axis: ", ".join(values) for axis, values in WORDS.items()} | {"pass": f"{', '.join(PASSES)} or both"}
-    return {axis: words.get(axis) or AXES_TOLD.get(axis, "whole numbers") for axis in (*AXES, GPU_AXIS)}
+    return {axis: words.get(axis) or AXES_TOLD.get(axis, "whole numbers") for axis in AXES}

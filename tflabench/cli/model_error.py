@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.console import filled_table, print_json
 from tflabench.cli.common.options import Formats, JsonObject
 from tflabench.cli.common.paths import SomeResults, folder_to_write, out_folder
-from tflabench.problem import InputError
+from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
     from rich.console import Console

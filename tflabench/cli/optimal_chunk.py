@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app
-from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, filled_table, print_json
-from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
     MODEL,
     OUTPUT,
@@ -35,7 +34,7 @@ from tflabench.cli.common.options import (
     StateDtype,
 )
 from tflabench.cli.common.paths import figure_to_write, out_file
-from tflabench.problem import Problem, parse_bytes
+from tflabench.problem import Problem, dtype_bytes, one_of, parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

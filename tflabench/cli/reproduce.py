@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +14,7 @@ import typer
 from tflabench.cli.common import app
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import stderr
-from tflabench.cli.common.measuring import (
-    Shown,
-    compilers,
-    end_of,
-    folder_for,
-    print_selection,
-    seconds_to_tune,
-)
+from tflabench.cli.common.dry_run import print_selection
 from tflabench.cli.common.options import (
     WHAT,
     Device,
@@ -35,12 +30,12 @@ from tflabench.cli.common.options import (
     VerifySeconds,
 )
 from tflabench.cli.common.paths import folder_to_write, out_folder
+from tflabench.cli.sweep import seconds_to_tune
 from tflabench.problem import InputError
 
 if TYPE_CHECKING:
     from tflabench.bench.machine import Machine
-    from tflabench.bench.protocol import Protocol
-    from tflabench.bench.sweep import Settings
+    from tflabench.bench.rules import Rules
     from tflabench.figures.reproduce import PaperFigure
     from tflabench.selection.points import Point
 
@@ -111,20 +106,20 @@ def reproduce(  # noqa: PLR0913  options
     """
     from tflabench.bench.machine import detect
     from tflabench.bench.protocol import PAPER, STANDARD
-    from tflabench.bench.sweep import Settings
+    from tflabench.bench.rules import Rules
     from tflabench.figures import reproduce as paper
     from tflabench.figures.files import check_formats
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results, results_folders
 
-    stop_at = end_of(stop_after)
+    stop_at = math.inf if stop_after is None else time.monotonic() + stop_after
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
     check_formats(formats := words(format_))
     patterns = registry.split(",".join(impl)) if impl else None
     machine = detect(device)
     protocol = (PAPER if paper_protocol else STANDARD).verifying_within(verify_seconds)
-    settings = Settings(machine, protocol, timeout, seconds_to_tune(tune_seconds), compilers(jobs))
+    rules = Rules(protocol, timeout, seconds_to_tune(tune_seconds), jobs, stop_at=stop_at)
     folder_to_write(root, "--results", make=False)
     if machine.kind == "cpu" and results_folders(root):
         find_results(root)  # rows that cannot be read are told of before anything is drawn
@@ -140,9 +135,9 @@ def reproduce(  # noqa: PLR0913  options
         note.print(line)
     if dry_run:
         if machine.kind == "cuda":
-            _print_selections(drawing, machine, protocol, Shown(timeout, full))
+            _print_selections(drawing, machine, rules, full)
         return
-    measured = _measured(drawing, settings, stop_at) if machine.kind == "cuda" else {}
+    measured = _measured(drawing, machine, rules) if machine.kind == "cuda" else {}
     _draw(drawing, measured)
 
 
@@ -170,7 +165,7 @@ def _parts(
     return {figure: points for figure, points in parts.items() if points}, notes
 
 
-def _print_selections(drawing: _Drawing, machine: Machine, protocol: Protocol, shown: Shown) -> None:
+def _print_selections(drawing: _Drawing, machine: Machine, rules: Rules, full: bool) -> None:
     """Print what would be measured for each figure."""
     from tflabench.bench.estimate import Target
     from tflabench.rows.load import rows_by_point
@@ -179,25 +174,27 @@ def _print_selections(drawing: _Drawing, machine: Machine, protocol: Protocol, s
     target = Target.of_machine(machine)
     for figure, points in drawing.parts.items():
         folder = drawing.folder(figure, machine)
-        print_selection(comparisons(points), target, folder, rows_by_point(folder), protocol, shown)
+        stored = rows_by_point(folder)
+        print_selection(comparisons(points), target, folder, stored, rules.protocol, rules.timeout_s, full=full)
 
 
-def _measured(drawing: _Drawing, settings: Settings, stop_at: float) -> dict[PaperFigure, tuple[Path, int]]:
+def _measured(drawing: _Drawing, machine: Machine, rules: Rules) -> dict[PaperFigure, tuple[Path, int]]:
     """Measure what each figure lacks; return its folder and how many of its points are left."""
-    from tflabench.bench.sweep import Session
-    from tflabench.cli.common.measuring import measure_comparisons
+    from tflabench.bench.devices import Fleet
+    from tflabench.bench.sweep import Sweep, folder_for
+    from tflabench.progress import ProgressPrinter
     from tflabench.selection.comparisons import comparisons
 
-    machine = settings.machine
-    folders = {figure: folder_for(drawing.folder(figure, machine), given=False) for figure in drawing.parts}
-    found = {}
-    with Session(settings) as session:  # one for all, which the drawing does not keep waiting
+    printer, fleet = ProgressPrinter(), Fleet.one(machine)
+    folders = {figure: folder_for(drawing.folder(figure, machine), False, printer.note) for figure in drawing.parts}
+    measured = {}
+    with fleet.stations(rules) as stations:  # one for all, which the drawing does not keep waiting
         for figure, points in drawing.parts.items():
-            title = f"{figure.name}, sweep {folders[figure].name}"
-            selected = comparisons(points)
-            done = measure_comparisons(selected, folders[figure], session, title, stop_at=stop_at)
-            found[figure] = (folders[figure], done.left)
-    return found
+            folder = folders[figure]
+            title = f"{figure.name}, sweep {folder.name}"
+            sweep = Sweep(comparisons(points), fleet, stations, {machine.name: folder}, rules, printer, title)
+            measured[figure] = (folder, sweep.run().left)
+    return measured
 
 
 def _draw(drawing: _Drawing, measured: Mapping[PaperFigure, tuple[Path, int]]) -> None:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tflabench.bench.gpu_choice import chosen_gpu
 from tflabench.cli.common import app, complete
-from tflabench.cli.common.checks import dtype_bytes, one_of
 from tflabench.cli.common.console import PASS_NAMES, emit
-from tflabench.cli.common.gpu import chosen_gpu
 from tflabench.cli.common.options import (
     CHIP,
     PROBLEM,
@@ -29,7 +28,7 @@ from tflabench.cli.common.options import (
     StateDtype,
 )
 from tflabench.cli.common.paths import Overlay, figure_to_write, out_file
-from tflabench.problem import InputError, Problem
+from tflabench.problem import InputError, Problem, dtype_bytes, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

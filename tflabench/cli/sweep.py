@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from tflabench.cli.common import app, complete
-from tflabench.cli.common.checks import one_of
+from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import print_json, stderr, stdout
-from tflabench.cli.common.measuring import (
-    How,
-    Measured,
-    Shown,
-    end_of,
-    folder_for,
-    measure_here,
-    print_selection,
-    seconds_to_tune,
-)
+from tflabench.cli.common.dry_run import print_selection
 from tflabench.cli.common.options import (
     HOW,
     OUTPUT,
@@ -46,23 +39,28 @@ from tflabench.cli.common.options import (
     VerifySeconds,
 )
 from tflabench.cli.common.paths import out_folder
-from tflabench.problem import InputError, parse_bytes
+from tflabench.problem import InputError, one_of, parse_bytes
 
 if TYPE_CHECKING:
+    from tflabench.bench.devices import Devices
     from tflabench.bench.estimate import Target
-    from tflabench.cli.common import several
+    from tflabench.bench.plan import Request
+    from tflabench.bench.sweep import Measured
 
+FULL = "full"
+LONGEST_S = 1e9  # of any time that is given: more is a slip
 
 TakenPass = Annotated[
     str | None,
     typer.Option("--pass", metavar="PASS", rich_help_panel=WHAT, help="Take this pass: fw, fwbw or both."),
 ]
-TargetGpu = Annotated[
+Kinds = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
+        "--gpu",
+        metavar="NAMES",
         rich_help_panel=WHAT,
-        help="With --dry-run, select for this GPU, here or not.",
+        help="Measure on these kinds of GPU, such as H100,H200; a dry run selects for one, here or not.",
         autocompletion=complete.gpus,
     ),
 ]
@@ -104,7 +102,7 @@ def sweep(  # noqa: PLR0913  options
     ray_address: RayAddress = None,
     gpus: Gpus = None,
     allow_mixed_versions: MixedVersions = False,
-    gpu: TargetGpu = None,
+    gpu: Kinds = None,
     out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
     resume: Resume = True,
     dry_run: DryRun = False,
@@ -122,77 +120,94 @@ def sweep(  # noqa: PLR0913  options
     json_: Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
-    from tflabench.bench.plan import Request, plan
-    from tflabench.cli.common import several
+    from tflabench.bench.devices import Devices
+    from tflabench.bench.plan import Request
+    from tflabench.bench.rules import Rules
+    from tflabench.bench.sweep import measure
     from tflabench.implementations import registry
-    from tflabench.rows.load import find_results, rows_by_point
+    from tflabench.progress import ProgressPrinter
+    from tflabench.rows.load import find_results
     from tflabench.selection import axes
 
-    stop_at = end_of(stop_after)
+    stop_at = math.inf if stop_after is None else time.monotonic() + stop_after
     ending = _Ending(one_of("--format", format_, ("table", "markdown", "csv")), json_, full, plots, resume)
     if json_ and format_ != "table":
         raise InputError(f"--json and --format {format_} are both given: give one of them")
     for name in plugin or ():
         registry.plug_in(name)
     patterns = registry.split(",".join(impl)) if impl else None
-    kinds, options = axes.take_kinds([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
-    request = Request(preset, axes.parse_overrides(options), patterns, paper_protocol, verify_seconds)
-    where = several.where(executor, ray_address, gpus, allow_mixed_versions, kinds, device)
-    tune_s = seconds_to_tune(tune_seconds)
-    tuned = tuple(row for results in find_results(tuned_from) for row in results.rows) if tuned_from else ()
-    limit = None if memory_limit is None else parse_bytes("--memory-limit", memory_limit)
-    if dry_run:
-        if format_ != "table":
-            raise InputError(f"--dry-run and --format {format_} are both given: a dry run has --json or a table")
-        target, slug = _target(device, gpu, kinds)
-        planned = plan(request, target.kind)
-        folder = out or Path("results") / slug / planned.preset.name
-        folder = folder_for(folder, given=out is not None) if resume else folder
-        stored = rows_by_point(folder) if resume else {}
-        print_selection(planned.comparisons, target, folder, stored, planned.protocol, Shown(timeout, full, json_))
-        return
-    if gpu is not None:
-        _require_here(device, gpu, where)
-    how = How(device, timeout, tune_s, jobs, plugin or (), limit, tuned, resume, stop_at)
-    _end(several.measure_over_several(where, request, how, out) if where else measure_here(request, how, out), ending)
+    overrides = axes.parse_overrides([*(axis or ()), *([f"pass={pass_}"] if pass_ else ())])
+    request = Request(preset, overrides, patterns, paper_protocol, verify_seconds)
+    kinds = tuple(dict.fromkeys(words(gpu))) if gpu is not None else ()
+    devices = Devices(device, kinds, gpus, executor, ray_address, allow_mixed_versions)
+    rules = Rules(
+        timeout_s=timeout,
+        tune_s=seconds_to_tune(tune_seconds),
+        jobs=jobs,
+        plugins=plugin or (),
+        memory_limit=None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
+        tuned=[row for results in find_results(tuned_from) for row in results.rows] if tuned_from else (),
+        stop_at=stop_at,
+    )
+    if not dry_run:
+        _end(measure(request, devices, rules, out, ProgressPrinter(), resume), ending)
+    elif format_ != "table":
+        raise InputError(f"--dry-run and --format {format_} are both given: a dry run has --json or a table")
+    else:
+        _print_dry_run(request, devices, out, timeout, ending)
 
 
-def _target(device: str, gpu: str | None, kinds: tuple[str, ...]) -> tuple[Target, str]:
-    """Return the device to select for, and its name in paths: that of --gpu or -a gpu=KIND, else this machine's.
+def seconds_to_tune(text: str) -> float | None:
+    """Return the seconds of --tune-seconds; None for "full".
+
+    Raises:
+        InputError: neither a number of seconds nor "full".
+    """
+    if text == FULL:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.copysign(1, seconds) < 0 or not 0 <= seconds <= LONGEST_S:
+        raise InputError(f"--tune-seconds is {text!r}: it must be a number of seconds, or {FULL}")
+    return seconds
+
+
+def _print_dry_run(request: Request, devices: Devices, out: Path | None, timeout_s: float, ending: _Ending) -> None:
+    """Print what would be measured on one kind of device."""
+    from tflabench.bench.plan import plan
+    from tflabench.bench.sweep import folder_for
+    from tflabench.rows.load import rows_by_point
+
+    target, slug = _target(devices)
+    planned = plan(request, target.kind)
+    folder = out or Path("results") / slug / planned.preset.name
+    folder = folder_for(folder, out is not None, stderr().print) if ending.resume else folder
+    stored = rows_by_point(folder) if ending.resume else {}
+    print_selection(
+        planned.comparisons, target, folder, stored, planned.protocol, timeout_s, full=ending.full, json=ending.json
+    )
+
+
+def _target(devices: Devices) -> tuple[Target, str]:
+    """Return the device to select for, and its name in paths: that of --gpu, here or not, else this machine's.
 
     Raises:
         InputError: no such GPU, or several.
     """
     from tflabench.bench.estimate import Target
-    from tflabench.bench.machine import detect
     from tflabench.theory import hardware
 
-    asked = [name for name in (gpu, *kinds) if name is not None]
-    if len(asked) > 1:
-        raise InputError(f"--dry-run is for {' and '.join(asked)}: give one kind of GPU, a selection is for one")
-    if asked and device == "cpu":
-        raise InputError(f"--device cpu and the GPU {asked[0]} are both given: give one of them")
-    if not asked:
-        machine = detect(device)
-        return Target.of_machine(machine), machine.slug
-    target = Target.of_gpu(hardware.find(asked[0]))
+    if len(devices.kinds) > 1:
+        raise InputError(
+            f"--dry-run is for {' and '.join(devices.kinds)}: give one kind of GPU, a selection is for one"
+        )
+    if not devices.kinds:
+        here = devices.here()
+        return Target.of_machine(here), here.slug
+    target = Target.of_gpu(hardware.find(devices.kinds[0]))
     return target, hardware.slug(target.name)
-
-
-def _require_here(device: str, gpu: str, where: several.Where | None) -> None:
-    """Refuse a --gpu that is not this machine's, or that says nothing of a sweep over several.
-
-    Raises:
-        InputError: it is refused.
-    """
-    from tflabench.bench.machine import detect
-    from tflabench.theory import hardware
-
-    if where is not None:
-        raise InputError(f"--gpu is {gpu!r}, which is for --dry-run: for kinds of GPU give -a gpu=KIND,...")
-    wanted, machine = hardware.find(gpu), detect(device)
-    if machine.kind != "cuda" or hardware.from_device_name(machine.name) != wanted:
-        raise InputError(f"--gpu is {gpu!r}, and this machine has {machine.name}: add --dry-run, or leave it out")
 
 
 def _end(measured: Measured, ending: _Ending) -> None:

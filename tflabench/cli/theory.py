@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.checks import one_of
 from tflabench.cli.common.options import PROBLEM, Formats
 from tflabench.cli.common.paths import Overlay, folder_to_write, out_folder
+from tflabench.problem import one_of
 
 
 @app.command("theory")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tflabench.cli.common import app
-from tflabench.cli.common.checks import one_of, words
+from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import emit
 from tflabench.cli.common.options import PROBLEM, Dhv, Dqk, Formats, JsonObject, SeqLen
 from tflabench.cli.common.paths import folder_to_write, out_folder
-from tflabench.problem import InputError
+from tflabench.problem import InputError, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

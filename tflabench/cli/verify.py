@@ -10,9 +10,9 @@ import typer
 
 from tflabench.cli.common import app
 from tflabench.cli.common.console import emit, progress_bar, stderr
-from tflabench.cli.common.measuring import host_memory_limit
 from tflabench.cli.common.options import HOW, Axes, Device, Impl, Json, MemoryLimit, Plugin, Preset, Timeout
 from tflabench.cli.common.paths import folder_to_write, out_folder
+from tflabench.problem import parse_bytes
 
 if TYPE_CHECKING:
     from tflabench.conclusions.tables import FittedTable
@@ -40,10 +40,10 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Compare forward and every gradient with float64; exit code 1 where one is too far off."""
-    from tflabench.bench.executor import LocalExecutor
     from tflabench.bench.machine import detect, environment
     from tflabench.bench.sweep import require_runnable
     from tflabench.bench.verifier import Verifier
+    from tflabench.bench.workers import one_worker
     from tflabench.implementations import registry
     from tflabench.rows import errors
     from tflabench.rows.journal import described_runs
@@ -63,12 +63,13 @@ def verify(
     results: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     interrupted = False
-    with LocalExecutor(machine.kind, plugin or (), host_memory_limit(memory_limit, machine)) as executor:
-        verifier = Verifier(machine, executor, verify_seconds, timeout)
+    limit = machine.host_memory_limit if memory_limit is None else parse_bytes("--memory-limit", memory_limit)
+    with one_worker(machine.kind, plugin or (), limit) as workers:
+        verifier = Verifier(machine, workers, verify_seconds, timeout)
         try:
             with progress_bar(note) as bar:
                 results.extend(verifier.verify(point) for point in bar.track(points))
-            facts = executor.facts()
+            facts = workers.facts()
         except KeyboardInterrupt:
             interrupted = True
     if out and results:

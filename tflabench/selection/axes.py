@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tflabench.implementations import registry
 from tflabench.problem import DTYPE_BYTES, INPUTS, PASSES, InputError, Problem
-
-if TYPE_CHECKING:
-    pass
-
 
 Values = tuple[int | str | None, ...]
 
@@ -18,7 +14,6 @@ INTEGER_AXES = ("seq_len", "d_hv", "d_qk", "head_dim", "heads", "batch", "tokens
 MAX_VALUES = 1000  # of one range: more is a slip
 WORDS = {"dtype": DTYPE_BYTES, "inputs": INPUTS}  # of the axes that take them
 AXES = (*INTEGER_AXES, *WORDS, "pass")
-GPU_AXIS = "gpu"  # of no problem: the kinds of GPU that measure it
 # Of a plan, the slowest first; an axis that sets another stands before it.
 ORDER = ("seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", *WORDS, "pass", "chunk_size")
 # An axis that a later layer sets (preset < group < command line) takes the place of those that would contradict it.
@@ -73,22 +68,6 @@ def parse_overrides(options: Iterable[str]) -> dict[str, Values]:
             raise InputError(f"-a is {option!r}: it must be AXIS=VALUES, for example -a seq_len=512:4096:x2")
         axes[axis] = parse_values(axis, text)
     return axes
-
-
-def take_kinds(options: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the kinds of GPU that a `-a gpu=KIND,...` option asks for, as Ray names them, and all other options.
-
-    Raises:
-        InputError: it is given twice, or without a kind.
-    """
-    options = list(options)
-    given = [option for option in options if option.partition("=")[0].strip() == GPU_AXIS]
-    if len(given) > 1:
-        raise InputError(f"axis {GPU_AXIS} is given twice: give all its kinds at once, as in -a {GPU_AXIS}=H100,H200")
-    kinds = tuple(dict.fromkeys(word.strip() for word in given[0].partition("=")[2].split(","))) if given else ()
-    if not all(kinds):
-        raise InputError(f"-a is {given[0]!r}: it must be kinds of GPU as Ray names them, such as gpu=H100,H200")
-    return kinds, [option for option in options if option not in given]
 
 
 def overlay(axes: Mapping[str, Values], changes: Mapping[str, Values]) -> dict[str, Values]:

@@ -150,7 +150,7 @@ assert "off" == words[words.index("--profile-from-start") + 1]
 assert "none" == words[words.index("--clock-control") + 1]
 log = pathlib.Path(words[words.index("--log-file") + 1])
 worker = words[words.index("--log-file") + 2 :]
-done = subprocess.run(worker, input=sys.stdin.read(), capture_output=True, text=True)
+done = subprocess.run(worker, capture_output=True, text=True)
 log.write_text(done.stdout + open({table!r}).read())
 """
 
@@ -196,25 +196,25 @@ def test_the_table_has_parts_model_and_the_reason_without_counters():
 
 
 def test_a_job_reaches_the_worker_under_ncu_and_its_counters_come_back(ncu):
-    echo = [sys.executable, "-c", "import sys; print('got', sys.stdin.readline())"]
-    text, why_not = profiles.run_ncu(echo, {"kind": "profile", "calls": 0}, GPU, timeout_s=60)
+    echo = [sys.executable, "-c", "import sys; print('got', sys.argv)", "--job", '{"calls": 0}']
+    text, why_not = profiles.run_ncu(echo, GPU, timeout_s=60)
     assert why_not is None
-    assert 'got {"kind": "profile", "calls": 0}' in text
+    assert "'--job', '{" in text
     (kernel,) = counters.read_ncu(text)
     assert (kernel.name, kernel.intensity) == ("outputs", 50.0)
 
 
 def test_a_worker_that_hangs_under_ncu_is_given_up(ncu):
     hang = [sys.executable, "-c", "import time; time.sleep(30)"]
-    assert profiles.run_ncu(hang, {}, GPU, timeout_s=0.5)[1] == (
+    assert profiles.run_ncu(hang, GPU, timeout_s=0.5)[1] == (
         "ncu took more than 0.5 s: give a longer --timeout, or a smaller problem"
     )
 
 
 def test_where_ncu_is_missing_and_where_there_is_no_gpu_it_says_so(monkeypatch):
     monkeypatch.setenv(profiles.NCU, "/no/such/program")
-    assert "not installed" in str(profiles.run_ncu([], {}, GPU, 1)[1])
-    assert "this is a CPU" in str(profiles.run_ncu([], {}, CPU, 1)[1])
+    assert "not installed" in str(profiles.run_ncu([], GPU, 1)[1])
+    assert "this is a CPU" in str(profiles.run_ncu([], CPU, 1)[1])
 
 
 def profile(counted: tuple[KernelCounters, ...], parts: int = 3) -> profiles.Profile:

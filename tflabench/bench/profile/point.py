@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tflabench.bench.ceilings import ceilings_of
-from tflabench.bench.executor import LocalExecutor, worker_command
 from tflabench.bench.machine import Machine
 from tflabench.bench.profile import counters
 from tflabench.bench.profile.counters import KernelCounters
 from tflabench.bench.theory_columns import modelled
+from tflabench.bench.workers import one_worker, worker_arguments
 from tflabench.implementations.adapter import Implementation
 from tflabench.problem import InputError, Problem
 from tflabench.selection.points import Point
@@ -109,16 +110,17 @@ def profile(
     if reason := impl.refuses(problem, machine.kind):
         raise InputError(f"{impl.name} cannot run here: it {reason}")
     job = {"kind": "profile", "implementation": impl.name, "problem": asdict(problem), "calls": calls}
-    with LocalExecutor(machine.kind, plugins) as executor:
-        result = executor.run(job, timeout_s)
+    with one_worker(machine.kind, plugins) as workers:
+        result = workers.ask(job, timeout_s)
         if result["status"] != "ok":
             raise InputError(f"{impl.name} cannot be profiled here ({result['status']}): {result['reason']}")
-        ceilings = ceilings_of(machine, [problem.dtype], executor.run)[problem.dtype]
+        ceilings = ceilings_of(machine, [problem.dtype], workers.ask)[problem.dtype]
     used = problem.with_(chunk_size=result["details"].get("chunk_size", problem.chunk_size))
     counted: list[KernelCounters] = []
     why_not: str | None = "not asked for"
     if count:
-        text, why_not = run_ncu(worker_command(machine.kind, plugins), job | {"calls": 0}, machine, timeout_s)
+        worker = [sys.executable, "-P", "-m", "tflabench.bench.worker", *worker_arguments(machine.kind, plugins)]
+        text, why_not = run_ncu([*worker, "--job", json.dumps(job | {"calls": 0})], machine, timeout_s)
         if keep and text:
             keep.write_text(text)
         counted = counters.read_ncu(text)
@@ -162,8 +164,8 @@ def expected_kernels(
     )
 
 
-def run_ncu(worker: Sequence[str], job: dict[str, Any], machine: Machine, timeout_s: float) -> tuple[str, str | None]:
-    """Return what ncu wrote of a worker that does `job`, or "" and why it could not run."""
+def run_ncu(worker: Sequence[str], machine: Machine, timeout_s: float) -> tuple[str, str | None]:
+    """Return what ncu wrote of the command line of a worker, or "" and why it could not run."""
     if machine.kind != "cuda":
         return "", "counters are those of NVIDIA GPUs, and this is a CPU"
     ncu = find_ncu()
@@ -174,9 +176,7 @@ def run_ncu(worker: Sequence[str], job: dict[str, Any], machine: Machine, timeou
         command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(counters.METRICS)]
         command += ["--profile-from-start", "off", "--clock-control", "none", "--log-file", str(log), *worker]
         try:
-            done = subprocess.run(
-                command, input=json.dumps(job) + "\n", capture_output=True, text=True, timeout=timeout_s
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return "", f"ncu took more than {timeout_s:g} s: give a longer --timeout, or a smaller problem"
         return (log.read_text() if log.exists() else "") + done.stderr, None

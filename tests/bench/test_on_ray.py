@@ -168,11 +168,11 @@ def test_interrupted_it_stops_its_tasks_and_the_same_command_goes_on(started: St
 def test_a_node_that_leaves_before_it_answers_is_left_out(started: Started):
     """Ray lists a node for some seconds after it has left."""
     code = f"""if True:
-    from tflabench.bench.several import on_ray
-    with on_ray.Cluster({started.cluster.address!r}) as cluster:
+    from tflabench.bench import on_ray
+    with on_ray.connected({started.cluster.address!r}):
         there = on_ray._alive()
         on_ray._alive = lambda: [*there, dict(there[0], NodeID="0" * 56, NodeName="left")]
-        nodes = cluster.nodes("cpu", [], mixed=False)
+        nodes = on_ray.find_nodes("cpu", [], mixed=False)
     print(*(node.name for node in nodes))
     """
     done = subprocess.run(
@@ -185,8 +185,8 @@ def test_what_ray_says_of_its_workers_is_no_output(started: Started):
     """A program that reads the JSON of a sweep would fail on it."""
     code = f"""if True:
     import os, time
-    from tflabench.bench.several import on_ray
-    with on_ray.Cluster({started.cluster.address!r}):
+    from tflabench.bench import on_ray
+    with on_ray.connected({started.cluster.address!r}):
         import ray
         try:
             ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
@@ -216,7 +216,7 @@ def test_from_python_too(started: Started):
 
 
 def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(started: Started):
-    kinds = ["-a", "gpu=H100,H200", "-a", "seq_len=16,32", "--impl", "stand_in_[01]", "-a", "batch=1"]
+    kinds = ["--gpu", "H100,H200", "-a", "seq_len=16,32", "--impl", "stand_in_[01]", "-a", "batch=1"]
     stdout, stderr = started.sweep(*kinds, "--json").communicate(timeout=90)
     assert json.loads(stdout)["folders"] == ["out/h100", "out/h200"], stderr
     rows: pd.DataFrame = read_rows("out").sort_values("seq_len")
@@ -233,8 +233,8 @@ def test_each_kind_of_gpu_measures_every_comparison_into_a_folder_of_its_own(sta
     stored = json.loads((Path(started.variables["XDG_CACHE_HOME"]) / "tflabench" / "ceilings.json").read_text())
     assert {uuid, "NVIDIA H200"} <= stored.keys()
 
-    _, stderr = started.sweep("-a", "gpu=A100", "--impl", "stand_in_0").communicate(timeout=60)
-    assert stderr.splitlines()[-1] == "tflabench: gpu is 'A100', which no node has: there is H100, H200"
+    _, stderr = started.sweep("--gpu", "A100", "--impl", "stand_in_0").communicate(timeout=60)
+    assert stderr.splitlines()[-1] == "tflabench: --gpu is 'A100', which no node has: there is H100, H200"
 
 
 def test_nodes_of_other_versions_are_refused_before_anything_is_measured_unless_they_are_taken(

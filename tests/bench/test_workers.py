@@ -16,9 +16,9 @@ import torch
 from repository import SUPPORT
 
 from tflabench.bench.answers import changed
-from tflabench.bench.executor import LocalExecutor
 from tflabench.bench.protocol import SHORT
 from tflabench.bench.worker import Worker
+from tflabench.bench.workers import SHARED, Workers, one_worker
 from tflabench.implementations import registry
 from tflabench.implementations.adapter import Case, Implementation
 from tflabench.problem import InputError, Problem
@@ -38,9 +38,9 @@ def worker_pids() -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def executor():
-    with LocalExecutor("cpu", [PLUGIN], memory_limit=1 << 30) as executor:
-        yield executor
+def worker():
+    with one_worker("cpu", [PLUGIN], memory_limit=1 << 30) as worker:
+        yield worker
 
 
 def job(kind: str, name: str, **arguments: Any) -> dict[str, Any]:
@@ -48,12 +48,12 @@ def job(kind: str, name: str, **arguments: Any) -> dict[str, Any]:
     return {"kind": kind, "implementation": name, "problem": asdict(problem), **arguments}
 
 
-def measure(executor: LocalExecutor, name: str, timeout_s: float = 60.0) -> dict[str, Any]:
+def measure(worker: Workers, name: str, timeout_s: float = 60.0) -> dict[str, Any]:
     """What a preparation says and, where it has results, one turn."""
-    result = executor.run(job("prepare", name, verify_s=0.15), timeout_s)
+    result = worker.ask(job("prepare", name, verify_s=0.15), timeout_s)
     if "digest" not in result:
         return result
-    turn = executor.run(job("turn", name, protocol=asdict(SHORT)), timeout_s)
+    turn = worker.ask(job("turn", name, protocol=asdict(SHORT)), timeout_s)
     assert turn["status"] == "ok"
     assert changed(result["digest"], turn["digest"], result["details"]["allowed"]) is None
     return turn | result
@@ -73,35 +73,35 @@ def measure(executor: LocalExecutor, name: str, timeout_s: float = 60.0) -> dict
         ("chatters", "ok", None),
     ],
 )
-def test_every_end_is_a_result(executor, name, status, reason):
-    result = measure(executor, name)
+def test_every_end_is_a_result(worker, name, status, reason):
+    result = measure(worker, name)
     assert result["status"] == status, result
     assert (reason or "") in (result.get("reason") or "")
     assert ("turn" in result) == (status in ("ok", "wrong"))
 
 
-def test_a_hang_ends_with_the_timeout_and_the_next_job_runs(executor):
-    measure(executor, "fine")  # imports done: the time left is the job's
-    result = measure(executor, "hangs", timeout_s=2.0)
+def test_a_hang_ends_with_the_timeout_and_the_next_job_runs(worker):
+    measure(worker, "fine")  # imports done: the time left is the job's
+    result = measure(worker, "hangs", timeout_s=2.0)
     assert result["status"] == "timeout"
     assert "within 2 s, while compiling and running for the first time" in result["reason"]
-    assert measure(executor, "fine")["status"] == "ok"
+    assert measure(worker, "fine")["status"] == "ok"
 
 
 @pytest.mark.gpu
 def test_a_broken_cuda_context_costs_one_result():
-    with LocalExecutor("cuda", [PLUGIN]) as executor:
-        assert measure(executor, "fine")["turn"]["timer"] == "cuda_events"
-        broken = measure(executor, "breaks_device")
+    with one_worker("cuda", [PLUGIN]) as worker:
+        assert measure(worker, "fine")["turn"]["timer"] == "cuda_events"
+        broken = measure(worker, "breaks_device")
         assert broken["status"] == "error"
         assert "device-side assert" in broken["reason"]
-        assert measure(executor, "aborts")["status"] == "crashed"
-        assert measure(executor, "hangs", timeout_s=5.0)["status"] == "timeout"
-        assert measure(executor, "fine")["status"] == "ok"
+        assert measure(worker, "aborts")["status"] == "crashed"
+        assert measure(worker, "hangs", timeout_s=5.0)["status"] == "timeout"
+        assert measure(worker, "fine")["status"] == "ok"
 
 
-def test_a_result_has_everything_that_is_measured(executor):
-    result = measure(executor, "fine")
+def test_a_result_has_everything_that_is_measured(worker):
+    result = measure(worker, "fine")
     assert all(0 < ms < 1000 for ms in result["turn"]["samples"])
     assert len(result["turn"]["samples"]) >= SHORT.min_samples
     assert result["turn"]["warmup"] >= SHORT.warmup_iterations
@@ -147,23 +147,23 @@ def test_what_a_point_leaves_in_cycles_is_gone_after_it(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_closed_executor_leaves_no_process_behind():
+def test_when_its_block_ends_no_process_is_left():
     before = worker_pids()
-    executor = LocalExecutor("cpu", [PLUGIN])
-    measure(executor, "fine")
-    assert len(worker_pids() - before) == 1
-    executor.close()
+    with one_worker("cpu", [PLUGIN]) as worker:
+        measure(worker, "fine")
+        assert len(worker_pids() - before) == 1
+        worker.end(SHARED)
+        assert worker_pids() == before
+        assert measure(worker, "fine")["status"] == "ok"  # it starts again when asked
     assert worker_pids() == before
-    assert measure(executor, "fine")["status"] == "ok"  # and starts again when asked
-    executor.close()
 
 
 def test_a_worker_that_cannot_start_says_why():
-    with LocalExecutor("cpu", ["no_such_module"]) as executor, pytest.raises(InputError, match="no_such_module"):
-        executor.facts()
+    with one_worker("cpu", ["no_such_module"]) as worker, pytest.raises(InputError, match="no_such_module"):
+        worker.facts()
 
 
 def test_without_torch_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("tflabench.bench.executor.find_spec", lambda name: None)
+    monkeypatch.setattr("tflabench.bench.workers.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"torch, which is not installed: pip install 'tflabench\[gpu\]'"):
-        LocalExecutor("cpu")
+        one_worker("cpu").__enter__()

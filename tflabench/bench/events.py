@@ -1,0 +1,165 @@
+"""Tasks and events: what a sweep gives to a station, and what a station yields. All of it can be pickled. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tflabench.bench.machine import Machine
+from tflabench.rows.schema import Row
+from tflabench.selection.comparisons import Comparison
+from tflabench.selection.points import Point
+
+
+@dataclass(frozen=True)
+class Place:
+    """The node and device that measure; `gpu_uuid` is None for a CPU."""
+
+    node: str
+    device: str
+    gpu_uuid: str | None = None
+
+    @classmethod
+    def of(cls, machine: Machine, node: str) -> Place:
+        """Return the place of a device of a node."""
+        return cls(node, machine.name, machine.uuid)
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.gpu_uuid[:12]}" if self.gpu_uuid else self.node
+
+
+@dataclass(eq=False)
+class Task:
+    """One comparison to be measured on one device.
+
+    Attributes:
+        number: in the order of the sweep, from 1.
+        kind: of GPU that it must run on, as Ray names it; None for any.
+        faults: what came of it before.
+    """
+
+    number: int
+    comparison: Comparison
+    kind: str | None = None
+    faults: list[Fault] = field(default_factory=list["Fault"])
+
+
+@dataclass(frozen=True)
+class Began:
+    """A task has a device; without a task: a device is ready, and no other sweep measures on it."""
+
+    place: Place
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line for the user; without text a sign of life."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A run on a device, and what environment.json says of it."""
+
+    device: str
+    run_id: str
+    environment: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A point that is worked on now.
+
+    Attributes:
+        doing: "starting" its process, "preparing" or "tuning" it, or "timing" a turn of it.
+        comparison: the number of its task.
+        turn: the number of the turn that is timed, from 1; of the first one until then.
+    """
+
+    point: Point
+    doing: str
+    comparison: int
+    turn: int
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """A point whose kernels are compiled now: how many are done of those that the cache lacks."""
+
+    point: Point
+    done: int
+    kernels: int
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a station is at."""
+
+    working: tuple[Work, ...] = ()
+    compiling: tuple[Compiling, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Nothing more comes of a task."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The end of a task before that of its comparison.
+
+    Attributes:
+        status: that its points have unless another try succeeds.
+        reason: in one line.
+        place: where; None where that is not known.
+    """
+
+    status: str
+    reason: str
+    place: Place | None = None
+
+
+Event = Began | Note | Described | Row | Activity | Ended | Fault
+
+
+class Stations(Protocol):
+    """Devices that measure tasks: that of a `station`, GPUs of this host (`host`), or a Ray cluster (`on_ray`).
+
+    Attributes:
+        silent_s: seconds without an event after which a task that has begun hangs.
+    """
+
+    silent_s: float
+
+    def possible(self, task: Task) -> bool:
+        """Return whether there is a device, free or not, that may take a task."""
+        ...
+
+    def room(self, task: Task) -> bool:
+        """Return whether a device takes a task now, to measure it or to prepare for it."""
+        ...
+
+    def start(self, task: Task) -> None:
+        """Give a task to a device for which there is room, where there is another one not to one where it failed."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[tuple[Task | None, Event]]:
+        """Return what has come, by task where it is of one; wait at most `timeout_s` seconds for the first of it.
+
+        The last event of each task is `Ended` or a `Fault`; after `stop` there is nothing more.
+        """
+        ...
+
+    def stop(self, task: Task) -> None:
+        """End a task, whatever it does."""
+        ...
+
+    def usual_place(self, task: Task) -> Place:
+        """Return a device that a task is meant for."""
+        ...
+
+    def close(self) -> None:
+        """End all tasks and what measures them; calling it twice does no harm."""
+        ...

@@ -1,0 +1,267 @@
+"""A station: one device of this process, which takes comparisons and yields rows, and what it is at meanwhile.
+
+Kernels of all comparisons that it has taken are compiled ahead, while it measures the first of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import cached_property
+from importlib.util import find_spec
+from math import inf
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from tflabench.bench.ceilings import ceilings_of, measured_instead
+from tflabench.bench.child import Child
+from tflabench.bench.comparison_run import ComparisonRun, PointRun
+from tflabench.bench.events import Began, Described, Ended, Event, Note, Place, Task
+from tflabench.bench.gpu_lock import DeviceLock
+from tflabench.bench.machine import Machine, compilers, environment, node_name
+from tflabench.bench.rows_of_run import Occasion
+from tflabench.bench.rules import Rules
+from tflabench.bench.scheduler import Scheduler
+from tflabench.bench.tuning_store import TuningStore, default_folder, versions
+from tflabench.bench.workers import SHARED, Workers, require_torch, spawn_worker
+from tflabench.problem import InputError
+from tflabench.rows.schema import Row
+from tflabench.selection.comparisons import Comparison
+from tflabench.selection.points import Point
+from tflabench.theory.hardware import Ceilings
+
+if TYPE_CHECKING:
+    from tflabench.bench.forking import Forks
+    from tflabench.bench.precompile.pool import CompilePool
+
+SHOWN_EVERY_S = 0.25  # what it is at is told no more often
+LOCK_POLL_S = 1.0  # between looks whether the sweep that has the device has ended
+WAIT_S = 0.5
+
+
+class Station:
+    """Measures tasks on one device, as `events.Stations` says, from the first call on until the block ends.
+
+    Args:
+        machine: the device.
+        sweep_id: of all of a sweep; None for a new one.
+        node: name of this machine.
+        mixed_versions: as the column of that name.
+        sharing: how many GPUs share the cores that compile.
+        clock: tells the time as `rules.stop_at` has it.
+        sleep: waits so many seconds.
+
+    Raises:
+        InputError: torch is missing.
+    """
+
+    silent_s = inf  # jobs have time limits of their own
+
+    def __init__(
+        self,
+        machine: Machine,
+        rules: Rules,
+        sweep_id: str | None = None,
+        node: str | None = None,
+        mixed_versions: str | None = None,
+        sharing: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        require_torch()
+        self.machine, self.rules = machine, rules
+        self.place = Place.of(machine, node or node_name())
+        self._sharing, self._clock, self._sleep = sharing, clock, sleep
+        run_id = hashlib.sha256(f"{sweep_id or uuid4()} {self.place}".encode()).hexdigest()[:12]
+        self._occasion = Occasion(run_id, machine, rules.protocol, {}, self.place.node, machine.uuid, mixed_versions)
+        self._stack = ExitStack()
+        self._scheduler: Scheduler | None = None
+        self._workers: Workers | None = None
+        self._pool: CompilePool | None = None
+        self._forks: Forks | None = None
+        self._events: list[tuple[Task | None, Event]] = []
+        self._new: list[Task] = []  # since the last `wait`
+        self._forked_packages: set[str] = set()
+        self._waits_for_lock = False
+        self._unmeasured = False  # whether ceilings may be a datasheet's
+        self._shown_at, self._received = -inf, True  # since it was shown
+
+    def __enter__(self) -> Station:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- As a station of a sweep
+
+    def possible(self, task: Task) -> bool:
+        """Return True: the device stays."""
+        return True
+
+    def room(self, task: Task) -> bool:
+        """Return whether it is ready: it then takes all tasks, to compile ahead."""
+        return self._scheduler is not None
+
+    def start(self, task: Task) -> None:
+        """Take a task on; from now on its kernels are compiled."""
+        assert self._scheduler is not None
+        self._scheduler.admit(task)
+        self._new.append(task)
+        points = task.comparison.points
+        self._forked_packages |= {p.implementation.package for p in points if p.implementation.own_process}
+
+    def wait(self, timeout_s: float) -> list[tuple[Task | None, Event]]:
+        """Return what has come of tasks; get ready first, which may take another sweep's time.
+
+        Raises:
+            InputError: the worker cannot start.
+        """
+        if self._scheduler is None:
+            self._get_ready()
+        else:
+            if self._new and self._scheduler.idle:
+                self._introduce()
+            self._scheduler.advance()
+            if self._received and self._clock() - self._shown_at >= SHOWN_EVERY_S:
+                self._shown_at, self._received = self._clock(), False
+                self._events.append((None, self._scheduler.activity))  # before the work that it tells of is over
+            elif not self._events:
+                self._scheduler.receive(timeout_s)
+                self._received = True
+        events, self._events = self._events, []
+        return events
+
+    def stop(self, task: Task) -> None:
+        """End everything: nothing of one task alone can hang."""
+        self.close()
+
+    def usual_place(self, task: Task) -> Place:
+        """Return its place."""
+        return self.place
+
+    def close(self) -> None:
+        """End the processes that measure and compile, and give the device back."""
+        self._stack.close()
+        self._scheduler = self._workers = self._pool = self._forks = None
+
+    # --- By itself
+
+    def measure(self, task: Task) -> Iterator[Event]:
+        """Measure one task, and yield its events, the last of them `Ended`; something comes at least every second."""
+        while not self.room(task):
+            yield from (event for _, event in self.wait(WAIT_S))
+        self.start(task)
+        while True:
+            for _, event in self.wait(WAIT_S):
+                yield event
+                if isinstance(event, Ended):
+                    return
+
+    def measure_point(self, point: Point) -> Row:
+        """Measure a point alone, whatever happens to it."""
+        return [event for event in self.measure(Task(1, Comparison((point,)))) if isinstance(event, Row)][-1]
+
+    def ceilings(self, dtypes: Iterable[str]) -> dict[str, Ceilings]:
+        """Return the ceilings of the device by dtype; those not known yet are measured."""
+        while self._workers is None:
+            self.wait(WAIT_S)
+        return ceilings_of(self.machine, dtypes, self._workers.ask)
+
+    # --- Inside
+
+    def _get_ready(self) -> None:
+        """Start what measures and compiles, once no other sweep has the device."""
+        # Several nodes on one machine share its CPU: whoever started them knows that.
+        elsewhere = self.place.gpu_uuid is None and self.place.node != node_name()
+        lock = DeviceLock(self.place.gpu_uuid or self.place.device + (f" {self.place.node}" if elsewhere else ""))
+        if (process := lock.holder()) is not None:
+            told, self._waits_for_lock = self._waits_for_lock, True
+            line = f"Process {process} measures on {self.place.device}: waiting for its end, Ctrl-C stops."
+            self._events.append((None, Note("" if told else line)))
+            self._sleep(LOCK_POLL_S)
+            return
+        self._stack.callback(lock.release)
+        self._open()
+        assert self._workers is not None
+        tuning = TuningStore(default_folder(), versions(self.machine), self.rules.tuned)
+        self._scheduler = Scheduler(
+            self.machine.kind, self.rules, self._workers, self._pool, tuning, self._on_point, self._on_end, self._clock
+        )
+        self._events.append((None, Began(self.place)))
+
+    def _open(self) -> None:
+        """Start the worker, and what compiles and forks; where nothing can be compiled ahead, say so and go on."""
+        self._workers = Workers(self._spawn)
+        self._stack.callback(self._workers.close)
+        self._workers.begin(SHARED)
+        jobs = compilers(self.rules.jobs, self._sharing)
+        if self.machine.kind == "cpu" or not (jobs and find_spec("triton")):
+            return
+        from tflabench.bench.forking import Forks
+        from tflabench.bench.precompile.gpu_facts import probe
+        from tflabench.bench.precompile.pool import CompilePool
+
+        facts = probe()
+        self._forks = Forks(facts, self.rules.plugins)
+        self._stack.callback(self._forks.close)
+        try:
+            self._pool = CompilePool(jobs, facts, plugins=self.rules.plugins)
+        except InputError as error:
+            warnings.warn(f"nothing is compiled ahead: {error}", stacklevel=2)
+            return
+        self._stack.callback(self._pool.close)
+
+    def _spawn(self, slot: str) -> Child:
+        package = slot.partition("/")[0]
+        forked = self._forks.start(package) if self._forks and slot != SHARED else None
+        limit = self.machine.host_memory_limit if self.rules.memory_limit is None else self.rules.memory_limit
+        return forked or spawn_worker(self.machine.kind, self.rules.plugins, limit)
+
+    def _introduce(self) -> None:
+        """Say where tasks that have come are measured, and know the ceilings of their dtypes, before their first rows.
+
+        These may be the datasheet's until their comparison closes.
+        """
+        assert self._workers is not None
+        uuid = self._workers.facts().get("uuid")
+        dtypes = {point.problem.dtype for task in self._new for point in task.comparison.points}
+        ceilings = self._occasion.ceilings
+        if unknown := dtypes - ceilings.keys():
+            ceilings = {**ceilings, **ceilings_of(self.machine, unknown, self._workers.ask)}
+            self._unmeasured = True
+        self._occasion = replace(self._occasion, ceilings=ceilings, gpu_uuid=uuid or self.machine.uuid)
+        for task in self._new:
+            self._events += [(task, Began(self.place)), (task, self._described())]
+        self._new.clear()
+
+    def _on_point(self, begun: ComparisonRun, run: PointRun) -> None:
+        if run.turns and self._forks:  # until then they would take the disk from others
+            self._forks.prepare(self._forked_packages)
+        if run.turns and self._unmeasured and self._scheduler:
+            self._unmeasured = False
+            self._scheduler.when_idle(self._measure_ceilings)
+        self._events.append((begun.task, self._occasion.row(begun, run)))
+
+    def _on_end(self, task: Task) -> None:
+        self._events.append((task, Ended()))
+
+    def _measure_ceilings(self) -> None:
+        """Hold times against measured ceilings: once for a GPU, and behind the first row, not before it."""
+        assert self._workers is not None
+        ceilings = measured_instead(self.machine, self._occasion.ceilings, self._workers.ask)
+        self._occasion = replace(self._occasion, ceilings=ceilings)
+        self._events.append((None, self._described()))
+
+    def _described(self) -> Described:
+        ceilings = {dtype: asdict(ceilings) for dtype, ceilings in self._occasion.ceilings.items()}
+        described = {**self._environment, "node": self.place.node, "ceilings": ceilings}
+        return Described(self.place.device, self._occasion.run_id, described)
+
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        assert self._workers is not None
+        return environment(self.machine, self._workers.facts())

@@ -1,0 +1,126 @@
+"""The form of a dry run, which `sweep` and `reproduce` share: what would be measured, in its order, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tflabench.cli.common.console import open_table, print_json, size_in_words, stdout
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tflabench.bench.estimate import Target
+    from tflabench.bench.protocol import Protocol
+    from tflabench.rows.schema import Row
+    from tflabench.selection.comparisons import Comparison
+
+MOST_COMPARISONS, MOST_REASONS = 20, 5  # that are printed without --full
+
+
+def print_selection(
+    comparisons: Sequence[Comparison],
+    target: Target,
+    folder: Path,
+    stored: Mapping[str, Row],
+    rules: Protocol,
+    timeout_s: float,
+    *,
+    full: bool = False,
+    json: bool = False,
+) -> None:
+    """Print what a sweep would measure, about how long that takes, and how much memory.
+
+    Args:
+        stored: the rows that its folder has, by point.
+        timeout_s: no point takes longer.
+        full: a line a point, where there is one a comparison otherwise.
+        json: one JSON object in place of text.
+    """
+    from tflabench.bench.estimate import estimate
+    from tflabench.bench.sweep import pending, warn_too_big
+
+    points = [(number, point) for number, each in enumerate(comparisons, 1) for point in each.points]
+    estimates = {point.id: estimate(point, target, rules) for _, point in points}
+    warn_too_big(estimates, target.memory_bytes)
+    selection = [
+        {
+            "comparison": number,
+            "implementation": point.implementation.name,
+            "family": point.implementation.family,
+            "gate": point.implementation.gate,
+            **point.problem.columns(),
+            "seconds": round(min(estimates[point.id].seconds, timeout_s), 1),
+            "bytes": estimates[point.id].bytes,
+            "refused": target.refusal(point),
+        }
+        for number, point in points
+    ]
+    lacking = {point.id for each in pending(comparisons, stored, rules, target.kind) for point in each.points}
+    due = [row for (_, point), row in zip(points, selection, strict=True) if point.id in lacking]
+    seconds, seconds_left = (round(sum(row["seconds"] for row in rows)) for rows in (selection, due))
+    if json:
+        totals = {"seconds": seconds, "seconds_left": seconds_left, "points_left": len(due)}
+        print_json({"device": target.name, "folder": str(folder), **totals, "points": selection})
+        return
+    console = stdout()
+    console.print(_points_table(selection) if full else _comparisons_table(selection))
+    for line in [] if full else _lines_below(selection):
+        console.print(line)
+    runnable = sum(not row["refused"] for row in selection)
+    most = max(row["bytes"] for row in selection)
+    console.print(
+        f"{len(selection)} points in {len(comparisons)} comparisons, {runnable} can run on {target.name}: "
+        f"about {max(1, round(seconds / 60))} min; at least {size_in_words(most)} of memory; rows go to {folder}",
+        markup=False,
+    )
+    if len(due) < len(selection):
+        rest = f"about {max(1, round(seconds_left / 60))} min are left" if due else "nothing is left"
+        console.print(f"{folder} has {len(selection) - len(due)} of them: {rest}", markup=False)
+
+
+def _points_table(selection: Sequence[dict[str, Any]]) -> Table:
+    """Return a line a point; those that cannot run are dim and say why."""
+    names = [name for name in selection[0] if name != "seed"]
+    table = open_table(*("memory" if name == "bytes" else name for name in names))
+    for row in selection:
+        cells = row | {"bytes": size_in_words(row["bytes"])}
+        table.add_row(
+            *("" if cells[name] is None else str(cells[name]) for name in names), style="dim" if row["refused"] else ""
+        )
+    return table
+
+
+def _comparisons_table(selection: Sequence[dict[str, Any]]) -> Table:
+    """Return a line a comparison, of the first MOST_COMPARISONS."""
+    shared = ("pass", "batch", "heads", "seq_len", "d_qk", "d_hv", "dtype")
+    table = open_table("", *("T" if name == "seq_len" else name for name in shared), "run", "min", "memory")
+    for number in range(1, min(selection[-1]["comparison"], MOST_COMPARISONS) + 1):
+        rows = [row for row in selection if row["comparison"] == number]
+        runnable = f"{sum(not row['refused'] for row in rows)}/{len(rows)}"
+        minutes = f"{sum(row['seconds'] for row in rows) / 60:.1f}"
+        ranges = (_range([row[name] for row in rows]) for name in shared)
+        table.add_row(str(number), *ranges, runnable, minutes, size_in_words(max(row["bytes"] for row in rows)))
+    return table
+
+
+def _range(values: Sequence[Any]) -> str:
+    """Return the one value of a column, or the least and the most of several."""
+    least, most = min(values), max(values)
+    return str(least) if least == most else f"{least}-{most}"
+
+
+def _lines_below(selection: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Give what the table of comparisons leaves out: comparisons beyond the first, and why points cannot run."""
+    if (more := selection[-1]["comparison"] - MOST_COMPARISONS) > 0:
+        yield f"... and {more} more comparisons"
+    reasons: dict[str, str] = {}
+    for row in selection:
+        if row["refused"]:
+            reasons.setdefault(row["implementation"], row["refused"])
+    for name, reason in list(reasons.items())[:MOST_REASONS]:
+        yield f"cannot run: {name}: {reason}"
+    if (more := len(reasons) - MOST_REASONS) > 0:
+        yield f"... and {more} more implementations that cannot run"
+    yield "--full prints every point."
