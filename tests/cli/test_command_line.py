@@ -78,7 +78,7 @@ class TestHelp:
 
     def test_the_table_of_commands_is_all_that_there_is(self):
         assert [name for name in TREE if " " not in name] == [name for below in COMMANDS.values() for name in below]
-        below = {f"rows {name}" for name in ("merge", "recount", "pack")}
+        below = {f"rows {name}" for name in ("merge", "pack")}
         assert {name for name in TREE if " " in name} == {*below, "cache clear"}
 
     def test_it_imports_nothing_heavy_and_takes_little_of_a_core(self):
@@ -523,9 +523,7 @@ def test_json_has_null_where_a_number_is_none(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": [None, 2]}]}
 
 
-@pytest.mark.parametrize(
-    "words", [("plot",), ("headline",), ("rows", "recount"), ("roofline", "--gpu", "H100", "--out")]
-)
+@pytest.mark.parametrize("words", [("plot",), ("headline",), ("rows", "pack"), ("roofline", "--gpu", "H100", "--out")])
 def test_a_path_too_long_is_one_line(words):
     refused([*words, "a" * 300], "cannot be used (File name too long): give another path")
 

@@ -49,13 +49,11 @@ USUAL: dict[str, Words] = {
     "theory": ("fig17",),
     "advise": ("--gpu", "H100"),
     "transfer": ("--figure", "3", "--step", "5", "--seq-len", "8"),
-    "model-error": (ROWS,),
     "gpus": (),
     "list": (),
     "cache": (),
     "cache clear": (),
     "rows merge": ("others", "--into", ROWS),
-    "rows recount": (ROWS,),
     "rows pack": ("others",),
 }
 NUMBERS = ("1e21", "-0", "nan", "inf", "-inf", "-1", "", "x", "0x10", "1,5")

@@ -19,10 +19,8 @@ READERS = {
     "compare --in": ["compare", "tfla_sig_xl", "sdpa", "--in", "{}"],
     "headline": ["headline", "{}"],
     "merge": ["rows", "merge", "{}", "--into", "into"],
-    "model-error": ["model-error", "{}"],
     "pack": ["rows", "pack", "{}"],
     "plot": ["plot", "{}"],
-    "recount": ["rows", "recount", "{}"],
     "report": ["report", "{}"],
     "roofline": ["roofline", "--gpu", "H200", "--overlay", "{}"],
     "sweep": ["sweep", "--device", "cpu", "--impl", "reference_sig", "--dry-run", "--tuned-from", "{}"],
@@ -102,7 +100,6 @@ ONE_FILE = {
 }
 # Commands that write several files.
 SEVERAL = {
-    "model-error": ["model-error", "{}"],
     "plot": ["plot", "{}", "--what", "roofline", "--format", "svg"],
     "theory": ["theory", "fig17", "--gate", "sig", "--pass", "fw"],
     "transfer": ["transfer", "--figure", "3", "--seq-len", "4", "--d-qk", "4", "--d-hv", "4", "--step", "5"],

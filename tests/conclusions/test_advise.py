@@ -10,22 +10,22 @@ from typer.testing import CliRunner
 
 from tflabench.cli.main import app
 from tflabench.conclusions import advise
-from tflabench.conclusions.advise import Choice, Demand, Kernel, Memory, Refused
-from tflabench.conclusions.prediction import predict
+from tflabench.conclusions.advise import AdvisedKernel, Choice, Demand, Memory, Refused
 from tflabench.figures.memory_frontier import draw
 from tflabench.figures.model import Curve, Mark, Rule
 from tflabench.implementations import bundled, registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware
 from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.prediction import predict
 from tflabench.theory.roofline import TimeBounds
 
 GIB = 2**30
 
 
-def kernel_of(name: str) -> Kernel:
+def kernel_of(name: str) -> AdvisedKernel:
     impl = registry.get(name)
-    return Kernel(name, impl.gate or impl.operation or "", impl.modelled, impl.count)
+    return AdvisedKernel(name, impl.gate or impl.operation or "", impl.modelled, impl.count)
 
 
 SIG, EXP, FUSED, PUBLISHED = map(kernel_of, ("tfla_sig_xl", "tfla_exp_xl", "hopper_sig", "nxai_sig_xl"))
@@ -109,7 +109,9 @@ def test_the_batch_of_a_step_is_the_largest_that_pays_and_fits():
     assert alone.step_s < best.step_s
 
 
-def choice(step_s: float, gib: float, largest: int | None = None, kernel: Kernel = SIG, size: int = 64) -> Choice:
+def choice(
+    step_s: float, gib: float, largest: int | None = None, kernel: AdvisedKernel = SIG, size: int = 64
+) -> Choice:
     problem = FIG_4.with_(chunk_size=size)
     bounds = TimeBounds(step_s, step_s)
     return Choice(kernel, problem, step_s, "measured", bounds, 1, step_s, gib * GIB, largest)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from figure_cases import advice, gains, profile, tradeoff, verdict
+from figure_cases import advice, gains, profile, tradeoff
 from figure_rows import SWEEPS, made
 from matplotlib.text import Text
 
-from tflabench.figures import gain_maps, memory_frontier, model_errors, paper, theory
+from tflabench.figures import gain_maps, memory_frontier, paper, theory
 from tflabench.figures import profile as profiles
 from tflabench.figures.matplotlib_renderer import draw
 from tflabench.figures.model import Curve, Figure, Rule
@@ -27,8 +27,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     **{name: partial(figure, "sig", "fw") for name, figure in paper.FIGURES.items()},
     "optimal-chunk": lambda: theory.runtime_over_chunk_size(tradeoff(), 512, "mLSTMsig on H100 SXM", 8 * 2**30),
     "roofline": roofline,
-    "model-error": lambda: model_errors.errors(verdict()),
-    "breakdown": lambda: next(iter(model_errors.breakdowns(verdict()))),
     "transfer": lambda: gain_maps.heat_maps("3", *gains("3")),
     "profile": lambda: profiles.draw(profile(), "mLSTMsig TFLA xl_chunk: T = 4096", ["a source"]),
     "advice": lambda: memory_frontier.draw(advice(), "forward on A100 SXM 80GB: T = 8192", ["a source"]),

@@ -1,4 +1,4 @@
-"""Figures 15 to 22, the error of both models and time by term over L, from theory and from stored rows."""
+"""Figures 15 to 22 of the paper, from theory and from stored rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tflabench.cli.main import app
-from tflabench.conclusions import model_error
-from tflabench.figures import model_errors as model
 from tflabench.figures import overlay, paper
-from tflabench.figures.model import Band, Curve, Figure, Mark, Rule, Stack
+from tflabench.figures.model import Band, Curve, Figure, Mark, Rule
 from tflabench.problem import InputError, Problem
-from tflabench.rows.load import find_results, read_results, read_rows
+from tflabench.rows.load import read_rows
 from tflabench.rows.schema import Row
-from tflabench.theory import calibrated
 from tflabench.theory.chunk_size import Tradeoff
 from tflabench.theory.cost import TITLES
 from tflabench.theory.hardware import find
@@ -198,7 +195,6 @@ class TestPaper:
         where = folder(tmp_path / "other", [row("tfla_sig_xl", 64, 9.0, device="NVIDIA Z900")])
         with pytest.raises(InputError, match="'NVIDIA Z900', whose peak rate and bandwidth are not known"):
             paper.fig17("sig", "fw", read_rows(where))
-        refused("run `tflabench calibrate` on it", "model-error", str(where))
 
 
 class TestTheoryCommand:
@@ -226,144 +222,3 @@ class TestTheoryCommand:
     )
     def test_bad_input(self, argv, said):
         refused(said, "theory", *argv)
-
-
-class TestModelError:
-    def test_the_table_has_both_models_and_names_what_is_not_modelled(self, results):
-        result = run("model-error", str(results))
-        assert result.exit_code == 0, result.stderr
-        lines = [line.split() for line in result.stdout.splitlines()]
-        (line,) = (line for line in lines if line[:3] == ["tfla_sig_xl", "fw", "3"])
-        assert int(line[5].rstrip("%")) < int(line[3].rstrip("%"))
-        assert "does not describe: reference_sig (1)" in result.stdout
-        assert "nxai_exp_xl fw B=8 T=8192 heads 8x256/512 L=256: 5.48 ms measured" in result.stdout
-
-    def test_errors_of_fitted_and_held_out_rows_stand_apart(self, tmp_path):
-        """tfla_sig_xl at 256/512 has been seen by no constant, at 128/256 on an H200 it has, on an H100 not."""
-        for device in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
-            small = row("tfla_sig_xl", 256, 1.2, device=device, d_qk=128, d_hv=256)
-            folder(tmp_path / device, [row("tfla_sig_xl", 256, 2.0, device=device), small], ceilings=False)
-        paths = [str(tmp_path / device) for device in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")]
-        got = json.loads(run("model-error", *paths, "--json").stdout)
-        counts = {
-            (each["gpu"], each["kernels"]): (each["fitted"]["rows"], each["held_out"]["rows"])
-            for each in got["families"]
-        }
-        assert counts == {
-            ("H200 SXM", "tfla sig"): (1, 1), ("H200 SXM", "all"): (1, 1),
-            ("H100 SXM", "tfla sig"): (0, 2), ("H100 SXM", "all"): (0, 2),
-        }  # fmt: skip
-        lines = [line.split() for line in run("model-error", *paths, "--fit").stdout.splitlines()]
-        (line,) = (line for line in lines if line[:3] == ["H100", "tfla", "sig"])
-        assert line[3:5] == ["0", "-"]
-        assert ["H200", "SXM,", "128/256"] in [line[:3] for line in lines]
-
-    def test_a_row_in_two_folders_counts_once(self, tmp_path):
-        for name in ("one", "other"):
-            folder(tmp_path / name, [row("tfla_sig_xl", 256, 2.0)])
-        assert len(model_error.judge(find_results(tmp_path)).judged) == 1
-
-    def test_constants_are_listed_with_their_origin(self):
-        printed = run("model-error", "--constants").stdout.splitlines()
-        assert "fitted on rows of the H200 with heads of 128/256" in printed
-        assert any(line.split()[:3] == ["ROUND_TRIP_S", "6.8e-07", "s"] for line in printed)
-        listed = json.loads(run("model-error", "--constants", "--json").stdout)["constants"]
-        assert {"name", "value", "unit", "meaning", "origin"} == set(listed[0])
-
-    def test_json_has_every_term(self, results):
-        got = json.loads(run("model-error", str(results), "--json").stdout)
-        assert {entry["implementation"] for entry in got["errors"]} == {
-            "tfla_sig_xl",
-            "nxai_exp_xl",
-            "hopper_sig",
-            "all",
-        }
-        for entry in got["rows"]:
-            assert sum(entry["ms_by_term"].values()) == pytest.approx(entry["ms_calibrated"])
-        assert got["not_described"] == {"reference_sig": 1}
-
-    def test_measured_roofs_come_from_the_run_and_else_from_the_datasheet(self, results, tmp_path):
-        assert [c.flops_per_s for c in model_error.judge([read_results(results)]).roofs["calibrated"]] == [782e12]
-        bare = folder(tmp_path / "bare", [row("tfla_sig_xl", 128, 2.12)], ceilings=False)
-        assert model_error.judge([read_results(bare)]).roofs["calibrated"] == [find("H200").ceilings]
-
-    def test_rows_that_lack_what_the_model_needs_are_counted_not_fatal(self, tmp_path):
-        lacking = [
-            row("tfla_sig_xl", 128, 2.0),
-            row("tfla_sig_xl", 256, 9.0, dtype="float32"),
-            row("hopper_sig", 64, 1.0).model_copy(update={"chunk_size": None}),
-            row("tfla_sig_xl", 512, 1.0, status="oom", ms_median=None),
-        ]
-        verdict = model_error.judge([read_results(folder(tmp_path / "some", lacking))])
-        assert len(verdict.judged) == 1
-        assert verdict.others == {"tfla_sig_xl float32": 1, "hopper_sig bfloat16": 1}
-
-    def test_folders_below_are_taken_together(self, tmp_path):
-        for n, size in enumerate((128, 256)):
-            folder(tmp_path / "all" / str(n), [row("tfla_sig_xl", size, 2.0)])
-        got = json.loads(run("model-error", str(tmp_path / "all"), "--json").stdout)
-        assert got["errors"][-1]["rows"] == 2
-
-    def test_each_device_is_held_against_its_own_roofs_and_drawn_by_itself(self, tmp_path):
-        for device in ("NVIDIA H200", "NVIDIA A100-SXM4-80GB"):
-            folder(tmp_path / device, [row("tfla_sig_xl", 128, 2.0, device=device)], ceilings=False)
-        verdict = model_error.judge(find_results(tmp_path))
-        assert verdict.judged[0].calibrated > 1.5 * verdict.judged[1].calibrated  # the A100
-        assert [figure.stem for figure in model.breakdowns(verdict)] == [
-            "breakdown-a100-80gb-tfla_sig_xl-fw", "breakdown-h200-tfla_sig_xl-fw"
-        ]  # fmt: skip
-
-    def test_figures_stack_the_terms_to_the_prediction(self, results):
-        verdict = model_error.judge([read_results(results)])
-        made = {figure.stem: figure for figure in model.breakdowns(verdict)}
-        assert list(made) == [f"breakdown-{name}-fw" for name in ("tfla_sig_xl", "nxai_exp_xl", "hopper_sig")]
-        figure = made["breakdown-tfla_sig_xl-fw"]
-        (stack,) = items(figure, Stack)
-        tops = np.sum(list(stack.parts.values()), axis=0)
-        places = {words: int(place) for place, words in figure.panels[0].x.ticks}
-        for judged in verdict.judged:
-            if judged.implementation == "tfla_sig_xl":
-                assert tops[places[str(judged.problem.chunk_size)]] == pytest.approx(judged.calibrated * 1e3)
-        assert len(stack.parts) <= 9
-        assert set(model.TERM_COLOURS) == set(verdict.judged[0].terms)
-
-    def test_the_ladder_ends_at_the_calibrated_best_beside_the_measured_one(self, results):
-        verdict = model_error.judge([read_results(results)])
-        made = {figure.stem: figure for figure in model.breakdowns(verdict)}
-        ladder = made["breakdown-tfla_sig_xl-fw"].panels[1]
-        (rule,) = (item for item in ladder.items if isinstance(item, Rule))
-        assert (rule.label, rule.value) == ("measured best 256", 256)
-        first = next(row for row in verdict.judged if row.implementation == "tfla_sig_xl")
-        steps = calibrated.steps(first.problem, first.kernel, first.gpu, first.chip)
-        (path,) = (item for item in ladder.items if isinstance(item, Curve) and not item.label)
-        assert list(path.x) == [step.best for step in steps]
-        assert len(made["breakdown-hopper_sig-fw"].panels) == 1  # nothing moves its best L
-
-    def test_errors_are_predicted_over_measured_times_by_kernels(self, results):
-        verdict = model_error.judge([read_results(results)])
-        published, by_launch = model.errors(verdict).panels
-        own = [row for row in verdict.judged if row.implementation == "tfla_sig_xl"]
-        for n, panel in enumerate((published, by_launch)):
-            points = {item.label: item for item in panel.items if isinstance(item, Curve)}
-            assert set(points) == {"TFLA sig", "mlstm_kernels exp", "fused sig"}
-            assert list(points["TFLA sig"].y) == [1 + row.errors[n] for row in own]
-
-    def test_out_writes_the_figures(self, results, tmp_path):
-        result = run("model-error", str(results), "--out", str(tmp_path / "drawn"))
-        assert result.exit_code == 0
-        stems = ["model-error", *(f"breakdown-{name}-fw" for name in ("tfla_sig_xl", "nxai_exp_xl", "hopper_sig"))]
-        assert {path.name for path in (tmp_path / "drawn").iterdir()} == {
-            f"{stem}.{ending}" for stem in stems for ending in ("png", "txt")
-        }
-
-    def test_bad_input(self, tmp_path):
-        refused("DIR is not given", "model-error")
-        refused("holds no results", "model-error", str(tmp_path))
-        (tmp_path / "empty").mkdir()
-        (tmp_path / "empty" / "journal.jsonl").write_text("")
-        refused("holds no rows yet", "model-error", str(tmp_path / "empty"))
-        other = row("tfla_sig_xl", 64, 1.0).model_dump(by_alias=True) | {"schema_version": 99}
-        (tmp_path / "empty" / "journal.jsonl").write_text(json.dumps(other) + "\n")
-        refused("was written with row schema 99", "model-error", str(tmp_path / "empty"))
-        plain = folder(tmp_path / "plain", [row("reference_sig", 64, 9.0)])
-        refused("holds no measured row that the calibrated model describes", "model-error", str(plain))

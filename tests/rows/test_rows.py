@@ -1,24 +1,16 @@
-"""`tflabench rows merge` and recount: which row of a point counts, what comes along, changes, is refused."""
+"""`tflabench rows merge`: which row of a point counts, what comes along, what is refused."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
-from repository import ROOT
 from synthetic import IN_FULL, RUN, row, write
 from typer.testing import CliRunner
 
-from tflabench.bench import theory_columns
 from tflabench.cli.main import app
 from tflabench.conclusions.ratio import comparable
-from tflabench.implementations import registry
-from tflabench.problem import Problem
 from tflabench.rows.load import read_results
-from tflabench.rows.schema import Row
-from tflabench.theory.hardware import Ceilings
 
 EARLIER, LATER = "2026-11-20T12:00:00+00:00", "2026-11-22T12:00:00+00:00"
 
@@ -117,51 +109,6 @@ def test_rows_keep_their_comparison_wherever_they_go(tmp_path):
     assert not comparable(*found), "one side of the comparison is gone"
 
 
-CEILINGS = {"flops_per_s": 782e12, "bytes_per_s": 4.26e12, "provenance": "measured", "source": "calibrate"}
-
-
-def counted(row: Row) -> Row:
-    return theory_columns.recounted(row, Ceilings(**CEILINGS))  # type: ignore[arg-type]
-
-
-def recount(folder: Path, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["rows", "recount", str(folder)])
-    assert done.exit_code == code, done.output
-    return done.output
-
-
-def test_theory_is_counted_anew_and_times_stay(tmp_path):
-    right, stale = counted(row(seq_len=512)), row(ms=3.0, model_bytes=1.0, percent_of_own_roofline=140.0)
-    gone, unknown = row("no_longer_there", seq_len=1024), row(seq_len=2048, run_id="older")
-    folder = write(tmp_path, [right, stale, gone, unknown], run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
-    assert "1 of 4 rows changed, 2 left as they are" in recount(folder)
-    found = {r.seq_len: r for r in read_results(folder).rows}
-    assert found[4096] == counted(stale)
-    assert found[4096].ms_median == 3.0
-    assert (
-        found[4096].model_bytes
-        == theory_columns.modelled(
-            registry.get("tfla_sig_xl"),
-            Problem(16, 16, 4096, 128, 256, 128),
-            Ceilings(**CEILINGS),
-            None,  # type: ignore[arg-type]
-        )["model_bytes"]
-    )
-    assert [found[T] for T in (512, 1024, 2048)] == [right, gone, unknown]
-    assert "0 of 4 rows changed" in recount(folder)
-    assert "does not exist" in recount(tmp_path / "nowhere", code=2)
-
-
-def test_a_recount_leaves_rows_of_kernels_that_have_changed_since(tmp_path):
-    versions = {"fwbw": 0, "fw": registry.get("hopper_sig").version}
-    rows = [row("hopper_sig", pass_=pass_, kernel_version=n, model_bytes=1.0) for pass_, n in versions.items()]
-    folder = write(tmp_path, rows, run={**RUN, "ceilings": {"bfloat16": CEILINGS}})
-    assert "1 of 2 rows changed, 1 left as they are" in recount(folder)
-    stored = {found.pass_: found.model_bytes for found in read_results(folder).rows}
-    assert stored["fwbw"] == 1.0
-    assert (stored["fw"] or 0) > 1e9
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -169,8 +116,6 @@ def test_a_recount_leaves_rows_of_kernels_that_have_changed_since(tmp_path):
         "claims {old}",
         "report {old}",
         "plot {old}",
-        "rows recount {old}",
-        "model-error {old}",
         "theory fig17 --gate sig --pass fw --overlay {old} --out {old}",
         "reproduce fig4 --results {old} --out {old}",
         "compare {old} {new}",
@@ -190,34 +135,3 @@ def test_an_older_schema_is_refused_in_one_line_by_every_command(tmp_path, comma
     (line,) = (each for each in done.stderr.splitlines() if each.startswith("tflabench: "))
     assert "was written with row schema 3 and this version reads 4: use the version of tflabench that wrote it" in line
     assert ((old / "journal.jsonl").read_bytes(), (new / "journal.jsonl").read_bytes()) == before
-
-
-def published() -> list[Path]:
-    """The results folders of this repository; what a sweep has left beside them is its user's."""
-    listed = subprocess.run(
-        ["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout
-    return [ROOT / Path(line).parent for line in listed.splitlines() if line.endswith("rows.parquet")]
-
-
-@pytest.mark.parametrize("kind", ["h100", "h200"])
-def test_rows_of_a_kind_of_gpu_are_closed_comparisons_of_one_source(kind):
-    rows = [each for folder in published() if folder.parent.name == kind for each in read_results(folder).rows]
-    assert rows
-    assert len({stored.source_hash for stored in rows}) == 1
-    for stored in rows:
-        assert stored.source_hash and stored.comparison_id and stored.closed, stored.point  # noqa: PT018
-        assert stored.ms_median or stored.reason, stored.point
-
-
-@pytest.mark.parametrize("folder", published(), ids=lambda folder: folder.name)
-def test_stored_rows_have_the_counts_of_this_version_and_none_is_faster_than_its_bounds(folder):
-    results = read_results(folder)
-    for stored in results.rows:
-        ceilings = results.runs[stored.run_id]["ceilings"][stored.dtype]
-        found = theory_columns.recounted(stored, Ceilings(**ceilings))
-        if registry.is_current(stored.implementation, stored.kernel_version):
-            assert (found.model_flops, found.model_bytes) == (stored.model_flops, stored.model_bytes), stored.point
-        assert (stored.percent_of_own_roofline or 0) <= 100, stored.point
-        assert (stored.percent_of_bound or 0) <= 100, stored.point
-        assert found.percent_of_bound == stored.percent_of_bound, stored.point

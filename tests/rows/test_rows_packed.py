@@ -109,12 +109,6 @@ def test_rows_of_another_device_leave_a_packed_folder_as_it_is(folder):
     assert is_packed(folder)
 
 
-def test_a_recount_without_a_change_leaves_a_packed_folder_as_it_is(folder):
-    rows("pack", folder)
-    assert "0 of 3 rows changed, 3 left as they are" in rows("recount", folder)
-    assert is_packed(folder)
-
-
 def test_merge_reads_packed_folders_and_adds_to_them(folder, tmp_path):
     other = write(tmp_path / "other", [row(seq_len=64)])
     rows("pack", folder)

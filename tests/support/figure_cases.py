@@ -9,12 +9,10 @@ from repository import ROOT
 from tflabench.bench.machine import Machine
 from tflabench.bench.profile.counters import KernelCounters
 from tflabench.bench.profile.point import Profile
-from tflabench.conclusions import advise, model_error
+from tflabench.conclusions import advise
 from tflabench.conclusions.advise import Advice, Demand
-from tflabench.conclusions.model_error import Verdict
 from tflabench.implementations import registry
 from tflabench.problem import Problem
-from tflabench.rows.load import read_results
 from tflabench.selection.points import Point
 from tflabench.theory import hardware, transfer
 from tflabench.theory.chunk_size import Tradeoff
@@ -28,11 +26,6 @@ KERNELS = {"states": 0.5, "outputs": 0.7, "grad_qk": 0.9, "grad_v": 1.1, "gates"
 @cache
 def tradeoff() -> Tradeoff:
     return Tradeoff(Problem(8, 8, 8192, 256, 512), "sig", hardware.find("H100").ceilings)
-
-
-@cache
-def verdict() -> Verdict:
-    return model_error.judge([read_results(FIG_5)])
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import calibrated, tfla
-from tflabench.theory.calibrated import Judged, Modelled, median_and_worst, predict, published, steps
+from tflabench.theory.calibrated import Modelled, predict
 from tflabench.theory.hardware import Ceilings, custom, find, from_device_name
 from tflabench.theory.launches import RESOURCES, TERMS, Chip, Launch, total
 
@@ -75,20 +75,10 @@ def test_the_measured_best_l_is_within_5_percent_of_the_modelled_one(pass_):
     So it does for kernels that fetch ahead and for those that wait. Without the waits it says 384 and 320 to 512.
     """
     for algorithm, modelled, measured in (("tfla", 320, 256), ("unpipelined", 192, 128)):
-        kernel = Modelled(algorithm, "sig")  # type: ignore[arg-type]
-        moves = steps(WIDE.with_(pass_=pass_), kernel, find("H200"), H200)
-        assert moves[0].best == 512
-        assert moves[-1].best == modelled
-        assert moves[-1].low == measured
-
-
-def test_steps_end_at_the_calibrated_model_and_name_every_term():
-    moves = steps(FIG_4, Modelled("tfla", "exp"), find("H200"), H200)
-    sizes = range(64, 4097, 64)
-    assert moves[-1].best == min(sizes, key=lambda size: milliseconds(FIG_4.with_(chunk_size=size), gate="exp"))
-    assert [step.name for step in moves[4:]] == [f"+ {term}" for term in list(TERMS)[4:]]
-    with pytest.raises(InputError, match="no trade-off over L"):
-        steps(FIG_4, Modelled("fused", "sig"), find("H200"), H200)
+        problem = WIDE.with_(pass_=pass_)
+        times = {size: milliseconds(problem.with_(chunk_size=size), algorithm) for size in range(64, 4097, 64)}  # type: ignore[arg-type]
+        assert min(times, key=times.__getitem__) == modelled
+        assert times[measured] <= 1.05 * times[modelled]
 
 
 def test_causal_waste_and_recomputation_are_what_the_tiles_say():
@@ -117,16 +107,6 @@ def test_small_and_ragged_and_large_problems_take_some_time(problem, pass_, algo
         terms = predict(problem.with_(pass_=pass_), Modelled(algorithm, gate), H200)  # type: ignore[arg-type]
         assert all(0 <= seconds < 60 for seconds in terms.values()), terms
         assert sum(terms.values()) > 0
-
-
-def test_published_is_equation_116_on_the_datasheet():
-    H100 = find("paper-H100")
-    problem = WIDE.with_(chunk_size=512)
-    L, d, p, b_C = 512, 512, 0.5, 4
-    flops = L**2 * 0.5 * (2 * d * p + 2 * d + 6) + L**2 + L * (4 * d**2 * p + 2 * d * p + d + 11) + 2 * d**2 * p + 5
-    moved = 6 * L * d * (1 + p) + 8 * L + 2 * b_C * d**2 * p
-    expected = 8 * 8 * 8192 / L * (moved / 3.35e12 + flops / 989e12)
-    assert published(problem, Modelled("tfla", "sig"), H100) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +156,3 @@ def test_what_other_gates_and_shared_heads_leave_out():
         assert less == pytest.approx(of_heads * 63 * tokens * width)
     # 64 programs a head and batch suffice to add up 16 heads each: 4 parts of dQ, which PyTorch adds up.
     assert shared["dQ of heads, added up"].moved["inputs and outputs"] == pytest.approx((4 + 1) * tokens * width)
-
-
-def test_errors():
-    terms = {"states": 1.0, "waiting": 1.5}
-    kernel = Modelled("tfla", "sig")
-    judged = Judged("NVIDIA H200", find("H200"), H200, "x", kernel, FIG_4, 2.0, published=1.0, terms=terms)
-    assert judged.errors == (-0.5, 0.25)
-    assert median_and_worst([0.1, -0.4, 0.2]) == (0.2, -0.4)
-    assert median_and_worst([0.1, -0.3]) == (pytest.approx(0.2), -0.3)

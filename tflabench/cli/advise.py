@@ -39,8 +39,8 @@ from tflabench.problem import DeviceKind, InputError, Problem, parse_bytes
 if TYPE_CHECKING:
     from tflabench.bench.machine import Machine
     from tflabench.conclusions.advise import Advice, Choice, Refused
-    from tflabench.conclusions.held_out import ModelError
     from tflabench.theory.hardware import Ceilings, Gpu
+    from tflabench.theory.held_out import ModelError
 
 
 LONGEST_ON_CPU_S = 120
@@ -326,7 +326,7 @@ def _footer(advice: Advice, here: Machine, measured: bool) -> list[str]:
 
 def _never_run(advice: Advice) -> list[str]:
     """Say so of a GPU kind of which no row is stored, and what is not known of one that is given by its ceilings."""
-    from tflabench.conclusions import held_out
+    from tflabench.theory import held_out
 
     if held_out.has_run_on(advice.gpu):
         return []
@@ -338,7 +338,7 @@ def _never_run(advice: Advice) -> list[str]:
 
 def _recommendation(advice: Advice) -> list[str]:
     """Return the first choice's time with the model's error, and why it is outside of its bounds where it is."""
-    from tflabench.conclusions import held_out
+    from tflabench.theory import held_out
 
     best = advice.ranked[0]
     name, algorithm = _named(best), best.kernel.algorithm
@@ -362,7 +362,7 @@ def _named(choice: Choice) -> str:
 
 
 def _error(error: ModelError) -> str:
-    from tflabench.conclusions.held_out import with_article
+    from tflabench.theory.held_out import with_article
 
     return f"{error.median:.0%} (held out: {error.rows} rows of {with_article(error.gpu)})"
 
@@ -436,7 +436,7 @@ def _size(count: float) -> str:
 
 
 def _json(advice: Advice, footer: list[str]) -> dict[str, Any]:
-    from tflabench.conclusions import held_out
+    from tflabench.theory import held_out
 
     demand = advice.demand
     return {

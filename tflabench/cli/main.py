@@ -11,7 +11,6 @@ from tflabench.cli import (
     gpus,
     headline,
     list_,
-    model_error,
     optimal_chunk,
     plot,
     profile,
@@ -24,7 +23,7 @@ from tflabench.cli import (
     verify,
 )
 from tflabench.cli.common.app import app
-from tflabench.cli.rows import merge, pack, recount
+from tflabench.cli.rows import merge, pack
 
 __all__ = [
     "advise",
@@ -37,12 +36,10 @@ __all__ = [
     "headline",
     "list_",
     "merge",
-    "model_error",
     "optimal_chunk",
     "pack",
     "plot",
     "profile",
-    "recount",
     "report",
     "reproduce",
     "roofline",

@@ -122,8 +122,8 @@ def optimal_chunk(  # noqa: PLR0913  options
     """Give the chunk size L of least theoretical runtime, and the kernel of ours that would run.
 
     Measured optima lie lower, at 128 to 256 on an H100 (paper, App. G.4): the paper's model knows no pointwise units
-    and no tile shapes, and takes a call for one kernel. The calibrated model knows them, and --details has its L (see
-    tflabench model-error). Either curve is flat, so measure: tflabench sweep --preset chunk.
+    and no tile shapes, and takes a call for one kernel. The calibrated model knows them, and --details has its L.
+    Either curve is flat, so measure: tflabench sweep --preset chunk.
     """
     from tflabench.theory import chunk_size as chunks
     from tflabench.theory.cost import GATES, TITLES

@@ -10,9 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tflabench.conclusions import held_out
-from tflabench.conclusions.held_out import ModelError
-from tflabench.conclusions.prediction import Kernel, Source, predict
 from tflabench.implementations import bundled, gla, registry
 from tflabench.implementations.adapter import Implementation
 from tflabench.implementations.mlstm import GATES
@@ -20,8 +17,10 @@ from tflabench.kernels.scalar.plan import hopper
 from tflabench.problem import DeviceKind, InputError, Problem
 from tflabench.rows.schema import Row
 from tflabench.selection.points import Point
-from tflabench.theory import cost, fused, launches
+from tflabench.theory import cost, fused, held_out, launches
 from tflabench.theory.hardware import Gpu
+from tflabench.theory.held_out import ModelError
+from tflabench.theory.prediction import AdvisedKernel, Source, predict
 from tflabench.theory.roofline import TimeBounds
 
 COMPUTES = (*GATES, *(op.name for op in bundled.RECURRENCES), gla.OPERATION)  # of the mLSTM, and the other linear RNNs
@@ -94,7 +93,7 @@ class Choice:
         outside: why `call_s` is not between the bounds (see `prediction.why_outside`); None where it is, or measured.
     """
 
-    kernel: Kernel
+    kernel: AdvisedKernel
     problem: Problem
     call_s: float
     source: Source
@@ -125,7 +124,7 @@ class Choice:
         )
 
 
-def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Choice]:
+def choices(demand: Demand, kernel: AdvisedKernel, chunk_sizes: Iterable[int | None], gpu: Gpu) -> list[Choice]:
     """Every batch at every chunk size of a kernel, fitting or not; None for a kernel that takes no chunk size."""
     found = []
     for size in chunk_sizes:
@@ -153,7 +152,7 @@ def choices(demand: Demand, kernel: Kernel, chunk_sizes: Iterable[int | None], g
 
 def rank(found: Iterable[Choice]) -> list[Choice]:
     """Return the best fitting batch of every kernel and chunk size, by step time; then those that fit at no batch."""
-    best: dict[tuple[Kernel, int | None], Choice] = {}
+    best: dict[tuple[AdvisedKernel, int | None], Choice] = {}
     for choice in found:
         key = (choice.kernel, choice.problem.chunk_size)
         if key not in best or _order(choice) < _order(best[key]):
@@ -173,7 +172,7 @@ def frontier(found: Sequence[Choice], gain: float = 0.0) -> list[Choice]:
     return kept
 
 
-def memory(kernel: Kernel, problem: Problem) -> Memory:
+def memory(kernel: AdvisedKernel, problem: Problem) -> Memory:
     """Return the memory of one call: tensors that it is given, makes and keeps."""
     p = problem
     heads = p.batch * p.heads
@@ -269,7 +268,7 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
             continue
         if pattern is None and impl not in plugged and plain != (kind == "cpu"):
             continue
-        kernel = Kernel(impl.name, computes, impl.modelled, impl.count)
+        kernel = AdvisedKernel(impl.name, computes, impl.modelled, impl.count)
         sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
         refused += left_out
         found += choices(demand, kernel, sizes, gpu)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tflabench.problem import Pass
+from tflabench.problem import Pass, Problem
 
 SCHEMA_VERSION = 4
 MOST = 2**63  # integers of a table are smaller
@@ -134,6 +135,11 @@ class Row(BaseModel):
     def columns(self) -> dict[str, Any]:
         """Return the row under its column names: `pass`, not `pass_`."""
         return self.model_dump(by_alias=True)
+
+    @property
+    def problem(self) -> Problem:
+        """Return the size that was measured, with the chunk size that was used."""
+        return Problem(**{field.name: getattr(self, field.name) for field in fields(Problem)})
 
     @property
     def tuned_fully(self) -> bool:

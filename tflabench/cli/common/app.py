@@ -39,7 +39,6 @@ COMMANDS = {
         "theory": "Draw the paper's theory figures",
         "advise": "Choose kernel, chunk size and batch",
         "transfer": "Draw how gates and norms scale a signal",
-        "model-error": "Hold the runtime models to stored rows",
         "gpus": "List known GPUs and this machine",
     },
     "Data": {
@@ -133,7 +132,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     **_shared("Time kernels of Tiled Flash Linear Attention, and hold them to the roofline."),
 )
-rows = typer.Typer(cls=Group, **_shared("Change stored rows: merge or pack folders, recount theory."))
+rows = typer.Typer(cls=Group, **_shared("Change stored rows: merge or pack folders."))
 cache = typer.Typer(
     cls=Group,
     invoke_without_command=True,

@@ -1,6 +1,6 @@
 """Time every tiling of each TFLA kernel on this GPU and print the fastest: so `kernels.scalar.plan.tfla` got its table.
 
-    python -m tflabench.bench.tune_tfla ROWS.jsonl [--seconds N]
+    python tools/tune_tfla.py ROWS.jsonl [--seconds N]
 
 First worker processes compile all candidates into Triton's cache, then one process times them: CUDA events, the median
 of 20 after 3, the L2 flushed. A line of ROWS is one (shape, chunk size, kernel, tiling): ms or error.
@@ -38,7 +38,7 @@ PROGRAMS = (264, 512, 1024, 2048)  # for the state walk, where batch and heads a
 
 
 @dataclass(frozen=True)
-class Shape:
+class TunedShape:
     """Sizes of a problem."""
 
     batch: int
@@ -49,9 +49,9 @@ class Shape:
 
 
 SHAPES = {
-    Shape(16, 16, 4096, 128, 256): (256,),
-    Shape(1, 16, 65536, 128, 256): (256,),
-    Shape(8, 8, 8192, 256, 512): (256, 4096),
+    TunedShape(16, 16, 4096, 128, 256): (256,),
+    TunedShape(1, 16, 65536, 128, 256): (256,),
+    TunedShape(8, 8, 8192, 256, 512): (256, 4096),
 }
 
 # (rows, cols, inner, outer, warps, stages) by (d_in, d_out)
@@ -89,7 +89,7 @@ Candidate = tuple[str, Tiles | StateTiles, int]  # kernel, tiling, programs (see
 Launcher = Callable[[str, Tiles | StateTiles, int], Callable[[], object]]
 
 
-def candidates(shape: Shape) -> Iterator[Candidate]:
+def candidates(shape: TunedShape) -> Iterator[Candidate]:
     """Yield what is timed of a shape."""
     few = shape.batch * shape.heads < 64
     for kernel, tiles in itertools.product(("forward_states", "backward_states"), STATE_TILES):
@@ -103,7 +103,7 @@ def candidates(shape: Shape) -> Iterator[Candidate]:
             yield kernel, Tiles(*tiles), PROGRAMS[0]
 
 
-def bench(shape: Shape, chunk_size: int) -> Launcher:
+def bench(shape: TunedShape, chunk_size: int) -> Launcher:
     """Draw inputs and states of a shape, and return what makes a launch of one kernel."""
     cast("Any", torch).manual_seed(0)
     B, H, T = shape.batch, shape.heads, shape.T
@@ -157,7 +157,7 @@ def milliseconds(run: Callable[[], object], samples: int = 20) -> float:
     return statistics.median(times)
 
 
-def warm(job: tuple[Shape, int, int, int]) -> None:
+def warm(job: tuple[TunedShape, int, int, int]) -> None:
     """Compile one worker's share of a shape's candidates, on a short sequence."""
     shape, chunk_size, worker, workers = job
     launch = bench(replace(shape, T=1024), chunk_size)
@@ -181,7 +181,7 @@ def main() -> None:
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         list(pool.map(warm, jobs))
     print(f"compiled, {end - time.monotonic():.0f} s left", file=sys.stderr)
-    best: dict[tuple[Shape, int, str], list[tuple[float, tuple[int, ...]]]] = {}
+    best: dict[tuple[TunedShape, int, str], list[tuple[float, tuple[int, ...]]]] = {}
     with args.rows.open("w") as rows:
         for shape, chunk_sizes in SHAPES.items():
             for chunk_size in chunk_sizes:

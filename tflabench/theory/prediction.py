@@ -25,7 +25,7 @@ MORE_PRODUCTS = "products that several kernels make"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class AdvisedKernel:
     """A chunkwise kernel as advice names it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Prediction:
     outside: str | None = None
 
 
-def predict(kernel: Kernel, problem: Problem, gpu: Gpu) -> Prediction:
+def predict(kernel: AdvisedKernel, problem: Problem, gpu: Gpu) -> Prediction:
     """Predict one call: by the calibrated model where it knows kernel and GPU, else by the published upper bound."""
     counted = kernel.count(problem)
     bounds = time_bounds(counted, gpu.ceilings)

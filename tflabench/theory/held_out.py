@@ -1,0 +1,72 @@
+"""Errors of the calibrated model on rows of a GPU on which its constant was not fitted, and where it ever ran.
+
+They stand in `held_out.json` beside this file, so that advice on any machine needs no results folder. It is made of the
+rows stored in the repository: `python tools/model_error.py results --write`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tflabench.theory.calibrated import Algorithm
+from tflabench.theory.hardware import Gpu, find
+
+TABLE = Path(__file__).with_name("held_out.json")
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """Errors of the calibrated model on the rows of one GPU kind.
+
+    Attributes:
+        gpu: name in `tflabench.theory.hardware.KNOWN`.
+        algorithm: family of kernels, of `calibrated.ALGORITHMS`.
+        rows: that were measured.
+        median: of absolute errors, predicted over measured time less 1.
+        worst: of largest size, with its sign: + is predicted too slow.
+        held_out: whether no constant was fitted on rows of that GPU kind.
+    """
+
+    gpu: str
+    algorithm: Algorithm
+    rows: int
+    median: float
+    worst: float
+    held_out: bool
+
+
+@cache
+def stored() -> tuple[ModelError, ...]:
+    """Return the table that comes with the package."""
+    return tuple(ModelError(**row) for row in json.loads(TABLE.read_text()))
+
+
+def held_out_error(algorithm: Algorithm, gpu: Gpu) -> ModelError | None:
+    """Return the error on held-out rows of this GPU kind, else of the one with most of them; None without any."""
+    errors = [error for error in stored() if error.held_out and error.algorithm == algorithm]
+    of_gpu = [error for error in errors if error.gpu == _kind(gpu)]
+    return max(of_gpu or errors, key=lambda error: error.rows, default=None)
+
+
+def in_sample_error(algorithm: Algorithm) -> ModelError | None:
+    """Return the error where the constant was fitted, on rows of more shapes; None where there are none."""
+    errors = [error for error in stored() if not error.held_out and error.algorithm == algorithm]
+    return max(errors, key=lambda error: error.rows, default=None)
+
+
+def has_run_on(gpu: Gpu) -> bool:
+    """Return whether there are rows of any kernel that the calibrated model describes on this GPU kind."""
+    return any(error.gpu == _kind(gpu) for error in stored())
+
+
+def with_article(gpu: str) -> str:
+    """Return "an H100 SXM", "a B200": the article is that of the first letter as it is spoken."""
+    return f"{'an' if gpu[0] in 'AHLMR' else 'a'} {gpu}"
+
+
+def _kind(gpu: Gpu) -> str:
+    """Return the name in the table of GPUs; "paper-H100", a row of the paper's Table 18, is an H100 SXM."""
+    return find(gpu.name.removeprefix("paper-")).name if gpu.name.startswith("paper-") else gpu.name

@@ -1,0 +1,226 @@
+"""Hold the paper's and the calibrated model to measured rows, and say how far either is off.
+
+    python tools/model_error.py results/h200 results/h100          # median and worst error, by GPU and kernels
+    python tools/model_error.py results/h200 results/h100 --fit    # the fitted constant anew, judged on other rows
+    python tools/model_error.py results --write                    # tflabench/theory/held_out.json anew
+    python tools/model_error.py results/h200 --draw DIR            # where the time goes over the chunk size
+
+Errors are predicted over measured time, less 1: the median of their sizes, and the worst with its sign, + for predicted
+too slow. Rows that the constant was fitted on stand apart from those that are held out. Rows of older versions of our
+kernels are left out, and of a point that one source measured twice the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+
+from tflabench.implementations import registry
+from tflabench.problem import InputError, Problem
+from tflabench.rows.load import Results, find_results
+from tflabench.theory import calibrated, fused
+from tflabench.theory.calibrated import Modelled
+from tflabench.theory.chunk_size import Tradeoff
+from tflabench.theory.constants import FITTED_GPU, FITTED_HEADS
+from tflabench.theory.hardware import Ceilings, Gpu, described
+from tflabench.theory.held_out import TABLE, ModelError
+from tflabench.theory.launches import Chip
+
+SHORTEST, LONGEST = 1e-8, 1e-5  # seconds between which a round trip is looked for
+PRECISION = 1e-3  # relative, to which it is fitted
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A measured row and what the models say of it: seconds, and by term for the calibrated one.
+
+    `gpu` has the datasheet's roofs, `chip` those of the calibrated model.
+    """
+
+    title: str
+    gpu: Gpu
+    chip: Chip
+    kernel: Modelled
+    problem: Problem
+    measured: float
+    published: float
+    terms: dict[str, float]
+
+    @property
+    def error(self) -> float:
+        """Return the error of the calibrated model."""
+        return sum(self.terms.values()) / self.measured - 1
+
+    @property
+    def held_out(self) -> bool:
+        """Return whether no constant was fitted on rows of this GPU and head size."""
+        return (self.gpu.name, (self.problem.d_qk, self.problem.d_hv)) != (FITTED_GPU, FITTED_HEADS)
+
+
+def published(problem: Problem, kernel: Modelled, gpu: Gpu) -> float:
+    """Seconds by eq. 116 at `problem.chunk_size`, on the datasheet's roofs; it knows no shared heads."""
+    if kernel.algorithm == "fused":
+        size, group = problem.chunk_size or problem.seq_len, kernel.group(problem)
+        cost = fused.cost(problem, kernel.gate, size, gate_gradients=kernel.gate_gradients, group=group)
+        return cost.flops / gpu.ceilings.flops_per_s + cost.bytes / gpu.ceilings.bytes_per_s
+    return float(Tradeoff(problem, kernel.gate, gpu.ceilings).time(problem.chunk_size).upper)
+
+
+def judge(folders: Iterable[Results]) -> tuple[list[JudgedRow], Counter[str]]:
+    """Return the rows that the calibrated model describes, and how many others there are by what they are.
+
+    Raises:
+        InputError: too little is known of the GPU that a row ran on.
+    """
+    judged: list[JudgedRow] = []
+    others: Counter[str] = Counter()
+    seen: set[tuple[str, str, str]] = set()
+    for results in folders:
+        for row in results.rows:
+            key = (row.device, row.source_hash or row.run_id, row.point)
+            if row.status != "ok" or row.ms_median is None or key in seen:
+                continue
+            seen.add(key)
+            kernel = registry.modelled(row.implementation)
+            if kernel is None or row.chunk_size is None or row.dtype not in ("bfloat16", "float16"):
+                others[row.implementation] += 1
+                continue
+            if not registry.is_current(row.implementation, row.kernel_version):
+                others[f"{row.implementation}, an older version"] += 1
+                continue
+            ceilings = results.runs.get(row.run_id, {}).get("ceilings", {}).get(row.dtype)
+            gpu = described(row.device, row.dtype)
+            chip = Chip.of(gpu, Ceilings(**ceilings) if ceilings else None)
+            problem = Problem(**{field.name: getattr(row, field.name) for field in fields(Problem)})
+            terms = calibrated.predict(problem, kernel, chip)
+            seconds = published(problem, kernel, gpu)
+            judged.append(JudgedRow(row.title, gpu, chip, kernel, problem, row.ms_median / 1e3, seconds, terms))
+    return judged, others
+
+
+def median_and_worst(errors: Iterable[float]) -> tuple[float, float]:
+    """Return the median of absolute errors, and the error of largest size with its sign."""
+    errors = list(errors)
+    return median(map(abs, errors)), max(errors, key=abs)
+
+
+def errors_by_gpu(judged: Iterable[JudgedRow]) -> list[ModelError]:
+    """Return what `held_out.json` holds: errors by GPU kind and algorithm, in the order of their names."""
+    groups: dict[tuple[str, calibrated.Algorithm], list[float]] = {}
+    for row in judged:
+        groups.setdefault((row.gpu.name, row.kernel.algorithm), []).append(row.error)
+    errors = []
+    for (gpu, algorithm), group in sorted(groups.items()):
+        middle, worst = median_and_worst(group)
+        errors.append(ModelError(gpu, algorithm, len(group), round(middle, 4), round(worst, 4), gpu != FITTED_GPU))
+    return errors
+
+
+class RoundTripFit:
+    """Predicted times as functions of the round trip, in which all of them are straight lines."""
+
+    def __init__(self, rows: Iterable[JudgedRow]) -> None:
+        self.lines = []
+        for row in rows:
+            at_0, at_1 = (
+                sum(calibrated.predict(row.problem, row.kernel, replace(row.chip, round_trip_s=seconds)).values())
+                for seconds in (0.0, 1.0)
+            )
+            self.lines.append((at_0, at_1 - at_0, row.measured))
+
+    def errors(self, round_trip_s: float) -> list[float]:
+        """Return predicted over measured time, less 1."""
+        return [(start + slope * round_trip_s) / measured - 1 for start, slope, measured in self.lines]
+
+    def loss(self, round_trip_s: float) -> float:
+        """Mean absolute logarithm of predicted over measured time."""
+        return sum(abs(math.log1p(error)) for error in self.errors(round_trip_s)) / len(self.lines)
+
+    def best(self) -> float:
+        """Return the round trip of least loss in seconds, by golden section on a logarithmic scale."""
+        low, high = math.log(SHORTEST), math.log(LONGEST)
+        ratio = (math.sqrt(5) - 1) / 2
+        while high - low > PRECISION:
+            left, right = high - ratio * (high - low), low + ratio * (high - low)
+            if self.loss(math.exp(left)) < self.loss(math.exp(right)):
+                high = right
+            else:
+                low = left
+        return math.exp((low + high) / 2)
+
+
+def print_errors(judged: Sequence[JudgedRow], others: Counter[str]) -> None:
+    """Print the errors of both models by GPU and kernels, fitted and held-out rows apart, and the rows furthest off."""
+    groups: dict[tuple[str, str], list[JudgedRow]] = {}
+    for row in judged:
+        for kernels in (f"{row.kernel.algorithm} {row.kernel.gate}", "| all"):
+            groups.setdefault((row.gpu.name, kernels), []).append(row)
+    print(f"{'':28}{'fitted on':24}{'held out':24}paper's model, held out")
+    for (gpu, kernels), rows in sorted(groups.items()):
+        fitted = [row.error for row in rows if not row.held_out]
+        held_out = [row.error for row in rows if row.held_out]
+        paper = [row.published / row.measured - 1 for row in rows if row.held_out]
+        print(f"{gpu} {kernels}".ljust(28) + "".join(_errors(errors).ljust(24) for errors in (fitted, held_out, paper)))
+    print("Furthest off:")
+    for row in sorted(judged, key=lambda row: -abs(row.error))[:5]:
+        p = row.problem
+        size = f"{p.pass_} B={p.batch} T={p.seq_len} heads {p.heads}x{p.d_qk}/{p.d_hv} L={p.chunk_size}"
+        longest = max(row.terms, key=row.terms.__getitem__)
+        print(f"  {row.title} {size}: {row.measured * 1e3:.3g} ms, {row.error:+.0%}, most of it {longest}")
+    print("Not described:", ", ".join(f"{name} ({count})" for name, count in others.items()) or "none")
+
+
+def _errors(errors: Sequence[float]) -> str:
+    return "{} rows: {:.1%}, {:+.0%}".format(len(errors), *median_and_worst(errors)) if errors else "-"
+
+
+def print_fits(judged: Sequence[JudgedRow]) -> None:
+    """Print the round trip fitted on the rows of FITTED_GPU and FITTED_HEADS and on each GPU, judged on all groups."""
+    groups: dict[str, list[JudgedRow]] = {}
+    for row in judged:
+        heads = f"{row.problem.d_qk}/{row.problem.d_hv}"
+        for name in (row.gpu.name, *([f"{row.gpu.name}, {heads}"] if row.gpu.name == FITTED_GPU else [])):
+            groups.setdefault(name, []).append(row)
+    lines = {name: RoundTripFit(rows) for name, rows in groups.items()}
+    stored = f"{FITTED_GPU}, {FITTED_HEADS[0]}/{FITTED_HEADS[1]}"
+    for fitted_on in (name for name in lines if name == stored or "," not in name):
+        seconds = lines[fitted_on].best()
+        print(f"fitted on {fitted_on}: {seconds * 1e6:.2f} us")
+        for name, others in lines.items():
+            print(f"  {name:24} {_errors(others.errors(seconds))}")
+
+
+def main() -> None:
+    """Read the folders and do what the options say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--draw", type=Path)
+    arguments = parser.parse_args()
+    try:
+        judged, others = judge(results for folder in arguments.folders for results in find_results(folder))
+    except InputError as error:
+        parser.error(str(error))
+    if not judged:
+        parser.error("no row that the calibrated model describes: 16-bit, of our kernels or of mlstm_kernels")
+    print_errors(judged, others)
+    if arguments.fit:
+        print_fits(judged)
+    if arguments.write:
+        lines = ",\n".join(f" {json.dumps(asdict(error))}" for error in errors_by_gpu(judged))
+        TABLE.write_text(f"[\n{lines}\n]\n")
+    if arguments.draw:
+        from model_figures import draw
+
+        draw(judged, arguments.draw)
+
+
+if __name__ == "__main__":
+    main()
