@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tflabench.cli.main import app
-from tflabench.figures import overlay, paper
+from tflabench.figures import paper
 from tflabench.figures.model import Band, Curve, Figure, Mark, Rule
 from tflabench.problem import InputError, Problem
 from tflabench.rows.load import read_rows
@@ -125,9 +125,9 @@ class TestPaper:
     def test_the_named_optima_are_those_of_the_equations(self):
         figure = paper.fig17("sig", "fw")
         for gpu in ("paper-A100", "paper-H100", "H200", "paper-B200"):
-            best = Tradeoff(overlay.PAPER, "sig", find(gpu).ceilings).runtime_optimal
+            best = Tradeoff(paper.PAPER, "sig", find(gpu).ceilings).runtime_optimal
             assert f"{gpu.removeprefix('paper-')}: L = {best:.0f}" in named(figure)
-        assert figure.title.endswith("an H100 is fastest at L = 634")
+        assert figure.title.endswith("H100 is fastest at L = 634")
         assert all(note.ring for note in items(figure, Mark))
 
     def test_gpus_of_like_intensity_share_a_name(self):
@@ -152,7 +152,7 @@ class TestPaper:
         drawn = {curve.name: (list(curve.x), list(curve.y)) for curve in items(figure, Curve)}
         assert drawn["tfla_sig_xl"] == ([128, 256, 512], [2.12, 2.00, 2.10])
         assert drawn["hopper_sig"] == ([8192], [0.667])
-        assert figure.title.endswith("an H200 is fastest at L = 529, the best measured chunkwise kernel at 256")
+        assert figure.title.endswith("H200 is fastest at L = 529, the best measured chunkwise kernel at 256")
         (band,) = items(figure, Band)
         theory = named(figure)["H200: L = 529"]
         assert (band.colour, list(band.upper)) == (theory.ink.colour, list(theory.y))
@@ -160,7 +160,7 @@ class TestPaper:
     def test_of_two_rows_at_one_chunk_size_the_later_counts(self, tmp_path):
         later = row("tfla_sig_xl", 128, 1.9, started_at="2026-11-22T12:00:00+00:00", seed=1)
         rows = read_rows(folder(tmp_path / "twice", [later, row("tfla_sig_xl", 128, 2.12)]))
-        (own,) = overlay.Overlay.of(rows, "sig", "fw").series()
+        (own,) = paper.MeasuredSweep.of(rows, "sig", "fw").lines()
         assert list(own.ms) == [1.9]
 
     def test_the_fastest_measured_chunk_size_lies_at_the_intensity_of_its_gpu(self, results):
@@ -188,7 +188,7 @@ class TestPaper:
         rows = read_rows(folder(tmp_path / "l40s", [row("tfla_sig_xl", 64, 9.0, device="NVIDIA L40S")]))
         figure = paper.fig17("sig", "fw", rows)
         assert any(label.startswith("L40S: L = ") for label in named(figure))
-        assert "an L40S is fastest" in figure.title
+        assert "L40S is fastest" in figure.title
 
     def test_a_gpu_without_specs(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -64,19 +64,14 @@ def figures(source: Source, what: Sequence[str] = WHAT) -> Iterator[Figure]:
     """Yield every figure that the rows of a source make."""
     rows = source.rows
     axes = facets.swept_axes(rows) or ["seq_len"]
-    for name, quantity in QUANTITIES.items():
-        for axis in axes if name in what else ():
-            for part in facets.split(rows, axis):
-                yield curves.draw(f"{name}-{part.stem}", source, part, quantity)
+    for name in filter(QUANTITIES.__contains__, what):
+        for axis in axes:
+            yield from curves.over(axis, name, name, source, rows)
     if "chunk" in what and "chunk_size" in axes:
-        for part in facets.split(rows, "chunk_size"):
-            for name in source.looks:
-                own = part.rows[part.rows["implementation"] == name]
-                if own["chunk_size"].nunique() > 1:
-                    yield curves.tradeoff("-".join(["chunk", name, *part.tags]), source, part, name)
+        yield from curves.tradeoffs("chunk", source)
     if "roofline" in what:
-        for dtype, own in rows.groupby("dtype"):
-            yield roofline.draw(f"roofline-{dtype}", source, own)
+        for dtype, of_dtype in rows.groupby("dtype"):
+            yield roofline.draw(f"roofline-{dtype}", source, of_dtype)
 
 
 def source_of(table: Rows, highlight: Sequence[str] = ()) -> Source:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from tflabench.figures.looks import Look
-from tflabench.figures.quantities import Rows, plain
+from tflabench.figures.quantities import Rows, days, plain
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 LONGEST = 110  # letters of a reason
@@ -87,8 +87,7 @@ def missing(rows: Rows, axis: str, looks: dict[str, Look]) -> list[str]:
 
 def provenance(rows: Rows, runs: Mapping[str, Any]) -> str:
     """Device, days, and the versions behind the rows, in one line."""
-    days = sorted({str(started)[:10] for started in rows["started_at"]})
-    words = [*sorted(set(rows["device"])), " to ".join(dict.fromkeys((days[0], days[-1])))]
+    words = [*sorted(set(rows["device"])), days(rows)]
     described = [runs[run] for run in dict.fromkeys(rows["run_id"]) if run in runs]
     for package in ("torch", "triton"):
         if versions := sorted({run["packages"][package] for run in described if package in run.get("packages", {})}):

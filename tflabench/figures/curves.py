@@ -11,12 +11,23 @@ import numpy as np
 import pandas as pd
 
 from tflabench.figures.axes import CROSS_LEVEL, Swept, held, labels, linear, logarithmic, swept, upwards
-from tflabench.figures.captions import caption, compact, legend_name, missing
-from tflabench.figures.facets import Slice
+from tflabench.figures.captions import caption, compact, legend_name, missing, provenance
+from tflabench.figures.facets import Slice, split
 from tflabench.figures.highlights import SYMBOLS, chosen, device_name, finding, title
 from tflabench.figures.looks import DARK_GREY, GREY, Look, owners
 from tflabench.figures.model import Axis, Band, Bars, Cross, Curve, Figure, Ink, Item, Key, Mark, Panel
-from tflabench.figures.quantities import AXES, MEMORY, PASSES, RUNTIME, Quantity, Rows, by_pass, flagged, flags
+from tflabench.figures.quantities import (
+    AXES,
+    MEMORY,
+    PASSES,
+    QUANTITIES,
+    RUNTIME,
+    Quantity,
+    Rows,
+    by_pass,
+    flagged,
+    flags,
+)
 from tflabench.figures.source import Source
 
 BACKGROUND = Ink(GREY)
@@ -94,6 +105,12 @@ def draw(stem: str, source: Source, part: Slice, quantity: Quantity, theory: boo
         rows=part.rows,
         height=0.15 * part.rows["implementation"].nunique() + 0.1 if single else 1.6,
     )
+
+
+def over(axis: str, quantity: str, stem: str, source: Source, rows: Rows, theory: bool = True) -> Iterator[Figure]:
+    """Yield a quantity of some rows over an axis, by its name in QUANTITIES: a figure a setting of all else."""
+    for part in split(rows, axis):
+        yield draw(f"{stem}-{part.stem}", source, part, QUANTITIES[quantity], theory)
 
 
 def over_axis(chart: Chart, own: dict[str, Columns], words: str) -> Panel:
@@ -255,7 +272,7 @@ def notes(chart: Chart, source: Source, panels: Sequence[Panel], single: bool = 
     if chart.quantity == RUNTIME and single and rows["percent_of_bound"].notna().any():
         yield "In brackets: percent of the bound of the problem."
     yield from missing(rows, chart.part.axis, chart.looks)
-    yield source.origin
+    yield provenance(rows, source.runs)
 
 
 def _setting(part: Slice, single: bool) -> str:
@@ -298,6 +315,15 @@ def over_memory(charts: Sequence[Chart], own: dict[str, Columns], words: str) ->
         for chart, side in zip(charts, "xy", strict=True)
     )
     return Panel(words, x_axis, y_axis, (*lines, *notes))
+
+
+def tradeoffs(stem: str, source: Source) -> Iterator[Figure]:
+    """Yield runtime and memory over the chunk size, a figure an implementation that was measured at several."""
+    for part in split(source.rows, "chunk_size"):
+        measured = part.rows[part.rows["status"] == "ok"].groupby("implementation")["chunk_size"].nunique()
+        for name in source.looks:
+            if measured.get(name, 0) > 1:
+                yield tradeoff("-".join([stem, name, *part.tags]), source, part, name)
 
 
 def tradeoff(stem: str, source: Source, part: Slice, name: str) -> Figure:

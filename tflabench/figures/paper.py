@@ -3,8 +3,8 @@
     FIGURES["fig17"]("sig", "fw", rows) -> Figure        rows: as `load.read_rows` gives them, or None
 
 Every figure takes a gate ("exp", "sig" or "gla"), a pass ("fw" or "fwbw") and rows, of which it draws those of one
-problem: see `Overlay`. Counts are the published ones (Table 17), of GLA the sums of Table 8. GPUs are those of the
-paper's Table 18, and the H200 of NVIDIA's datasheet.
+problem: see `MeasuredSweep`. Counts are the published ones (Table 17), of GLA the sums of Table 8. GPUs are those of
+the paper's Table 18, and the H200 of NVIDIA's datasheet.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tflabench.figures.axes import held, linear, logarithmic, powers, upwards
 from tflabench.figures.gpus import ink, intensity_rules, roofs, short, sources, under
-from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
-from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Mark, Panel, Rule
-from tflabench.figures.overlay import PAPER, Overlay, Series
-from tflabench.figures.quantities import AXES, PASSES, Rows
+from tflabench.figures.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, looks
+from tflabench.figures.model import Axis, Band, Curve, Figure, Ink, Item, Key, Mark, Numbers, Panel, Rule
+from tflabench.figures.quantities import AXES, PASSES, Rows, days, drawable
+from tflabench.implementations import registry
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE
 from tflabench.problem import Pass, Problem
 from tflabench.theory import cost, fused
 from tflabench.theory.chunk_size import Tradeoff
-from tflabench.theory.cost import Formulation, Gate
-from tflabench.theory.hardware import Ceilings, Gpu, find
+from tflabench.theory.cost import Cost, Formulation, Gate
+from tflabench.theory.hardware import Ceilings, Gpu, described, find
 
+PAPER = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)  # the 7B size of Figs. 17, 19 and 20
+SIZE = ["batch", "heads", "seq_len", "d_qk", "d_hv"]
 CAUSAL_INKS = {0.5: Ink(BLUE), 0.66: Ink(GREEN, dash="dash"), 1.0: Ink(VERMILION, dash="dashdot")}
 DIM_INKS = {
     64: Ink(SKY, dash="dot"),
@@ -49,8 +51,127 @@ DIMENSIONS = np.geomspace(32, 2048, 100)
 OVER_DIMENSIONS = powers(AXES["d_hv"], 32, 2048)
 
 
+class MeasuredLine(NamedTuple):
+    """The rows of one implementation, by chunk size."""
+
+    name: str
+    title: str
+    ink: Ink
+    rows: Rows
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return the chunk sizes of the rows."""
+        return self.rows["chunk_size"].to_numpy(float)
+
+    @property
+    def ms(self) -> np.ndarray:
+        """Return the times of the rows in ms."""
+        return self.rows["ms_median"].to_numpy(float)
+
+    @property
+    def best(self) -> int:
+        """The index of the fastest row."""
+        return int(np.argmin(self.ms))
+
+    @property
+    def chunkwise(self) -> bool:
+        """Return whether the implementation has chunks."""
+        return self.rows["formulation"].iloc[0] == "chunkwise"
+
+    def curve(self, x: Numbers, y: Numbers) -> Curve:
+        """Return the line through the values of the rows."""
+        return Curve(self.title, x, y, self.ink, rows=[int(n) for n in self.rows.index], name=self.name)
+
+
 @dataclass(frozen=True)
-class Asked:
+class MeasuredSweep:
+    """Measured rows over the chunk size at one problem on one GPU.
+
+    Attributes:
+        problem: of the rows, without chunk size; the paper's where there are no rows.
+        rows: of chunkwise and fused kernels of one gate and pass; None where there are none.
+        gpu: that they ran on; None without rows.
+        given: whether there were rows to choose from.
+    """
+
+    problem: Problem
+    rows: Rows | None = None
+    gpu: Gpu | None = None
+    given: bool = False
+
+    @classmethod
+    def of(cls, rows: Rows | None, gate: Gate, pass_: Pass) -> MeasuredSweep:
+        """Return the rows of the device and problem measured at the most chunk sizes; the paper's among equals.
+
+        Plain PyTorch is left out: it is not the algorithm that is counted. Of several rows at one chunk size the last
+        measured counts.
+
+        Raises:
+            InputError: those rows ran on a device without known ceilings.
+        """
+        problem = PAPER.with_(pass_=pass_)
+        if rows is None:
+            return cls(problem)
+        table: Rows = drawable(rows)
+        counted = np.array([_counts(name, gate) for name in table["implementation"]], dtype=bool)
+        table = table[(table["status"] == "ok") & (table["pass"] == pass_) & table["chunk_size"].notna() & counted]
+        if table.empty:
+            return cls(problem, given=True)
+        part = max((part for _, part in table.groupby(["device", *SIZE, "dtype"])), key=_richness)
+        part = part.sort_values("started_at").drop_duplicates(["implementation", "chunk_size"], keep="last")
+        first = part.iloc[0]
+        problem = Problem(*(int(first[column]) for column in SIZE), dtype=first["dtype"], pass_=pass_)
+        return cls(problem, part.sort_values("chunk_size"), described(first["device"], first["dtype"]), True)
+
+    def lines(self) -> list[MeasuredLine]:
+        """Return the rows by implementation, without the gate in titles: a figure has one."""
+        if self.rows is None:
+            return []
+        gate = f"mLSTM{self.rows['gate'].iloc[0]} "  # of GLA there is one kernel
+        return [
+            MeasuredLine(name, look.title.replace(gate, ""), look.ink, self.rows[self.rows["implementation"] == name])
+            for name, look in looks(self.rows).items()
+        ]
+
+    def cost(self, line: MeasuredLine, tradeoff: Tradeoff) -> Cost:
+        """Return FLOPs and bytes of rows, each counted as what it runs: chunkwise, or fused."""
+        if line.chunkwise:
+            return tradeoff.cost(line.sizes)
+        counts = [fused.cost(self.problem, tradeoff.gate, int(size)) for size in line.sizes]
+        return Cost(np.array([count.flops for count in counts]), np.array([count.bytes for count in counts]))
+
+    @property
+    def setting(self) -> str:
+        """Return the problem in words."""
+        p = self.problem
+        heads = f"{p.heads} head{'s' if p.heads > 1 else ''}"
+        return f"T = {p.seq_len}, batch {p.batch}, {heads}, d_qk = {p.d_qk}, d_hv = {p.d_hv}, {p.dtype}"
+
+    @property
+    def origin(self) -> list[str]:
+        """Return where the rows come from, or that there are none, as lines of a caption."""
+        if self.rows is None:
+            return ["The rows to be laid over hold none of these kernels, gate and pass."] if self.given else []
+        return [f"Measured on {self.rows['device'].iloc[0]}, {days(self.rows)}."]
+
+
+def _counts(name: str, gate: Gate) -> bool:
+    """Return whether an implementation is a kernel of this gate that the model counts."""
+    impl = registry.find(name)
+    if impl is None:
+        return False
+    return impl.operation == "gla" and impl.chunked if gate == "gla" else impl.gate == gate and bool(impl.modelled)
+
+
+def _richness(part: Rows) -> tuple[int, bool, float]:
+    """Rank the rows of one device and problem: chunk sizes, then the paper's problem, then time."""
+    of_the_paper = all(part[column].iloc[0] == getattr(PAPER, column) for column in SIZE)
+    return part["chunk_size"].nunique(), of_the_paper, part["ms_median"].sum()
+
+
+@dataclass(frozen=True)
+class Variant:
     """A figure of the paper for one gate and pass, and the rows that may be laid over."""
 
     number: int
@@ -59,9 +180,9 @@ class Asked:
     rows: Rows | None
 
     @cached_property
-    def sweep(self) -> Overlay:
+    def sweep(self) -> MeasuredSweep:
         """Return the rows that are laid over."""
-        return Overlay.of(self.rows, self.gate, self.pass_)
+        return MeasuredSweep.of(self.rows, self.gate, self.pass_)
 
     def figure(
         self, words: str, panels: Iterable[Panel], caption: Iterable[str], gpus: Sequence[Gpu] = (), **rest: Any
@@ -87,24 +208,15 @@ class Asked:
         )
 
     @property
-    def counts(self) -> str:
-        """Return which counts are drawn, in words."""
-        return "counts as of Table 8, a decay a channel" if self.gate == "gla" else "published counts (Table 17)"
-
-    @property
     def counted(self) -> str:
-        """Return the sentence of the caption that says so."""
-        return f"Modelled: {self.counts}, F_causal = 0.5"
+        """Return the sentence of the caption that says what is counted."""
+        counts = "counts as of Table 8, a decay a channel" if self.gate == "gla" else "published counts (Table 17)"
+        return f"Modelled: {counts}, F_causal = 0.5 where nothing else is said"
 
     @property
     def has_fused(self) -> bool:
         """Return whether there are fused kernels of this gate."""
         return self.gate != "gla"
-
-    def equation(self, number: int) -> str:
-        """Return the name of an equation that the paper prints for sig's forward only."""
-        printed = (self.gate, self.pass_) == ("sig", "fw")
-        return f"eq. {number}" if printed else f"as eq. {number}, for this gate and pass"
 
     def tradeoff(self, d_qk: float, d_hv: float, ceilings: Ceilings | None = None, **options: Any) -> Tradeoff:
         """Return the model of one head; head dimensions may be real numbers, as curves have them."""
@@ -115,117 +227,117 @@ class Asked:
 FIGURES: dict[str, Callable[..., Figure]] = {}
 
 
-def _of_the_paper(drawn: Callable[[Asked], Figure]) -> Callable[..., Figure]:
+def _of_the_paper(drawn: Callable[[Variant], Figure]) -> Callable[..., Figure]:
     """Return a figure as a function of gate, pass and rows, and list it in FIGURES."""
 
     @wraps(drawn)
     def figure(gate: Gate, pass_: Pass = "fw", rows: Rows | None = None) -> Figure:
-        return drawn(Asked(int(drawn.__name__.removeprefix("fig")), gate, pass_, rows))
+        return drawn(Variant(int(drawn.__name__.removeprefix("fig")), gate, pass_, rows))
 
     FIGURES[drawn.__name__] = figure
     return figure
 
 
 @_of_the_paper
-def fig15(asked: Asked) -> Figure:
+def fig15(variant: Variant) -> Figure:
     """Return FLOPs of one head and sequence over L, for three head sizes and F_causal 0.5, 0.66 and 1."""
-    panels = [_flops_panel(asked, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
+    panels = [_flops_panel(variant, d_qk, d_hv) for d_qk, d_hv in ((256, 512), (128, 256), (64, 128))]
     least = [item.x for panel in panels for item in panel.items if isinstance(item, Mark)]
-    return asked.figure(
+    return variant.figure(
         f"FLOPs are fewest at an L of {min(least):.0f} to {max(least):.0f}",
         setting="T = 8192, one head and sequence",
         panels=panels,
         keys=(Key("fewest FLOPs", RING, "hollow"), Key("parallel form", Ink(GREY, "diamond"), "hollow")),
         caption=[
-            f"Modelled: {asked.counts}. The parallel form has one chunk of all T steps, the recurrent form T.",
-            *([f"Fused: tflabench.theory.fused, tiles of {TILE} steps at every L."] if asked.has_fused else []),
+            f"{variant.counted}. The parallel form has one chunk of all T steps, the recurrent form T.",
+            *([f"Fused: tflabench.theory.fused, tiles of {TILE} steps at every L."] if variant.has_fused else []),
         ],
     )
 
 
-def _flops_panel(asked: Asked, d_qk: int, d_hv: int) -> Panel:
+def _flops_panel(variant: Variant, d_qk: int, d_hv: int) -> Panel:
     T, sizes = PAPER.seq_len, np.geomspace(1, PAPER.seq_len, 300)
 
     def gflops(form: Formulation, chunk_size: Any, factor: float = 0.5) -> Any:
-        count = cost.flop_polynomial(form, asked.gate, d_qk, d_hv, causal_factor=factor, pass_=asked.pass_)
+        count = cost.flop_polynomial(form, variant.gate, d_qk, d_hv, causal_factor=factor, pass_=variant.pass_)
         return count(chunk_size) * (T / chunk_size if form == "chunkwise" else 1) / 1e9
 
     lines: list[Item] = []
     rings = []
     for factor, line in CAUSAL_INKS.items():
-        least = asked.tradeoff(d_qk, d_hv, causal_factor=factor).flop_optimal
+        least = variant.tradeoff(d_qk, d_hv, causal_factor=factor).flop_optimal
         lines += [
             Curve(f"F_causal = {factor:g}", sizes, gflops("chunkwise", sizes, factor), line, "theory"),
             Curve("", [T], [gflops("parallel", T, factor)], Ink(line.colour, "diamond"), joined=False, hollow=[True]),
         ]
         rings.append(Mark(least, gflops("chunkwise", least, factor), "", line.colour, ring=True))
     rules = [Rule("y", gflops("recurrent", T), "recurrent form", Ink("#767676", dash="dash"))]
-    if asked.has_fused:
-        tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=asked.pass_), asked.gate, T).flops / 1e9
+    if variant.has_fused:
+        tiled = fused.cost(Problem(1, 1, T, d_qk, d_hv, pass_=variant.pass_), variant.gate, T).flops / 1e9
         rules.append(Rule("y", tiled, "fused kernels", FUSED))
     y = logarithmic("FLOPs [GFLOP]", *held(lines), *(rule.value for rule in rules))
-    found = [ring.x for ring in rings]
-    title = f"d_qk = {d_qk}, d_hv = {d_hv}: fewest at L = {min(found):.0f} to {max(found):.0f}"
+    fewest = [ring.x for ring in rings]
+    title = f"d_qk = {d_qk}, d_hv = {d_hv}: fewest at L = {min(fewest):.0f} to {max(fewest):.0f}"
     return Panel(title, powers(AXES["chunk_size"], 1, T), y, (*lines, *rings, *rules))
 
 
 @_of_the_paper
-def fig16(asked: Asked) -> Figure:
+def fig16(variant: Variant) -> Figure:
     """Return the L of fewest FLOPs over d_hv (eq. 111), for d_qk half of d_hv and equal to it."""
     panels = {}
     for p_qk, words in ((0.5, "0.5 "), (1.0, "")):
-        models = {f: [asked.tradeoff(p_qk * d, d, causal_factor=f) for d in DIMENSIONS] for f in CAUSAL_INKS}
+        models = {f: [variant.tradeoff(p_qk * d, d, causal_factor=f) for d in DIMENSIONS] for f in CAUSAL_INKS}
         panels[f"d_qk = {words}d_hv"] = [
             Curve(f"F_causal = {f:g}", DIMENSIONS, [model.flop_optimal for model in models[f]], line, "theory")
             for f, line in CAUSAL_INKS.items()
         ]
     shared = _panels(panels, OVER_DIMENSIONS, _from_zero("L of fewest FLOPs [tokens]", *panels.values()))
-    return asked.figure(
+    return variant.figure(
         f"the L of fewest FLOPs stays below {shared[0].y.limits[1]:.0f}",  # type: ignore[index]
-        setting=f"{asked.equation(111)}, {asked.counts}",
+        setting="eq. 111",
         panels=shared,
-        caption=[f"Modelled: {asked.equation(111)}, {asked.counts}."],
+        caption=[f"{variant.counted}."],
     )
 
 
 @_of_the_paper
-def fig17(asked: Asked) -> Figure:
+def fig17(variant: Variant) -> Figure:
     """Return theoretical runtime over L, a line a GPU, and measured rows with the bounds of their GPU."""
-    sweep, gate = asked.sweep, asked.gate
+    sweep, gate = variant.sweep, variant.gate
     gpus = _with(sweep.gpu, "paper-A100", "paper-H100", "H200", "paper-B200")
     home = next((gpu for gpu in gpus if sweep.gpu and short(gpu) == short(sweep.gpu)), find("paper-H100"))
-    sizes, measured = _sizes(sweep), sweep.series()
+    sizes, measured = _sizes(sweep), sweep.lines()
     items = [item for gpu in gpus for item in _runtime(sweep, Tradeoff(sweep.problem, gate, gpu.ceilings), gpu, sizes)]
-    if asked.has_fused and short(home) in FUSED_ON:
+    if variant.has_fused and short(home) in FUSED_ON:
         steps = [float(size) for k in range(6, 32) if (size := 2**k) <= sizes[-1]]
         walks = [fused.runtime(sweep.problem.with_(chunk_size=int(size)), gate, home) * 1e3 for size in steps]
         items.append(Curve(f"fused, {short(home)}", steps, walks, FUSED, "theory"))
-    items += [own.curve(own.sizes, own.ms) for own in measured]
+    items += [line.curve(line.sizes, line.ms) for line in measured]
     best = Tradeoff(sweep.problem, gate, home.ceilings).runtime_optimal
-    words = f"{_article(home)} is fastest at L = {best:.0f}"
+    words = f"{short(home)} is fastest at L = {best:.0f}"
     keys = [Key("least, at the L beside", RING, "hollow")]
     if measured:
-        chunkwise = [own for own in measured if own.chunkwise]
-        fastest = min(chunkwise or measured, key=lambda own: own.ms.min())
+        chunkwise = [line for line in measured if line.chunkwise]
+        fastest = min(chunkwise or measured, key=lambda line: line.ms.min())
         kind = "chunkwise" if chunkwise else "fused"
         words += f", the best measured {kind} kernel at {fastest.sizes[fastest.best]:.0f}"
         keys = [Key("least", RING, "hollow"), Key(f"bounds on {short(home)}", ink(home), "area"), MEASURED]
-    return asked.figure(
+    return variant.figure(
         words,
         [Panel("", _over_sizes(sizes), upwards("runtime [ms]", held(items)), tuple(items))],
         keys=tuple(keys),
         caption=[
-            f"Lines: nothing overlaps (eq. 116). Rings: the least, {asked.equation(121)}.",
+            "Lines: nothing overlaps (eq. 116). Rings: the least, eq. 121.",
             *(["Shaded: down to where all overlaps."] if measured else []),
-            *(["Fused kernels: theory, all overlaps (tflabench.theory.fused)."] if asked.has_fused else []),
-            f"{asked.counted}, states in float32.",
+            *(["Fused kernels: theory, all overlaps (tflabench.theory.fused)."] if variant.has_fused else []),
+            f"{variant.counted}, states in float32.",
         ],
         gpus=gpus,
         height=2.5,
     )
 
 
-def _runtime(sweep: Overlay, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) -> Iterator[Item]:
+def _runtime(sweep: MeasuredSweep, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) -> Iterator[Item]:
     """Yield the upper time of a GPU with a ring at its least, and the bounds of the one that was measured."""
     time, best, look = tradeoff.time(sizes), tradeoff.runtime_optimal, ink(gpu)
     home = sweep.gpu and short(sweep.gpu) == short(gpu)
@@ -237,23 +349,23 @@ def _runtime(sweep: Overlay, tradeoff: Tradeoff, gpu: Gpu, sizes: np.ndarray) ->
 
 
 @_of_the_paper
-def fig18(asked: Asked) -> Figure:
+def fig18(variant: Variant) -> Figure:
     """Return arithmetic intensity over L for several head dimensions, states in 4 and 2 bytes, and that of GPUs."""
     sizes = np.geomspace(16, 8192, 200)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "paper-H100", "H200", "paper-B200")]
     panels: dict[str, list[Item]] = {title: [*intensity_rules(gpus, "y")] for title in STATES.values()}
     for state_bytes, title in STATES.items():
         for d_hv, line in DIM_INKS.items():
-            cost = asked.tradeoff(d_hv / 2, d_hv, state_bytes=state_bytes).cost(sizes)
+            cost = variant.tradeoff(d_hv / 2, d_hv, state_bytes=state_bytes).cost(sizes)
             panels[title].append(Curve(f"d_hv = {d_hv}", sizes, cost.intensity, line, "theory"))
     y = upwards("intensity [FLOP/byte]", (value for items in panels.values() for value in held(items)))
-    return asked.figure(
+    return variant.figure(
         "intensity grows with L and passes that of every GPU",
         setting="d_qk = d_hv / 2; dotted: intensity of GPUs",
         panels=_panels(panels, _over_sizes(sizes), y),
         caption=[
             "Above a GPU's line a kernel is bound by computing, below it by moving (eqs. 117-118).",
-            f"{asked.counted}.",
+            f"{variant.counted}.",
         ],
         gpus=gpus,
         height=1.75,
@@ -261,22 +373,22 @@ def fig18(asked: Asked) -> Figure:
 
 
 @_of_the_paper
-def fig19(asked: Asked) -> Figure:
+def fig19(variant: Variant) -> Figure:
     """Return rooflines, the intensity of each L as an upright line, and on it what was measured at that L."""
-    sweep = asked.sweep
+    sweep = variant.sweep
     gpus = _with(sweep.gpu, "paper-V100", "paper-A100", "paper-H100")
-    tradeoff = Tradeoff(sweep.problem, asked.gate, gpus[-1].ceilings)
+    tradeoff = Tradeoff(sweep.problem, variant.gate, gpus[-1].ceilings)
     points = []
-    for own in sweep.series():
-        at = sweep.cost(own, tradeoff)
-        points.append(own.curve(at.intensity, at.flops / own.ms / 1e9))
-    return asked.figure(
-        f"from L = {tradeoff.overlapped_optimal:.0f} on computing bounds {_article(gpus[-1])}",
+    for line in sweep.lines():
+        at = sweep.cost(line, tradeoff)
+        points.append(line.curve(at.intensity, at.flops / line.ms / 1e9))
+    return variant.figure(
+        f"from L = {tradeoff.overlapped_optimal:.0f} on computing bounds {short(gpus[-1])}",
         [under(roofs(gpus), points, {2**n: float(tradeoff.cost(2**n).intensity) for n in range(6, 13)})],
         keys=(Key("roof", Ink(GREY)), MEASURED) if points else (),
         caption=[
             "Upright: the intensity of chunk sizes. It meets a roof at the rate that this GPU can reach (eq. 119).",
-            f"{asked.counted}, states in float32. {RATES if points else ''}".strip(),
+            f"{variant.counted}, states in float32. {RATES if points else ''}".strip(),
         ],
         gpus=gpus,
         height=2.4,
@@ -284,11 +396,11 @@ def fig19(asked: Asked) -> Figure:
 
 
 @_of_the_paper
-def fig20(asked: Asked) -> Figure:
+def fig20(variant: Variant) -> Figure:
     """Return FLOP/s, FLOPs and runtime over L: the rate grows because the work does, and the runtime does not fall."""
-    sweep = asked.sweep
+    sweep = variant.sweep
     gpu = sweep.gpu or find("paper-H100")
-    tradeoff, sizes = Tradeoff(sweep.problem, asked.gate, gpu.ceilings), _sizes(sweep)
+    tradeoff, sizes = Tradeoff(sweep.problem, variant.gate, gpu.ceilings), _sizes(sweep)
     flops, time = tradeoff.cost(sizes).flops, tradeoff.time(sizes)
     look, best = ink(gpu), tradeoff.runtime_optimal
     lower, upper = time.lower * 1e3, time.upper * 1e3
@@ -300,15 +412,16 @@ def fig20(asked: Asked) -> Figure:
     }
     items[rate].append(Curve(short(gpu), sizes, flops / upper / 1e9, look, "theory"))
     items[runtime].append(Curve(short(gpu), sizes, upper, look, "theory"))
-    for own in sweep.series():
-        count = sweep.cost(own, tradeoff).flops
-        items[rate].append(own.curve(own.sizes, count / own.ms / 1e9))
-        items[work] += [] if own.chunkwise else [own.curve(own.sizes, count / 1e12)]
-        items[runtime] += [own.curve(own.sizes, own.ms), Mark(own.sizes[own.best], own.ms[own.best], "", ring=True)]
+    for line in sweep.lines():
+        count = sweep.cost(line, tradeoff).flops
+        items[rate].append(line.curve(line.sizes, count / line.ms / 1e9))
+        items[work] += [] if line.chunkwise else [line.curve(line.sizes, count / 1e12)]
+        items[runtime].append(line.curve(line.sizes, line.ms))
+        items[runtime].append(Mark(line.sizes[line.best], line.ms[line.best], "", ring=True))
     if not sweep.gpu:
         items[runtime].append(Mark(best, float(tradeoff.time(best).upper) * 1e3, f"L = {best:.0f}", ring=True))
     measured = [MEASURED] if sweep.gpu else []
-    return asked.figure(
+    return variant.figure(
         f"the rate rises with L, but the runtime is least at L = {best:.0f}",
         (
             Panel(title, _over_sizes(sizes), _from_zero(label, items[label]), tuple(items[label]))
@@ -317,7 +430,7 @@ def fig20(asked: Asked) -> Figure:
         keys=(Key("least", RING, "hollow"), Key(f"bounds on {short(gpu)}", look, "area"), *measured),
         caption=[
             "Lines: nothing overlaps. Shaded: down to where all overlaps.",
-            f"{asked.counted}, states in float32. {RATES if measured else ''}".strip(),
+            f"{variant.counted}, states in float32. {RATES if measured else ''}".strip(),
         ],
         gpus=[gpu],
         height=1.35,
@@ -325,58 +438,58 @@ def fig20(asked: Asked) -> Figure:
 
 
 @_of_the_paper
-def fig21(asked: Asked) -> Figure:
+def fig21(variant: Variant) -> Figure:
     """Return the L of least runtime over d_hv (eq. 121), states in 4 and 2 bytes, a line a GPU."""
     gpus = [find(name) for name in ("paper-A100", "paper-H100", "H200", "paper-B200")]
     panels: dict[str, list[Item]] = {title: [] for title in STATES.values()}
     for state_bytes, title in STATES.items():
         for gpu in gpus:
-            models = [asked.tradeoff(0.5 * d, d, gpu.ceilings, state_bytes=state_bytes) for d in DIMENSIONS]
+            models = [variant.tradeoff(0.5 * d, d, gpu.ceilings, state_bytes=state_bytes) for d in DIMENSIONS]
             best = [model.runtime_optimal for model in models]
             panels[title].append(Curve(short(gpu), DIMENSIONS, best, ink(gpu), "theory"))
-    return asked.figure(
+    return variant.figure(
         "the best L grows with the head dimension; states in bfloat16 ask for less",
         setting="d_qk = d_hv / 2",
         panels=_panels(panels, OVER_DIMENSIONS, _from_zero("L of least runtime [tokens]", *panels.values())),
-        caption=[f"{asked.counted}; {asked.equation(121)}."],
+        caption=[f"{variant.counted}; eq. 121."],
         gpus=gpus,
     )
 
 
 @_of_the_paper
-def fig22(asked: Asked) -> Figure:
+def fig22(variant: Variant) -> Figure:
     """Return the L of least runtime over a GPU's intensity (eq. 121), GPUs as upright lines, and the measured best."""
-    sweep, intensity = asked.sweep, np.linspace(80, 400, 100)
+    sweep, intensity = variant.sweep, np.linspace(80, 400, 100)
     gpus = [find(name) for name in ("paper-V100", "paper-A100", "H200", "paper-B200", "paper-H100")]
     items: list[Item] = []
     for d_hv, look in DIM_INKS.items():
         ceilings = [Ceilings(value, 1.0, "given", "") for value in intensity]
-        best = [asked.tradeoff(d_hv / 2, d_hv, own).runtime_optimal for own in ceilings]
+        best = [variant.tradeoff(d_hv / 2, d_hv, of_gpu).runtime_optimal for of_gpu in ceilings]
         items.append(Curve(f"d_hv = {d_hv}", intensity, best, look, "theory"))
     # To the fused kernels L is no trade of bytes for FLOPs.
-    points = [_fastest(own, sweep.gpu) for own in sweep.series() if sweep.gpu and own.chunkwise]
+    points = [_fastest(line, sweep.gpu) for line in sweep.lines() if sweep.gpu and line.chunkwise]
     items += points
     x, y = linear("intensity of the GPU [FLOP/byte]", 80, 400), _from_zero("L of least runtime [tokens]", items)
     measured = f"Points: the fastest L measured at d_hv = {sweep.problem.d_hv}."
-    return asked.figure(
+    return variant.figure(
         "the more FLOPs a GPU has for a byte, the larger the best L",
         [Panel("", x, y, (*intensity_rules(gpus, "x"), *items))],
         setting="d_qk = d_hv / 2, states in float32",
         keys=(Key(f"measured best, d_hv = {sweep.problem.d_hv}", Ink(GREY, "square")),) if points else (),
-        caption=[f"{asked.counted}; {asked.equation(121)}.", *([measured] if points else [])],
+        caption=[f"{variant.counted}; eq. 121.", *([measured] if points else [])],
         gpus=gpus,
         height=2.4,
     )
 
 
-def _fastest(own: Series, gpu: Gpu) -> Curve:
+def _fastest(line: MeasuredLine, gpu: Gpu) -> Curve:
     """Return the point of the fastest measured L, at the intensity of its GPU."""
-    size, row = own.sizes[own.best], int(own.rows.index[own.best])
-    label = f"{own.title}: {size:.0f}"
-    return Curve(label, [gpu.ceilings.intensity], [size], own.ink, joined=False, rows=[row], name=own.name)
+    size, row = line.sizes[line.best], int(line.rows.index[line.best])
+    label = f"{line.title}: {size:.0f}"
+    return Curve(label, [gpu.ceilings.intensity], [size], line.ink, joined=False, rows=[row], name=line.name)
 
 
-def _sizes(sweep: Overlay) -> np.ndarray:
+def _sizes(sweep: MeasuredSweep) -> np.ndarray:
     """Return the chunk sizes of theory's curves: 16 to 8192, and as far as rows go."""
     most = max([8192, *(sweep.rows["chunk_size"] if sweep.rows is not None else ())])
     return np.geomspace(min(16, sweep.problem.seq_len), min(most, sweep.problem.seq_len), 300)
@@ -388,18 +501,13 @@ def _with(measured: Gpu | None, *names: str) -> list[Gpu]:
     return gpus if measured is None or short(measured) in map(short, gpus) else [*gpus, measured]
 
 
-def _article(gpu: Gpu) -> str:
-    name = short(gpu)
-    return f"{'an' if name[0] in 'AHLRM' else 'a'} {name}"
-
-
 def _panels(items: Mapping[str, Sequence[Item]], x: Axis, y: Axis) -> list[Panel]:
     """Return panels that share their axes, by title."""
-    return [Panel(title, x, y, tuple(own)) for title, own in items.items()]
+    return [Panel(title, x, y, tuple(drawn)) for title, drawn in items.items()]
 
 
 def _from_zero(label: str, *items: Sequence[Item]) -> Axis:
-    return linear(label, 0.0, 1.06 * max(value for own in items for value in held(own)))
+    return linear(label, 0.0, 1.06 * max(value for drawn in items for value in held(drawn)))
 
 
 def _over_sizes(sizes: np.ndarray) -> Axis:

@@ -112,3 +112,9 @@ def _flags(rows: Rows, quantity: Quantity) -> dict[str, pd.Series]:
 def plain(value: Any) -> str:
     """Return a value as words and file names have it: whole numbers without a point."""
     return str(int(value)) if isinstance(value, (float, np.number)) and float(value).is_integer() else str(value)
+
+
+def days(rows: Rows) -> str:
+    """Return the day or days on which rows were measured: "2026-11-21 to 2026-11-26"."""
+    dates = sorted({str(started)[:10] for started in rows["started_at"]})
+    return " to ".join(dict.fromkeys((dates[0], dates[-1])))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,27 +123,23 @@ def _curves(
 
     `sheets`: what a file's name ends in -> patterns of the implementations it shows.
     """
-    from tflabench.figures import curves, facets
-    from tflabench.figures.quantities import QUANTITIES
+    from tflabench.figures import curves
 
     for sheet, patterns in sheets.items():
         names = source.rows["implementation"]
         shown = source.rows[[any(fnmatchcase(each, pattern) for pattern in split(patterns)) for each in names]]
         if (shown["status"] == "ok").any():
-            for quantity, part in product(quantities, facets.split(shown, axis)):
-                words = [name, *([sheet] if sheet else []), *([quantity] if len(quantities) > 1 else []), *part.tags]
-                yield curves.draw("-".join(words), source.only(part.rows), part, QUANTITIES[quantity], theory=False)
+            for quantity in quantities:
+                stem = "-".join([name, *filter(None, [sheet]), *([quantity] if len(quantities) > 1 else [])])
+                for figure in curves.over(axis, quantity, stem, source, shown, theory=False):
+                    yield replace(figure, stem=figure.stem.replace(f"{stem}-{axis}", stem, 1))
 
 
 def _tradeoffs(name: str, source: Source) -> Iterator[Figure]:
     """Yield runtime and memory over the chunk size, a figure an implementation."""
-    from tflabench.figures import curves, facets
+    from tflabench.figures import curves
 
-    for part in facets.split(source.rows, "chunk_size"):
-        for each in source.looks:
-            own = part.rows[part.rows["implementation"] == each]
-            if own.loc[own["status"] == "ok", "chunk_size"].nunique() > 1:
-                yield curves.tradeoff("-".join([name, each, *part.tags]), source.only(own), part, each)
+    yield from curves.tradeoffs(name, source)
 
 
 def _theory(name: str, source: Source) -> Iterator[Figure]:

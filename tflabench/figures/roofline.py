@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from tflabench.figures.captions import caption
+from tflabench.figures.captions import caption, provenance
 from tflabench.figures.curves import BACKGROUND
 from tflabench.figures.gpus import Roof, rate, under, unit
 from tflabench.figures.highlights import chosen, device_name
@@ -99,4 +99,4 @@ def _notes(rows: Rows, ceilings: Ceilings | None, source: Source) -> Iterator[st
     failed = rows.loc[rows["status"] != "ok", "status"].value_counts().sort_index()
     if len(failed):
         yield f"Not measured: {', '.join(f'{count} {status}' for status, count in failed.items())}."
-    yield source.origin
+    yield provenance(rows, source.runs)

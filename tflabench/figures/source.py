@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
-from tflabench.figures.captions import provenance
 from tflabench.figures.looks import Look, looks
 from tflabench.figures.quantities import Rows, drawable
 from tflabench.rows.load import Results
@@ -35,12 +33,3 @@ class Source:
         """Return the rows of a results folder."""
         rows = drawable(frame(results.rows)).assign(record=list(results.rows))
         return cls(rows, results.runs, looks(rows), tuple(highlight))
-
-    def only(self, rows: Rows) -> Source:
-        """Return the source of some of the rows; looks stay."""
-        return replace(self, rows=rows)
-
-    @cached_property
-    def origin(self) -> str:
-        """The device, days and versions behind the rows, in one line."""
-        return provenance(self.rows, self.runs)

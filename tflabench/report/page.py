@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import tflabench
 from tflabench.figures import plotly_renderer
+from tflabench.figures.captions import provenance
 from tflabench.figures.source import Source
 from tflabench.problem import InputError
 from tflabench.report import charts, details, lookup
@@ -85,7 +86,8 @@ def _source(named: Mapping[str, Results]) -> Source:
     """Return the rows of all folders as figures draw them; `folder` is the name of each row's."""
     rows = tuple(row for results in named.values() for row in results.rows)
     source = Source.of(Results(Path(), rows, dict(chain(*(results.runs.items() for results in named.values())))))
-    return source.only(source.rows.assign(folder=[name for name, results in named.items() for _ in results.rows]))
+    folders = [name for name, results in named.items() for _ in results.rows]
+    return replace(source, rows=source.rows.assign(folder=folders))
 
 
 def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def _payload(directory: Path, named: Mapping[str, Results], source: Source) -> d
     return {
         "title": directory.resolve().name if directory.is_absolute() or directory == Path() else directory.as_posix(),
         "version": tflabench.__version__,
-        "origin": source.origin,
+        "origin": provenance(source.rows, source.runs),
         "selectors": charts.SELECTORS,
         "charts": made,
         "rooflines": list(charts.rooflines(source)),
