@@ -54,7 +54,7 @@ def test_a_process_that_hangs_before_its_first_word_is_ended(monkeypatch):
     host = Host([Machine("cuda", "NVIDIA H100", 2**36, uuid="GPU-1")], Rules(), "sweep")
     task = Task(1, Comparison((Point(registry.get("sdpa"), Problem(1, 2, 64, 16, 16)),)))
     host.start(task)
-    assert host.wait(0) == [(task, Began(host.usual_place(task)))]
+    assert host.wait(0) == [(task, Began(host.usual_location(task)))]
     assert host.wait(0) == []
     host.stop(task)
     assert process.exit_code(1) == -signal.SIGKILL

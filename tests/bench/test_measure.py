@@ -15,7 +15,7 @@ import torch
 
 from tflabench.bench import calibrate, measure
 from tflabench.bench.measure import memory_of, take_turn
-from tflabench.bench.protocol import PAPER, SHORT, STANDARD
+from tflabench.bench.protocol import PAPER, SHORT, STANDARD, Protocol
 from tflabench.bench.timing import Turn, columns_of, noisy, relative_spread, settled, uncertainty
 
 CPU = torch.device("cpu")
@@ -23,69 +23,77 @@ MiB = 1 << 20
 
 
 class Calls:
-    """Sleeps for the given seconds, one after the other, the last one for good; counts."""
+    """Calls on a clock of their own that take the given seconds, one after the other, the last for good; counts."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = seconds
         self.count = 0
+        self.time = 0.0
 
     def __call__(self) -> None:
-        time.sleep(self.seconds[min(self.count, len(self.seconds) - 1)])
+        self.time += self.seconds[min(self.count, len(self.seconds) - 1)]
         self.count += 1
+
+    def now(self) -> float:
+        return self.time
+
+
+def turn_of(calls: Calls, rules: Protocol) -> Turn:
+    return take_turn(calls, CPU, rules, now=calls.now)
 
 
 def test_times_are_of_one_call():
-    turn = take_turn(Calls(0.005), CPU, SHORT)
+    turn = turn_of(Calls(0.005), SHORT)
     columns = columns_of([turn])
-    assert 5.0 <= columns["ms_min"] <= columns["ms_p20"] <= columns["ms_median"] <= columns["ms_p80"]
-    assert columns["ms_min"] < 20
+    assert [columns[name] for name in ("ms_min", "ms_p20", "ms_median", "ms_p80")] == [pytest.approx(5.0)] * 4
     assert turn.timer == "perf_counter"
     assert turn.host_ms is None  # the time above is the host's
+    assert take_turn(lambda: None, CPU, SHORT).ms >= 0, "on the clock of this machine"
 
 
-def test_the_papers_protocol_takes_exactly_its_samples(monkeypatch):
-    monkeypatch.setattr(measure, "SLOW_CALL", float("inf"))
-    calls = Calls(0.0)
-    turn = take_turn(calls, CPU, PAPER)
+def test_the_papers_protocol_takes_exactly_its_samples():
+    calls = Calls(0.001)
+    turn = turn_of(calls, PAPER)
     assert (turn.warmup, len(turn.samples), calls.count) == (10, 30, 40)
 
 
 def test_warm_up_lasts_by_time_and_by_calls():
-    turn = take_turn(Calls(0.001), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.05))
-    assert 10 <= turn.warmup <= 50  # 50 ms of calls of 1 ms and a little
-    turn = take_turn(Calls(0.02), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.0))
-    assert turn.warmup >= 3
+    assert turn_of(Calls(0.0015), replace(SHORT, warmup_iterations=3, warmup_s=0.05)).warmup == 34
+    assert turn_of(Calls(0.02), replace(SHORT, warmup_iterations=3, warmup_s=0.0)).warmup == 3
 
 
 def test_the_host_s_time_is_the_least_of_a_warm_up():
     rules = replace(SHORT, warmup_iterations=3, warmup_s=0.0)
-    warm = measure._warm_up(Calls(0.03, 0.002, 0.03), lambda: time.sleep(0.1), rules)
-    assert 0.002 <= warm.least_enqueue_s < 0.03 <= warm.last_enqueue_s < 0.1  # without the wait for the device
+    calls = Calls(0.03, 0.002, 0.03)
+
+    def wait_for_the_device() -> None:
+        calls.time += 0.1
+
+    warm = measure._warm_up(calls, wait_for_the_device, rules, calls.now)
+    assert (warm.least_enqueue_s, warm.last_enqueue_s) == (pytest.approx(0.002), pytest.approx(0.03))
 
 
 def test_a_compilation_late_in_the_warm_up_stays_out_of_the_samples():
-    turn = take_turn(Calls(0.001, 0.001, 0.2, 0.001), CPU, replace(SHORT, warmup_iterations=3, warmup_s=0.0))
+    turn = turn_of(Calls(0.001, 0.001, 0.2, 0.001), replace(SHORT, warmup_iterations=3, warmup_s=0.0))
     assert turn.warmup > 3
-    assert max(turn.samples) < 100
+    assert max(turn.samples) == pytest.approx(1.0)
 
 
 def test_sampling_goes_on_until_the_budget_where_it_does_not_settle():
     restless = Calls(*([0.001, 0.004] * 200))
-    rules = replace(SHORT, warmup_iterations=1, min_samples=9, max_samples=300, budget_s=0.2)
-    turn = take_turn(restless, CPU, rules)
+    turn = turn_of(restless, replace(SHORT, warmup_iterations=1, min_samples=9, max_samples=300, budget_s=0.2))
     assert relative_spread(turn.samples) > 0.05
-    assert 9 <= len(turn.samples) < 300
+    assert len(turn.samples) == pytest.approx(0.2 / 0.0025, abs=3)  # they are taken three at a time
 
 
-def test_settled_samples_end_early(monkeypatch):
-    monkeypatch.setattr(measure._HostSampler, "sample", lambda self, count: [1.0] * count)
-    turn = take_turn(lambda: None, CPU, STANDARD)
+def test_settled_samples_end_early():
+    turn = turn_of(Calls(0.001), STANDARD)
     assert STANDARD.min_samples <= len(turn.samples) < 2 * STANDARD.min_samples
 
 
 def test_a_slow_call_is_made_a_few_times_only():
     calls = Calls(0.05)
-    turn = take_turn(calls, CPU, replace(STANDARD, cap_s=0.12))
+    turn = turn_of(calls, replace(STANDARD, cap_s=0.12))
     assert 2 <= len(turn.samples) < STANDARD.min_samples
     assert calls.count < 10
 

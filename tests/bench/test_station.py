@@ -9,7 +9,7 @@ import pytest
 from stand_in import IMPLEMENTATIONS, start_quick
 
 from tflabench.bench.ceilings import measured_instead
-from tflabench.bench.events import Activity, Began, Described, Ended, Note, Task
+from tflabench.bench.events import Activity, Began, Ended, Note, RunDescription, Task
 from tflabench.bench.gpu_lock import DeviceLock
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import PAPER, STANDARD
@@ -49,12 +49,12 @@ def test_a_task_has_a_device_a_run_rows_and_an_end():
         events = list(here.measure(task()))
         point = here.measure_point(task(2).comparison.points[0])
     kinds = [type(event) for event in events if not isinstance(event, Activity)]
-    assert kinds[:3] == [Began, Began, Described], "ready; of the task; its run"
+    assert kinds[:3] == [Began, Began, RunDescription], "ready; of the task; its run"
     assert kinds[-1] is Ended
     rows = [event for event in events if isinstance(event, Row)]
     assert [row.closed for row in rows][-2:] == [True, True]
     assert (point.closed, point.status) == (True, "ok")
-    assert {row.run_id for row in [*rows, point]} == {e.run_id for e in events if isinstance(e, Described)}
+    assert {row.run_id for row in [*rows, point]} == {e.run_id for e in events if isinstance(e, RunDescription)}
 
 
 def test_it_measures_ceilings_once_behind_the_first_row(monkeypatch):
@@ -113,4 +113,4 @@ def test_it_waits_for_the_sweep_that_has_its_device():
 def test_once_the_time_is_up_its_tasks_end():
     with station(Rules(stop_at=0.0)) as here:
         events = list(here.measure(task()))
-    assert [type(event) for event in events if not isinstance(event, Activity)] == [Began, Began, Described, Ended]
+    assert [type(event) for event in events if not isinstance(event, Activity)] == [Began, Began, RunDescription, Ended]

@@ -11,7 +11,7 @@ import pytest
 from synthetic import row
 
 from tflabench.bench.devices import Fleet
-from tflabench.bench.events import Began, Described, Ended, Event, Fault, Note, Place, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Location, Note, RunDescription, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.protocol import PAPER, STANDARD
 from tflabench.bench.rules import Rules
@@ -23,7 +23,7 @@ from tflabench.selection.comparisons import Comparison
 from tflabench.selection.points import Point
 
 CPU = Machine("cpu", "a CPU, 2 cores", 2**36)
-A, B = Place("a", CPU.name), Place("b", CPU.name)
+A, B = Location("a", CPU.name), Location("b", CPU.name)
 
 
 def comparison(seq_len: int = 64) -> Comparison:
@@ -31,21 +31,21 @@ def comparison(seq_len: int = 64) -> Comparison:
     return Comparison(tuple(points))
 
 
-def finished(task: Task, place: Place, closed: bool = True) -> list[Event]:
+def finished(task: Task, location: Location, closed: bool = True) -> list[Event]:
     """What comes of a task that runs to its end, or to the end of its first turns."""
     rows: list[Event] = [
         row(
             point.implementation.name,
             point=point.id,
-            node=place.node,
-            device=place.device,
+            node=location.node,
+            device=location.device,
             closed=closed,
             comparison_id=str(task.number),
             protocol="paper",
         )
         for point in task.comparison.points
     ]
-    return [Began(place), Described(place.device, "run", {"ceilings": {}}), *rows]
+    return [Began(location), RunDescription(location.device, "run", {"ceilings": {}}), *rows]
 
 
 class Clock:
@@ -99,7 +99,7 @@ class Devices:
         self.stopped.append(task.number)
         self._due = [(each, events) for each, events in self._due if each is not task]
 
-    def usual_place(self, task: Task) -> Place:
+    def usual_location(self, task: Task) -> Location:
         return A
 
     def close(self) -> None: ...

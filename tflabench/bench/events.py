@@ -13,7 +13,7 @@ from tflabench.selection.points import Point
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """The node and device that measure; `gpu_uuid` is None for a CPU."""
 
     node: str
@@ -21,8 +21,8 @@ class Place:
     gpu_uuid: str | None = None
 
     @classmethod
-    def of(cls, machine: Machine, node: str) -> Place:
-        """Return the place of a device of a node."""
+    def of(cls, machine: Machine, node: str) -> Location:
+        """Return the location of a device of a node."""
         return cls(node, machine.name, machine.uuid)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Task:
 class Began:
     """A task has a device; without a task: a device is ready, and no other sweep measures on it."""
 
-    place: Place
+    location: Location
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Described:
+class RunDescription:
     """A run on a device, and what environment.json says of it."""
 
     device: str
@@ -113,15 +113,18 @@ class Fault:
     Attributes:
         status: that its points have unless another try succeeds.
         reason: in one line.
-        place: where; None where that is not known.
+        location: where; None where that is not known.
     """
 
     status: str
     reason: str
-    place: Place | None = None
+    location: Location | None = None
+
+    def __str__(self) -> str:
+        return f"on {self.location}: {self.reason}" if self.location else self.reason
 
 
-Event = Began | Note | Described | Row | Activity | Ended | Fault
+Event = Began | Note | RunDescription | Row | Activity | Ended | Fault
 
 
 class Stations(Protocol):
@@ -156,7 +159,7 @@ class Stations(Protocol):
         """End a task, whatever it does."""
         ...
 
-    def usual_place(self, task: Task) -> Place:
+    def usual_location(self, task: Task) -> Location:
         """Return a device that a task is meant for."""
         ...
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 
 from tflabench.bench import machine
 from tflabench.bench.child import Child
-from tflabench.bench.events import Began, Ended, Event, Fault, Place, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Location, Task
 from tflabench.bench.machine import Machine
 from tflabench.bench.rules import Rules
 from tflabench.bench.station import Station
@@ -37,7 +37,7 @@ class Host:
 
     def __init__(self, gpus: Sequence[Machine], rules: Rules, sweep_id: str) -> None:
         self._first_words = (rules, sweep_id)
-        self._places = {gpu.uuid or "": Place.of(gpu, machine.node_name()) for gpu in gpus}
+        self._locations = {gpu.uuid or "": Location.of(gpu, machine.node_name()) for gpu in gpus}
         self._children: dict[str, Child] = {}  # by UUID
         self._tasks: dict[str, Task] = {}  # that a GPU has, by UUID
         self._begun: list[tuple[Task | None, Event]] = []  # since the last `wait`
@@ -55,7 +55,7 @@ class Host:
         uuid = self._free_for(task)
         assert uuid is not None
         self._tasks[uuid] = task
-        self._begun.append((task, Began(self._places[uuid])))  # from now on its silence counts
+        self._begun.append((task, Began(self._locations[uuid])))  # from now on its silence counts
         if uuid not in self._children:
             self._children[uuid] = Child.spawn("tflabench.bench.host", variables={"CUDA_VISIBLE_DEVICES": uuid})
             self._children[uuid].send(self._first_words)
@@ -73,9 +73,9 @@ class Host:
         """End the process that has it."""
         self._end(next(uuid for uuid, each in self._tasks.items() if each is task))
 
-    def usual_place(self, task: Task) -> Place:
+    def usual_location(self, task: Task) -> Location:
         """Return the first GPU."""
-        return next(iter(self._places.values()))
+        return next(iter(self._locations.values()))
 
     def close(self) -> None:
         """End all processes."""
@@ -84,8 +84,8 @@ class Host:
 
     def _free_for(self, task: Task) -> str | None:
         """Return a free GPU: where there are others, not one on which the task has failed."""
-        failed = {fault.place.gpu_uuid for fault in task.faults if fault.place}
-        rest = [uuid for uuid in self._places if uuid not in failed] or list(self._places)
+        failed = {fault.location.gpu_uuid for fault in task.faults if fault.location}
+        rest = [uuid for uuid in self._locations if uuid not in failed] or list(self._locations)
         return next((uuid for uuid in rest if uuid not in self._tasks), None)
 
     def _received(self, uuid: str) -> list[tuple[Task, Event]]:
@@ -98,7 +98,7 @@ class Host:
         except (EOFError, OSError):
             end, last = child.last_words()
             reason = f"its process died ({end})" + (f": {last}" if last else "")
-            events.append(Fault("crashed", reason, self._places[uuid]))
+            events.append(Fault("crashed", reason, self._locations[uuid]))
         if isinstance(events[-1], Fault):
             self._end(uuid)
         elif isinstance(events[-1], Ended):

@@ -35,21 +35,28 @@ class Memory:
 
 
 def take_turn(
-    run: Callable[[], object], device: torch.device, protocol: Protocol, clocks: Clocks | None = None
+    run: Callable[[], object],
+    device: torch.device,
+    protocol: Protocol,
+    clocks: Clocks | None = None,
+    now: Callable[[], float] = time.perf_counter,
 ) -> Turn:
     """Time a callable that has run before (nothing left to compile): warm up, then sample until the spread is small.
 
     Before each sample the last-level cache is flushed; on CUDA a short spin kernel goes ahead, so that the host has
     enqueued the whole call before the start event fires and its overhead stays out of the window.
+
+    Args:
+        now: tells the time in seconds.
     """
-    sampler = _CudaSampler(run, device, clocks) if device.type == "cuda" else _HostSampler(run)
+    sampler = _CudaSampler(run, device, clocks, now) if device.type == "cuda" else _HostSampler(run, now)
     warmup = sampler.warm_up(protocol)
     samples: list[float] = []
-    begin = time.perf_counter()
+    begin = now()
     while len(samples) < protocol.max_samples:
         due = max(protocol.min_samples // 3, 1) if sampler.quick else 1
         samples += sampler.sample(min(protocol.max_samples - len(samples), due))
-        spent = time.perf_counter() - begin
+        spent = now() - begin
         if len(samples) >= protocol.min_samples:
             if spent > protocol.budget_s or relative_spread(samples) < protocol.settled_spread:
                 break
@@ -84,12 +91,12 @@ class _HostSampler:
     timer = "perf_counter"
     host_ms = None
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.run = run
+    def __init__(self, run: Callable[[], object], now: Callable[[], float]) -> None:
+        self.run, self.now = run, now
         self.flush = torch.empty(_host_cache_bytes(), dtype=torch.uint8)
 
     def warm_up(self, protocol: Protocol) -> int:
-        warm = _warm_up(self.run, lambda: None, protocol)
+        warm = _warm_up(self.run, lambda: None, protocol, self.now)
         self.quick = 10 * warm.call_s < protocol.cap_s
         return warm.calls
 
@@ -97,17 +104,19 @@ class _HostSampler:
         milliseconds = []
         for _ in range(count):
             self.flush.zero_()
-            start = time.perf_counter_ns()
+            start = self.now()
             self.run()
-            milliseconds.append((time.perf_counter_ns() - start) / 1e6)
+            milliseconds.append((self.now() - start) * 1e3)
         return milliseconds
 
 
 class _CudaSampler:
     timer = "cuda_events"
 
-    def __init__(self, run: Callable[[], object], device: torch.device, clocks: Clocks | None) -> None:
-        self.run = run
+    def __init__(
+        self, run: Callable[[], object], device: torch.device, clocks: Clocks | None, now: Callable[[], float]
+    ) -> None:
+        self.run, self.now = run, now
         self.device = device
         self.clocks = clocks
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -116,7 +125,7 @@ class _CudaSampler:
         self.host_ms = 0.0
 
     def warm_up(self, protocol: Protocol) -> int:
-        warm = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol)
+        warm = _warm_up(self.run, lambda: torch.cuda.synchronize(self.device), protocol, self.now)
         self.host_ms = 1e3 * warm.least_enqueue_s
         self.lead_cycles = int(min(2 * warm.last_enqueue_s, LEAD_LIMIT_S) * GPU_CYCLES_PER_S)
         self.quick = 10 * warm.call_s < protocol.cap_s
@@ -146,18 +155,20 @@ class _Warm(NamedTuple):
     last_enqueue_s: float
 
 
-def _warm_up(run: Callable[[], object], synchronize: Callable[[], None], protocol: Protocol) -> _Warm:
+def _warm_up(
+    run: Callable[[], object], synchronize: Callable[[], None], protocol: Protocol, now: Callable[[], float]
+) -> _Warm:
     """Call as often as the protocol asks for, and on until a call took less than SLOW_CALL times the fastest.
 
     Slow calls are made once and no more, once they have taken `cap_s`.
     """
-    calls, fastest, least, begin = 0, float("inf"), float("inf"), time.perf_counter()
+    calls, fastest, least, begin = 0, float("inf"), float("inf"), now()
     while True:
-        start = time.perf_counter()
+        start = now()
         run()
-        enqueued = time.perf_counter()
+        enqueued = now()
         synchronize()
-        end = time.perf_counter()
+        end = now()
         calls += 1
         fastest, least = min(fastest, end - start), min(least, enqueued - start)
         enough = calls >= protocol.warmup_iterations and end - begin >= protocol.warmup_s

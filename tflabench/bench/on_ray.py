@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tflabench.bench import machine
-from tflabench.bench.events import Began, Ended, Event, Fault, Place, Task
+from tflabench.bench.events import Began, Ended, Event, Fault, Location, Task
 from tflabench.bench.host import SILENT_S
 from tflabench.bench.machine import Machine
 from tflabench.bench.provenance import source_hash
@@ -253,11 +253,11 @@ class OnRay:
         for generator in [key for key, submitted in self._submitted.items() if submitted.task is task]:
             self._cancel(generator)
 
-    def usual_place(self, task: Task) -> Place:
+    def usual_location(self, task: Task) -> Location:
         """Return the first device of its kind."""
         nodes = list(self._nodes.values())
         node = next((node for node in nodes if task.kind in (None, node.kind)), nodes[0])
-        return Place(node.name, node.devices[0].name)
+        return Location(node.name, node.devices[0].name)
 
     def close(self) -> None:
         """Cancel all tasks."""
@@ -274,7 +274,7 @@ class OnRay:
         GPUs of one kind are a pool. So are CPUs of as many cores, for a task takes all of its node.
         """
         nodes = self._for(task)
-        failed = {fault.place.node for fault in task.faults if fault.place}
+        failed = {fault.location.node for fault in task.faults if fault.location}
         elsewhere = [node for node in nodes if node.name not in failed] or nodes
 
         def pool_of(node: Node) -> object:
@@ -294,7 +294,7 @@ class OnRay:
         lost = [
             (generator, submitted)
             for generator, submitted in self._submitted.items()
-            if submitted.place is None and not self._alive.intersection(submitted.nodes)
+            if submitted.location is None and not self._alive.intersection(submitted.nodes)
         ]
         for generator, _ in lost:
             self._cancel(generator)
@@ -311,13 +311,13 @@ class OnRay:
                 event: Any = ray.get(next(generator))
                 events.append(event)
                 if isinstance(event, Began):
-                    submitted.place = event.place
+                    submitted.location = event.location
                 if isinstance(event, Ended | Fault):
                     break
         except StopIteration:
             events.append(Ended())
         except RayError as error:
-            events.append(Fault(*self._fault(error, submitted), submitted.place))
+            events.append(Fault(*self._fault(error, submitted), submitted.location))
         if isinstance(events[-1], Ended | Fault):
             self._submitted.pop(generator, None)
         return events
@@ -331,7 +331,7 @@ class OnRay:
         if isinstance(error, exceptions.RayTaskError):
             return "error", _last_line(error)
         there = {self._nodes[id_].name for node in _alive() if (id_ := node["NodeID"]) in self._nodes}
-        left = submitted.place and submitted.place.node not in there
+        left = submitted.location and submitted.location.node not in there
         if left or isinstance(error, exceptions.NodeDiedError):
             return "crashed", "its node left"
         return "crashed", f"its Ray worker died ({type(error).__name__})"
@@ -352,13 +352,13 @@ class _Submitted:
     Attributes:
         pool: which slots it takes one of.
         nodes: ids of those that it may run on.
-        place: where it runs, once it does.
+        location: where it runs, once it does.
     """
 
     task: Task
     pool: object
     nodes: tuple[str, ...]
-    place: Place | None = None
+    location: Location | None = None
 
 
 @dataclass(frozen=True)
@@ -395,7 +395,7 @@ def _measured(assignment: _Assignment) -> Iterator[Event]:
         sharing = max(1, len(machine.gpus_of_node()))
         here = machine.detect(assignment.kind)
         with Station(here, rules, assignment.sweep_id, name, mixed_versions, sharing) as station:
-            yield Began(station.place)
+            yield Began(station.location)
             yield from station.measure(pickle.loads(assignment.task))
     except InputError as error:
         yield Fault("error", str(error))

@@ -20,7 +20,7 @@ from uuid import uuid4
 from tflabench.bench.ceilings import ceilings_of, measured_instead
 from tflabench.bench.child import Child
 from tflabench.bench.comparison_run import ComparisonRun, PointRun
-from tflabench.bench.events import Began, Described, Ended, Event, Note, Place, Task
+from tflabench.bench.events import Began, Ended, Event, Location, Note, RunDescription, Task
 from tflabench.bench.gpu_lock import DeviceLock
 from tflabench.bench.machine import Machine, compilers, environment, node_name
 from tflabench.bench.rows_of_run import Occasion
@@ -74,10 +74,10 @@ class Station:
     ) -> None:
         require_torch()
         self.machine, self.rules = machine, rules
-        self.place = Place.of(machine, node or node_name())
+        self.location = Location.of(machine, node or node_name())
         self._sharing, self._clock, self._sleep = sharing, clock, sleep
-        run_id = hashlib.sha256(f"{sweep_id or uuid4()} {self.place}".encode()).hexdigest()[:12]
-        self._occasion = Occasion(run_id, machine, rules.protocol, {}, self.place.node, machine.uuid, mixed_versions)
+        run_id = hashlib.sha256(f"{sweep_id or uuid4()} {self.location}".encode()).hexdigest()[:12]
+        self._occasion = Occasion(run_id, machine, rules.protocol, {}, self.location.node, machine.uuid, mixed_versions)
         self._stack = ExitStack()
         self._scheduler: Scheduler | None = None
         self._workers: Workers | None = None
@@ -139,9 +139,9 @@ class Station:
         """End everything: nothing of one task alone can hang."""
         self.close()
 
-    def usual_place(self, task: Task) -> Place:
-        """Return its place."""
-        return self.place
+    def usual_location(self, task: Task) -> Location:
+        """Return its location."""
+        return self.location
 
     def close(self) -> None:
         """End the processes that measure and compile, and give the device back."""
@@ -175,12 +175,12 @@ class Station:
 
     def _get_ready(self) -> None:
         """Start what measures and compiles, once no other sweep has the device."""
+        device, node = self.location.device, self.location.node
         # Several nodes on one machine share its CPU: whoever started them knows that.
-        elsewhere = self.place.gpu_uuid is None and self.place.node != node_name()
-        lock = DeviceLock(self.place.gpu_uuid or self.place.device + (f" {self.place.node}" if elsewhere else ""))
+        lock = DeviceLock(self.location.gpu_uuid or (device if node == node_name() else f"{device} {node}"))
         if (process := lock.holder()) is not None:
             told, self._waits_for_lock = self._waits_for_lock, True
-            line = f"Process {process} measures on {self.place.device}: waiting for its end, Ctrl-C stops."
+            line = f"Process {process} measures on {device}: waiting for its end, Ctrl-C stops."
             self._events.append((None, Note("" if told else line)))
             self._sleep(LOCK_POLL_S)
             return
@@ -191,7 +191,7 @@ class Station:
         self._scheduler = Scheduler(
             self.machine.kind, self.rules, self._workers, self._pool, tuning, self._on_point, self._on_end, self._clock
         )
-        self._events.append((None, Began(self.place)))
+        self._events.append((None, Began(self.location)))
 
     def _open(self) -> None:
         """Start the worker, and what compiles and forks; where nothing can be compiled ahead, say so and go on."""
@@ -235,7 +235,7 @@ class Station:
             self._unmeasured = True
         self._occasion = replace(self._occasion, ceilings=ceilings, gpu_uuid=uuid or self.machine.uuid)
         for task in self._new:
-            self._events += [(task, Began(self.place)), (task, self._described())]
+            self._events += [(task, Began(self.location)), (task, self._described())]
         self._new.clear()
 
     def _on_point(self, begun: ComparisonRun, run: PointRun) -> None:
@@ -256,10 +256,10 @@ class Station:
         self._occasion = replace(self._occasion, ceilings=ceilings)
         self._events.append((None, self._described()))
 
-    def _described(self) -> Described:
+    def _described(self) -> RunDescription:
         ceilings = {dtype: asdict(ceilings) for dtype, ceilings in self._occasion.ceilings.items()}
-        described = {**self._environment, "node": self.place.node, "ceilings": ceilings}
-        return Described(self.place.device, self._occasion.run_id, described)
+        described = {**self._environment, "node": self.location.node, "ceilings": ceilings}
+        return RunDescription(self.location.device, self._occasion.run_id, described)
 
     @cached_property
     def _environment(self) -> dict[str, Any]:

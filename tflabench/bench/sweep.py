@@ -12,7 +12,7 @@ from pathlib import Path
 from tflabench.bench.comparison_run import LATE, ComparisonRun, PointRun
 from tflabench.bench.devices import Devices, Fleet
 from tflabench.bench.estimate import Estimate, Target, estimate
-from tflabench.bench.events import Activity, Began, Described, Event, Fault, Note, Place, Stations, Task
+from tflabench.bench.events import Activity, Began, Event, Fault, Location, Note, RunDescription, Stations, Task
 from tflabench.bench.machine import Machine, command
 from tflabench.bench.plan import Request, plan
 from tflabench.bench.protocol import Protocol
@@ -47,7 +47,7 @@ class Progress:
     timed: int
     refused: int
     failed: int
-    activities: tuple[tuple[Place, Activity], ...] = ()
+    activities: tuple[tuple[Location, Activity], ...] = ()
 
 
 class Listener:
@@ -221,7 +221,7 @@ class _Running:
     """A task that a station has.
 
     Attributes:
-        place: where it runs; None while it waits for a device.
+        location: where it runs; None while it waits for a device.
         heard_at: when something came of it last.
         described: the run behind its rows.
         rows: the last one of each point.
@@ -229,8 +229,8 @@ class _Running:
 
     task: Task
     heard_at: float
-    place: Place | None = None
-    described: Described | None = None
+    location: Location | None = None
+    described: RunDescription | None = None
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
 
 
@@ -265,8 +265,8 @@ class Sweep:
         self._running: dict[Task, _Running] = {}
         self._closed = 0
         self._rows: dict[tuple[Task, str], Row] = {}  # by task and point
-        self._activities: dict[Place, Activity] = {}
-        self._ready: set[Place] = set()
+        self._activities: dict[Location, Activity] = {}
+        self._ready: set[Location] = set()
 
     def run(self) -> Measured:
         """Measure what the folders lack.
@@ -404,13 +404,13 @@ class Sweep:
         if running:
             running.heard_at = self._clock()
         if isinstance(event, Began):
-            self._begin_at(event.place, running)
-        elif isinstance(event, Described):
+            self._begin_at(event.location, running)
+        elif isinstance(event, RunDescription):
             if running:
                 running.described = event
             self._stores[event.device].describe_run(event.run_id, {**event.environment, "arguments": command()})
         elif isinstance(event, Activity):
-            self._activities |= {(running.place if running else None) or next(iter(self._ready)): event}
+            self._activities |= {(running.location if running else None) or next(iter(self._ready)): event}
         elif isinstance(event, Note):
             if event.text:
                 self._listener.note(event.text)
@@ -424,12 +424,12 @@ class Sweep:
         else:
             self._end(running)
 
-    def _begin_at(self, place: Place, running: _Running | None) -> None:
+    def _begin_at(self, location: Location, running: _Running | None) -> None:
         if running:
-            running.place = place
-        if place not in self._ready:  # the sweep that was waited for may have added rows
-            self._ready.add(place)
-            self._open_stores(place.device)
+            running.location = location
+        if location not in self._ready:  # the sweep that was waited for may have added rows
+            self._ready.add(location)
+            self._open_stores(location.device)
             if self._resume:
                 wanted = {kind: self._pending_on(kind) for kind in self._fleet.by_kind}
                 self._waiting = deque(task for task in self._waiting if task.comparison in wanted[task.kind])
@@ -448,44 +448,46 @@ class Sweep:
             del self._running[running.task]  # it is left for the same command
         else:
             self._fail(running, Fault("error", "the task ended before its comparison did"))
-        if running.place and all(running.place != other.place for other in self._running.values()):
-            self._activities.pop(running.place, None)
+        if running.location and all(running.location != other.location for other in self._running.values()):
+            self._activities.pop(running.location, None)
 
     def _end_silent(self) -> None:
         limit = self._stations.silent_s
         for running in list(self._running.values()):
-            if running.place and self._clock() - running.heard_at > limit:
+            if running.location and self._clock() - running.heard_at > limit:
                 self._stations.stop(running.task)
                 self._fail(running, Fault("timeout", f"nothing was heard of it for {limit:g} s"))
 
     def _fail(self, running: _Running, fault: Fault) -> None:
         """Try a task once more, leave it where the time is up, or make its points rows with the reason."""
-        task, place = running.task, fault.place or running.place
+        task = running.task
+        fault = replace(fault, location=fault.location or running.location)
         del self._running[task]
-        task.faults.append(replace(fault, place=place))
-        where = f"on {place}: " if place else ""
+        task.faults.append(fault)
         if len(task.faults) < TRIES:
             self._waiting.appendleft(task)
             then = "left for the same command" if self._time_is_up() else "tried once more, elsewhere"
-            self._listener.note(f"Comparison {task.number} is {then}: {where}{fault.reason}")
+            self._listener.note(f"Comparison {task.number} is {then}: {fault}")
             return
-        self._listener.note(f"Comparison {task.number} has failed: {where}{fault.reason}")
+        self._listener.note(f"Comparison {task.number} has failed: {fault}")
         self._closed += 1
-        for row in self._rows_of_failed(running, place or self._stations.usual_place(task)):
+        for row in self._rows_of_failed(running, fault.location or self._stations.usual_location(task)):
             self._keep(task, row)
 
-    def _rows_of_failed(self, running: _Running, place: Place) -> list[Row]:
+    def _rows_of_failed(self, running: _Running, location: Location) -> list[Row]:
         rules, task = self._rules, running.task
         environment = running.described.environment if running.described else {}
         occasion = Occasion(
             run_id=running.described.run_id if running.described else "",
-            machine=Machine(self._fleet.kind, place.device, 0, environment.get("driver")),
+            machine=Machine(self._fleet.kind, location.device, 0, environment.get("driver")),
             protocol=rules.protocol,
             ceilings={dtype: Ceilings(**ceilings) for dtype, ceilings in environment.get("ceilings", {}).items()},
-            node=place.node,
-            gpu_uuid=place.gpu_uuid,
+            node=location.node,
+            gpu_uuid=location.gpu_uuid,
         )
-        reasons = "; ".join(f"{f'on {fault.place}: ' if fault.place else ''}{fault.reason}" for fault in task.faults)
+        reasons = "; ".join(
+            f"{f'on {fault.location}: ' if fault.location else ''}{fault.reason}" for fault in task.faults
+        )
         runs = [PointRun(point, SHARED, alone=False) for point in task.comparison.points]
         begun = ComparisonRun(task, runs, rules.protocol, closed=True)
         for run in runs:
