@@ -196,13 +196,11 @@ def sweep(  # noqa: PLR0913  public
         InputError: what cannot be understood or run, no such devices, or a folder with rows of other sources.
         KeyboardInterrupt: what was measured until then is in the results folder.
     """
-    import time
-    from math import inf
     from pathlib import Path
 
     from tflabench.bench.devices import Devices
     from tflabench.bench.plan import Request
-    from tflabench.bench.rules import Rules
+    from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
     from tflabench.implementations import registry
     from tflabench.progress import ProgressPrinter
@@ -210,10 +208,8 @@ def sweep(  # noqa: PLR0913  public
 
     _check_text("preset", preset)
     _check_seconds("timeout", timeout, 1)
-    stop_at = inf
-    if stop_after is not None:
-        _check_seconds("stop_after", stop_after, 0)
-        stop_at = time.monotonic() + stop_after
+    _check_seconds("stop_after", stop_after or 0, 0)
+    stop_at = end_of(stop_after)
     devices = Devices(device, tuple(_listed(gpu)), gpus, executor, ray_address, allow_mixed_versions)
     plugins = _listed(plugin)
     for name in plugins:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -33,3 +34,8 @@ class Rules:
     memory_limit: int | None = None
     tuned: Sequence[Row] = ()
     stop_at: float = inf
+
+
+def end_of(seconds: float | None) -> float:
+    """Return the time of `time.monotonic` this many seconds from now; infinity for None."""
+    return inf if seconds is None else time.monotonic() + seconds

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tflabench.cli.common import app
+from tflabench.cli.common import app, options
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import stderr
 from tflabench.cli.common.dry_run import print_selection
-from tflabench.cli.common.options import (
-    WHAT,
-    Device,
-    DryRun,
-    Formats,
-    Full,
-    Impl,
-    Jobs,
-    PaperProtocol,
-    StopAfter,
-    Timeout,
-    TuneSeconds,
-    VerifySeconds,
-)
+from tflabench.cli.common.options import WHAT
 from tflabench.cli.common.paths import folder_to_write, out_folder
 from tflabench.cli.sweep import seconds_to_tune
 from tflabench.problem import InputError
@@ -86,19 +71,19 @@ def reproduce(  # noqa: PLR0913  options
     figures: Named = None,
     matched_heads: MatchedHeads = False,
     axis: Part = None,
-    impl: Impl = None,
-    device: Device = "auto",
+    impl: options.Impl = None,
+    device: options.Device = "auto",
     root: Root = Path("results"),
     out: Annotated[Path | None, out_folder("the folder figures beside the rows")] = None,
-    format_: Formats = "png,svg",
-    timeout: Timeout = 300.0,
-    stop_after: StopAfter = None,
-    paper_protocol: PaperProtocol = False,
-    verify_seconds: VerifySeconds = None,
-    tune_seconds: TuneSeconds = "20",
-    jobs: Jobs = None,
-    dry_run: DryRun = False,
-    full: Full = False,
+    format_: options.Formats = "png,svg",
+    timeout: options.Timeout = 300.0,
+    stop_after: options.StopAfter = None,
+    paper_protocol: options.PaperProtocol = False,
+    verify_seconds: options.VerifySeconds = None,
+    tune_seconds: options.TuneSeconds = "20",
+    jobs: options.Jobs = None,
+    dry_run: options.DryRun = False,
+    full: options.Full = False,
 ) -> None:
     """Repeat the paper's figures: measure what is missing, ours and the baselines, and draw as the paper does.
 
@@ -106,13 +91,13 @@ def reproduce(  # noqa: PLR0913  options
     """
     from tflabench.bench.machine import detect
     from tflabench.bench.protocol import PAPER, STANDARD
-    from tflabench.bench.rules import Rules
+    from tflabench.bench.rules import Rules, end_of
     from tflabench.figures import reproduce as paper
     from tflabench.figures.files import check_formats
     from tflabench.implementations import registry
     from tflabench.rows.load import find_results, results_folders
 
-    stop_at = math.inf if stop_after is None else time.monotonic() + stop_after
+    stop_at = end_of(stop_after)
     names = [name for name in figures or ["all"] if name != "all"] or list(paper.FIGURES)
     wanted = [paper.find(name) for name in dict.fromkeys(names)]
     check_formats(formats := words(format_))

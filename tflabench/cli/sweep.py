@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from tflabench.cli.common import app, complete
+from tflabench.cli.common import app, complete, options
 from tflabench.cli.common.checks import words
 from tflabench.cli.common.console import print_json, stderr, stdout
 from tflabench.cli.common.dry_run import print_selection
-from tflabench.cli.common.options import (
-    HOW,
-    OUTPUT,
-    WHAT,
-    Axes,
-    Device,
-    DryRun,
-    ExecutorName,
-    Full,
-    Gpus,
-    Impl,
-    Jobs,
-    Json,
-    MemoryLimit,
-    MixedVersions,
-    PaperProtocol,
-    Plugin,
-    Preset,
-    RayAddress,
-    StopAfter,
-    Timeout,
-    TuneSeconds,
-    VerifySeconds,
-)
+from tflabench.cli.common.options import HOW, OUTPUT, WHAT
 from tflabench.cli.common.paths import out_folder
 from tflabench.problem import InputError, one_of, parse_bytes
 
@@ -92,44 +68,44 @@ class _Ending(NamedTuple):
 
 @app.command("sweep")
 def sweep(  # noqa: PLR0913  options
-    preset: Preset = "quick",
-    axis: Axes = None,
-    impl: Impl = None,
+    preset: options.Preset = "quick",
+    axis: options.Axes = None,
+    impl: options.Impl = None,
     pass_: TakenPass = None,
-    plugin: Plugin = None,
-    device: Device = "auto",
-    executor: ExecutorName = "local",
-    ray_address: RayAddress = None,
-    gpus: Gpus = None,
-    allow_mixed_versions: MixedVersions = False,
+    plugin: options.Plugin = None,
+    device: options.Device = "auto",
+    executor: options.ExecutorName = "local",
+    ray_address: options.RayAddress = None,
+    gpus: options.Gpus = None,
+    allow_mixed_versions: options.MixedVersions = False,
     gpu: Kinds = None,
     out: Annotated[Path | None, out_folder("results/<device>/<preset>")] = None,
     resume: Resume = True,
-    dry_run: DryRun = False,
-    timeout: Timeout = 300.0,
-    stop_after: StopAfter = None,
-    paper_protocol: PaperProtocol = False,
-    verify_seconds: VerifySeconds = None,
-    tune_seconds: TuneSeconds = "20",
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = 300.0,
+    stop_after: options.StopAfter = None,
+    paper_protocol: options.PaperProtocol = False,
+    verify_seconds: options.VerifySeconds = None,
+    tune_seconds: options.TuneSeconds = "20",
     tuned_from: TunedFrom = None,
-    jobs: Jobs = None,
-    memory_limit: MemoryLimit = None,
-    full: Full = False,
+    jobs: options.Jobs = None,
+    memory_limit: options.MemoryLimit = None,
+    full: options.Full = False,
     plots: Plots = True,
     format_: Format = "table",
-    json_: Json = False,
+    json_: options.Json = False,
 ) -> None:
     """Measure runtime and memory of every implementation over the axes of a preset, and draw the figures."""
     from tflabench.bench.devices import Devices
     from tflabench.bench.plan import Request
-    from tflabench.bench.rules import Rules
+    from tflabench.bench.rules import Rules, end_of
     from tflabench.bench.sweep import measure
     from tflabench.implementations import registry
     from tflabench.progress import ProgressPrinter
     from tflabench.rows.load import find_results
     from tflabench.selection import axes
 
-    stop_at = math.inf if stop_after is None else time.monotonic() + stop_after
+    stop_at = end_of(stop_after)
     ending = _Ending(one_of("--format", format_, ("table", "markdown", "csv")), json_, full, plots, resume)
     if json_ and format_ != "table":
         raise InputError(f"--json and --format {format_} are both given: give one of them")
