@@ -1,4 +1,4 @@
-"""The documentation holds: commands and snippets run, links lead somewhere, numbers are the rows'.
+"""The documentation holds: commands and snippets run, links lead somewhere.
 
 Marks keep a block from being run, each an HTML comment on the line above it: `<!-- needs a GPU -->`, `<!-- slow -->`
 and `<!-- needs xlstm -->`, which test_integrations.py runs. What is marked is still held to the commands and
@@ -29,10 +29,6 @@ from typer.main import get_command
 
 import tflabench
 from tflabench.cli.main import app
-from tflabench.conclusions.ratio import comparable, fastest
-from tflabench.implementations import registry
-from tflabench.rows.load import read_results
-from tflabench.rows.schema import Row
 
 README = ROOT / "README.md"
 GUIDES = [
@@ -336,114 +332,6 @@ def test_links_lead_somewhere(page):
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
-
-
-# --- numbers
-
-
-FIG4, QUICK = (ROOT / "results" / "h100" / name for name in ("paper-fig4", "quick"))
-OPERATIONS = {
-    "mLSTMsig": "mlstm_sig",
-    "mLSTMexp": "mlstm_exp",
-    "Mamba 2": "mamba2",
-    "Simple GLA": "simple_gla",
-    "Retention": "retention",
-}
-
-
-def table_row(title: str, rows: list[Row]) -> list[str]:
-    """Return the cells that the README's table has for an operation, of rows of one length."""
-    rows = [row for row in rows if registry.operation(row.implementation, row.gate) == OPERATIONS[title]]
-    cells, names = [title, "none"], set()
-    for pass_ in ("fw", "fwbw"):
-        timed = [row for row in rows if row.pass_ == pass_ and row.ms_median]
-        bundled = registry.our_kernels()
-        ours = fastest([row for row in timed if row.implementation in bundled])
-        assert ours.implementation.startswith("hopper_")
-        peers = [row for row in timed if row.implementation not in bundled]
-        cells.append(f"{ours.ms_median:#.3g}")
-        if not peers:
-            cells += ["", ""]
-            continue
-        peer = fastest(peers)
-        cut = (64, 64, 64) if title == "Mamba 2" else (16, 128, 256)
-        assert {(row.heads, row.d_qk, row.d_hv, row.batch * row.seq_len) for row in (ours, peer)} == {(*cut, 65536)}
-        names.add(f"{peer.package} {peer.package_version or ''}".strip())
-        assert comparable(ours, peer)
-        clear = not (ours.throttled or peer.throttled)
-        cells += [f"{peer.ms_median:#.3g}", f"{peer.ms_median / ours.ms_median:.1f}" if clear else "throttled"]  # type: ignore[operator]
-    assert len(names) <= 1
-    return [cells[0], *names, *cells[2:]] if names else cells
-
-
-@pytest.mark.parametrize("title", OPERATIONS)
-def test_the_table_of_the_readme_is_the_rows(title):
-    rows = [row for row in read_results(FIG4).rows if row.seq_len == 4096 and row.status == "ok"]
-    line = next(line for line in README.read_text().splitlines() if line.startswith(f"| {title} |"))
-    said = [cell.strip() for cell in line.strip("|").split("|")]
-    assert said == table_row(title, rows)
-
-
-def test_the_readme_has_the_times_of_what_needs_another_triton():
-    rows = read_results(FIG4.with_name("paper-fig4-triton-3.7.1")).rows
-    found = {(row.implementation, row.pass_): row for row in rows if row.seq_len == 4096 and row.status == "ok"}
-
-    def times(peer: str, ours: str, pass_: str) -> tuple[str, str]:
-        pair = found[peer, pass_], found[ours, pass_]
-        assert comparable(*pair)
-        return f"{pair[0].ms_median:#.3g}", f"{pair[1].ms_median:#.3g}"
-
-    forward, trained = (times("nxai_exp_xl", "hopper_exp", pass_) for pass_ in ("fw", "fwbw"))
-    gla = times("fla_simple_gla", "hopper_simple_gla", "fwbw")
-    said = (
-        f"The mLSTMexp of mlstm_kernels takes {forward[0]} ms where ours takes {forward[1]}, with backward "
-        f"{trained[0]} where ours takes {trained[1]}. The faster Simple GLA of fla takes {gla[0]} ms with backward "
-        f"where ours takes {gla[1]}."
-    )
-    assert said in " ".join(README.read_text().split())
-
-
-def test_the_page_of_results_counts_throttled_rows_right():
-    timed = [row for row in read_results(QUICK).rows if row.ms_median]
-    throttled = sum(bool(row.throttled) for row in timed)
-    said = re.search(r"(\d+) of the (\d+) timed\s+rows", (ROOT / "docs" / "results.md").read_text())
-    assert said
-    assert (int(said[1]), int(said[2])) == (throttled, len(timed))
-
-
-def test_the_page_of_the_kernels_has_the_hosts_times_of_the_rows():
-    stored = read_results(ROOT / "results" / "h200" / "paper-fig4").rows
-    rows = [row for row in stored if row.implementation in registry.our_kernels()]
-    fw, fwbw = ([row.host_ms for row in rows if row.pass_ == pass_ and row.host_ms] for pass_ in ("fw", "fwbw"))
-    said = (
-        f"{min(fw):.1f} to {max(fw):.1f} ms to enqueue a forward pass, and {min(fwbw):.1f} to {max(fwbw):.1f} ms with"
-    )
-    assert said in " ".join((ROOT / "docs" / "use-the-kernels.md").read_text().split())
-
-
-def test_the_page_of_the_kernels_has_how_fast_gla_is_in_the_rows():
-    times = {
-        (row.implementation, row.pass_, row.seq_len): row.ms_median
-        for row in read_results(FIG4).rows
-        if row.ms_median and not row.throttled
-    }
-    ratios = {
-        pass_: [
-            ms / times["tfla_gla_xl", pass_, T] for (name, p, T), ms in times.items() if (name, p) == ("fla_gla", pass_)
-        ]
-        for pass_ in ("fw", "fwbw")
-    }
-    assert [len(found) for found in ratios.values()] == [3, 8]
-    fw, fwbw = (f"{min(found):.2f} to {max(found):.2f} times" for found in ratios.values())
-    said = f"{fw} as fast as fla's `chunk_gla` forward, and {fwbw} with backward"
-    assert said in " ".join((ROOT / "docs" / "use-the-kernels.md").read_text().split())
-
-
-@pytest.mark.parametrize(("implementation", "best"), [("tfla_sig_xl", 256), ("nxai_sig_xl", 128)])
-def test_the_measured_best_chunk_sizes_are_the_rows(implementation, best):
-    assert "are fastest at 256, mlstm_kernels at 128" in " ".join((ROOT / "docs" / "theory.md").read_text().split())
-    rows = read_results(ROOT / "results" / "h200" / "paper-fig5").rows
-    assert fastest([r for r in rows if r.implementation == implementation]).chunk_size == best
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

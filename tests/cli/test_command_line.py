@@ -523,7 +523,7 @@ def test_json_has_null_where_a_number_is_none(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": [None, 2]}]}
 
 
-@pytest.mark.parametrize("words", [("plot",), ("headline",), ("rows", "pack"), ("roofline", "--gpu", "H100", "--out")])
+@pytest.mark.parametrize("words", [("plot",), ("claims",), ("rows", "pack"), ("roofline", "--gpu", "H100", "--out")])
 def test_a_path_too_long_is_one_line(words):
     refused([*words, "a" * 300], "cannot be used (File name too long): give another path")
 

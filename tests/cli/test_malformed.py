@@ -42,7 +42,6 @@ USUAL: dict[str, Words] = {
     "plot": (ROWS, "--out", "figures"),
     "report": (ROWS, "--out", "page.html"),
     "compare": (ROWS, "others"),
-    "headline": (ROWS, "--out", "page.md"),
     "claims": (ROWS,),
     "optimal-chunk": ("--gpu", "H100"),
     "roofline": ("--gpu", "H100"),
@@ -147,7 +146,7 @@ FOUND: list[Words] = [
     ("reproduce", "--results", ROWS, "--impl", "nonsense"),
     ("roofline", "--gpu", "H100", "--dtype", "nonsense"),
     # a warning came before the error
-    ("headline", "journals/no_whole_line"),
+    ("claims", "journals/no_whole_line"),
     ("compare", "journals/no_whole_line", "others"),
     # it was not looked at where nothing is measured
     ("reproduce", "--results", ROWS, "--tune-seconds", "nan,"),

@@ -17,7 +17,6 @@ READERS = {
     "compare A": ["compare", "{}", "{good}"],
     "compare B": ["compare", "{good}", "{}"],
     "compare --in": ["compare", "tfla_sig_xl", "sdpa", "--in", "{}"],
-    "headline": ["headline", "{}"],
     "merge": ["rows", "merge", "{}", "--into", "into"],
     "pack": ["rows", "pack", "{}"],
     "plot": ["plot", "{}"],
@@ -94,7 +93,6 @@ def test_plots_of_several_folders_lie_beside_the_rows_or_below_out(tmp_path):
 # Commands that write one file: the command, and what it calls its file in a folder.
 ONE_FILE = {
     "compare": (["compare", "{}", "{}"], "compare.png"),
-    "headline": (["headline", "{}"], "README.md"),
     "report": (["report", "{}"], "report.html"),
     "roofline": (["roofline", "--gpu", "H200"], "roofline.png"),
 }

@@ -356,7 +356,7 @@ def test_wheels_carry_the_page():
     assert {"page.html", "page.css", "page.js"} <= carried
 
 
-@pytest.mark.parametrize(("command", "out", "kind"), [("report", "x.pdf", ".html"), ("headline", "x.png", ".md")])
+@pytest.mark.parametrize(("command", "out", "kind"), [("report", "x.pdf", ".html"), ("claims", "x.png", ".md")])
 def test_a_file_of_another_kind_is_refused(command, out, kind, tmp_path):
     folder = write(tmp_path / "quick", [tfla(512)])
     done = CliRunner().invoke(app, [command, str(folder), "--out", str(tmp_path / out)])

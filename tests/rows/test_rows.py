@@ -112,7 +112,6 @@ def test_rows_keep_their_comparison_wherever_they_go(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        "headline {old}",
         "claims {old}",
         "report {old}",
         "plot {old}",

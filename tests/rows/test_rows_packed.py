@@ -160,7 +160,7 @@ def test_nothing_is_deleted_where_the_disk_is_full(folder, monkeypatch):
     assert names(folder) == before
 
 
-@pytest.mark.parametrize("command", [["report", "{}", "--out", "page.html"], ["headline", "{}"], ["claims", "{}"]])
+@pytest.mark.parametrize("command", [["report", "{}", "--out", "page.html"], ["claims", "{}"]])
 def test_commands_say_the_same_of_a_packed_folder(folder, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     packed = tmp_path / "copy" / "results"

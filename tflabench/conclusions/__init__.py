@@ -1,1 +1,1 @@
-"""Conclusions from rows and theory: comparisons, claims, advice, the headline."""
+"""Conclusions from rows and theory: comparisons, claims, advice, the ending of a sweep."""

@@ -30,7 +30,6 @@ COMMANDS = {
         "plot": "Draw stored rows",
         "report": "Write stored rows as one HTML page",
         "compare": "Hold one measurement against another",
-        "headline": "Compare our best with every baseline",
         "claims": "Hold the paper's claims to stored rows",
     },
     "Theory": {

@@ -1,0 +1,161 @@
+"""The numbers in pages are those of the stored rows, and the page of results takes ratios by the one rule."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import headline
+import pages
+import pytest
+from committed import committed_checkout
+from repository import ROOT
+from synthetic import APART, RUN, row, write
+
+from tflabench.rows.schema import Row
+
+RUN = RUN | {"arguments": ["sweep", "--preset", "paper-fig4", "--impl", "tfla*"], "commit": "0123456789ab"}
+ATTENTION = {"family": "attention", "gate": None, "heads": 32, "d_qk": 128, "d_hv": 128, "chunk_size": None}
+THROTTLED = {"throttled": True}
+H100 = {"device": "NVIDIA H100 80GB HBM3"}
+
+
+def test_pages_are_what_the_stored_rows_make():
+    texts = pages.pages(ROOT, committed_checkout() / "results")
+    stale = [name for name, text in texts.items() if text != (ROOT / name).read_text()]
+    assert not stale, "rows or pages have changed: run `python tools/pages.py`"
+
+
+def page(folder: Path, rows: list[Row] | None = None, **runs) -> str:
+    """Return the page of a folder, with these rows in it where they are given."""
+    if rows is not None:
+        write(folder / "fig4", rows, **({"run": RUN} | runs))
+    return headline.markdown(folder)
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """Return the cells of all tables by the first of their line, in order."""
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if re.match(r"\|[^-]", line)]
+    return {first: rest for first, *rest in lines}
+
+
+def at(name: str, T: int, ms: float | None, **changes) -> Row:
+    return row(name, ms, **({"seq_len": T, "batch": 65536 // T} | changes))
+
+
+BESIDE = [at("fla_gla", 512, 3.0, comparison_id="beside"), at("hopper_sig", 512, 1.5, comparison_id="beside")]
+
+
+@pytest.mark.parametrize(("of_ours", "of_theirs"), APART.values(), ids=APART)
+def test_times_that_are_not_comparable_stand_without_a_ratio(tmp_path, of_ours, of_theirs):
+    rows = [at("tfla_sig_xl", 512, 1.0, **of_ours), at("sdpa_cudnn", 512, 0.5, **ATTENTION, **of_theirs), *BESIDE]
+    assert table(page(tmp_path, rows))["sdpa_cudnn"] == ["tfla_sig_xl", "0.500/1.00"]
+
+
+@pytest.mark.parametrize(
+    ("of_ours", "of_theirs", "ms", "cell"),
+    [
+        (THROTTLED, {}, 0.5, "0.500/1.00†"),
+        ({}, THROTTLED, 0.5, "0.500†/1.00 ≤ **0.500**"),
+        ({}, {}, 0.5, "0.500/1.00 = **0.500**"),
+        (THROTTLED, {}, 2.0, "2.00/1.00† ≥ 2.00"),
+        ({}, THROTTLED, 2.0, "2.00†/1.00"),
+    ],
+)
+def test_a_throttled_time_is_marked_and_has_a_bound_if_it_is_the_shorter(tmp_path, of_ours, of_theirs, ms, cell):
+    rows = [at("tfla_sig_xl", 512, 1.0, **of_ours), at("sdpa_cudnn", 512, ms, **ATTENTION, **of_theirs), *BESIDE]
+    assert table(page(tmp_path, rows))["sdpa_cudnn"] == ["tfla_sig_xl", cell]
+
+
+def test_a_peer_is_held_against_ours_that_computes_the_same(tmp_path):
+    """Attention meets mLSTM, here of its own comparison; plain PyTorch and failures meet nobody."""
+    linear = {"family": "linear_attention", "gate": None}
+    rows = [
+        at("hopper_simple_gla", 512, 0.5, **linear),
+        at("hopper_retention", 512, 0.4, **linear),
+        at("tfla_sig_xl", 512, 1.0),
+        at("hopper_sig", 512, 0.9, comparison_id="later"),
+        at("tfla_sig_xl", 512, 1.5, chunk_size=64),
+        at("tfla_exp_xl", 512, 1.2, gate="exp"),
+        at("fla_simple_gla", 512, 1.5, **linear),
+        at("fla_retention", 512, 1.6, **linear),
+        at("nxai_exp_xl", 512, 2.4, gate="exp"),
+        at("sdpa_cudnn", 512, 2.2, **ATTENTION),
+        at("mamba2", 512, 2.0, **linear),
+        at("sdpa", 512, None, **ATTENTION),
+        at("reference_sig", 512, 0.1),
+    ]
+    text = page(tmp_path, rows)
+    assert table(text) == {
+        "peer": ["ours", "H200, forward"],
+        "*% of bound (not recorded)*": ["hopper_sig", "0.900 (30%)"],
+        "nxai_exp_xl": ["tfla_exp_xl", "2.40/1.20 = 2.00"],
+        "sdpa_cudnn": ["tfla_sig_xl", "2.20/1.00 = 2.20"],
+        "fla_simple_gla": ["hopper_simple_gla", "1.50/0.500 = 3.00"],
+        "fla_retention": ["hopper_retention", "1.60/0.400 = 4.00"],
+        "mamba2": ["", "2.00"],
+    }
+    assert "- Failures, oom: sdpa\n" in text
+
+
+def test_devices_stand_side_by_side_at_a_size_that_they_share(tmp_path):
+    """The first has most ratios at T = 4096."""
+    names = ["tfla_sig_xl", "sdpa", "fla_gla", "fla_kda"]
+    first = [at(name, 4096, 2.0) for name in names] + [at(name, 512, 2.0) for name in names[:2]]
+    write(tmp_path / "h200", first, run=RUN)
+    write(tmp_path / "h100", [at(name, 512, 4.0, **H100) for name in names[:2]], run=RUN)
+    text = page(tmp_path)
+    assert "T = 512, 65,536 tokens" in text
+    assert table(text)["peer"] == ["ours", "H100, forward", "H200, forward"]
+    assert table(text)["sdpa"] == ["tfla_sig_xl", "4.00/4.00 = 1.00", "2.00/2.00 = 1.00"]
+
+
+def test_the_folder_with_most_ratios_has_the_table_and_the_others_are_named(tmp_path):
+    few = [at("tfla_sig_xl", 512, 1.0), at("sdpa", 512, 2.0, **ATTENTION)]
+    apart = [each.model_copy(update={"comparison_id": None}) for each in few]
+    write(tmp_path / "few", few, run=RUN)
+    write(tmp_path / "many", [*few, at("fla_gla", 512, 3.0)], run=RUN)
+    write(tmp_path / "decode", apart, run={"arguments": ["sweep", "--preset", "decode"]})
+    text = page(tmp_path)
+    assert "- Rows: [many](many/rows.csv), 2026-11-21, torch 2.11.0, triton 3.6.0, commit 0123456.\n" in text
+    assert "- Other rows: [few](few/rows.csv).\n" in text
+    assert "Without a table here: [decode](decode/rows.csv) (NVIDIA H200)." in text
+
+
+@pytest.mark.parametrize(
+    ("again", "changes", "words"),
+    [
+        ((3.0, 4.0), {}, "- A second occasion: 2 of 2 ratios within 2%: [b](b/rows.csv).\n"),
+        ((3.0, 4.2), {}, "1 of 2 ratios within 2%, the furthest +5.0% (fla_kda, forward): [b]"),
+        ((3.0, 4.0), {"source_hash": "other"}, "- Other rows: [b](b/rows.csv).\n"),
+        ((3.0, 4.0), {"source_hash": None}, "- Other rows: [b](b/rows.csv).\n"),
+    ],
+)
+def test_a_second_occasion_of_the_same_source_says_how_far_ratios_are_apart(tmp_path, again, changes, words):
+    def measured(name: str, times: tuple[float, float], ours: float, **more) -> None:
+        peers = [at(peer, 512, ms, **more) for peer, ms in zip(("fla_gla", "fla_kda"), times, strict=True)]
+        write(tmp_path / name, [at("tfla_sig_xl", 512, ours, **more), *peers], run=RUN)
+
+    measured("a", (6.0, 8.0), 2.0, source_hash="same")
+    measured("b", again, 1.0, **{"source_hash": "same"} | changes)
+    assert words in page(tmp_path)
+
+
+def test_kernels_that_changed_after_they_were_measured_are_named(tmp_path):
+    rows = [at("hopper_sig", 512, 1.0, kernel_version=0), at("fla_gla", 512, 3.0)]
+    assert "- Kernels of ours that changed after this was measured: hopper_sig.\n" in page(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("commands", "again"),
+    [
+        ("sweep --out='a -b' -a seq_len=512 --timeout 9 --no-plots", "tflabench sweep -a seq_len=512"),
+        (
+            "sweep --preset fig4 -a seq_len=512 --tune-seconds 60;sweep --preset fig4 --tune-seconds 60",
+            "tflabench sweep --preset fig4 --tune-seconds 60",
+        ),
+    ],
+)
+def test_the_command_has_the_options_that_all_sweeps_share_and_that_decide_rows(commands, again):
+    assert headline.command([shlex.split(command) for command in commands.split(";")]) == again

@@ -1,0 +1,383 @@
+"""The page results/README.md: a table a figure, our fastest kernel beside every peer, from stored rows alone.
+
+`tools/pages.py` writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from tflabench.conclusions.campaigns import Campaign, campaigns, conditions_of
+from tflabench.conclusions.markdown import plain
+from tflabench.conclusions.ratio import Ratio, comparable, fastest, questions, ratio
+from tflabench.implementations.registry import is_current, operation, our_kernels, owner
+from tflabench.rows.journal import TIMES, is_packed
+from tflabench.rows.labels import PASS_TITLES, heads, mark
+from tflabench.rows.load import find_results
+from tflabench.rows.schema import Row
+from tflabench.selection.presets import load_preset, preset_names
+from tflabench.theory.hardware import short_devices
+
+MOST_PEERS = 10  # in a table
+NEAR = 0.02  # two occasions are expected to agree within this
+NEARLY = 0.8  # of the most ratios that one size has
+TIE = 0.01  # nearer to each other than this, nobody wins
+HEAD = """\
+# Results
+
+Made by `python tools/pages.py` from stored rows; do not edit.
+
+A table compares the kernels of this project (*ours*) with those of other libraries (*peers*), for a figure
+of the paper or another sweep. Names are those that `--impl` takes.
+
+- A cell has median milliseconds: `peer/ours = ratio`. Above 1 ours is faster; **bold**: the peer is.
+- A ratio is taken only where both took turns in one closed comparison with their tuners done. Do not divide
+  other times.
+- †: the GPU held its clock back, so the time is longer than it need be. Where that is the shorter
+  time, the ratio is a bound (≥, or ≤ where the peer is faster); where it is the longer one, there is none.
+- The strongest peer comes first. It meets our fastest kernel that computes the same, or else our fastest
+  mLSTM, each at its best chunk size.
+- *% of bound*: the least time of any kernel, which reads inputs and writes outputs once, over that of our
+  fastest mLSTM.
+- A second occasion is the same source measured again, and ratios are expected within 2%.
+- Empty: not asked for. *wrong* and the like: the rows say why. (1/4): at 1 of 4 points.
+
+Where several folders have a figure, its table is of the one with most ratios. It is at one large size with
+many ratios, the same on all devices where they share one. All else is in the linked rows and in
+`tflabench report results`. *Again* measures into a folder `again`.
+"""
+
+
+class Size(NamedTuple):
+    """The size that a question asks for, without the pass; `cut` is (d_hv, d_qk, heads) where there are several."""
+
+    seq_len: int
+    batch: int
+    embedding: int
+    dtype: str
+    inputs: str
+    cut: tuple[int, int, str] | tuple[()] = ()
+
+    def __str__(self) -> str:
+        words = [f"T = {self.seq_len}", f"{self.batch * self.seq_len:,} tokens", f"embedding {self.embedding}"]
+        words += [self.dtype, *([] if self.inputs == "normal" else [f"{self.inputs} inputs"])]
+        return ", ".join([*words, *([f"heads {self.cut[-1]}"] if self.cut else [])])
+
+
+class Pair(NamedTuple):
+    """A peer's fastest row at one size and pass, which may have failed, and our fastest that answers it."""
+
+    peer: Row
+    ours: Row | None
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Return the peer's time over ours, None where none may be taken."""
+        return ratio(self.peer, self.ours) if self.ours else None
+
+    @property
+    def cell(self) -> str:
+        """Return "peer/ours = ratio", or a bound with its sign; the times alone where there is none; or a status."""
+        if self.peer.status != "ok":
+            return f"*{self.peer.status}*"
+        times = "/".join(milliseconds(row) for row in self if row)
+        if not (over := self.ratio):
+            return times
+        bold = "**" if over.value < 1 - TIE else ""
+        return f"{times} {over.bound or '='} {bold}{digits(over.value)}{bold}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """The rows of one device, size and pass."""
+
+    size: Size
+    rows: Sequence[Row]
+
+    @property
+    def pass_(self) -> str:
+        """Return the pass."""
+        return self.rows[0].pass_
+
+    def ours(self, peer: Row | None = None) -> Row | None:
+        """Return our fastest row that answers a peer, or of mLSTM; those of the peer's comparison come first.
+
+        It is of the peer's operation where we have a kernel for that, measured here or not. Else it is of mLSTM, what
+        this project is about, or of all of ours where no mLSTM was measured.
+        """
+        ours = [row for row in self.rows if row.status == "ok" and row.implementation in our_kernels()]
+        wanted = operation(peer.implementation, peer.gate) if peer else None
+        if peer and wanted and (peer.family == "mlstm" or wanted in map(operation, our_kernels())):
+            ours = [row for row in ours if operation(row.implementation, row.gate) == wanted]
+        else:
+            ours = [row for row in ours if row.family == "mlstm"] or ours
+        beside = [row for row in ours if peer and comparable(row, peer)]
+        return fastest(beside or ours) if ours else None
+
+    @cached_property
+    def pairs(self) -> dict[str, Pair]:
+        """Return every peer's fastest row with ours, by implementation."""
+        by_name: dict[str, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            if owner(row.implementation).role == "peer":
+                by_name[row.implementation].append(row)
+        peers = {name: fastest(rows) for name, rows in by_name.items()}
+        return {name: Pair(peer, self.ours(peer)) for name, peer in peers.items()}
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """A campaign and its questions, forward first, small problems first."""
+
+    campaign: Campaign
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        """Return the questions that its rows answer, without those of plain PyTorch."""
+        rows = [row for row in self.campaign.rows if owner(row.implementation).role != "reference"]
+        groups = questions(row for row in rows if row.pass_ in PASS_TITLES)
+        sizes = [Size(r.seq_len, r.batch, r.heads * r.d_hv, r.dtype, r.inputs) for r, *_ in groups]
+        cuts = Counter((size, group[0].pass_) for size, group in zip(sizes, groups, strict=True))
+        made = []
+        for size, group in zip(sizes, groups, strict=True):
+            row = group[0]
+            cut = (row.d_hv, row.d_qk, heads(row)) if cuts[size, row.pass_] > 1 else ()
+            made.append(Question(size._replace(cut=cut), group))
+        return sorted(made, key=lambda each: (list(PASS_TITLES).index(each.pass_), each.size))
+
+    @cached_property
+    def pairs(self) -> dict[tuple[Size, str, str], Pair]:
+        """Return all pairs by size, pass and peer."""
+        return {(each.size, each.pass_, name): pair for each in self.questions for name, pair in each.pairs.items()}
+
+    @cached_property
+    def rank(self) -> tuple[bool, int, int]:
+        """Return how much its table says: whether it has ours, how many ratios, and how many measured rows."""
+        has_ours = any(row.implementation in our_kernels() for row in self.campaign.rows)
+        ratios = sum(pair.ratio is not None for pair in self.pairs.values())
+        return has_ours, ratios, sum(row.status == "ok" for row in self.campaign.rows)
+
+    @property
+    def preset(self) -> str:
+        """Return the preset that all its sweeps measured; the folder's name where they do not say one."""
+        commands = [" ".join(run.get("arguments", ())).replace("=", " ").split() for run in self.campaign.runs.values()]
+        names = {
+            words[words.index("--preset") + 1] if "--preset" in words else "quick"
+            for words in commands
+            if words[:1] == ["sweep"]
+        }
+        return names.pop() if len(names) == 1 else Path(self.campaign.folder).resolve().name
+
+    @property
+    def figure(self) -> tuple[float, str]:
+        """Return the number of the paper's figure with what is behind it, or inf and the preset."""
+        number = re.match(r"(?:paper-)?fig(\d+)(?!\d)(-matched)?", self.preset)
+        return (float(number[1]), number[2] or "") if number else (inf, self.preset)
+
+
+def command(sweeps: Iterable[Sequence[str]]) -> str:
+    """Return the command of sweeps by their arguments, with the options that all share and that decide rows."""
+    options = [_options(words) for words in sweeps]
+    return " ".join(["tflabench sweep", *(each for each in options[0] if all(each in other for other in options))])
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """Return the options of a sweep, each with its value, but for those that decide no row."""
+    options: list[list[str]] = []
+    for word in words[1:]:
+        if word.startswith("-") or not options:
+            options.append([])
+        options[-1].append(word)
+    idle = ("--no-plots", "--out", "--timeout")
+    return [shlex.join(option) for option in options if option[0].partition("=")[0] not in idle]
+
+
+def milliseconds(row: Row) -> str:
+    """Return the median time with three digits, marked where the GPU was throttled."""
+    return digits(row.ms_median or 0.0) + mark(row)
+
+
+def digits(value: float) -> str:
+    """Return a number with three digits."""
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:.0f}"
+
+
+def markdown(root: Path) -> str:
+    """Return the page about all results at and below `root`, where it lies."""
+    subjects: dict[tuple[float, str, str], list[Occasion]] = defaultdict(list)
+    for campaign in campaigns(find_results(root)):
+        occasion = Occasion(campaign)
+        subjects[*occasion.figure, campaign.device].append(occasion)
+    figures: dict[tuple[float, str], list[list[Occasion]]] = defaultdict(list)
+    untold: list[Campaign] = []
+    for (number, name, _), occasions in sorted(subjects.items()):
+        occasions.sort(key=lambda each: each.rank, reverse=True)
+        tabled = number < inf or name == "quick"
+        if tabled and occasions[0].rank[1]:
+            figures[number, name].append(occasions)
+        else:
+            untold += [occasion.campaign for occasion in occasions]
+    lines = [HEAD, *(line for devices in figures.values() for line in _section(devices, root))]
+    if untold:
+        names = (f"{_link(root, campaign)} ({plain(campaign.device)})" for campaign in untold)
+        lines += [f"Without a table here: {', '.join(names)}.", ""]
+    tabled = [row for devices in figures.values() for occasions in devices for row in occasions[0].campaign.rows]
+    packages = dict.fromkeys(f"{row.package} {row.package_version}" for row in tabled if row.package_version)
+    lines.append(f"Packages in the tables: {plain(', '.join(packages))}.")
+    return "\n".join(lines) + "\n"
+
+
+def _link(root: Path, campaign: Campaign, *others: Campaign) -> str:
+    """Return a link to a campaign's rows: its folder, and its conditions that others do not share."""
+    folder = Path(os.path.relpath(campaign.folder, root)).as_posix()
+    rows = TIMES if is_packed(Path(campaign.folder)) else "rows.csv"
+    return f"[{plain(', '.join([folder, *campaign.apart_from(*others)]))}]({folder}/{rows})"
+
+
+def _section(devices: Sequence[Sequence[Occasion]], root: Path) -> Iterator[str]:
+    """Yield the section of a figure: one table of all devices that it was measured on, and where its rows are."""
+    shown = [occasions[0] for occasions in devices]
+    name = shown[0].preset
+    title = load_preset(name).title if name in preset_names() else name
+    columns = _columns(shown)
+    names = ", ".join(dict.fromkeys(row.device for question in columns for row in question.rows[:1]))
+    peers = _strongest_first(columns)
+    yield from (f"## {plain(f'{title} ({names})')}", "", f"{columns[0].size}:", "")
+    yield from (*_table(columns, peers[:MOST_PEERS]), "")
+    if len(peers) > MOST_PEERS:
+        yield f"- {len(peers) - MOST_PEERS} more peers: in the rows."
+    timed = [pair for each in columns for pair in each.pairs.values() if pair.peer.status == "ok" and pair.ours]
+    apart = sum(pair.ratio is None for pair in timed)
+    if apart:
+        yield f"- No ratio: {apart} of {len(timed)} pairs, throttled or not compared."
+    ours = [pair.ours for each in columns for pair in each.pairs.values() if pair.ours]
+    changed = [row.implementation for row in ours if not is_current(row.implementation, row.kernel_version)]
+    if changed:
+        yield f"- Kernels of ours that changed after this was measured: {plain(', '.join(dict.fromkeys(changed)))}."
+    if failures := _failures(shown):
+        yield f"- Failures, {failures}"
+    for best, *others in devices:
+        yield f"- Rows: {_link(root, best.campaign)}, {_origin(best.campaign)}."
+        yield from _others(best, others, columns[0].size, root)
+    short = short_devices([each.campaign.device for each in shown])
+    for each in shown:
+        again = command([run.get("arguments", ()) for run in each.campaign.runs.values()] or [()])
+        yield f"- Again, {short[each.campaign.device]}: `{again} --out again`"
+    yield ""
+
+
+def _columns(occasions: Sequence[Occasion]) -> list[Question]:
+    """Return the questions of one size: with most ratios or NEARLY as many, with most peers, and the largest."""
+    shared = set.intersection(*({question.size for question in each.questions} for each in occasions))
+    asked = [question for each in occasions for question in each.questions if question.size in shared]
+    peers: dict[Size, set[tuple[str, str]]] = defaultdict(set)
+    ratios = Counter[Size]()
+    for question in asked:
+        timed = (pair.peer for pair in question.pairs.values() if pair.peer.status == "ok")
+        peers[question.size] |= {(row.device, row.implementation) for row in timed}
+        ratios[question.size] += sum(pair.ratio is not None for pair in question.pairs.values())
+    least = NEARLY * max(ratios.values())
+    size = max(shared, key=lambda size: (ratios[size] >= least, len(peers[size]), size))
+    return [question for question in asked if question.size == size]
+
+
+def _strongest_first(columns: Sequence[Question]) -> list[str]:
+    """Return the peers that have a time: by their smallest ratio, the others behind by their least time."""
+    ranks: dict[str, tuple[float, float]] = {}
+    for name, pair in (item for question in columns for item in question.pairs.items()):
+        if pair.peer.status == "ok":
+            over, ms = ranks.get(name, (inf, inf))
+            ranks[name] = (min(over, pair.ratio.value if pair.ratio else inf), min(ms, pair.peer.ms_median or inf))
+    return sorted(ranks, key=lambda name: ranks[name])
+
+
+def _table(columns: Sequence[Question], peers: Iterable[str]) -> Iterator[str]:
+    """Yield the table of these peers, a column a device and pass; our fastest mLSTM stands first."""
+    short = short_devices([question.rows[0].device for question in columns])
+    heads_ = [f"{short[each.rows[0].device]}, {PASS_TITLES[each.pass_]}" for each in columns]
+    best = [question.ours() for question in columns]
+    roofs = ", ".join(sorted({row.ceilings.partition(":")[0] for row in best if row and row.ceilings}))
+    bounds = [f"{milliseconds(row)} ({row.percent_of_bound:.0f}%)" if row else "" for row in best]
+    yield _line("peer", "ours", *heads_)
+    yield "|---|---|" + "---:|" * len(columns)
+    yield _line(f"*% of bound ({roofs or 'not recorded'})*", _names(best), *bounds)
+    for name in peers:
+        pairs = [question.pairs.get(name) for question in columns]
+        ours = _names(pair.ours for pair in pairs if pair and pair.peer.status == "ok")
+        yield _line(plain(name), ours, *(pair.cell if pair else "" for pair in pairs))
+
+
+def _line(*cells: str) -> str:
+    return f"|{'|'.join(cells)}|"
+
+
+def _names(rows: Iterable[Row | None]) -> str:
+    return ", ".join(dict.fromkeys(row.implementation for row in rows if row))
+
+
+def _failures(occasions: Sequence[Occasion]) -> str:
+    """Return who failed at all chunk sizes of a problem, by status: "wrong: a, b (1/4)"."""
+    points, failed = Counter[str](), Counter[tuple[str, str]]()
+    for question in (question for each in occasions for question in each.questions):
+        for name in dict.fromkeys(row.implementation for row in question.rows):
+            row = fastest([row for row in question.rows if row.implementation == name])
+            points[name] += 1
+            failed[row.status, name] += row.status != "ok"
+    by_status: dict[str, list[str]] = defaultdict(list)
+    for (status, name), count in failed.items():
+        if count:
+            by_status[status].append(name + (f" ({count}/{points[name]})" if count < points[name] else ""))
+    return plain("; ".join(f"{status.replace('_', ' ')}: {', '.join(names)}" for status, names in by_status.items()))
+
+
+def _origin(campaign: Campaign) -> str:
+    """Return the days on which a campaign was measured, what it ran with, and its commit."""
+    days = sorted({row.started_at[:10] for row in campaign.rows})
+    facts = conditions_of(campaign.rows, campaign.runs)
+    versions = [f"{name} {' and '.join(facts[name])}" for name in ("torch", "triton") if name in facts]
+    commits = [f"commit {commit[:7]}" for commit in facts.get("commit", [])]
+    return plain(", ".join([" to ".join(dict.fromkeys((days[0], days[-1]))), *versions, *commits[:2]]))
+
+
+def _others(best: Occasion, others: Sequence[Occasion], size: Size, root: Path) -> Iterator[str]:
+    """Yield how other occasions agree with the one that has the table, and what was timed only there."""
+    missing = {key for key, pair in best.pairs.items() if key[0] == size and pair.peer.status != "ok"}
+    for other in others:
+        where = _link(root, other.campaign, best.campaign)
+        sources = best.campaign.sources | other.campaign.sources
+        same_source = len(sources) == 1 and None not in sources and not other.campaign.apart_from(best.campaign)
+        changes = dict(_changes(best, other)) if same_source else {}
+        only_here = {key: pair for key, pair in other.pairs.items() if key in missing and pair.ratio}
+        if changes:
+            near = sum(abs(change) <= NEAR for change in changes.values())
+            (_, pass_, name), far = max(changes.items(), key=lambda item: abs(item[1]))
+            told = f", the furthest {far:+.1%} ({plain(name)}, {PASS_TITLES[pass_]})" if near < len(changes) else ""
+            yield f"- A second occasion: {near} of {len(changes)} ratios within {NEAR:.0%}{told}: {where}."
+        elif only_here:
+            cells = [
+                f"{PASS_TITLES[pass_]} {name}/{pair.ours.implementation} {pair.cell}"
+                for (_, pass_, name), pair in only_here.items()
+                if pair.ours
+            ]
+            missing -= only_here.keys()
+            yield f"- Timed elsewhere: {plain(', '.join(cells))}: {where}."
+        else:
+            yield f"- Other rows: {where}."
+
+
+def _changes(first: Occasion, second: Occasion) -> Iterator[tuple[tuple[Size, str, str], float]]:
+    """Yield by how much ratios of the same points changed from one occasion to another."""
+    for key, pair in first.pairs.items():
+        again = second.pairs.get(key, Pair(pair.peer, None))
+        same = [row and row.point for row in pair] == [row and row.point for row in again]
+        if same and (before := pair.ratio) and (after := again.ratio):
+            yield key, after.value / before.value - 1
