@@ -18,11 +18,11 @@ from headline import milliseconds
 
 from tflabench.conclusions import claims_page
 from tflabench.conclusions.campaigns import conditions_of
-from tflabench.theory.held_out import stored
 from tflabench.conclusions.ratio import fastest, ratio
 from tflabench.implementations.registry import operation, our_kernels, owner
 from tflabench.rows.load import read_results
 from tflabench.rows.schema import Row
+from tflabench.theory.held_out import stored
 
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("gla-walk-through", "kernels", "results", "theory")),
          "docs/use-the-kernels.md")  # fmt: skip
