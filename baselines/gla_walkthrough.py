@@ -5,9 +5,10 @@ They compute o; gradients come from the kernels of `tfla_gla_xl`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tflabench.implementations import gla
+from tflabench.implementations import bundled, recurrences
 from tflabench.implementations.adapter import Case, Implementation, Owner, Unsupported
 from tflabench.kernels.common import tiling
 from tflabench.problem import Problem
@@ -28,15 +29,15 @@ def build(problem: Problem, device: torch.device) -> Case:
     """
     from tflabench.baselines import gla_walkthrough_kernels as kernels
 
-    inputs = gla.draw_inputs(problem, device)
+    inputs = bundled.gla_inputs(problem, device)
     q, k, v, g = (x.transpose(1, 2) for x in inputs.values())
     if reason := kernels.refuses(q, v):
         raise Unsupported(reason)
-    numbers = (problem.d_qk**-0.5, gla.usual_chunk_size(problem))
+    numbers = (problem.d_qk**-0.5, bundled.gla_chunk_size(problem))
     return Case(
         inputs=inputs,
         forward=lambda: kernels.FusedChunks.apply(q, k, v, g, *numbers).transpose(1, 2),
-        oracle=gla.oracle,
+        oracle=partial(recurrences.oracle, bundled.GATED_LINEAR_ATTENTION),
         layout="bthd",
         details={"kernel": "gla.walkthrough", "chunk_size": CHUNK_SIZE},
     )
@@ -60,7 +61,7 @@ def cost(problem: Problem) -> Cost:
     flops = call_cost(forward, "chunkwise", "gla").flops
     moved = problem.tokens * problem.heads * a_step
     if problem.pass_ == "fwbw":
-        counted = problem.with_(chunk_size=gla.usual_chunk_size(problem))
+        counted = problem.with_(chunk_size=bundled.gla_chunk_size(problem))
         both, alone = (
             call_cost(counted.with_(pass_=pass_), "chunkwise", "gla", state_bytes=size) for pass_ in ("fwbw", "fw")
         )
@@ -74,13 +75,13 @@ IMPLEMENTATIONS = (
         family="linear_attention",
         title="GLA fused chunk (as published)",
         build=build,
-        refuses=gla.refuses,
+        refuses=bundled.refuse_gla,
         cost=cost,
         owner=Owner("published", "yellow", "published"),
         package="triton",
         compiles=True,
         majors=tiling.MAJORS,
-        operation=gla.OPERATION,
+        operation=bundled.GATED_LINEAR_ATTENTION.name,
         bound="channel_gates",
     ),
 )

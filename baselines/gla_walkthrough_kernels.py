@@ -23,11 +23,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.gla import chunkwise
-from tflabench.kernels.gla.call import Arguments
+from tflabench.kernels.gla.gating import GLA
 
 CHUNK = 16  # BT
 LARGEST_GRID = 65535  # of CUDA's second and third axis
@@ -176,7 +177,7 @@ def refuses(q: Tensor, v: Tensor) -> str | None:
     """Return why these kernels, or `chunkwise` for their backward pass, cannot run on q and v, or None if they can."""
     if q.shape[2] > CHUNK * LARGEST_GRID or q.shape[0] * q.shape[1] > LARGEST_GRID:
         return f"takes at most {CHUNK * LARGEST_GRID:,} steps, and {LARGEST_GRID:,} heads in a batch"
-    return chunkwise.refuses(q, v, None)
+    return chunkwise.refuses(q, v, gate=GLA, chunk_size=CHUNK)
 
 
 def forward(
@@ -225,12 +226,12 @@ class FusedChunks(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, chunk_size: int) -> Tensor:
         """Return o (B, H, T, d_hv)."""
         ctx.save_for_backward(q, k, v, g)
-        ctx.options = {"scale": scale, "chunk_size": chunk_size}
+        ctx.options = KernelOptions(GLA, scale, chunk_size)
         return forward(q, k, v, g, None, scale=scale)[0]
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the gradients of q, k, v and g."""
-        arguments = Arguments(*ctx.saved_tensors, None)
-        grads = chunkwise.backward(do, None, arguments, gate_gradients=ctx.needs_input_grad[3], **ctx.options)
+        options = ctx.options._replace(gate_gradients=ctx.needs_input_grad[3])
+        grads = chunkwise.backward(do, None, Arguments(*ctx.saved_tensors), (), options)
         return *grads[:4], None, None

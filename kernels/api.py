@@ -1,56 +1,46 @@
-"""The operations on sequences: mLSTM and the other linear RNNs with one scalar gate a head.
+"""A linear RNN on sequences, of any family: what all operations share, from checks to the kernels.
 
-    mlstm_exp, mlstm_sig             the two gates of the TFLA paper
-    retention, gated_retention,      linear RNNs that the paper leaves to future work (A.3): other gates,
-    simple_gla, lightning_attention, and for Mamba 2 shared heads, a skip connection and an output gate
-    mamba2_ssd
-    chunkwise                        any Gate
-
-"reference" is plain PyTorch under plain autograd. All other implementations run behind one torch operator
-(`chunkwise_operator`), which asks `backends` for kernels. `step` has the decode step of each.
+The operations themselves are in the folders of the families (`scalar.operations`, `gla.operations`). "reference" is
+plain PyTorch under plain autograd. All other implementations run behind one torch operator (`chunkwise_operator`),
+which asks `backends` for kernels. `step` has the decode step.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal, NamedTuple, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor
 
 from . import chunkwise_operator
 from .backends import (
-    REFERENCE_CHUNK_SIZE,
-    Arguments,
     autocast_dtype,
     check_for_kernels,
     check_implementation,
     kernels_of,
     only_reference,
+    reference_of,
     resolve,
 )
 from .checks import (
     check_chunk_size,
-    check_gate,
     check_inputs,
-    check_mamba2,
+    check_is_gate,
     check_name,
     check_no_others,
-    check_not_negative,
-    check_not_positive,
     check_one_dtype,
     check_scale,
     check_skip,
     check_state,
-    heads_of,
 )
 from .common import packed
+from .common.contract import Arguments
+from .families import family_of
 from .mamba2.epilogue import skip_and_gate
-from .mamba2.prologue import add_bias
-from .scalar import reference
 from .scalar.plan.tfla import TileConfig
 from .state import State, zero_state
-from .types import MLSTM_EXP, MLSTM_SIG, RETENTION, SIMPLE_GLA, ChunkSize, Gate, Implementation, Layout
+from .types import ChunkSize, Gating, Implementation, Layout
 
 
 class Options(TypedDict, total=False):
@@ -87,366 +77,56 @@ class Options(TypedDict, total=False):
     cu_seqlens: Tensor | None
 
 
-class Mamba2Terms(TypedDict, total=False):
-    """Keywords that `mamba2_ssd` and its step have for themselves.
+class GateNames(TypedDict, total=False):
+    """The gates of all operations on q, k and v, by their names; each has its own."""
 
-    Attributes:
-        D: (H,) or (H, d_hv), weight of the skip connection; None, the default, is 0.
-        z: like x, the output gate's pre-activation; None, the default, is no gate.
-        dt_bias: (H,), added to dt before softplus; None, the default, is 0.
-        dt_softplus: whether the step size is softplus of what is given; False is the default.
-    """
-
-    D: Tensor | None
-    z: Tensor | None
-    dt_bias: Tensor | None
-    dt_softplus: bool
+    i: Tensor
+    f: Tensor
+    g: Tensor
+    slopes: Tensor
+    log_decay: Tensor | None
+    temperature: float
 
 
-class Mamba2Options(Options, Mamba2Terms, total=False):
-    """Keywords of `mamba2_ssd`: `Options` and `Mamba2Terms`."""
+class OperationOptions(Options, GateNames, total=False):
+    """What types know of the keywords of an `Operation`."""
 
 
-@overload
-def mlstm_exp(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *,
-    return_last_state: Literal[False] = False, **options: Unpack[Options],
-) -> Tensor: ...  # fmt: skip
-@overload
-def mlstm_exp(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *,
-    return_last_state: Literal[True], **options: Unpack[Options],
-) -> tuple[Tensor, State]: ...  # fmt: skip
-@overload
-def mlstm_exp(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *, return_last_state: bool, **options: Unpack[Options]
-) -> Tensor | tuple[Tensor, State]: ...
-def mlstm_exp(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *,
-    return_last_state: bool = False, **options: Unpack[Options],
-) -> Tensor | tuple[Tensor, State]:  # fmt: skip
-    """Compute mLSTMexp: exponential input gate, sigmoid forget gate, normaliser (TFLA paper, eqs. 1-9).
+class Operation(Protocol):
+    """An operation on sequences to type checkers: (q, k, v, gates) -> h, or (h, State) with `return_last_state`."""
 
-        C_t = sigmoid(f_t) C_{t-1} + exp(i_t) k_t v_t^T,   n_t = sigmoid(f_t) n_{t-1} + exp(i_t) k_t
-        h_t = C_t^T q_t / max(|n_t^T q_t|, 1),   q scaled
-
-    Args:
-        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, T, d_hv), like q.
-        i, f: pre-activations of the input and the forget gate (B, H, T), any floating dtype.
-        return_last_state: return (h, State) instead of h.
-        options: see `Options`.
-
-    Returns:
-        h (B, H, T, d_hv), in the dtype of q, or (h, State).
-
-    Raises:
-        TypeError, ValueError: see `chunkwise`.
-    """
-    return chunkwise(q, k, v, f, i, gate=MLSTM_EXP, return_last_state=return_last_state, **options)
+    @overload
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor | None,
+        return_last_state: Literal[False] = False, **options: Unpack[OperationOptions],
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor | None,
+        return_last_state: Literal[True], **options: Unpack[OperationOptions],
+    ) -> tuple[Tensor, State]: ...  # fmt: skip
 
 
-@overload
-def mlstm_sig(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *,
-    return_last_state: Literal[False] = False, **options: Unpack[Options],
-) -> Tensor: ...  # fmt: skip
-@overload
-def mlstm_sig(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *,
-    return_last_state: Literal[True], **options: Unpack[Options],
-) -> tuple[Tensor, State]: ...  # fmt: skip
-@overload
-def mlstm_sig(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *, return_last_state: bool, **options: Unpack[Options]
-) -> Tensor | tuple[Tensor, State]: ...
-def mlstm_sig(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *,
-    return_last_state: bool = False, **options: Unpack[Options],
-) -> Tensor | tuple[Tensor, State]:  # fmt: skip
-    """Compute mLSTMsig: sigmoid input and forget gates, no normaliser (TFLA paper, section 4.1).
-
-        C_t = sigmoid(f_t) C_{t-1} + sigmoid(i_t) k_t v_t^T,   h_t = C_t^T q_t,   q scaled
-
-    Args:
-        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, T, d_hv), like q.
-        i, f: pre-activations of the input and the forget gate (B, H, T), any floating dtype.
-        return_last_state: return (h, State) instead of h.
-        options: see `Options`.
-
-    Returns:
-        h (B, H, T, d_hv), in the dtype of q, or (h, State).
-
-    Raises:
-        TypeError, ValueError: see `chunkwise`.
-    """
-    return chunkwise(q, k, v, f, i, gate=MLSTM_SIG, return_last_state=return_last_state, **options)
-
-
-@overload
-def retention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, *,
-    return_last_state: Literal[False] = False, **options: Unpack[Options],
-) -> Tensor: ...  # fmt: skip
-@overload
-def retention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, *,
-    return_last_state: Literal[True], **options: Unpack[Options],
-) -> tuple[Tensor, State]: ...  # fmt: skip
-@overload
-def retention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, *,
-    return_last_state: bool, **options: Unpack[Options],
-) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
-def retention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, *,
-    return_last_state: bool = False, **options: Unpack[Options],
-) -> Tensor | tuple[Tensor, State]:  # fmt: skip
-    """Compute Retention: a constant decay a head, no input gate (Sun et al. 2023, "Retentive network", eq. 5).
-
-        S_t = exp(log_decay) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
-
-    Args:
-        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, T, d_hv), like q.
-        log_decay: (H,), <= 0, any floating dtype; None is `retnet_log_decays`.
-        return_last_state: return (h, State) instead of h.
-        options: see `Options`.
-
-    Returns:
-        h (B, H, T, d_hv), in the dtype of q, or (h, State).
-
-    Raises:
-        TypeError, ValueError: see `chunkwise`.
-    """
-    layout = options.get("layout", "bhtd")
-    if log_decay is None:
-        log_decay = retnet_log_decays(heads_of(v, layout), v.device, torch.promote_types(v.dtype, torch.float32))
-    check_gate("log_decay", log_decay, v, layout, per_head=True)
-    check_not_positive("log_decay", log_decay)
-    return chunkwise(q, k, v, log_decay, gate=RETENTION, return_last_state=return_last_state, **options)
-
-
-@overload
-def gated_retention(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *,
-    temperature: float = 16.0, return_last_state: Literal[False] = False, **options: Unpack[Options],
-) -> Tensor: ...  # fmt: skip
-@overload
-def gated_retention(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *,
-    temperature: float = 16.0, return_last_state: Literal[True], **options: Unpack[Options],
-) -> tuple[Tensor, State]: ...  # fmt: skip
-@overload
-def gated_retention(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *,
-    temperature: float = 16.0, return_last_state: bool, **options: Unpack[Options],
-) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
-def gated_retention(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, *,
-    temperature: float = 16.0, return_last_state: bool = False, **options: Unpack[Options],
-) -> Tensor | tuple[Tensor, State]:  # fmt: skip
-    """Compute Gated Retention: a sigmoid decay a step, no input gate (Sun et al. 2024, "You only cache once").
-
-        S_t = sigmoid(f_t)^(1 / temperature) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
-
-    Args:
-        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, T, d_hv), like q.
-        f: pre-activations of the forget gate (B, H, T), any floating dtype.
-        temperature: > 0; the larger, the slower it forgets.
-        return_last_state: return (h, State) instead of h.
-        options: see `Options`.
-
-    Returns:
-        h (B, H, T, d_hv), in the dtype of q, or (h, State).
-
-    Raises:
-        TypeError, ValueError: see `chunkwise`.
-    """
-    check_gate("f", f, v, options.get("layout", "bhtd"), per_head=False)
-    gate = Gate("sigmoid", "none", temperature=temperature)
-    return chunkwise(q, k, v, f, gate=gate, return_last_state=return_last_state, **options)
-
-
-@overload
-def simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, return_last_state: Literal[False] = False, **options: Unpack[Options]
-) -> Tensor: ...
-@overload
-def simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, return_last_state: Literal[True], **options: Unpack[Options]
-) -> tuple[Tensor, State]: ...
-@overload
-def simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, return_last_state: bool, **options: Unpack[Options]
-) -> Tensor | tuple[Tensor, State]: ...
-def simple_gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, return_last_state: bool = False, **options: Unpack[Options]
-) -> Tensor | tuple[Tensor, State]:
-    """Compute Simple GLA: a given decay a step, no input gate (Yang et al. 2024, "Gated linear attention").
-
-        S_t = exp(g_t) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
-
-    Args:
-        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, T, d_hv), like q.
-        g: log decays (B, H, T), <= 0, any floating dtype, such as logsigmoid of a projection; -inf starts a document.
-        return_last_state: return (h, State) instead of h.
-        options: see `Options`.
-
-    Returns:
-        h (B, H, T, d_hv), in the dtype of q, or (h, State).
-
-    Raises:
-        TypeError, ValueError: see `chunkwise`.
-    """
-    check_gate("g", g, v, options.get("layout", "bhtd"), per_head=False)
-    check_not_positive("g", g)
-    return chunkwise(q, k, v, g, gate=SIMPLE_GLA, return_last_state=return_last_state, **options)
-
-
-@overload
-def lightning_attention(
-    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, *,
-    return_last_state: Literal[False] = False, **options: Unpack[Options],
-) -> Tensor: ...  # fmt: skip
-@overload
-def lightning_attention(
-    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, *, return_last_state: Literal[True], **options: Unpack[Options]
-) -> tuple[Tensor, State]: ...
-@overload
-def lightning_attention(
-    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, *, return_last_state: bool, **options: Unpack[Options]
-) -> Tensor | tuple[Tensor, State]: ...
-def lightning_attention(
-    q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, *, return_last_state: bool = False, **options: Unpack[Options]
-) -> Tensor | tuple[Tensor, State]:
-    """Compute Lightning attention: a constant decay a head, no input gate (Qin et al. 2024, "Lightning attention-2").
-
-        S_t = exp(-slope) S_{t-1} + k_t v_t^T,   h_t = S_t^T q_t,   q scaled
-
-    Args:
-        q, k: (B, H, T, d_qk), bfloat16, float16 or float32 (float64 too: reference); v: (B, H, T, d_hv), like q.
-        slopes: (H,), >= 0, any floating dtype, such as `lightning_slopes`.
-        return_last_state: return (h, State) instead of h.
-        options: see `Options`.
-
-    Returns:
-        h (B, H, T, d_hv), in the dtype of q, or (h, State).
-
-    Raises:
-        TypeError, ValueError: see `chunkwise`.
-    """
-    check_gate("slopes", slopes, v, options.get("layout", "bhtd"), per_head=True)
-    check_not_negative("slopes", slopes)
-    return chunkwise(q, k, v, -slopes, gate=RETENTION, return_last_state=return_last_state, **options)
-
-
-@overload
-def mamba2_ssd(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    return_last_state: Literal[False] = False, **options: Unpack[Mamba2Options],
-) -> Tensor: ...  # fmt: skip
-@overload
-def mamba2_ssd(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    return_last_state: Literal[True], **options: Unpack[Mamba2Options],
-) -> tuple[Tensor, State]: ...  # fmt: skip
-@overload
-def mamba2_ssd(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    return_last_state: bool, **options: Unpack[Mamba2Options],
-) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
-def mamba2_ssd(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *,
-    return_last_state: bool = False, **options: Unpack[Mamba2Options],
-) -> Tensor | tuple[Tensor, State]:  # fmt: skip
-    """Compute Mamba 2's state space dual (Dao and Gu 2024).
-
-        d_t = softplus(dt_t + dt_bias), or dt_t + dt_bias itself
-        S_t = exp(d_t A) S_{t-1} + d_t B_t x_t^T,   y_t = (S_t^T C_t + D x_t) * silu(z_t)
-
-    It is `chunkwise` with q = C, k = B, v = x, F = exp(d A) and I = d. Gradients flow to every tensor.
-
-    Args:
-        x: (B, H, T, d_hv), bfloat16, float16 or float32 (float64 too: reference).
-        dt: (B, H, T), any floating dtype; d_t > 0 (a step of 0 writes nothing and gets no gradient of I).
-        A: (H,), <= 0, the decay rate, in units of 1 / d_t.
-        B, C: (B, G, T, d_qk), dtype of x; G divides H, and each group serves H / G consecutive heads.
-        return_last_state: return (y, State); its C is (B, H, d_qk, d_hv), mamba-ssm's transposed.
-        options: `Mamba2Terms` has D, z, dt_bias and dt_softplus, `Options` the others. The layout holds for all
-            tensors, and `scale` is 1 if not given.
-
-    Returns:
-        y, of the shape and dtype of x, or (y, State).
-
-    Raises:
-        TypeError, ValueError: see `chunkwise`.
-    """
-    if unknown := [name for name in options if name not in Mamba2Options.__annotations__]:
-        check_no_others(unknown, Mamba2Options.__annotations__)
-    D, z, dt_bias = options.pop("D", None), options.pop("z", None), options.pop("dt_bias", None)
-    gate = Gate("rate", "softplus" if options.pop("dt_softplus", False) else "step")
-    layout = options.get("layout", "bhtd")
-    check_name("layout", layout, ("bhtd", "bthd"))
-    check_mamba2(x, dt, A, B, C, (D, z, dt_bias), "BHT" if layout == "bhtd" else "BTH")
-    if autocast_dtype(x) is None:
-        check_one_dtype(x, B, C, "x, B, C")
-    head_axis, plain = 1 if layout == "bhtd" else 2, options.get("implementation") == "reference"
-    if dt_bias is not None:
-        dt = add_bias(dt, dt_bias, head_axis=head_axis, plain=plain)
-    skip, wide = (D, None) if D is None or D.dim() == 1 else (None, D)
-    options.setdefault("scale", 1.0)
-    others = cast("Options", options)
-    found = chunkwise(C, B, x, A, dt, gate=gate, skip=skip, return_last_state=return_last_state, **others)
-    if isinstance(found, Tensor):
-        return skip_and_gate(found, x, wide, z, head_axis=head_axis, plain=plain)
-    y, last = found
-    return skip_and_gate(y, x, wide, z, head_axis=head_axis, plain=plain), last
-
-
-def retnet_log_decays(
-    heads: int, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Return RetNet's log decays, log(1 - 2^(-5 - h)) for head h = 0 ... heads - 1: (H,) of dtype."""
-    return torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, dtype=dtype, device=device)))
-
-
-def lightning_slopes(heads: int, layer: int, layers: int, device: torch.device | str | None = None) -> Tensor:
-    """Return Lightning attention's slopes, 8 h / H (1 - layer / layers) for head h: (H,) float32.
-
-    Args:
-        heads: H.
-        layer: 0 ... layers - 1; the slopes of later ones are smaller.
-        layers: how many the network has.
-
-    Raises:
-        ValueError: there are no heads, or no such layer.
-    """
-    if heads < 1:
-        raise ValueError(f"heads is {heads}: it must be 1 or more")
-    if not 0 <= layer < layers:
-        raise ValueError(f"layer is {layer} of {layers} layers: it must be from 0 to one less than layers")
-    return 8.0 / heads * (1 - layer / layers) * torch.arange(heads, dtype=torch.float32, device=device)
+def operation(function: Any) -> Operation:
+    """Return the function itself, typed as an operation: what it returns depends on `return_last_state`."""
+    return function
 
 
 @overload
 def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None = None, *,
-    gate: Gate, skip: Tensor | None = None, return_last_state: Literal[False] = False, **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor | None, i: Tensor | None = None, *,
+    gate: Gating, skip: Tensor | None = None, return_last_state: Literal[False] = False, **options: Unpack[Options],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None = None, *,
-    gate: Gate, skip: Tensor | None = None, return_last_state: Literal[True], **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor | None, i: Tensor | None = None, *,
+    gate: Gating, skip: Tensor | None = None, return_last_state: Literal[True], **options: Unpack[Options],
 ) -> tuple[Tensor, State]: ...  # fmt: skip
-@overload
 def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None = None, *,
-    gate: Gate, skip: Tensor | None = None, return_last_state: bool, **options: Unpack[Options],
-) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
-def chunkwise(
-    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None = None, *,
-    gate: Gate, skip: Tensor | None = None, return_last_state: bool = False, **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor | None, i: Tensor | None = None, *,
+    gate: Gating, skip: Tensor | None = None, return_last_state: bool = False, **options: Unpack[Options],
 ) -> Tensor | tuple[Tensor, State]:  # fmt: skip
-    """Compute any linear RNN with scalar gates, in parallel over chunks of the sequence (TFLA paper, eqs. 1-9).
+    """Compute any linear RNN, in parallel over chunks of the sequence (TFLA paper, eqs. 1-9).
 
         C_t = F_t C_{t-1} + I_t k_t v_t^T,   h_t = scale C_t^T q_t,   normalised if the gate says so
 
@@ -458,7 +138,7 @@ def chunkwise(
             v, a divisor of H, each serves H / G consecutive heads.
         v: (B, H, T, d_hv), dtype and device of q. Under autocast q, k, v are cast, gates and states are not.
         f, i: gate pre-activations (B, H, T) of any floating dtype, or what `gate` says instead.
-        gate: which gates, with a normaliser or without.
+        gate: which gates, of any family, with a normaliser or without.
         skip: (H,), the weight of a skip connection: skip v_t is added to h_t, of a gate without normaliser. None is 0.
         return_last_state: return (h, State) instead of h. The state is float32, of float64 inputs float64.
         options: see `Options`.
@@ -470,15 +150,24 @@ def chunkwise(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or value, or an implementation that
             cannot run here; the message names the argument, what it is and what it must be.
     """
+    return compute(q, k, v, f, i, gate, options, skip=skip, return_last_state=return_last_state)
+
+
+def compute(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor | None, i: Tensor | None, gate: Gating, options: Any, *,
+    names: tuple[str, str] = ("f", "i"), skip: Tensor | None = None, return_last_state: bool,
+) -> Any:  # fmt: skip
+    """Return what `chunkwise` returns, for an operation that calls its gates by other names."""
     if unknown := [name for name in options if name not in Options.__annotations__]:
         check_no_others(unknown, Options.__annotations__)
     chosen = _Chosen(**options)
     check_name("layout", chosen.layout, ("bhtd", "bthd"))
-    check_inputs(q, k, v, f, i, gate, "BHT" if chosen.layout == "bhtd" else "BTH")
+    check_is_gate(gate)
+    check_inputs((q, k, v, f, i), gate, "BHT" if chosen.layout == "bhtd" else "BTH", names)
     dense = v.is_contiguous()
     if chosen.layout == "bthd":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        f = f if f.dim() == 1 else f.transpose(1, 2)
+        f = f if f is None or f.dim() == 1 else f.transpose(1, 2)
         i = None if i is None else i.transpose(1, 2)
     _check_options(q, v, gate, skip, chosen)
     low = autocast_dtype(q)
@@ -493,7 +182,6 @@ def chunkwise(
         h = h.contiguous() if dense else h  # of kernels it is
     if not return_last_state:
         return h
-    assert last is not None
     return h, last
 
 
@@ -510,7 +198,7 @@ class _Chosen(NamedTuple):
     cu_seqlens: Tensor | None = None
 
 
-def _check_options(q: Tensor, v: Tensor, gate: Gate, skip: Tensor | None, chosen: _Chosen) -> None:
+def _check_options(q: Tensor, v: Tensor, gate: Gating, skip: Tensor | None, chosen: _Chosen) -> None:
     """Raise TypeError or ValueError for options that no implementation takes; q, v (B, H, T, d)."""
     if chosen.cu_seqlens is not None:
         packed.check_offsets(chosen.cu_seqlens, q)
@@ -522,24 +210,25 @@ def _check_options(q: Tensor, v: Tensor, gate: Gate, skip: Tensor | None, chosen
     check_chunk_size(chosen.chunk_size)
     check_scale(chosen.scale)
     check_name("state_dtype", chosen.state_dtype, (torch.float32, torch.bfloat16))
-    check_implementation(chosen.implementation)
+    check_implementation(chosen.implementation, gate)
 
 
-def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
+def _run_packed(call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool) -> tuple[Tensor, State | None]:
     """Return h (1, H, T, d_hv) of documents laid end to end, and the last State of each."""
     assert chosen.cu_seqlens is not None
     T, count = call.v.shape[2], chosen.cu_seqlens.numel() - 1
     if count == 1:
         return _run(call, gate, chosen, return_last_state)
-    states = call.initial is not None or return_last_state
-    if not states and (chosen.cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling()):
+    states, family = call.initial is not None or return_last_state, family_of(gate)
+    one_sequence = not states and gate.forget_of is not None  # whose gate can be shut where a document begins
+    if one_sequence and (chosen.cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling()):
         # To look at the offsets would wait for a GPU, or break a graph.
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     bounds = packed.bounds(chosen.cu_seqlens, T)
     runs = packed.runs(bounds)
     if len(runs) > 1 and _takes_documents(call, gate, chosen, bounds, states=states):
         return _run(*packed.per_step(call, gate), chosen, return_last_state, bounds)
-    if not states and (len(runs) > 1 or runs[0].length < packed.LONG):
+    if one_sequence and (len(runs) > 1 or runs[0].length < family.batch_from):
         return _run(*packed.as_one_sequence(call, gate, chosen.cu_seqlens), chosen, False)
     outputs: list[Tensor] = []
     ends: list[State] = []
@@ -554,10 +243,10 @@ def _run_packed(call: Arguments, gate: Gate, chosen: _Chosen, return_last_state:
     return packed.end_to_end(outputs), packed.joined(ends) if return_last_state else None
 
 
-def _takes_documents(call: Arguments, gate: Gate, chosen: _Chosen, bounds: list[int], *, states: bool) -> bool:
+def _takes_documents(call: Arguments, gate: Gating, chosen: _Chosen, bounds: list[int], *, states: bool) -> bool:
     """Return whether kernels run that take documents in one launch, and are the fastest way."""
-    q, v = call.q, call.v
-    if chosen.implementation == "reference" or (chosen.implementation == "auto" and only_reference(q, v) is not None):
+    q, v, implementation = call.q, call.v, chosen.implementation
+    if implementation == "reference" or (implementation == "auto" and only_reference(q, v, gate) is not None):
         return False
     if packed.capturing(v):
         return False
@@ -566,11 +255,11 @@ def _takes_documents(call: Arguments, gate: Gate, chosen: _Chosen, bounds: list[
     name, _, _ = resolve(
         q, v, gate=gate, implementation=chosen.implementation, chunk_size=L, backward=True, config=chosen.config
     )
-    takes = kernels_of(name).takes_documents
+    takes = kernels_of(gate.family, name).takes_documents
     return takes is not None and takes(bounds, q, v, states=states)
 
 
-def _nothing_written(call: Arguments, gate: Gate) -> State:
+def _nothing_written(call: Arguments, gate: Gating) -> State:
     """Return the state that documents without steps begin and end with."""
     (B, H, _, d_hv), d_qk = call.v.shape, call.q.shape[-1]
     dtype = torch.promote_types(call.v.dtype, torch.float32)
@@ -581,7 +270,7 @@ def _nothing_written(call: Arguments, gate: Gate) -> State:
 
 
 def _run(
-    call: Arguments, gate: Gate, chosen: _Chosen, return_last_state: bool, bounds: list[int] | None = None
+    call: Arguments, gate: Gating, chosen: _Chosen, return_last_state: bool, bounds: list[int] | None = None
 ) -> tuple[Tensor, State | None]:
     """Return h and the last state: by the reference, or by kernels, which return the state only if it is asked for.
 
@@ -592,14 +281,15 @@ def _run(
     scale = q.shape[-1] ** -0.5 if chosen.scale is None else float(chosen.scale)
     L = None if chosen.chunk_size == "auto" else chosen.chunk_size
     implementation = chosen.implementation
-    if implementation == "auto" and only_reference(q, v) is not None:
+    if implementation == "auto" and only_reference(q, v, gate) is not None:
         implementation = "reference"
     if implementation == "reference":
-        h, last = reference.chunkwise(
+        family = family_of(gate)
+        h, last = reference_of(gate).chunkwise(
             *call[:-1],
             gate=gate,
             scale=scale,
-            chunk_size=L or REFERENCE_CHUNK_SIZE,
+            chunk_size=L or family.reference_chunk_size,
             state_dtype=None if q.dtype == torch.float64 else chosen.state_dtype,
         )
         return skip_and_gate(h, v, call.skip, None, head_axis=1, plain=True), last

@@ -16,16 +16,23 @@ from torch import Tensor
 
 from .common.operators import has_numbers
 from .state import State
-from .types import Gate
+from .types import Gating
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, gate: Gate, axes: str) -> None:
+def check_inputs(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    gate: Gating,
+    axes: str,
+    names: tuple[str, str] = ("f", "i"),
+) -> None:
     """Check that q and k are alike, v has their heads or a multiple, and gates fit.
 
     Args:
+        inputs: q, k, v, f, i.
         axes: names of all sizes but the last: "BHT", "BTH" or "BH".
+        names: of f and i.
     """
-    check_is_gate(gate)
+    q, k, v, f, i = inputs
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x, q)
         if x.dim() != len(axes) + 1 or 0 in x.shape:
@@ -40,13 +47,24 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, g
         raise ValueError(f"v has the shape {of_v}: it must be {of_q[:-1]} and d_hv for q {of_q}")
     if heads % groups != 0:
         raise ValueError(f"v has {heads} heads: it must have a multiple of the {groups} of q and k, which share them")
-    check_shape("f", check_tensor("f", f, q), (heads,) if gate.per_head else lead)
-    if gate.input != "none":
-        check_shape("i", check_tensor("i", i, q), lead)
-    elif i is not None:
-        raise ValueError(f"i is {kind(i)}: it must be None for a gate without input gate")
-    if gate.forget != "sigmoid":
-        check_not_positive("f", f)
+    if gate.forget_of is None:
+        check_absent(names[0], f)
+    else:
+        of_f = lead if gate.forget_of == "step" else (heads,) if gate.forget_of == "head" else (*lead, of_q[-1])
+        f = check_tensor(names[0], f, q)
+        check_shape(names[0], f, of_f)
+        if gate.decays:
+            check_not_positive(names[0], f)
+    if gate.writes:
+        check_shape(names[1], check_tensor(names[1], i, q), lead)
+    else:
+        check_absent(names[1], i)
+
+
+def check_absent(argument: str, x: object) -> None:
+    """Raise ValueError unless x, a gate that there is none of, is None."""
+    if x is not None:
+        raise ValueError(f"{argument} is {kind(x)}: it must be None for a gate without it")
 
 
 def check_heads(q: Tensor, v: Tensor, layout: str) -> None:
@@ -65,8 +83,8 @@ def check_heads(q: Tensor, v: Tensor, layout: str) -> None:
 
 
 def check_is_gate(gate: object) -> None:
-    """Raise TypeError unless it is a `Gate`."""
-    if not isinstance(gate, Gate):
+    """Raise TypeError unless it is a `Gate`, or the gates of another family."""
+    if not isinstance(gate, Gating):
         raise TypeError(f"gate is {kind(gate)}: it must be a tflabench.ops.Gate")
 
 
@@ -79,7 +97,7 @@ def check_mamba2(
     others: tuple[Tensor | None, Tensor | None, Tensor | None],
     axes: str,
 ) -> None:
-    """Check the arguments of `api.mamba2_ssd` by their names there; `others` are D, z and dt_bias.
+    """Check the arguments of `mamba2_ssd` by their names there; `others` are D, z and dt_bias.
 
     `axes` is as in `check_inputs`.
     """
@@ -113,7 +131,7 @@ def check_one_dtype(q: Tensor, k: Tensor, v: Tensor, names: str = "q, k, v") -> 
         raise TypeError(f"{names} are {q.dtype}, {k.dtype}, {v.dtype}: they must be of one dtype")
 
 
-def check_state(argument: str, state: object, gate: Gate, q: Tensor, v: Tensor, sequences: int) -> None:
+def check_state(argument: str, state: object, gate: Gating, q: Tensor, v: Tensor, sequences: int) -> None:
     """Check a State, one a sequence, for q (B, H, ..., d_qk) and v (B, H, ..., d_hv)."""
     if not isinstance(state, State):
         raise TypeError(f"{argument} is {kind(state)}: it must be a tflabench.ops.State")
@@ -129,7 +147,7 @@ def check_state(argument: str, state: object, gate: Gate, q: Tensor, v: Tensor, 
             raise ValueError(f"{argument}.{name} is {kind(x)}: it must be None for {gate}")
 
 
-def check_skip(skip: Tensor, gate: Gate, v: Tensor) -> None:
+def check_skip(skip: Tensor, gate: Gating, v: Tensor) -> None:
     """Check for a weight a head of v (B, H, ...), and a gate without normaliser, which would divide it."""
     check_shape("skip", check_tensor("skip", skip, v, "v"), v.shape[1:2])
     if gate.normalize:
@@ -181,33 +199,25 @@ def check_tensor(argument: str, x: Any, like: Tensor, like_name: str = "q") -> T
     return x
 
 
-def check_gate(argument: str, gate: Tensor, v: Tensor, layout: str, *, per_head: bool) -> None:
-    """Check a gate by the name it has in an operation of its own: (H,), or one number a step and head."""
-    check_name("layout", layout, ("bhtd", "bthd"))
-    heads = heads_of(v, layout)
-    check_shape(argument, check_tensor(argument, gate, v, "v"), (heads,) if per_head else v.shape[:3])
-
-
-def check_of_heads(argument: str, x: Tensor, v: Tensor) -> None:
-    """Check for one number a head of a decode step's v (B, H, d_hv)."""
-    if check_tensor("v", v, v).dim() != 3:
-        raise ValueError(f"v has the shape {tuple(v.shape)}: it must be (B, H, d), every size at least 1")
-    check_shape(argument, check_tensor(argument, x, v, "v"), v.shape[1:2])
+def check_per_head(argument: str, x: Tensor, v: Tensor, heads: int) -> None:
+    """Check for one number a head, (heads,), where v is."""
+    check_shape(argument, check_tensor(argument, x, v, "v"), (heads,))
 
 
 def heads_of(v: Tensor, layout: str) -> int:
-    """Return H of v (B, H, T, d), or (B, T, H, d) for the layout "bthd"."""
+    """Return H of v (B, H, T, d), or (B, T, H, d) for the layout "bthd", or (B, H, d) for "bhd"."""
+    check_name("layout", layout, ("bhtd", "bthd", "bhd"))
     check_sequence("v", v, layout)
-    return v.shape[1 if layout == "bhtd" else 2]
+    return v.shape[2 if layout == "bthd" else 1]
 
 
 def check_sequence(argument: str, x: object, layout: str) -> None:
-    """Check for a tensor of four sizes."""
+    """Check for a tensor of as many sizes as the layout has letters."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{argument} is {kind(x)}: it must be a tensor")
-    if x.dim() != 4:
-        sizes = "(B, H, T, d)" if layout == "bhtd" else "(B, T, H, d)"
-        raise ValueError(f"{argument} has the shape {tuple(x.shape)}: it must be {sizes}, every size at least 1")
+    if x.dim() != len(layout):
+        sizes = ", ".join((*layout[:-1].upper(), "d"))
+        raise ValueError(f"{argument} has the shape {tuple(x.shape)}: it must be ({sizes}), every size at least 1")
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:

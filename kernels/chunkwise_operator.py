@@ -9,21 +9,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from .backends import Arguments, KernelOptions, Kernels, kernels_of, resolve
+from .backends import kernels_of, resolve
 from .common import operators
+from .common.contract import Arguments, KernelOptions, Kernels
 from .common.operators import FIRST_ORDER, Gradients, constant_to_compilers, tuple_of
+from .common.tensors import shared, sum_shared
+from .families import FAMILIES
 from .mamba2.epilogue import skip_and_gate, skip_gradients
-from .scalar.plan.tfla import TileConfig
-from .scalar.reference import shared, sum_shared
 from .state import State
-from .types import ForgetGate, Gate, InputGate
-
-GateFields = tuple[ForgetGate, InputGate, bool]  # forget, input, normalize
+from .types import Gating
 
 
 class Setup(NamedTuple):
@@ -33,9 +32,9 @@ class Setup(NamedTuple):
     """
 
     implementation: str
-    gate: Gate
+    gate: Gating
     state_dtype: torch.dtype
-    config: TileConfig | None
+    config: Any
 
 
 _setups: dict[str, Setup] = {}
@@ -57,7 +56,7 @@ def run(
     implementation, gate, state_dtype, config = setup
     backward = chunk_size is None and _wants_gradients(q, k, v, f, i, skip, *initial or ())
     C, n, m = (None if x is None else x.float() for x in initial or (None, None, None))
-    key = setup_key(implementation, (gate.forget, gate.input, gate.normalize), state_dtype, config)
+    key = setup_key(implementation, gate.family, gate.fields, state_dtype, config)
     given = q, k, v, f, i, C, n, m, scale, gate.temperature, chunk_size, backward, key, skip
     h, *states = _forward(*given, return_last_state, bounds)
     return h, _split(states, gate)[0] if return_last_state else None
@@ -68,17 +67,21 @@ def _wants_gradients(*tensors: Tensor | None) -> bool:
 
 
 @constant_to_compilers
-def setup_key(implementation: str, gate_fields: GateFields, state_dtype: torch.dtype, config: TileConfig | None) -> str:
+def setup_key(
+    implementation: str, family: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any
+) -> str:
     """Return the text that stands for these in the operators.
 
     The gate comes as its fields: torch.compile before 2.13 takes no frozen dataclass for a constant.
     """
     register = _registered if config is None else _register  # what is no config need not have a hash
-    return register(implementation, gate_fields, state_dtype, config)
+    return register(implementation, family, gate_fields, state_dtype, config)
 
 
-def _register(implementation: str, gate_fields: GateFields, state_dtype: torch.dtype, config: TileConfig | None) -> str:
-    setup = Setup(implementation, Gate(*gate_fields), state_dtype, config)
+def _register(
+    implementation: str, family: str, gate_fields: tuple[Any, ...], state_dtype: torch.dtype, config: Any
+) -> str:
+    setup = Setup(implementation, FAMILIES[family].gating(*gate_fields), state_dtype, config)
     _setups[repr(setup)] = setup
     return repr(setup)
 
@@ -86,9 +89,15 @@ def _register(implementation: str, gate_fields: GateFields, state_dtype: torch.d
 _registered = functools.lru_cache(1024)(_register)
 
 
+def gate_of(setup: str, temperature: float) -> Gating:
+    """Return the gates that the text `setup` stands for."""
+    gate = _setups[setup].gate
+    return gate if temperature == 1 else _with_temperature(gate, temperature)
+
+
 @functools.lru_cache(64)
-def _with_temperature(gate: Gate, temperature: float) -> Gate:
-    return replace(gate, temperature=temperature)
+def _with_temperature(gate: Gating, temperature: float) -> Gating:
+    return replace(cast("Any", gate), temperature=temperature)
 
 
 def _kernels_and_options(
@@ -100,9 +109,8 @@ def _kernels_and_options(
     Args:
         fake: sizes may be symbols, which have no hash, so what runs is worked out anew.
     """
-    _, gate, state_dtype, config = _setups[setup]
-    if temperature != 1:
-        gate = _with_temperature(gate, temperature)
+    _, _, state_dtype, config = _setups[setup]
+    gate = gate_of(setup, temperature)
     key = None if fake else (q.shape, v.shape, q.dtype, q.device, temperature, chunk_size, backward, setup)
     found = None if key is None else _resolved.get(key)
     if found is None:
@@ -112,10 +120,10 @@ def _kernels_and_options(
         if key is not None:
             _resolved[key] = found
     name, L = found
-    return kernels_of(name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
+    return kernels_of(gate.family, name), KernelOptions(gate, scale, L, state_dtype, config, **asked)
 
 
-def _resolve(q: Tensor, v: Tensor, gate: Gate, chunk_size: int | None, backward: bool, setup: str) -> tuple[str, int]:
+def _resolve(q: Tensor, v: Tensor, gate: Gating, chunk_size: int | None, backward: bool, setup: str) -> tuple[str, int]:
     """Return the name of the kernels that run, and their chunk size."""
     implementation, _, _, config = _setups[setup]
     given = None if chunk_size is None else int(chunk_size)
@@ -125,7 +133,7 @@ def _resolve(q: Tensor, v: Tensor, gate: Gate, chunk_size: int | None, backward:
     return name, L
 
 
-def _split(states: Sequence[Any], gate: Gate) -> tuple[State, Sequence[Any]]:
+def _split(states: Sequence[Any], gate: Gating) -> tuple[State, Sequence[Any]]:
     """Return the State and what follows it, of tensors or gradients that the operator gives after h."""
     rest = list(states)  # not `C, *rest = states`: torch.compile before 2.13 makes a tuple of it
     C = rest.pop(0)
@@ -165,7 +173,7 @@ def _forward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    f: Tensor,
+    f: Tensor | None,
     i: Tensor | None,
     C: Tensor | None,
     n: Tensor | None,
@@ -228,7 +236,7 @@ def _backward(  # noqa: PLR0913  an operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    f: Tensor,
+    f: Tensor | None,
     i: Tensor | None,
     C: Tensor | None,
     n: Tensor | None,
@@ -280,7 +288,7 @@ def _fake_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    f: Tensor,
+    f: Tensor | None,
     i: Tensor | None,
     C: Tensor | None,
     n: Tensor | None,

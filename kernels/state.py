@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .types import Gate
+from .types import Gating
 
 
 class State(NamedTuple):
@@ -26,7 +26,7 @@ class State(NamedTuple):
 
 
 def zero_state(
-    gate: Gate,
+    gate: Gating,
     batch: int,
     heads: int,
     d_qk: int,
@@ -43,7 +43,7 @@ def zero_state(
         device: where; None is torch's default.
         dtype: of all three; None is float32.
     """
-    if type(gate) is not Gate:
+    if not isinstance(gate, Gating):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"gate is a {type(gate).__name__}: it must be a tflabench.ops.Gate")
 
     def full(*shape: int, value: float = 0.0) -> Tensor:

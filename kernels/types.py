@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 Layout: TypeAlias = Literal["bhtd", "bthd"]  # (B, H, T, d) or (B, T, H, d) for q, k, v, h; gates without d
 ChunkSize: TypeAlias = int | Literal["auto"]  # steps between two states in memory
@@ -13,10 +13,61 @@ GlaImplementation: TypeAlias = Literal["auto", "reference", "tfla"]
 StepImplementation: TypeAlias = Literal["auto", "reference", "triton"]
 ForgetGate: TypeAlias = Literal["sigmoid", "log_decay", "fixed", "rate"]
 InputGate: TypeAlias = Literal["exp", "sigmoid", "step", "softplus", "none"]
+ForgetOf: TypeAlias = Literal["head", "step", "channel"]
+# The f of each forget gate that forgets nothing, and the i of each input gate that writes nothing.
+OPEN: dict[str, float] = {"sigmoid": math.inf, "log_decay": 0.0, "fixed": 0.0, "rate": 0.0}
+SHUT: dict[str, float] = {"exp": -math.inf, "sigmoid": -math.inf, "step": 0.0, "softplus": -math.inf, "none": -math.inf}
+
+
+class Gating:
+    """What the operations ask of the gates of a family, which has a frozen dataclass of its own for them.
+
+    Attributes:
+        family: the family that computes them, a name in `families.FAMILIES`.
+        normalize: the state has a normaliser n, which h is divided by.
+        temperature: a number that may change from call to call without compiling anew.
+    """
+
+    family: ClassVar[str]
+    normalize: bool = False
+    temperature: float = 1.0
+
+    @property
+    def fields(self) -> tuple[Any, ...]:
+        """What the class makes an equal one of, but for its temperature."""
+        return ()
+
+    @property
+    def forget_of(self) -> ForgetOf | None:
+        """What f has one number of: a "head", f (H,), a "step", (B, H, T), or a "channel" of a step, (B, H, T, d_qk).
+
+        H is that of v. None where there is no f.
+        """
+        return "step"
+
+    @property
+    def per_head(self) -> bool:
+        """Tell whether the forget gate is one number a head, f (H,)."""
+        return self.forget_of == "head"
+
+    @property
+    def writes(self) -> bool:
+        """Tell whether there is i (B, H, T), such as an input gate or the beta of a delta rule."""
+        return False
+
+    @property
+    def decays(self) -> bool:
+        """Tell whether f is the logarithm of a decay, at most 0."""
+        return True
+
+    @property
+    def stabilized(self) -> bool:
+        """Tell whether the state has a stabiliser m."""
+        return False
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(Gating):
     """The two scalar gates of a head in `C_t = F_t C_{t-1} + I_t k_t v_t^T` (TFLA paper, eqs. 1-9).
 
     Attributes:
@@ -33,6 +84,7 @@ class Gate:
         ValueError: a gate of another name, or two that do not go together.
     """
 
+    family = "scalar"
     forget: ForgetGate = "sigmoid"
     input: InputGate = "exp"
     normalize: bool = False
@@ -53,9 +105,24 @@ class Gate:
             raise ValueError(f"temperature is {self.temperature}: it must be 1 for forget {self.forget!r}")
 
     @property
-    def per_head(self) -> bool:
-        """Tell whether the forget gate is one number a head, f (H,)."""
-        return self.forget in ("fixed", "rate")
+    def fields(self) -> tuple[Any, ...]:
+        """Return the forget gate, the input gate, and whether there is a normaliser."""
+        return self.forget, self.input, self.normalize
+
+    @property
+    def forget_of(self) -> ForgetOf:
+        """Tell whether f is one number a head or a step."""
+        return "head" if self.forget in ("fixed", "rate") else "step"
+
+    @property
+    def writes(self) -> bool:
+        """Tell whether there is an input gate."""
+        return self.input != "none"
+
+    @property
+    def decays(self) -> bool:
+        """Tell whether f is the logarithm of a decay."""
+        return self.forget in ("log_decay", "fixed", "rate")
 
     @property
     def stabilized(self) -> bool:

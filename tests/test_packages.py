@@ -148,6 +148,33 @@ def test_nothing_imports_what_is_forbidden_to_it():
     assert not wrong, "\n".join(sorted(wrong))
 
 
+def named() -> set[str]:
+    """Return the names of families, gates and operations."""
+    from tflabench.implementations import registry
+    from tflabench.kernels.families import FAMILIES
+
+    operations = {impl.operation for impl in registry.implementations() if impl.owner.role == "ours"}
+    gates = {impl.gate for impl in registry.implementations()}
+    return {name for name in {*FAMILIES, *operations, *gates} if name}
+
+
+def test_nothing_compares_with_the_name_of_a_family_or_gate():
+    """Only what defines gates does, and adapters of libraries, whose gates are their own."""
+    defining = ("tflabench.kernels.types", "tflabench.kernels.scalar", "tflabench.kernels.gla", "tflabench.baselines")
+    names, wrong = named(), []
+    assert {"gla", "scalar", "exp", "mamba2"} <= names
+    for module, path in modules():
+        if any(within(module, prefix) for prefix in defining):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            if isinstance(node, ast.match_case):
+                sides = [node.pattern]
+            constants = [x.value for side in sides for x in ast.walk(side) if isinstance(x, ast.Constant)]
+            wrong += [f"{module}:{node.lineno} compares with {x!r}" for x in constants if x in names]
+    assert not wrong, "\n".join(wrong)
+
+
 def run(code: str, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **options)
 

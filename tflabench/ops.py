@@ -36,36 +36,33 @@ an operation; a step has none. An example, which runs on any device:
     print(ops.choose(q, v, gate=ops.MLSTM_EXP).why)
 """
 
-from .kernels.api import (
+from .kernels.api import Options, chunkwise
+from .kernels.backends import Choice, choose
+from .kernels.gla.gating import GLA
+from .kernels.gla.operations import GlaOptions, gla, gla_step
+from .kernels.scalar.operations import (
     Mamba2Options,
-    Options,
-    chunkwise,
+    Mamba2StepOptions,
     gated_retention,
+    gated_retention_step,
     lightning_attention,
+    lightning_attention_step,
     lightning_slopes,
     mamba2_ssd,
+    mamba2_ssd_step,
     mlstm_exp,
+    mlstm_exp_step,
     mlstm_sig,
+    mlstm_sig_step,
     retention,
+    retention_step,
     retnet_log_decays,
     simple_gla,
+    simple_gla_step,
 )
-from .kernels.backends import Choice, choose
-from .kernels.gla.api import GlaOptions, gla, gla_step
 from .kernels.scalar.plan.tfla import TileConfig
 from .kernels.state import State, zero_state
-from .kernels.step import (
-    Mamba2StepOptions,
-    StepOptions,
-    gated_retention_step,
-    lightning_attention_step,
-    mamba2_ssd_step,
-    mlstm_exp_step,
-    mlstm_sig_step,
-    retention_step,
-    simple_gla_step,
-    step,
-)
+from .kernels.step import StepOptions, step
 from .kernels.types import (
     MAMBA2,
     MLSTM_EXP,
@@ -81,6 +78,7 @@ from .kernels.types import (
 )
 
 __all__ = [
+    "GLA",
     "MAMBA2",
     "MLSTM_EXP",
     "MLSTM_SIG",

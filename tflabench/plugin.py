@@ -12,6 +12,7 @@ A plugin defines IMPLEMENTATIONS, a tuple. For a kernel of the mLSTM `mlstm_kern
 
     IMPLEMENTATIONS = (mlstm_kernel("my_kernel", my_kernel, gate="sig"),)
 
+A whole family of linear RNNs, with an operation of its own, is what `register_family` takes (docs/add-a-family.md).
 For anything else the plugin makes an `Implementation` itself, whose `build` returns a `Case`; `draw` makes the inputs,
 and `Unsupported` is what `build` raises where only device or library can tell that it cannot run.
 
@@ -24,7 +25,27 @@ define IMPLEMENTATIONS, or such tuples themselves. In its pyproject.toml:
 
 from tflabench.implementations.adapter import Case, Implementation, SuffixSum, Unsupported, draw
 from tflabench.implementations.mlstm import mlstm_kernel
+from tflabench.implementations.recurrences import REFERENCE, Recurrence, Variant, attention_inputs, register_family
+from tflabench.kernels.families import Family
+from tflabench.kernels.types import Gating
 from tflabench.problem import Problem
-from tflabench.theory.cost import Cost
+from tflabench.theory.cost import Cost, GateCounts
 
-__all__ = ["Case", "Cost", "Implementation", "Problem", "SuffixSum", "Unsupported", "draw", "mlstm_kernel"]
+__all__ = [
+    "REFERENCE",
+    "Case",
+    "Cost",
+    "Family",
+    "GateCounts",
+    "Gating",
+    "Implementation",
+    "Problem",
+    "Recurrence",
+    "SuffixSum",
+    "Unsupported",
+    "Variant",
+    "attention_inputs",
+    "draw",
+    "mlstm_kernel",
+    "register_family",
+]

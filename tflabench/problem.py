@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -26,13 +26,14 @@ class Problem:
     """A problem size, one point of a sweep without the implementation.
 
     Attributes:
-        batch, heads, seq_len: B, H, T, all >= 1 and at most LARGEST, as are the head dimensions.
+        batch, heads, seq_len: B, H (of v), T, all >= 1 and at most LARGEST, as are the head dimensions.
         d_qk, d_hv: head dimensions of queries and keys, and of values and hidden states.
         chunk_size: L, or None where the implementation chooses ("auto") or has none.
         dtype: of q, k, v and the output: a key of DTYPE_BYTES.
         pass_: "fw", "fwbw" (forward and backward), or "decode" (one step from a state; seq_len is then 1).
         inputs: distribution of the inputs, by name (see `tflabench.implementations.adapter.draw`).
         seed: of the inputs.
+        heads_qk: heads of q and k, which divide those of v and of the gates; None for as many (then never a number).
     """
 
     batch: int
@@ -45,6 +46,7 @@ class Problem:
     pass_: Pass = "fw"
     inputs: str = "normal"
     seed: int = 0
+    heads_qk: int | None = None
 
     def __post_init__(self) -> None:
         for name, most in LARGEST.items():
@@ -55,6 +57,10 @@ class Problem:
                 raise InputError(f"{name} is {value}: it must be at most {most}")
         if self.chunk_size is not None and self.chunk_size < 1:
             raise InputError(f"chunk_size is {self.chunk_size}: it must be at least 1")
+        if self.heads_qk is not None and (self.heads_qk < 1 or self.heads % self.heads_qk):
+            raise InputError(f"heads_qk is {self.heads_qk}: it must divide heads, which is {self.heads}")
+        if self.heads_qk == self.heads:
+            object.__setattr__(self, "heads_qk", None)
         if self.dtype not in DTYPE_BYTES:
             raise InputError(f"dtype is {self.dtype!r}: it must be one of {', '.join(DTYPE_BYTES)}")
         if self.pass_ not in PASSES:
@@ -64,6 +70,11 @@ class Problem:
     def tokens(self) -> int:
         """Return the steps of all sequences."""
         return self.batch * self.seq_len
+
+    @property
+    def group(self) -> int:
+        """Return the heads of v that share a head of q and k."""
+        return self.heads // (self.heads_qk or self.heads)
 
     @property
     def element_bytes(self) -> int:
@@ -79,7 +90,7 @@ class Problem:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+def one_of(name: str, value: str, allowed: Collection[str]) -> str:
     """Return `value` if it is one of `allowed`.
 
     Raises:

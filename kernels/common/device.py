@@ -6,6 +6,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
+from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
 from tflabench.kernels.common.sizes import USUAL, Device, in_steps
 
@@ -34,9 +36,9 @@ def bandwidth(device: torch.device) -> float:
     if device.type != "cuda":
         return USUAL.bandwidth
     cuda: Any = torch.cuda
-    found = cuda.get_device_properties(device)
-    clock = getattr(found, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
-    width = getattr(found, "memory_bus_width", 0)  # bits, two for each clock
+    properties = cuda.get_device_properties(device)
+    clock = getattr(properties, "memory_clock_rate", 0)  # kHz; AMD's drivers may not tell
+    width = getattr(properties, "memory_bus_width", 0)  # bits, two for each clock
     return in_steps(2e3 * clock * width / 8) if clock and width else USUAL.bandwidth
 
 
@@ -49,3 +51,15 @@ def figures(device: torch.device) -> Device:
 def float32_precision(dtype: torch.dtype) -> str:
     """Return "ieee", or "tf32" for float32 where the user allowed it (`torch.set_float32_matmul_precision`)."""
     return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"
+
+
+def refuses_device(q: Tensor) -> str | None:
+    """Return why Triton kernels cannot run where q is, or None if they can."""
+    if q.device.type == "cuda":
+        found = architecture(q.device)
+        return None if found >= 80 else f"needs compute capability 8.0 or later, not {found / 10}"
+    if not knobs.runtime.interpret:
+        return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
+    if q.dtype == torch.bfloat16:
+        return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
+    return None

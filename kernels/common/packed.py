@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tflabench.kernels.backends import Arguments
+from tflabench.kernels.backends import reference_of
 from tflabench.kernels.checks import kind
-from tflabench.kernels.scalar.reference import per_head_decays, unflatten
+from tflabench.kernels.common.contract import Arguments
+from tflabench.kernels.common.tensors import unflatten
 from tflabench.kernels.state import State
-from tflabench.kernels.types import Gate
+from tflabench.kernels.types import Gating
 
 
 def check_offsets(cu_seqlens: object, q: Tensor) -> None:
@@ -78,22 +79,20 @@ def begins(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:
     return torch.zeros(T + 1, dtype=torch.bool, device=device).index_fill(0, inner, value=True)[:T]
 
 
-def as_one_sequence(call: Arguments, gate: Gate, cu_seqlens: Tensor) -> tuple[Arguments, Gate]:
+def as_one_sequence(call: Arguments, gate: Gating, cu_seqlens: Tensor) -> tuple[Arguments, Gating]:
     """Return the call and the gate of one sequence that forgets all where a document begins."""
     call, gate = per_step(call, gate)
     shut = begins(cu_seqlens, call.v.shape[2], call.f.device)
+    shut = shut if call.f.dim() == 3 else shut[:, None]
     return call._replace(f=call.f.masked_fill(shut, float("-inf"))), gate
 
 
-def per_step(call: Arguments, gate: Gate) -> tuple[Arguments, Gate]:
+def per_step(call: Arguments, gate: Gating) -> tuple[Arguments, Gating]:
     """Return the call and the gate with a log decay a step, where they have a decay that is one number a head."""
     if not gate.per_head:
         return call, gate
-    f = per_head_decays(gate, call.f, call.i, call.v)
-    return call._replace(f=f), Gate("log_decay", gate.input, gate.normalize)
-
-
-LONG = 512  # steps from which documents of one length are faster as a batch than as one sequence
+    f, gate = reference_of(gate).per_step(gate, call.f, call.i, call.v)
+    return call._replace(f=f), gate
 
 
 class Run(NamedTuple):
@@ -121,7 +120,6 @@ def batches(call: Arguments, of: list[Run]) -> Iterator[Arguments]:
         assert q is not None
         assert k is not None
         assert v is not None
-        assert f is not None
         yield Arguments(q, k, v, f, i, start, call.skip)
 
 

@@ -16,7 +16,6 @@ a gap the forget gate is shut, and the input gate sets the stabiliser of the nex
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -27,14 +26,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.types import Gate
+from tflabench.kernels.types import OPEN, SHUT, Gate
 
 from . import tiling
 from .cover import cdiv
 from .launching import enqueue
 
-KEEP = {"sigmoid": math.inf, "log_decay": 0.0}  # what keeps a state as it is
-NOTHING = {"step": 0.0}  # what writes nothing; else -inf
 BLOCK = 1024  # places that a program has at a time
 
 
@@ -73,8 +70,7 @@ class SpreadConfig:
     @cache
     def of(cls, gate: Gate, *, has_m: bool) -> SpreadConfig:
         """Return that of a gate, with stabilisers that documents start from or without."""
-        nothing = NOTHING.get(gate.input, -math.inf)
-        return cls(KEEP[gate.forget], nothing, gate.input != "none", has_m, gate.stabilized)
+        return cls(OPEN[gate.forget], SHUT[gate.input], gate.writes, has_m, gate.stabilized)
 
 
 @triton.jit(do_not_specialize=["places", "blocks"])

@@ -14,11 +14,12 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from tflabench.kernels.api import Options, chunkwise, lightning_slopes, retnet_log_decays
-from tflabench.kernels.checks import check_gate, check_not_positive, check_sequence, check_tensor, heads_of
-from tflabench.kernels.gla.api import gla
+from tflabench.kernels.api import Options, compute
+from tflabench.kernels.checks import check_sequence, check_tensor, heads_of
+from tflabench.kernels.gla.gating import GLA
+from tflabench.kernels.scalar.operations import lightning_slopes, retnet_log_decays
 from tflabench.kernels.state import State
-from tflabench.kernels.types import RETENTION, SIMPLE_GLA
+from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gating
 
 
 def _offsets(cu_seqlens: Tensor | None, on_cpu: Tensor | None) -> Tensor | None:
@@ -67,22 +68,42 @@ def chunk_simple_gla(
     name = "g_gamma" if g is None else "g"
     if g is None:
         g = torch.zeros(heads_of(v, "bthd"), device=v.device) if g_gamma is None else g_gamma
-    check_gate(name, g, v, "bthd", per_head=name == "g_gamma")
-    check_not_positive(name, g)
+    gate, offsets = RETENTION if g.dim() == 1 else SIMPLE_GLA, _offsets(cu_seqlens, cu_seqlens_cpu)
+    states = initial_state, output_final_state, state_v_first
+    return _computed((q, k, v, g), gate, name, states, scale=scale, cu_seqlens=offsets, chunk_size=chunk_size)
 
-    initial_state = _transposed(initial_state, v, state_v_first)
+
+def _computed(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    gate: Gating,
+    name: str,
+    states: tuple[Tensor | None, bool, bool],
+    *,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return o and the last state, or None.
+
+    Args:
+        inputs: q, k, v and log decays, which an error calls `name`.
+        states: the initial state, whether the last one is asked for, and whether in both d_hv comes first.
+    """
+    initial, with_last, v_first = states
+    check_sequence("v", inputs[2], "bthd")
+    initial = _transposed(initial, inputs[2], v_first)
     options: Options = {
         "layout": "bthd",
         "chunk_size": "auto" if chunk_size is None else chunk_size,
-        "initial_state": None if initial_state is None else State(initial_state),
+        "initial_state": None if initial is None else State(initial),
         "scale": scale,
-        "cu_seqlens": _offsets(cu_seqlens, cu_seqlens_cpu),
+        "cu_seqlens": cu_seqlens,
     }
-    gate = RETENTION if g.dim() == 1 else SIMPLE_GLA
-    if not output_final_state:
-        return chunkwise(q, k, v, g, gate=gate, **options), None
-    o, last = chunkwise(q, k, v, g, gate=gate, return_last_state=True, **options)
-    return o, last.C.mT if state_v_first else last.C
+    made = compute(*inputs, None, gate, options, names=(name, "i"), return_last_state=with_last)
+    if not with_last:
+        return made, None
+    o, last = made
+    return o, last.C.mT if v_first else last.C
 
 
 def chunk_retention(
@@ -158,24 +179,8 @@ def chunk_gla(
     Returns:
         o (B, T, H, d_hv) and the final state, float32, or None.
     """
-    check_sequence("v", v, "bthd")
-    initial_state = _transposed(initial_state, v, state_v_first)
-    has_states = initial_state is not None or output_final_state
-    found = gla(
-        *(q, k, v, g),
-        layout="bthd",
-        scale=scale,
-        initial_state=None if initial_state is None else State(initial_state),
-        return_last_state=has_states,
-        chunk_size="auto" if chunk_size is None else chunk_size,
-        cu_seqlens=_offsets(cu_seqlens, cu_seqlens_cpu),
-    )
-    if isinstance(found, Tensor):
-        return found, None
-    o, last = found
-    if not output_final_state:
-        return o, None
-    return o, last.C.mT if state_v_first else last.C
+    states, offsets = (initial_state, output_final_state, state_v_first), _offsets(cu_seqlens, cu_seqlens_cpu)
+    return _computed((q, k, v, g), GLA, "g", states, scale=scale, cu_seqlens=offsets, chunk_size=chunk_size)
 
 
 fused_chunk_gla = chunk_gla

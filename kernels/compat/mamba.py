@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from tflabench.kernels.api import chunkwise, mamba2_ssd
+from tflabench.kernels.api import chunkwise
 from tflabench.kernels.checks import check_mamba2, check_tensor
 from tflabench.kernels.mamba2.epilogue import skip_and_gate
+from tflabench.kernels.scalar.operations import mamba2_ssd
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
@@ -85,7 +86,7 @@ def takes(arguments: Callable[P, Call]) -> Callable[[Callable[[Call], Result]], 
 
 @takes(ScanArguments)
 def mamba_chunk_scan_combined(call: ScanArguments) -> Tensor | tuple[Tensor, ...]:
-    """Compute y = (scan + D x) * silu(z); see `api.mamba2_ssd` for the recurrence.
+    """Compute y = (scan + D x) * silu(z); see `ops.mamba2_ssd` for the recurrence.
 
     Returns:
         y like x, or a tuple of it and the states asked for, in the order of the flags.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tflabench.kernels.common import device
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.places import Places, places_of_chunks
 from tflabench.kernels.common.sizes import Sizes
@@ -15,24 +16,7 @@ from tflabench.kernels.gla.plan import Plan
 from .tiles import Rows, rows
 
 
-class Arguments(NamedTuple):
-    """The tensors of a call.
-
-    Attributes:
-        q, k: (B, H, T, d_qk), any strides.
-        v: (B, H, T, d_hv), of the dtype of q and k; any strides.
-        g: (B, H, T, d_qk), natural log decays.
-        initial: (B, H, d_qk, d_hv) float32, the state before the first step, or None.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    initial: Tensor | None
-
-
-class Call(NamedTuple):
+class GlaCall(NamedTuple):
     """Tell launchers of kernels of a call, but for its tensors.
 
     Attributes:
@@ -48,16 +32,16 @@ class Call(NamedTuple):
     places: Places | None = None
 
     @staticmethod
-    def of(arguments: Arguments, chunk_size: int, scale: float, bounds: tuple[int, ...] | None = None) -> Call:
-        """Return the call with these tensors, of documents between bounds."""
+    def of(arguments: Arguments, options: KernelOptions) -> GlaCall:
+        """Return the call with these tensors and options."""
         q, v = arguments.q, arguments.v
         dtype = str(q.dtype).removeprefix("torch.")
-        sizes, places = Sizes.of(q, v), None
-        if bounds:
-            places = places_of_chunks(bounds, chunk_size, q.device)
+        sizes, places, chunk_size = Sizes.of(q, v), None, options.chunk_size
+        if options.bounds:
+            places = places_of_chunks(options.bounds, chunk_size, q.device)
             sizes, chunk_size = sizes._replace(steps=places.count), places.tile
         plan = Plan.of(sizes, chunk_size, dtype, device.multiprocessors(q.device))
-        return Call(plan, scale, float32_precision(q.dtype), places)
+        return GlaCall(plan, options.scale, float32_precision(q.dtype), places)
 
     def rows(self, x: Tensor) -> Rows:
         """Return what kernels take for x (B, H, T, d) (`tiles.rows`)."""

@@ -3,84 +3,95 @@
 forward:  weighted q and k, scores of tiles (scores) -> states of chunks (states) -> o (outputs)
 backward: the first two again -> gradients of states, backward in time (states) -> dv (outputs), dq, dk, dg (gradients)
 
-States lie in memory every L steps, in the dtype of q: the products that read them take operands of it.
+StatePair lie in memory every L steps, in the dtype of q: the products that read them take operands of it.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
-from tflabench.kernels.common import device, tiling
+from tflabench.kernels.common import tiling
+from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.descriptors import made_like
+from tflabench.kernels.common.device import refuses_device
+from tflabench.kernels.common.sizes import refuses_dtype
 from tflabench.kernels.gla import plan as plans
+from tflabench.kernels.state import State
+from tflabench.kernels.types import Gating
 
-from .call import Arguments, Call
-from .gradients import States, gradients
+from .call import GlaCall
+from .gradients import StatePair, gradients
 from .outputs import d_values, outputs
 from .scores import weigh
-from .states import Side, walk
-
-DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in tiling.DTYPES)
+from .states import StateTerms, walk
 
 
-def refuses(q: Tensor, v: Tensor, chunk_size: int | None) -> str | None:
+def kernels() -> Kernels:
+    """Return the kernels as operations call them."""
+    return Kernels(
+        forward=forward,
+        backward=backward,
+        empty_saved=empty_saved,
+        refuses=refuses,
+        default_chunk_size=default_chunk_size,
+        takes_documents=takes_documents,
+    )
+
+
+def empty_saved(q: Tensor, v: Tensor, options: KernelOptions) -> tuple[Tensor, ...]:
+    """Return nothing: backward has what it needs as inputs."""
+    del q, v, options
+    return ()
+
+
+def takes_documents(bounds: list[int], q: Tensor, v: Tensor, *, states: bool) -> bool:
+    """Return whether one launch is the fastest way for documents: where they have states, of any lengths."""
+    del bounds, q, v
+    return states
+
+
+def refuses(q: Tensor, v: Tensor, *, gate: Gating, chunk_size: int, config: object = None) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
-    if q.device.type == "cuda":
-        architecture = device.architecture(q.device)
-        if architecture < 80:
-            return f"needs compute capability 8.0 or later, not {architecture / 10}"
-    elif not knobs.runtime.interpret:
-        return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
-    elif q.dtype == torch.bfloat16:
-        return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
-    if q.dtype not in DTYPES:
-        return f"takes bfloat16, float16 and float32, not {q.dtype}"
-    return plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size)
+    del gate
+    if reason := refuses_device(q):
+        return reason
+    dtype = str(q.dtype).removeprefix("torch.")
+    if reason := refuses_dtype(dtype, tiling.DTYPES) or plans.refuses_sizes(q.shape[-1], v.shape[-1], chunk_size):
+        return reason
+    return None if config is None else f"takes no config, not a {type(config).__name__}"
 
 
-def forward(
-    arguments: Arguments, *, scale: float, chunk_size: int, bounds: tuple[int, ...] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return o like v, and the last state (B, H, d_qk, d_hv) float32.
+def default_chunk_size(q: Tensor, v: Tensor, *, gate: Gating, backward: bool = True) -> int:
+    """Return the chunk size that measured best."""
+    del gate, backward
+    return plans.default_chunk_size(q.shape[-1], v.shape[-1], q.shape[2])
 
-    Args:
-        arguments: q, k and v are one of DTYPES.
-        scale: of q.
-        chunk_size: L, a multiple of 16; how often a state lies in memory.
-        bounds: where documents begin and end, [0, ..., T], that lie end to end along T in a batch of one; each has its
-            states, (documents, H, ...). None for sequences.
-    """
-    q, k, v, g, initial = arguments
-    call = Call.of(arguments, chunk_size, scale, bounds)
+
+def forward(arguments: Arguments, options: KernelOptions) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+    """Return o like v, the last state or None, and nothing that `backward` needs."""
+    q, k, v, g, _, initial, _ = arguments
+    call = GlaCall.of(arguments, options)
     weighted = weigh(call, q, k, g)
-    states = walk(call, Side(weighted.k, v, weighted.totals, _contiguous(initial)))
-    return outputs(call, weighted, v, states.states, initial is not None), states.last
+    states = walk(call, StateTerms(weighted.k, v, weighted.totals, _matrix(initial)))
+    o = outputs(call, weighted, v, states.states, initial is not None)
+    return o, State(states.last) if options.return_last_state else None, ()
 
 
 def backward(
-    do: Tensor,
-    d_last: Tensor | None,
-    arguments: Arguments,
-    *,
-    scale: float,
-    chunk_size: int,
-    gate_gradients: bool,
-    bounds: tuple[int, ...] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return dq, dk, dv, dg and the gradient of the initial state, None without one, or without `gate_gradients`.
+    do: Tensor, d_last: State | None, arguments: Arguments, saved: tuple[Tensor, ...], options: KernelOptions
+) -> tuple[Tensor | None, ...]:
+    """Return gradients (dq, dk, dv, dg, None, dC, None), without `options.gate_gradients` None for dg.
 
     Args:
-        do: gradient of o; d_last: of the last state, or None; the others as given to `forward`.
+        do: gradient of o; d_last: of the last state, or None.
+        saved: nothing; arguments and options as given to `forward`.
     """
-    q, k, v, g, initial = arguments
-    call = Call.of(arguments, chunk_size, scale, bounds)
+    q, k, v, g, _, initial, _ = arguments
+    call = GlaCall.of(arguments, options)
     weighted = weigh(call, q, k, g)
-    first = _contiguous(initial)
-    states = walk(call, Side(weighted.k, v, weighted.totals, first)).states
-    side = Side(weighted.q, do, weighted.totals, _contiguous(d_last), other=states, reverse=True)
-    back = walk(call, side)
+    first, last = _matrix(initial), _matrix(d_last)
+    states = walk(call, StateTerms(weighted.k, v, weighted.totals, first)).states
+    back = walk(call, StateTerms(weighted.q, do, weighted.totals, last, other=states, reverse=True))
     assert back.crossing is not None
     if first is not None:  # as it was given, where the walk has it rounded
         crossing = (first * back.last).sum(-1)
@@ -88,21 +99,17 @@ def backward(
             back.crossing[0].index_copy_(1, call.places.gaps[:-1] + 1, crossing.transpose(0, 1))
         else:
             back.crossing[:, :, 0] = crossing
-    dv = d_values(call, weighted, v, do, back.states, d_last is not None)
+    dv = d_values(call, weighted, v, do, back.states, last is not None)
     dq, dk, dg = gradients(
         *(call, arguments, do, weighted),
-        states=States(states, back.states),
+        states=StatePair(states, back.states),
         crossing=back.crossing,
-        edges=(initial is not None or call.places is not None, d_last is not None or call.places is not None),
-        gates=gate_gradients,
+        edges=(first is not None or call.places is not None, last is not None or call.places is not None),
+        gates=options.gate_gradients,
     )
-    made = [made_like(x, like) for x, like in ((dq, q), (dk, k), (dv, v))]
-    dq, dk, dv = made
-    assert dq is not None
-    assert dk is not None
-    assert dv is not None
-    return dq, dk, dv, made_like(dg, g), None if initial is None else made_like(back.last, initial)
+    dq, dk, dv, dg = (made_like(x, like) for x, like in ((dq, q), (dk, k), (dv, v), (dg, g)))
+    return dq, dk, dv, dg, None, None if initial is None else made_like(back.last, initial.C), None
 
 
-def _contiguous(state: Tensor | None) -> Tensor | None:
-    return None if state is None else state.float().contiguous()
+def _matrix(state: State | None) -> Tensor | None:
+    return None if state is None else state.C.float().contiguous()

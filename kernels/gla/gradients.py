@@ -13,8 +13,8 @@ The gradient of a log decay g_t is the sum over all pairs j < t <= i of what q_i
     they begin in it      sum_{j < t} k_j dk_j, of steps after the tile
     they pass it          what crosses its start, less what ends in it
 
-What crosses the start of a chunk is S . dS there (`states.Walk.crossing`). Over the tiles of the chunk it loses what
-ends in each and gains what begins there. Rounding errors so add up over one chunk at most, and a step's own
+What crosses the start of a chunk is S . dS there (`states.ChunkStates.crossing`). Over the tiles of the chunk it loses
+what ends in each and gains what begins there. Rounding errors so add up over one chunk at most, and a step's own
 q_t . k_t, which no gate weighs, has no part in any sum.
 """
 
@@ -33,12 +33,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tflabench.kernels.common.contract import Arguments
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.gla.plan import GRADIENT_STAGES, Plan
 
-from .call import Arguments, Call
-from .outputs import Sizes
+from .call import GlaCall
+from .outputs import OutputSizes
 from .scores import Weighted
 from .tiles import (
     CLOSED,
@@ -53,7 +54,7 @@ from .tiles import (
 )
 
 
-class Inputs(NamedTuple):
+class GradientInputs(NamedTuple):
     """Tensors (B, H, T, d) of a call, as `tiles.Rows`."""
 
     q: Any
@@ -63,8 +64,8 @@ class Inputs(NamedTuple):
     do: Any
 
 
-class States(NamedTuple):
-    """States before chunks and gradients of states after them, (B * H * chunks, d_qk, d_hv)."""
+class StatePair(NamedTuple):
+    """StatePair before chunks and gradients of states after them, (B * H * chunks, d_qk, d_hv)."""
 
     before: Any
     after: Any
@@ -108,7 +109,7 @@ class GradientsConfig:
     hidden: int
 
 
-class Place(NamedTuple):
+class TileOfHead(NamedTuple):
     """A tile of steps and a block of channels of one head.
 
     Attributes:
@@ -134,7 +135,7 @@ class Place(NamedTuple):
 
 @triton.jit
 def place_of_program(sizes, config: tl.constexpr):
-    """Return the `Place` of this program."""
+    """Return the `TileOfHead` of this program."""
     TILE: tl.constexpr = config.tile
     BLOCK: tl.constexpr = config.block
     tiles, blocks = tl.cdiv(sizes.T, TILE), tl.cdiv(sizes.d_qk, BLOCK)
@@ -143,7 +144,7 @@ def place_of_program(sizes, config: tl.constexpr):
     bh = tl.program_id(0) // blocks // tiles
     chunk = tile // sizes.chunk_tiles
     first = chunk * sizes.chunk_tiles
-    return Place(
+    return TileOfHead(
         bh,
         bh // sizes.heads,
         bh % sizes.heads,
@@ -243,9 +244,9 @@ def tile_gradients(inputs, weighted_q, weighted_k, totals, states, written, scal
     """Write `Written` of one tile of steps and one block of channels of one head.
 
     Args:
-        inputs: `Inputs`.
+        inputs: `GradientInputs`.
         weighted_q, weighted_k, totals: of `scores.Weighted`.
-        states, written, sizes: `States`, `Written`, `outputs.Sizes`.
+        states, written, sizes: `StatePair`, `Written`, `outputs.OutputSizes`.
         scale: of q.
     """
     TILE: tl.constexpr = config.tile
@@ -305,17 +306,17 @@ def add_passing(g, dg_within, passing, dg, heads, T, d, config: tl.constexpr):
 
 
 def gradients(
-    call: Call, arguments: Arguments, do: Tensor, weighted: Weighted, *,
-    states: States, crossing: Tensor, edges: tuple[bool, bool], gates: bool,
+    call: GlaCall, arguments: Arguments, do: Tensor, weighted: Weighted, *,
+    states: StatePair, crossing: Tensor, edges: tuple[bool, bool], gates: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return dq, dk and dg like q, k and g, dg None without `gates`.
 
     Args:
         states: before chunks, and gradients after them.
-        crossing: of `states.Walk`.
+        crossing: of `states.ChunkStates`.
         edges: whether the first chunk has a state before it, and the last a gradient after it.
     """
-    q, k, v, g, _ = arguments
+    q, k, v, g, *_ = arguments
     plan, blocks = call.plan, call.plan.blocks
     dq, dk = (x.new_empty(x.shape) for x in (q, k))
     heads, d = plan.batch * plan.heads, plan.d_qk
@@ -330,9 +331,9 @@ def gradients(
     programs = heads * plan.tiles * cdiv(d, blocks.block)
     enqueue(
         tile_gradients, programs,
-        Inputs(*map(call.rows, (q, k, v, g, do))), weighted.q, weighted.k, weighted.totals, states,
+        GradientInputs(*map(call.rows, (q, k, v, g, do))), weighted.q, weighted.k, weighted.totals, states,
         Written(call.rows(dq), call.rows(dk), within, ending, beginning), call.scale,
-        Sizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
+        OutputSizes(plan.heads, plan.T, d, plan.d_hv, plan.chunk_tiles),
         config=config, num_warps=8, num_stages=GRADIENT_STAGES if q.element_size() == 2 else 1,
     )  # fmt: skip
     if within is None or ending is None or beginning is None:

@@ -30,12 +30,12 @@ from torch import Tensor
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 
-from .call import Call
+from .call import GlaCall
 from .scores import Weighted
 from .tiles import load_matrix, load_rows, load_vector, store_rows
 
 
-class Sizes(NamedTuple):
+class OutputSizes(NamedTuple):
     """Numbers of a launch: heads, steps, dimensions, tiles of a chunk."""
 
     heads: Any
@@ -73,7 +73,7 @@ def parallel_outputs(x, y, z, out, scores, totals, states, sizes, config: tl.con
         x, y: (B * H, T, d_qk); z, out: `tiles.Rows`; scores: (B * H, T, tile).
         totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
         states: (B * H * chunks, d_qk, d_hv).
-        sizes: `Sizes`.
+        sizes: `OutputSizes`.
     """
     TILE: tl.constexpr = config.tile
     IN: tl.constexpr = config.inner
@@ -121,24 +121,31 @@ def parallel_outputs(x, y, z, out, scores, totals, states, sizes, config: tl.con
     store_rows(out, acc, b, h, t, column, T, d_hv)
 
 
-def outputs(call: Call, weighted: Weighted, v: Tensor, states: Tensor, first_state: bool) -> Tensor:
+def outputs(call: GlaCall, weighted: Weighted, v: Tensor, states: Tensor, first_state: bool) -> Tensor:
     """Return o like v (B, H, T, d_hv), of the states before chunks; `first_state`: the first is not zero."""
     return _launch(call, weighted.q, weighted.k, v, v, weighted, states, _config(call, False, first_state))
 
 
-def d_values(call: Call, weighted: Weighted, v: Tensor, do: Tensor, d_states: Tensor, last: bool) -> Tensor:
+def d_values(call: GlaCall, weighted: Weighted, v: Tensor, do: Tensor, d_states: Tensor, last: bool) -> Tensor:
     """Return dv like v, of gradients of the states after chunks; `last`: that of the last chunk's is not zero."""
     return _launch(call, weighted.k, weighted.q, do, v, weighted, d_states, _config(call, True, last))
 
 
-def _config(call: Call, reverse: bool, first_state: bool) -> OutputsConfig:
+def _config(call: GlaCall, reverse: bool, first_state: bool) -> OutputsConfig:
     blocks, first_state = call.plan.blocks, first_state or call.places is not None
     return OutputsConfig(reverse, first_state, call.precision, blocks.tile, blocks.inner, blocks.outer)
 
 
 def _launch(
-    call: Call, x: Tensor, y: Tensor, z: Tensor, like: Tensor, weighted: Weighted, states: Tensor, config: OutputsConfig
-) -> Tensor:
+    call: GlaCall,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    like: Tensor,
+    weighted: Weighted,
+    states: Tensor,
+    config: OutputsConfig,
+) -> Tensor:  # fmt: skip
     plan = call.plan
     out = torch.empty_like(like)
     programs = plan.batch * plan.heads * plan.tiles * cdiv(plan.d_hv, config.outer)
@@ -146,7 +153,7 @@ def _launch(
     enqueue(
         parallel_outputs, programs,
         x, y, call.rows(z), call.rows(written), weighted.scores, weighted.totals, states,
-        Sizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles),
+        OutputSizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles),
         config=config, num_warps=4, num_stages=2 if x.element_size() == 2 else 1,
     )  # fmt: skip
     return out if written is out else out.copy_(written)

@@ -47,6 +47,15 @@ class Blocks:
         gradients = size * buffered(GRADIENT_STAGES if size == 2 else 1, architecture) * self.tile * 2 * self.hidden
         return max(outputs, gradients, states.shared_bytes(size, architecture))
 
+    def workspace_bytes(self, d_qk: int, size: int, *, backward: bool) -> float:
+        """Return the bytes a step and head of what is neither input nor output, nor a state or a gradient of these.
+
+        These are weighted q and k and the scores of tiles in elements of `size` bytes, the decays of tiles in float32
+        and, with backward, dg within tiles and two sums of tiles, in float32 too.
+        """
+        float32 = d_qk * (1 + 2 * backward) / self.tile + d_qk * backward
+        return size * (2 * d_qk + self.tile) + 4 * float32
+
     @staticmethod
     def for_shape(d_qk: int, d_hv: int, size: int, chunk_size: int) -> Blocks:
         """Return blocks for elements of `size` bytes. IEEE float32 has no tensor cores: its tiles lie in registers."""

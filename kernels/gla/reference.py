@@ -16,31 +16,40 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tflabench.kernels.scalar.reference import rounded, scan, unflatten, weight
+from tflabench.kernels.common.tensors import rounded, scan, shared, unflatten, weight
+from tflabench.kernels.state import State
+from tflabench.kernels.types import Gating
+
+from .gating import GLA
 
 
 def recurrent(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None = None, *, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: None = None, initial: State | None = None, *,
+    scale: float | None = None,
+) -> tuple[Tensor, State]:  # fmt: skip
     """Compute the recurrence step by step.
 
     Args:
-        q, k: (B, H, T, d_qk); v: (B, H, T, d_hv), of the dtype of q.
+        q, k: (B, H, T, d_qk), or (B, G, T, d_qk): each for H / G consecutive heads of v.
+        v: (B, H, T, d_hv), of the dtype of q.
         g: log decays (B, H, T, d_qk), at most 0, any floating dtype.
-        initial: state before the first step (B, H, d_qk, d_hv); None is zero.
+        i: None, as there is no such gate.
+        initial: state before the first step; None is zero.
         scale: of q; None is 1/sqrt(d_qk).
 
     Returns:
         o (B, H, T, d_hv) in the dtype of q, and the state after the last step in float32 (float64 for float64).
     """
+    del i
     work = torch.promote_types(q.dtype, torch.float32)
-    state = start(q, v, initial)
+    state = _start(q, v, initial)
+    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
     outputs: list[Tensor] = []
     for t in range(q.shape[2]):
         q_t, k_t, v_t, g_t = (x[:, :, t].to(work) for x in (q, k, v, g))
         o_t, state = step(q_t, k_t, v_t, g_t, state, scale=scale)
         outputs.append(o_t)
-    return torch.stack(outputs, dim=2).to(q.dtype), state
+    return torch.stack(outputs, dim=2).to(q.dtype), State(state)
 
 
 def step(
@@ -51,11 +60,23 @@ def step(
     return ((scale_of(scale, q) * q)[..., None, :] @ state).squeeze(-2), state
 
 
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: None, state: State, *, gate: Gating, scale: float | None
+) -> tuple[Tensor, State]:
+    """Compute o_t (B, H, d_hv) in the dtype of q and the state after one step, of tensors without time axis."""
+    del i, gate
+    dtype, work = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v, g, C = (x.to(work) for x in (shared(q, v.shape[1]), shared(k, v.shape[1]), v, g, state.C))
+    o, after = step(q, k, v, g, C, scale=scale)
+    return o.to(dtype), State(after)
+
+
 def parallel(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, initial: Tensor | None = None, *, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, i: None = None, initial: State | None = None, *,
+    scale: float | None = None,
+) -> tuple[Tensor, State]:  # fmt: skip
     """Compute all steps at once: one chunk. Arguments as for `recurrent`; memory grows as T^2 d_qk."""
-    return chunkwise(q, k, v, g, initial, scale=scale, chunk_size=q.shape[2])
+    return chunkwise(q, k, v, g, i, initial, scale=scale, chunk_size=q.shape[2])
 
 
 def chunkwise(
@@ -63,20 +84,26 @@ def chunkwise(
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    initial: Tensor | None = None,
+    i: None = None,
+    initial: State | None = None,
     *,
+    gate: Gating = GLA,
     scale: float | None = None,
     chunk_size: int = 32,
-) -> tuple[Tensor, Tensor]:
+    state_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, State]:
     """Compute the recurrence between chunks of L steps, the parallel form within them.
 
     Arguments and results as in `recurrent`, and:
         chunk_size: L, any value >= 1; the last chunk may be shorter. Memory grows as T L d_qk.
+        gate, state_dtype: of no effect: there is one gate, and states are rounded to the dtype of q.
     """
+    del i, gate, state_dtype
     T, dtype = q.shape[2], q.dtype
     L = min(chunk_size, T)
     work = torch.promote_types(dtype, torch.float32)
-    before = start(q, v, initial)
+    before = _start(q, v, initial)
+    q, k = shared(q, v.shape[1]), shared(k, v.shape[1])
 
     # Chunks (B, H, N, L, ...); the steps added to fill the last one keep the state, and write nothing.
     q, k, v, g = (unflatten(pad(x.to(work), (0, 0, 0, -T % L)), 2, (-1, L)) for x in (q, k, v, g))
@@ -90,7 +117,7 @@ def chunkwise(
     P = ((q[..., :, None, :] * weight(sums_between(g))) * k[..., None, :, :]).sum(-1)
     q_weighted = rounded(q * weight(g.cumsum(-2)), dtype)
     o = rounded(P, dtype) @ v + q_weighted @ rounded(states, dtype)
-    return o.flatten(2, 3)[:, :, :T].to(dtype), last
+    return o.flatten(2, 3)[:, :, :T].to(dtype), State(last)
 
 
 def sums_after(g: Tensor) -> Tensor:
@@ -108,12 +135,12 @@ def sums_between(g: Tensor) -> Tensor:
     return torch.where(later, g[..., :, None, :], 0.0).cumsum(-3).masked_fill(~causal, -math.inf)
 
 
-def start(q: Tensor, v: Tensor, initial: Tensor | None) -> Tensor:
-    """Return the state before the first step, in the dtype that it is computed in."""
+def _start(q: Tensor, v: Tensor, initial: State | None) -> Tensor:
+    """Return the matrix before the first step, in the dtype that it is computed in."""
     work = torch.promote_types(q.dtype, torch.float32)
     if initial is None:
-        return q.new_zeros((*q.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
-    return initial.to(work)
+        return q.new_zeros((*v.shape[:2], q.shape[-1], v.shape[-1]), dtype=work)
+    return initial.C.to(work)
 
 
 def scale_of(scale: float | None, q: Tensor) -> float:

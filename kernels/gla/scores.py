@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tflabench.kernels.common.launching import enqueue
 
-from .call import Call
+from .call import GlaCall
 from .tiles import load_gates, load_rows, pair_scores, store_matrix, sums_of_segments
 
 
@@ -82,7 +82,7 @@ def tile_scores(q, k, g, weighted, scale, heads, T, d, config: tl.constexpr):
     store_matrix(weighted.scores, scores, bh, t, r, T, TILE)
 
 
-def weigh(call: Call, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
+def weigh(call: GlaCall, q: Tensor, k: Tensor, g: Tensor) -> Weighted:
     """Return `Weighted` of q, k and g (B, H, T, d_qk), of documents by places."""
     plan = call.plan
     B, H, T, d = plan.batch, plan.heads, plan.T, plan.d_qk

@@ -25,11 +25,11 @@ from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.places import table_of
 
-from .call import Call
+from .call import GlaCall
 from .tiles import load_matrix, load_rows, load_vector, store_matrix
 
 
-class Sizes(NamedTuple):
+class WalkSizes(NamedTuple):
     """Numbers of a launch: heads, steps, dimensions, tiles of a chunk and of a segment."""
 
     heads: Any
@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
     segment_tiles: Any
 
 
-class Matrices(NamedTuple):
+class StateTensors(NamedTuple):
     """States in memory, None where they are not read or written.
 
     Attributes:
@@ -48,7 +48,7 @@ class Matrices(NamedTuple):
         decays: (B * H * segments, d_qk) float32, written: log2 of the decay over each segment.
         states: (B * H * chunks, d_qk, d_hv), written: met on entering each chunk.
         other: like states, those of forward, read backward.
-        crossing: (B * H * chunks, blocks of d_hv, d_qk) float32, written: see `Walk.crossing`.
+        crossing: (B * H * chunks, blocks of d_hv, d_qk) float32, written: see `ChunkStates.crossing`.
         order, gaps: of documents, each of which is a segment, (documents, H, ...) (`kernels.common.places.Table`).
     """
 
@@ -68,7 +68,7 @@ class StatesConfig:
 
     Attributes:
         reverse: backward in time.
-        initial, ends, states, crossing: which of `Matrices` there are; ends go with decays, crossing with other.
+        initial, ends, states, crossing: which of `StateTensors` there are; ends go with decays, crossing with other.
         precision: Triton's input_precision of products.
         tile: steps of a tile.
         u, v: rows and columns of a tile of the state.
@@ -94,7 +94,7 @@ def chunk_states(x, z, totals, matrices, sizes, segments, config: tl.constexpr):
     Args:
         x: (B * H, T, d_qk), weighted k, or q; z: v, or do, `tiles.Rows`.
         totals: (B * H, tiles, d_qk) float32, log2 of the decay over a tile.
-        matrices, sizes: `Matrices`, `Sizes`.
+        matrices, sizes: `StateTensors`, `WalkSizes`.
         segments: of the sequence, or documents.
     """
     TILE: tl.constexpr = config.tile
@@ -178,7 +178,7 @@ def join_segments(ends, decays, initial, before, last, segments, d_qk, d_hv, con
 # --- On the host ------------------------------------------------------------------------------------------------------
 
 
-class Side(NamedTuple):
+class StateTerms(NamedTuple):
     """Name what states are made of.
 
     Attributes:
@@ -198,7 +198,7 @@ class Side(NamedTuple):
     reverse: bool = False
 
 
-class Walk(NamedTuple):
+class ChunkStates(NamedTuple):
     """States of a whole sequence.
 
     Attributes:
@@ -213,7 +213,7 @@ class Walk(NamedTuple):
     crossing: Tensor | None
 
 
-def walk(call: Call, side: Side) -> Walk:
+def walk(call: GlaCall, side: StateTerms) -> ChunkStates:
     """Return the states of a whole sequence."""
     plan = call.plan
     u, v = plan.blocks.u, plan.blocks.v
@@ -232,38 +232,38 @@ def walk(call: Call, side: Side) -> Walk:
     states = side.x.new_empty((heads * plan.chunks, *shape))
     crossing = None if side.other is None else empty(heads * plan.chunks, v_blocks, plan.d_qk)
     of_documents = table_of(call.places)[1:3] if call.places else ()
-    stored = Matrices(None, None, None, states, side.other, crossing, *of_documents)
+    stored = StateTensors(None, None, None, states, side.other, crossing, *of_documents)
     ends, decays = empty(heads * segments, *shape), empty(heads * segments, plan.d_qk)
     if segments == 1 or call.places:
         _launch(call, side, stored._replace(initial=side.first, ends=ends, decays=decays), plan.tiles)
         last = ends
     else:
-        _launch(call, side, Matrices(None, ends, decays, None, None, None), segment_tiles)
+        _launch(call, side, StateTensors(None, ends, decays, None, None, None), segment_tiles)
         before, last = torch.empty_like(ends), empty(heads, *shape)
         enqueue(
             join_segments, heads * blocks,
             ends, decays, side.first, before, last, segments, *shape,
-            config=_config(call, side, Matrices(side.first, None, None, None, None, None)),
+            config=_config(call, side, StateTensors(side.first, None, None, None, None, None)),
         )  # fmt: skip
         _launch(call, side, stored._replace(initial=before), segment_tiles)
     if crossing is not None:
         crossing = crossing.sum(1).view(plan.batch, plan.heads, plan.chunks, plan.d_qk)
-    return Walk(states, last.view(-1, plan.heads, *shape), crossing)
+    return ChunkStates(states, last.view(-1, plan.heads, *shape), crossing)
 
 
-def _launch(call: Call, side: Side, matrices: Matrices, segment_tiles: int) -> None:
+def _launch(call: GlaCall, side: StateTerms, matrices: StateTensors, segment_tiles: int) -> None:
     plan = call.plan
     blocks = cdiv(plan.d_qk, plan.blocks.u) * cdiv(plan.d_hv, plan.blocks.v)
     segments = call.places.documents if call.places else cdiv(plan.tiles, segment_tiles)
     enqueue(
         chunk_states, plan.batch * plan.heads * segments * blocks,
         side.x, call.rows(side.z), side.totals, matrices,
-        Sizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles, segment_tiles), segments,
+        WalkSizes(plan.heads, plan.T, plan.d_qk, plan.d_hv, plan.chunk_tiles, segment_tiles), segments,
         config=_config(call, side, matrices), num_warps=4, num_stages=3 if side.x.element_size() == 2 else 1,
     )  # fmt: skip
 
 
-def _config(call: Call, side: Side, matrices: Matrices) -> StatesConfig:
+def _config(call: GlaCall, side: StateTerms, matrices: StateTensors) -> StatesConfig:
     blocks = call.plan.blocks
     return StatesConfig(
         reverse=side.reverse,

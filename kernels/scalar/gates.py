@@ -192,12 +192,13 @@ class ActivationConfig:
     forget: str
     input: str
     temperature: float
+    per_head: bool
 
     @classmethod
     @cache
     def of(cls, gate: Gate) -> ActivationConfig:
         """Return that of a gate."""
-        return cls(gate.forget, gate.input, gate.temperature)
+        return cls(gate.forget, gate.input, gate.temperature, gate.per_head)
 
 
 @dataclass(frozen=True, eq=False)
@@ -677,7 +678,7 @@ def _gate_gradients(
     df_t, di_t = _through_activations(dlog_f, kdk_t, f, f_t, i, i_t, b, h, t, mask, ACTIVATION)
     if ACTIVATION.input != "none":
         tl.store(tensors.di + row * T + t, di_t.to(tensors.di.dtype.element_ty), mask=mask)
-    if ACTIVATION.forget == "fixed" or ACTIVATION.forget == "rate":
+    if ACTIVATION.per_head:
         tl.store(tensors.df + row * groups * blocks + part, tl.sum(tl.sum(tl.where(mask, df_t, 0.0), 1), 0))
     else:
         tl.store(tensors.df + row * T + t, df_t.to(tensors.df.dtype.element_ty), mask=mask)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Required, TypedDict, Unpack, cast
+from dataclasses import replace
+from typing import NamedTuple, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, pad, softplus, threshold
+from torch.nn.functional import logsigmoid, pad, softplus
 
+from tflabench.kernels.common.tensors import rounded, scan, shared, unflatten, weight
 from tflabench.kernels.state import State, zero_state
 from tflabench.kernels.types import Gate
 
@@ -54,6 +56,11 @@ def log_gates(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tenso
     return f.expand(shape), log_i
 
 
+def per_step(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> tuple[Tensor, Gate]:
+    """Return log F_t (B, H, T) of a gate that has one number a head, and the gate of these: see `per_head_decays`."""
+    return per_head_decays(gate, f, i, v), replace(gate, forget="log_decay")
+
+
 def per_head_decays(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> Tensor:
     """Return log F_t (B, H, T) of a gate that has one number a head, in float32 or a wider dtype.
 
@@ -67,23 +74,6 @@ def per_head_decays(gate: Gate, f: Tensor, i: Tensor | None, v: Tensor) -> Tenso
     if i is not None and gate.forget == "rate":
         f = f * _STEP_SIZE[gate.input](i.to(dtype))
     return f.expand(v.shape[:3])
-
-
-def shared(x: Tensor, heads: int) -> Tensor:
-    """Return q or k (B, G, ...) with a copy for each of the `heads` / G heads that share one; x itself if none do."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def unflatten(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """Return x.unflatten(dim, sizes), to which torch gives no types."""
-    return cast("Any", x).unflatten(dim, sizes)
-
-
-def sum_shared(gradient: Tensor, like: Tensor) -> Tensor:
-    """Return the gradient of q or k (B, G, ...) from that of `shared(q)` (B, H, ...), as torch.empty_like makes it."""
-    if gradient.shape == like.shape:
-        return gradient
-    return torch.sum(unflatten(gradient, 1, (like.shape[1], -1)), 2, out=torch.empty_like(like))
 
 
 class ReferenceOptions(TypedDict, total=False):
@@ -176,6 +166,17 @@ def step(
         n = keep * n + write * k
         h = h / _denominator((n * q).sum(-1), m, exact_normalizer_gradient)[..., None]
     return h, State(C, n, None if state.m is None else m)
+
+
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, i: Tensor | None, state: State, *, gate: Gate, scale: float | None
+) -> tuple[Tensor, State]:
+    """Compute h_t (B, H, d_hv) in the dtype of q and the state after one step, of tensors without time axis."""
+    f, i = f if f.dim() == 1 else f[..., None], None if i is None else i[..., None]
+    log_f, log_i = log_gates(gate, f, i, v[:, :, None])
+    q_t, k_t, v_t = (x.to(log_f.dtype) for x in (q, k, v))
+    h, after = step(q_t, k_t, v_t, log_f[..., 0], log_i[..., 0], state, scale=scale)
+    return h.to(q.dtype), after
 
 
 def parallel(
@@ -272,17 +273,6 @@ def _scale(scale: float | None, q: Tensor) -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of x rounded to dtype, in the dtype of x."""
-    return x.to(dtype).to(x.dtype)
-
-
-def weight(log_weight: Tensor) -> Tensor:
-    """Return exp, and 0 where it is next to subnormal: CPUs multiply subnormal numbers many times slower."""
-    smallest = math.log(2.0**20 * torch.finfo(log_weight.dtype).tiny)
-    return torch.exp(threshold(log_weight, smallest, -math.inf))
-
-
 def _log_weights(log_f: Tensor, log_i: Tensor) -> Tensor:
     """Return D~_ij (..., L, L), the log weight of token j at step i.
 
@@ -307,15 +297,6 @@ def _running_maximum(g: Tensor, a: Tensor, m: Tensor | None) -> Tensor:
     for g_k, a_k in zip(g.unbind(-1), a.amax(-1).unbind(-1), strict=True):
         steps.append(torch.maximum(g_k + steps[-1], a_k).clamp(min=M_FLOOR))
     return torch.stack(steps, dim=-1)
-
-
-def scan(x: Tensor, keep: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute x_k = keep_k x_{k-1} + new_k over dimension 2: every x before its step, stacked there, and the last x."""
-    before: list[Tensor] = []
-    for keep_k, new_k in zip(keep.unbind(2), new.unbind(2), strict=True):
-        before.append(x)
-        x = keep_k * x + new_k
-    return torch.stack(before, dim=2), x
 
 
 def _denominator(n_dot_q: Tensor, m: Tensor, with_gradient: bool) -> Tensor:

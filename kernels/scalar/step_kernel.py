@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tflabench.kernels.common.contract import Arguments
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.scalar.gates import ActivationConfig, Given, load_log_gates
@@ -25,7 +26,7 @@ from tflabench.kernels.types import Gate
 M_FLOOR = tl.constexpr(-1e30)  # as in `reference`: m stays finite where nothing was ever written
 
 
-class Inputs(NamedTuple):
+class StepInputs(NamedTuple):
     """Tensors of one step, contiguous.
 
     Attributes:
@@ -87,7 +88,7 @@ def head_weights(inputs, before, after, weights, scale, sharing, d_qk, config: t
     """Write n and m of one head after the step, and its weights.
 
     Args:
-        inputs: `Inputs`, v not read.  before, after: `State`, C not read.
+        inputs: `StepInputs`, v not read.  before, after: `State`, C not read.
         weights: (B * H, 3) float32, written: what C keeps, what is written to it, scale / denominator.
         sharing: consecutive heads with one q and k.
     """
@@ -124,7 +125,7 @@ def advance_state(
     """Write config.cols columns of C and of h for one head.
 
     Args:
-        inputs: `Inputs`.
+        inputs: `StepInputs`.
         weights: as `head_weights` writes them, read if config.weighed.
         C_before, C: (B * H, d_qk, d_hv).
         h: (B * H, d_hv).
@@ -163,11 +164,17 @@ def advance_state(
     tl.store(h + head * d_hv + col, h_t.to(h.dtype.element_ty), mask=col < d_hv)
 
 
-def step(
-    inputs: Inputs, before: State, after: State, *, gate: Gate, scale: float, skip: Tensor | None = None
-) -> Tensor:
-    """Return h_t (B, H, d_hv) and write the state `after`, which may be `before`; both contiguous."""
-    q, v = inputs.q, inputs.v
+def step(arguments: Arguments, after: State, *, gate: Gate, scale: float) -> Tensor:
+    """Return h_t (B, H, d_hv) and write the state `after`, which may be that before; both contiguous.
+
+    Args:
+        arguments: of one step, without time axis; their `initial` is the state before it.
+    """
+    q, k, v = (x.contiguous() for x in arguments[:3])
+    before, skip = arguments.initial, None if arguments.skip is None else arguments.skip.contiguous()
+    assert before is not None
+    f = arguments.f.expand(v.shape[:2]).contiguous()
+    inputs = StepInputs(q, k, v, f, f if arguments.i is None else arguments.i.contiguous())
     heads, (d_qk, d_hv) = v.shape[0] * v.shape[1], before.C.shape[-2:]
     sharing = v.shape[1] // q.shape[1]
     h = torch.empty_like(v)

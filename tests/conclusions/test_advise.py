@@ -13,7 +13,7 @@ from tflabench.conclusions import advise
 from tflabench.conclusions.advise import AdvisedKernel, Choice, Demand, Memory, Refused
 from tflabench.figures.memory_frontier import draw
 from tflabench.figures.model import Curve, Mark, Rule
-from tflabench.implementations import bundled, registry
+from tflabench.implementations import registry
 from tflabench.problem import InputError, Problem
 from tflabench.theory import hardware
 from tflabench.theory.chunk_size import Tradeoff
@@ -25,7 +25,7 @@ GIB = 2**30
 
 def kernel_of(name: str) -> AdvisedKernel:
     impl = registry.get(name)
-    return AdvisedKernel(name, impl.gate or impl.operation or "", impl.modelled, impl.count)
+    return advise.advised(impl)
 
 
 SIG, EXP, FUSED, PUBLISHED = map(kernel_of, ("tfla_sig_xl", "tfla_exp_xl", "hopper_sig", "nxai_sig_xl"))
@@ -181,8 +181,9 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from tflabench.kernels.common import device
+    from tflabench.kernels.common.contract import Arguments, KernelOptions
     from tflabench.kernels.gla import chunkwise, gradients, outputs, scores, states
-    from tflabench.kernels.gla.call import Arguments
+    from tflabench.kernels.gla.gating import GLA
 
     for module in (gradients, outputs, scores, states):
         monkeypatch.setattr(module, "enqueue", lambda *args, **options: None)
@@ -201,13 +202,13 @@ def test_the_memory_of_gla_is_what_its_kernels_allot(pass_, monkeypatch):
     def empty(d):
         return torch.empty(4, 16, 4096, d, dtype=torch.bfloat16, device="meta")
 
-    arguments = Arguments(*(empty(d) for d in (128, 128, 256, 128)), initial=None)
-    v, options = arguments.v, {"scale": 1.0, "chunk_size": 256}
+    arguments = Arguments(*(empty(d) for d in (128, 128, 256, 128)))
+    v, options = arguments.v, KernelOptions(GLA, 1.0, 256, return_last_state=False)
     with Allocations():
         if pass_ == "fw":
-            chunkwise.forward(arguments, **options)
+            chunkwise.forward(arguments, options)
         else:
-            chunkwise.backward(v, None, arguments, **options, gate_gradients=True)
+            chunkwise.backward(v, None, arguments, (), options)
     given = sum(x.nbytes for x in arguments if x is not None)
     if pass_ == "fwbw":
         given += 2 * v.nbytes  # o and do
@@ -235,7 +236,8 @@ def test_a_chunk_may_hold_a_sequence_of_any_length():
 
 def test_fused_kernels_are_for_hopper(monkeypatch):
     fused = replace(registry.get("hopper_sig"), name="fused_sig")
-    monkeypatch.setattr(bundled, "IMPLEMENTATIONS", (registry.get("tfla_sig_xl"), fused))
+    kernels = registry.get("tfla_sig_xl"), fused
+    monkeypatch.setattr(registry, "ours_and_plugged", lambda: kernels)
     on_hopper = advise.advice(Demand(FIG_4), H200, ["sig"], "cuda")
     assert on_hopper.ranked[0].kernel == replace(FUSED, name="fused_sig")
     on_ampere = advise.advice(Demand(FIG_4), hardware.find("A100"), ["sig"], "cuda")

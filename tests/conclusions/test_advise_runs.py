@@ -19,7 +19,7 @@ from tflabench.theory.cost import Cost
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.held_out import ModelError
 from tflabench.theory.launches import TERMS, Launch
-from tflabench.theory.prediction import AGAIN, AdvisedKernel, predict, why_outside
+from tflabench.theory.prediction import AGAIN, predict, why_outside
 
 GIB = 2**30
 A100, H100, H200, B200 = map(hardware.find, ("A100", "H100", "H200", "B200"))
@@ -30,7 +30,7 @@ HEAD_DIMENSIONS = [(16, 16), (64, 64), (128, 256), (256, 512), (384, 320), (512,
 
 
 def given(problem: Problem, gpu: Gpu, *gates: str, impl: str | None = None, memory: float | None = None) -> Advice:
-    return advise.advice(Demand(problem, memory_bytes=memory), gpu, gates or advise.COMPUTES, "cuda", impl)
+    return advise.advice(Demand(problem, memory_bytes=memory), gpu, gates or advise.computed(), "cuda", impl)
 
 
 def needed(choice: Choice, gpu: Gpu) -> int:
@@ -258,7 +258,7 @@ def test_where_nothing_runs_it_says_so_in_a_line(words, reason):
 def test_predictions_follow_the_tiles_that_a_gpu_gets():
     """The same rates with an A100's compute capability: smaller tiles, which compute scores more often."""
     impl = registry.get("tfla_sig_xl")
-    kernel = AdvisedKernel(impl.name, "sig", impl.modelled, impl.count)
+    kernel = advise.advised(impl)
     problem = WIDE.with_(chunk_size=1024)
     as_ampere = replace(H100, capability=(8, 0))
     assert predict(kernel, problem, as_ampere).seconds > 1.05 * predict(kernel, problem, H100).seconds

@@ -16,7 +16,7 @@ from tflabench.problem import InputError, Problem
 from tflabench.rows.load import read_rows
 from tflabench.rows.schema import Row
 from tflabench.theory.chunk_size import Tradeoff
-from tflabench.theory.cost import TITLES
+from tflabench.theory.cost import GATES
 from tflabench.theory.hardware import find
 
 FIG_17 = {"batch": 8, "heads": 8, "seq_len": 8192, "d_qk": 256, "d_hv": 512}
@@ -97,7 +97,7 @@ class TestPaper:
         figure = paper.FIGURES[name](gate, pass_)
         assert figure.stem == f"{name}-{gate}-{pass_}"
         backward = pass_ == "fwbw"
-        assert figure.title.startswith(f"{TITLES[gate]} forward{' + backward' if backward else ''}, theory: ")
+        assert figure.title.startswith(f"{GATES[gate].title} forward{' + backward' if backward else ''}, theory: ")
         assert f"Fig. {name[3:]} of the paper" in figure.caption[0]
         assert "Modelled: " in words(figure)
         assert ("section B.3" in words(figure)) == backward

@@ -12,9 +12,10 @@ import tfla_cases
 import torch
 from tfla_cases import GATES, Case, computed, draw, failures, planned_anew
 
-from tflabench.kernels.api import chunkwise, mamba2_ssd
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.api import chunkwise
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.scalar.hopper.chunkwise import kernels
+from tflabench.kernels.scalar.operations import mamba2_ssd
 from tflabench.kernels.scalar.plan.hopper_shapes import D_HV, D_QK
 from tflabench.kernels.types import Implementation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tflabench.kernels import api, backends, chunkwise_operator
+from tflabench import ops
+from tflabench.kernels import api, chunkwise_operator
 from tflabench.kernels.chunkwise_operator import setup_key
+from tflabench.kernels.families import FAMILIES
 from tflabench.kernels.mamba2 import epilogue, prologue
 from tflabench.kernels.scalar import step_kernel as decode
 from tflabench.kernels.scalar.hopper import chunkwise as hopper
@@ -38,7 +40,7 @@ def probe(monkeypatch):
 @pytest.mark.parametrize("gate", [MLSTM_EXP, MLSTM_SIG], ids=["exp", "sig"])
 def test_opcheck(probe, gate):
     x, state = inputs(gate), start(gate)
-    key = setup_key("probe", astuple(gate)[:3], torch.float32, None)
+    key = setup_key("probe", "scalar", gate.fields, torch.float32, None)
     op, backward = torch.ops.tflabench.chunkwise, torch.ops.tflabench.chunkwise_backward
     torch.library.opcheck(op, (*(x[n] for n in "qkvfi"), *state, 0.25, 1.0, 16, False, key, None, True, None))
     transposed = [x[n].detach().transpose(1, 2).contiguous().transpose(1, 2) for n in "qkvfi"]
@@ -115,7 +117,7 @@ def test_what_runs_is_remembered_by_all_that_it_follows_from(monkeypatch, probe)
         return 32
 
     made = probe.kernels()._replace(default_chunk_size=default_chunk_size)
-    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
+    monkeypatch.setitem(FAMILIES["scalar"].kernels, "probe", lambda: made)
     x = {name: y.detach() for name, y in inputs(MLSTM_SIG).items()}
     calls: list[tuple[dict[str, Any], Any]] = [
         (x, MLSTM_SIG), ({name: y[:, :, 1:] for name, y in x.items()}, MLSTM_SIG),
@@ -185,13 +187,13 @@ def test_compiles_to_a_full_graph(probe, implementation, gate):
 
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
-    "mlstm_exp": lambda q, k, v, f, **options: api.mlstm_exp(q, k, v, f, f, **options),
-    "mlstm_sig": lambda q, k, v, f, **options: api.mlstm_sig(q, k, v, f, f, **options),
-    "retention": lambda q, k, v, f, **options: api.retention(q, k, v, **options),
-    "gated_retention": lambda q, k, v, f, **options: api.gated_retention(q, k, v, f, **options),
-    "simple_gla": lambda q, k, v, f, **options: api.simple_gla(q, k, v, -f.exp(), **options),
-    "lightning_attention": lambda q, k, v, f, **options: api.lightning_attention(q, k, v, f[0, :, 0].exp(), **options),
-    "mamba2_ssd": lambda q, k, v, f, **options: api.mamba2_ssd(
+    "mlstm_exp": lambda q, k, v, f, **options: ops.mlstm_exp(q, k, v, f, f, **options),
+    "mlstm_sig": lambda q, k, v, f, **options: ops.mlstm_sig(q, k, v, f, f, **options),
+    "retention": lambda q, k, v, f, **options: ops.retention(q, k, v, **options),
+    "gated_retention": lambda q, k, v, f, **options: ops.gated_retention(q, k, v, f, **options),
+    "simple_gla": lambda q, k, v, f, **options: ops.simple_gla(q, k, v, -f.exp(), **options),
+    "lightning_attention": lambda q, k, v, f, **options: ops.lightning_attention(q, k, v, f[0, :, 0].exp(), **options),
+    "mamba2_ssd": lambda q, k, v, f, **options: ops.mamba2_ssd(
         v, f, -f[0, :, 0].exp(), k[:, :1], q[:, :1], dt_softplus=True, **options
     ),
 }
@@ -227,8 +229,8 @@ def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, 
 
     sizes = {True: 32, False: 64}
     made = probe.kernels()._replace(forward=forward, default_chunk_size=lambda q, v, *, gate, backward: sizes[backward])
-    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
-    call = torch.compile(api.mlstm_sig, fullgraph=True, backend="aot_eager") if compiled else api.mlstm_sig
+    monkeypatch.setitem(FAMILIES["scalar"].kernels, "probe", lambda: made)
+    call = torch.compile(ops.mlstm_sig, fullgraph=True, backend="aot_eager") if compiled else ops.mlstm_sig
     x = inputs(MLSTM_SIG)
     without = {name: t.detach() for name, t in x.items()}
     for given, enabled, wanted in (
@@ -240,7 +242,7 @@ def test_auto_chooses_for_a_backward_where_a_gradient_is_asked_for(monkeypatch, 
         with torch.set_grad_enabled(enabled):
             h = call(**given, implementation=PROBE)
         assert (h == wanted).all()
-    assert (api.mlstm_sig(**x, implementation=PROBE, chunk_size=16) == 16).all()
+    assert (ops.mlstm_sig(**x, implementation=PROBE, chunk_size=16) == 16).all()
 
 
 def test_forward_may_cut_otherwise_only_where_the_chunk_size_is_that_of_a_backward(monkeypatch, probe):
@@ -251,12 +253,12 @@ def test_forward_may_cut_otherwise_only_where_the_chunk_size_is_that_of_a_backwa
         return torch.zeros_like(arguments.v), None, (arguments.v.new_ones(3),)
 
     made = probe.kernels()._replace(forward=forward)
-    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made)
+    monkeypatch.setitem(FAMILIES["scalar"].kernels, "probe", lambda: made)
     x = inputs(MLSTM_SIG)
-    api.mlstm_sig(**x, implementation=PROBE)
-    api.mlstm_sig(**x, implementation=PROBE, chunk_size=16)
+    ops.mlstm_sig(**x, implementation=PROBE)
+    ops.mlstm_sig(**x, implementation=PROBE, chunk_size=16)
     with torch.no_grad():
-        api.mlstm_sig(**x, implementation=PROBE)
+        ops.mlstm_sig(**x, implementation=PROBE)
     assert asked == [True, False, False]
 
 
@@ -269,9 +271,11 @@ def test_a_length_is_no_reason_to_compile_again(monkeypatch, probe, kernels, ran
         return torch.full_like(arguments.v, options.chunk_size), None, (arguments.v.new_ones(3),)
 
     made = probe.kernels()._replace(forward=forward, default_chunk_size=kernels.default_chunk_size)
-    monkeypatch.setitem(backends.KERNELS, "probe", lambda: made._replace(refuses=lambda *args, **options: None))
+    monkeypatch.setitem(
+        FAMILIES["scalar"].kernels, "probe", lambda: made._replace(refuses=lambda *args, **options: None)
+    )
     count, graphs = CompileCounterWithBackend("eager"), set()
-    compiled = torch.compile(api.mlstm_sig, fullgraph=True, backend=count, dynamic=True)
+    compiled = torch.compile(ops.mlstm_sig, fullgraph=True, backend=count, dynamic=True)
     for steps in range(1050, 8000, 333):
         q, v, f = torch.ones(1, 4, steps, 128), torch.ones(1, 4, steps, 256), torch.ones(1, 4, steps)
         L = compiled(q, q, v, f, f, implementation=PROBE).flatten()[0]
@@ -286,7 +290,7 @@ def test_triton_kernels_are_opaque_to_torch(implementation):
     gate = MLSTM_EXP if implementation == "tfla_xl" else MLSTM_SIG
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = {n: t[:1, :, :20].detach().to(device).requires_grad_() for n, t in inputs(gate).items()}
-    key = setup_key(implementation, astuple(gate)[:3], torch.float32, None)
+    key = setup_key(implementation, "scalar", gate.fields, torch.float32, None)
     arguments = (*(x[n] for n in "qkvfi"), None, None, None, 0.25, 1.0, 16, False, key, None, True, None)
     torch.library.opcheck(torch.ops.tflabench.chunkwise, arguments)
     compiled = torch.compile(api.chunkwise, fullgraph=True, backend="aot_eager")
@@ -323,7 +327,7 @@ def test_kernels_run_with_their_device_as_the_current_one(probe, monkeypatch):
     current = Current(monkeypatch)
     kernels = probe.kernels()
     guarded = kernels._replace(forward=current.kept_by(kernels.forward), backward=current.kept_by(kernels.backward))
-    monkeypatch.setitem(backends.KERNELS, "probe", lambda: guarded)
+    monkeypatch.setitem(FAMILIES["scalar"].kernels, "probe", lambda: guarded)
     assert results(api.chunkwise, inputs(), None, gate=MLSTM_EXP, implementation=PROBE)["dq"].isfinite().all()
 
     y, D = torch.randn(B, H, T, D_HV), torch.ones(H)
@@ -349,11 +353,11 @@ def test_kernels_run_with_their_device_as_the_current_one(probe, monkeypatch):
     torch.ops.tflabench.add_bias(dt, D)
     torch.ops.tflabench.add_bias_backward(dt, dt, D)
 
-    monkeypatch.setattr(decode, "step", current.kept_by(lambda inputs, *others, **options: torch.empty_like(inputs.v)))
+    monkeypatch.setattr(decode, "step", current.kept_by(lambda given, *others, **options: torch.empty_like(given.v)))
     q, v, gate = torch.randn(B, H, D_QK), torch.randn(B, H, D_HV), torch.randn(B, H)
-    torch.ops.tflabench.step(
-        *(q, q, v, gate, gate, torch.zeros(B, H, D_QK, D_HV)), None, None, None, None, None, 1.0, "sigmoid", "exp", True
-    )
+    key = setup_key("triton", "scalar", MLSTM_EXP.fields, torch.float32, None)
+    state = (torch.zeros(B, H, D_QK, D_HV), None, None, None, None, None)
+    torch.ops.tflabench.step(q, q, v, gate, gate, *state, 1.0, 1.0, key)
     assert current.tensors == []
 
 

@@ -20,8 +20,8 @@ from gluon_on_cpu import Machine, launch_on
 
 from tflabench import ops
 from tflabench.kernels import api, backends, chunkwise_operator
-from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.common import packed as packing
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar import reference
@@ -290,7 +290,7 @@ def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     launch_on(Machine(seed=4), monkeypatch)
     found = kernels()._replace(refuses=lambda *_, **__: None, default_chunk_size=lambda *_, **__: 512)
     for module in (api, backends, chunkwise_operator):
-        monkeypatch.setattr(module, "kernels_of", lambda _name: found)
+        monkeypatch.setattr(module, "kernels_of", lambda *_: found)
     monkeypatch.setattr(api, "only_reference", lambda *_: None)
 
 
@@ -326,13 +326,13 @@ def packed(gate: Gate, layout: str) -> tuple[dict[str, Any], State]:
 @pytest.mark.usefixtures("fused_on_cpu")
 def test_operations_take_documents_in_one_call(gate: Gate, layout: Any, monkeypatch: pytest.MonkeyPatch):
     calls: list[Any] = []
-    found = chunkwise_operator.kernels_of("")
+    found = chunkwise_operator.kernels_of("scalar", "hopper")
 
     def counted(arguments: Arguments, options: KernelOptions) -> Any:
         calls.append(options.bounds)
         return found.forward(arguments, options)
 
-    monkeypatch.setattr(chunkwise_operator, "kernels_of", lambda _name: found._replace(forward=counted))
+    monkeypatch.setattr(chunkwise_operator, "kernels_of", lambda *_: found._replace(forward=counted))
     x, start = packed(gate, layout)
     wide = {name: y.detach().double().requires_grad_() for name, y in x.items()}
     wide_start = State(*(None if y is None else y.detach().double() for y in start))  # type: ignore[arg-type]
@@ -369,7 +369,7 @@ def test_documents_without_states_are_one_call_where_the_host_knows_them(monkeyp
 @pytest.mark.usefixtures("fused_on_cpu")
 def test_the_operator_keeps_to_its_schema():
     x, start = packed(MLSTM_EXP, "bhtd")
-    key = chunkwise_operator.setup_key("hopper", ("sigmoid", "exp", True), torch.float32, None)
+    key = chunkwise_operator.setup_key("hopper", "scalar", MLSTM_EXP.fields, torch.float32, None)
     for states in ((start.C.detach(), start.n, start.m), (None, None, None)):
         tensors = (*(y.detach() for y in x.values()), *states)
         arguments = (*tensors, 0.125, 1.0, None, True, key, None, True, BOUNDS)

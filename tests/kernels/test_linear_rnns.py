@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from tflabench.kernels import api
-from tflabench.kernels import step as steps
+from tflabench import ops
 from tflabench.kernels.common import operators
 from tflabench.kernels.mamba2 import epilogue, prologue
 from tflabench.kernels.state import State
@@ -90,38 +89,38 @@ def gates() -> Tensor:
 
 RECURRENCES = {
     "retention": Recurrence(
-        api.retention,
-        steps.retention_step,
+        ops.retention,
+        ops.retention_step,
         attention(lambda x: x["log_decay"].exp()[:, None]),
         lambda: qkv(log_decay=-torch.rand(HEADS) / 4),
     ),
     "gated_retention": Recurrence(
-        api.gated_retention,
-        steps.gated_retention_step,
+        ops.gated_retention,
+        ops.gated_retention_step,
         attention(lambda x: x["f"].sigmoid() ** (1 / x["temperature"])),
         lambda: qkv(f=gates()) | {"temperature": 4.0},
     ),
     "simple_gla": Recurrence(
-        api.simple_gla,
-        steps.simple_gla_step,
+        ops.simple_gla,
+        ops.simple_gla_step,
         attention(lambda x: x["g"].exp()),
         lambda: qkv(g=-gates().abs()),
     ),
     "lightning_attention": Recurrence(
-        api.lightning_attention,
-        steps.lightning_attention_step,
+        ops.lightning_attention,
+        ops.lightning_attention_step,
         attention(lambda x: (-x["slopes"]).exp()[:, None]),
         lambda: qkv(slopes=torch.rand(HEADS)),
     ),
     "mamba2": Recurrence(
-        api.mamba2_ssd,
-        steps.mamba2_ssd_step,
+        ops.mamba2_ssd,
+        ops.mamba2_ssd_step,
         mamba2,
         lambda: mamba2_inputs(1) | {"dt": torch.rand(BATCH, HEADS, T) + 0.1},
     ),
     "mamba2_full": Recurrence(
-        api.mamba2_ssd,
-        steps.mamba2_ssd_step,
+        ops.mamba2_ssd,
+        ops.mamba2_ssd_step,
         mamba2,
         lambda: mamba2_inputs(
             1,  # both heads share B and C
@@ -132,7 +131,10 @@ RECURRENCES = {
         ),
     ),
     "mamba2_wide_D": Recurrence(
-        api.mamba2_ssd, steps.mamba2_ssd_step, mamba2, lambda: mamba2_inputs(2, D=random(HEADS, D_HV), dt_softplus=True)
+        ops.mamba2_ssd,
+        ops.mamba2_ssd_step,
+        mamba2,
+        lambda: mamba2_inputs(2, D=random(HEADS, D_HV), dt_softplus=True),
     ),
 }
 every_recurrence = pytest.mark.parametrize("recurrence", RECURRENCES.values(), ids=RECURRENCES.keys())
@@ -246,7 +248,7 @@ def test_a_step_size_far_below_zero_is_its_exponential():
     with torch.no_grad():
         x["dt"].copy_(torch.linspace(-90, 3, x["dt"].numel()).view_as(x["dt"])[:, torch.randperm(HEADS)])
     exact = double(x)
-    recurrence = Recurrence(api.mamba2_ssd, steps.mamba2_ssd_step, mamba2, dict)
+    recurrence = Recurrence(ops.mamba2_ssd, ops.mamba2_ssd_step, mamba2, dict)
     found = computed(recurrence, x, implementation="tfla_xl", chunk_size=16)
     assert_close(found, with_gradients(exact, *mamba2(exact)), 2e-5)
 
@@ -254,17 +256,17 @@ def test_a_step_size_far_below_zero_is_its_exponential():
 def test_retnets_decays_are_the_default():
     x = drawn(RECURRENCES["retention"])
     q, k, v = (x[n] for n in "qkv")
-    gamma = api.retnet_log_decays(HEADS).exp()
+    gamma = ops.retnet_log_decays(HEADS).exp()
     torch.testing.assert_close(gamma, 1 - torch.tensor([1 / 32, 1 / 64]))
-    given = api.retention(q, k, v, gamma.log().to(DEVICE), implementation="reference")
-    torch.testing.assert_close(api.retention(q, k, v, implementation="reference"), given)
-    swapped = api.retention(*(y.transpose(1, 2) for y in (q, k, v)), layout="bthd", implementation="reference")
+    given = ops.retention(q, k, v, gamma.log().to(DEVICE), implementation="reference")
+    torch.testing.assert_close(ops.retention(q, k, v, implementation="reference"), given)
+    swapped = ops.retention(*(y.transpose(1, 2) for y in (q, k, v)), layout="bthd", implementation="reference")
     torch.testing.assert_close(swapped.transpose(1, 2), given)
 
 
 def test_lightnings_slopes_fall_with_the_layer():
-    assert api.lightning_slopes(4, 0, 8).tolist() == [0, 2, 4, 6]
-    assert api.lightning_slopes(4, 6, 8).tolist() == [0, 0.5, 1, 1.5]
+    assert ops.lightning_slopes(4, 0, 8).tolist() == [0, 2, 4, 6]
+    assert ops.lightning_slopes(4, 6, 8).tolist() == [0, 0.5, 1, 1.5]
 
 
 def test_the_epilogue_is_opaque_to_torch():
@@ -279,7 +281,7 @@ def test_the_reference_has_second_derivatives_around_the_recurrence_too(monkeypa
     monkeypatch.setattr(operators, "run_on", lambda *tensors: True)
     x = drawn(RECURRENCES["mamba2_full"])
     del x["start"]
-    y = api.mamba2_ssd(**x, implementation="reference", chunk_size=16)
+    y = ops.mamba2_ssd(**x, implementation="reference", chunk_size=16)
     grads = torch.autograd.grad(y.square().sum(), (x["dt_bias"], x["D"], x["z"]), create_graph=True)
     total = torch.stack([g.square().sum() for g in grads]).sum()
     second = torch.autograd.grad(total, (x["dt_bias"], x["D"], x["z"]))
@@ -296,7 +298,7 @@ def test_the_reference_of_a_step_is_pytorch_around_the_recurrence_too(wide, monk
     D = random(HEADS, 16) if wide else random(HEADS)
     state = State(torch.zeros(BATCH, HEADS, 16, 16), None, None)
     given = (x, dt, -torch.ones(HEADS), b, c)
-    y = steps.mamba2_ssd_step(*given, state, D=D, z=z, implementation="reference")
+    y = ops.mamba2_ssd_step(*given, state, D=D, z=z, implementation="reference")
     h = torch.einsum("bgk, bgk, bh, bhd -> bhd", c, b, dt, x)  # from a state of zeros
     torch.testing.assert_close(y, (h + (D if wide else D[:, None]) * x) * silu(z))
 

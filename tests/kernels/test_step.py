@@ -16,9 +16,11 @@ from repository import SUPPORT
 from torch import Tensor
 
 from tflabench.kernels import api
+from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.scalar import reference
+from tflabench.kernels.scalar.operations import mlstm_exp_step, mlstm_sig_step
 from tflabench.kernels.state import State, zero_state
-from tflabench.kernels.step import mlstm_exp_step, mlstm_sig_step, step
+from tflabench.kernels.step import step
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -188,7 +190,7 @@ def test_compiles_to_a_full_graph_and_still_updates_in_place(implementation):
 def test_opcheck(gate):
     x, state = at(sequence(gate), 0), zero_state(gate, B, H, D_QK, D_HV, device=DEVICE)
     other = copy(state)
-    parts = (0.5, gate.forget, gate.input, gate.normalize)
+    parts = (0.5, 1.0, setup_key("triton", gate.family, gate.fields, torch.float32, None))
     for before in ((None, None, None), other):
         args: tuple[Any, ...] = (*(x[n] for n in "qkvfi"), *state, *before, *parts)
         torch.library.opcheck(torch.ops.tflabench.step, args)
@@ -207,7 +209,8 @@ def test_autograd_knows_that_the_state_is_replaced():
 def test_the_operator_has_no_gradients():
     x, state = at(sequence(MLSTM_SIG), 0), zero_state(MLSTM_SIG, B, H, D_QK, D_HV, device=DEVICE)
     q = x["q"].clone().requires_grad_()
-    arguments = (*(x[n] for n in "kvfi"), *state, None, None, None, 0.5, "sigmoid", "sigmoid", False)
+    key = setup_key("triton", "scalar", MLSTM_SIG.fields, torch.float32, None)
+    arguments = (*(x[n] for n in "kvfi"), *state, None, None, None, 0.5, 1.0, key)
     h = torch.ops.tflabench.step(q, *arguments)
     with pytest.raises(RuntimeError, match="a decode step has no gradients"):
         h.sum().backward()

@@ -1,17 +1,18 @@
-"""Compares the kernels of this checkout with those of another one: results bit for bit, times.
+"""Compares the kernels of this checkout with those of another one: results bit for bit, times, the host's time.
 
     git worktree add ../old COMMIT
-    OLD_TREE=../old python tests/support/compare_trees.py [--part backward] [--no-times]
+    OLD_TREE=../old python tests/support/compare_trees.py [--part gla] [--no-times]
+    OLD_TREE=../old python tests/support/compare_trees.py --cpu
 
-Both are loaded into one process and called as `backends` calls them, by the entry points that their modules register:
-names within a tree do not matter. Needs a GPU of compute capability 9.0; `--plan` prints what would be run without one.
-Parts come one after the other, backward first, and each prints what it has found.
+Each tree has a process of its own and is called by `tflabench.ops` alone: where its modules lie does not matter.
+Results are compared by a digest of their bits. Needs a GPU, for the fused kernels of compute capability 9.0. With
+`--cpu` small cases run on the CPU, the Triton kernels in Triton's interpreter. `--plan` prints what would be run.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -22,22 +23,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from repository import ROOT
 from torch import Tensor
 
 OLD_TREE = os.environ.get("OLD_TREE", "")
-TREES = {"old": str(Path(OLD_TREE).resolve()), "new": str(ROOT)}
+TREES = {"old": str(Path(OLD_TREE).resolve()), "new": str(Path(__file__).resolve().parents[2])}
 ROUNDS, SAMPLES, PASSES = 5, 20, 100
 FLUSHED_BYTES = 256 << 20
 CYCLES_AHEAD = 5_000_000  # 3 ms a sample
 REPEATS = 2  # of each result, on the same inputs
-GRADIENTS = ("dq", "dk", "dv", "df", "di", "dC_0", "dn_0", "dskip")
+GATES = {"sig": "MLSTM_SIG", "exp": "MLSTM_EXP", "simple_gla": "SIMPLE_GLA", "mamba2": "MAMBA2"}
+DOCUMENTS = {  # lengths, as parts of T
+    "ragged": (0.31, 0.02, 0.0, 0.44, 0.23), "even": (0.25, 0.25, 0.25, 0.25),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,12 @@ class Case:
     """A forward pass, and with `backward` what follows it. L = 0 leaves the length of segments to the kernels.
 
     Attributes:
-        gate: a name of `GATES`.
+        gate: a name of `GATES`, or "gla", a log decay a channel.
         groups: heads of q and k, which heads of v share; 0 for as many.
         states: starts from a state, returns the last one, and takes a gradient of that.
         gate_gradients: of a backward pass.
-        cut_freely: forward may cut the sequence otherwise than backward, whose L this is.
-        kernels: the module that registers them, and its arguments.
+        documents: a name of `DOCUMENTS`, packed along T with their bounds on the CPU; "" for sequences.
+        kernels: an implementation of the operation.
     """
 
     gate: str
@@ -66,24 +68,21 @@ class Case:
     skip: bool = False
     backward: bool = False
     gate_gradients: bool = True
-    cut_freely: bool = False
+    documents: str = ""
     kernels: str = "hopper"
 
     def __str__(self) -> str:
-        said = f"{self.gate} {self.d_qk}/{self.d_hv} B{self.batch} H{self.heads} T{self.T}"
+        shape = f"{self.gate} {self.d_qk}/{self.d_hv} B{self.batch} H{self.heads} T{self.T}"
         more = [(x.name, getattr(self, x.name)) for x in fields(self)[6:] if getattr(self, x.name) != x.default]
-        return " ".join([said, *(f"{name}={value}" for name, value in more)])
+        return " ".join([shape, *(f"{name}={value}" for name, value in more)])
 
 
 SIZES = ((16, 16, 4096, 128, 256), (1, 16, 65536, 128, 256), (8, 8, 8192, 256, 512), (8, 64, 8192, 64, 64))
 FORWARD = [Case(gate, *sizes) for gate in ("sig", "exp") for sizes in SIZES]
-TRAINING = [replace(case, backward=True, cut_freely=True) for case in FORWARD]
+TRAINING = [replace(case, backward=True) for case in FORWARD]
 HOST = [Case(gate, 1, 1, 64, 128, 256, L=64) for gate in ("sig", "exp")]  # soon done: what it takes is the host's time
-KERNELS = {
-    "hopper": ("hopper.chunkwise", ()),
-    "tfla_xl": ("tfla.chunkwise", (2,)),
-    "tfla_limit": ("tfla.chunkwise", (1,)),
-}
+GLA_SIZES = ((8, 8, 4096, 128, 256), (1, 16, 32768, 128, 128))
+GLA_HOST = Case("gla", 1, 1, 64, 128, 256, L=64, kernels="tfla")
 
 
 def backward_cases() -> list[Case]:
@@ -135,8 +134,8 @@ def segment_cases() -> list[Case]:
         small = Case(gate, 1, 4, 2310, 128, 256, L=1024, backward=True)
         made += [
             small, replace(small, states=True), replace(small, d_qk=256, d_hv=512), replace(small, batch=1, heads=1),
-            replace(small, T=4096, L=512, cut_freely=True), replace(small, d_qk=64, d_hv=64, states=True),
-            replace(small, T=4096, L=512, d_qk=256, d_hv=512, cut_freely=True, states=True),
+            replace(small, T=4096, L=512), replace(small, d_qk=64, d_hv=64, states=True),
+            replace(small, T=4096, L=512, d_qk=256, d_hv=512, states=True),
         ]  # fmt: skip
     return made
 
@@ -167,160 +166,226 @@ def tfla_cases() -> list[Case]:
     return [*made, mamba2, replace(mamba2, gate="simple_gla", states=True)]
 
 
-def parts() -> dict[str, tuple[list[Case], list[Case]]]:
+def gla_cases() -> list[Case]:
+    """Return cases of Gated Linear Attention."""
+    small = Case("gla", 2, 4, 1000, 128, 256, L=128, backward=True, kernels="tfla")
+    return [
+        small, replace(small, states=True), replace(small, T=63, L=64, states=True), replace(small, L=0),
+        replace(small, gate_gradients=False), replace(small, d_qk=64, d_hv=64, L=64, states=True),
+        replace(small, dtype="float16", L=256), replace(small, dtype="float32", d_hv=128, L=64, states=True),
+        replace(small, batch=1, T=2310, L=256), replace(small, d_qk=256, d_hv=512, L=256),
+    ]  # fmt: skip
+
+
+def document_cases() -> list[Case]:
+    """Return cases of packed sequences, of every family, with states and without."""
+    made = []
+    for gate, kernels in (
+        ("sig", "hopper"),
+        ("exp", "hopper"),
+        ("exp", "tfla_xl"),
+        ("mamba2", "hopper"),
+        ("gla", "tfla"),
+    ):
+        small = Case(gate, 1, 4, 2310, 64, 128, backward=True, documents="ragged", kernels=kernels)
+        made += [
+            small, replace(small, states=True), replace(small, states=True, L=512), replace(small, documents="even"),
+            replace(small, documents="even", T=4096, states=True), replace(small, backward=False, states=True),
+        ]  # fmt: skip
+    return made
+
+
+def small_cases() -> list[Case]:
+    """Return cases for the CPU: the Triton kernels in Triton's interpreter, which is slow, and the reference."""
+    sig = Case("sig", 1, 2, 20, 16, 16, L=16, dtype="float32", backward=True, kernels="tfla_xl")
+    exp, mamba2, gla = (replace(sig, gate=gate) for gate in ("exp", "mamba2", "gla"))
+    gla = replace(gla, kernels="tfla")
+    cases = [
+        gla, replace(gla, states=True), replace(gla, documents="ragged"),
+        replace(gla, documents="ragged", states=True), replace(gla, documents="even", states=True),
+        replace(gla, L=0, gate_gradients=False, dtype="float16"), replace(exp, states=True),
+        replace(exp, documents="ragged", states=True), replace(sig, kernels="tfla_limit", groups=1),
+        replace(mamba2, skip=True, groups=1, documents="ragged"), replace(sig, dtype="float16"),
+    ]  # fmt: skip
+    of_reference = [replace(case, kernels="reference") for case in (gla, sig, exp, mamba2)]
+    documents = [replace(case, documents=name) for case in of_reference for name in DOCUMENTS]
+    return [*of_reference, *documents, *(replace(case, states=True) for case in (*of_reference, *documents)), *cases]
+
+
+def parts(*, cpu: bool) -> dict[str, tuple[list[Case], list[Case]]]:
     """Return, by name, what is compared and what of it is timed."""
+    if cpu:
+        return {"small": (small_cases(), [])}
     wide = [case for case in TRAINING if case.d_qk > 64]
     narrow = [case for case in TRAINING if case.d_qk == 64]
-    mamba2 = Case("mamba2", 16, 64, 4096, 64, 64, groups=1, skip=True, backward=True, cut_freely=True)
-    tfla = [replace(case, kernels="tfla_xl", cut_freely=False) for case in TRAINING[::4]]
-    found = {
+    mamba2 = Case("mamba2", 16, 64, 4096, 64, 64, groups=1, skip=True, backward=True)
+    tfla = [replace(case, kernels="tfla_xl") for case in TRAINING[::4]]
+    gla = [Case("gla", *sizes, kernels="tfla", backward=backward) for sizes in GLA_SIZES for backward in (False, True)]
+    packed = [
+        Case("exp", 1, 16, 16384, 128, 256, documents="ragged", backward=True, states=True),
+        Case("gla", 1, 8, 16384, 128, 128, documents="ragged", backward=True, states=True, kernels="tfla"),
+    ]
+    compared_and_timed = {
         "backward": (backward_cases(), [*wide, replace(HOST[0], backward=True)]),
         "tilewise": (tilewise_cases(), [*narrow, mamba2]),
         "forward": (forward_cases(), [*FORWARD, *HOST]),
         "segments": (segment_cases(), []),
         "packed": (packed_cases(), []),
         "tfla": (tfla_cases(), tfla),
+        "gla": (gla_cases(), [*gla, GLA_HOST, replace(GLA_HOST, backward=True)]),
+        "documents": (document_cases(), packed),
     }
-    return {name: ([*cases, *timed], timed) for name, (cases, timed) in found.items()}
+    return {name: ([*cases, *timed], timed) for name, (cases, timed) in compared_and_timed.items()}
 
 
-# --- Two trees in one process -----------------------------------------------------------------------------------------
+# --- What a process of a tree does -----------------------------------------------------------------------------------
 
 
-def ours() -> dict[str, ModuleType]:
-    """Return the modules of the tree that is active."""
-    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "tflabench"}
+def load(path: str) -> None:
+    """Import the operations of a tree, in a process of its own."""
+    sys.path.insert(0, path)
+    import tflabench.ops
+
+    assert str(tflabench.ops.__file__).startswith(path), f"{tflabench.ops.__file__} is not of {path}"
 
 
-class Tree:
-    """A checkout, whose modules are those that are imported while it is active."""
+def run(case: Case, x: SimpleNamespace) -> dict[str, Tensor]:
+    """Return by name h, the last state, and gradients."""
+    from tflabench import ops
 
-    def __init__(self, name: str) -> None:
-        self.path = TREES[name]
-        self.modules: dict[str, ModuleType] = {}
-        for known in ours():
-            del sys.modules[known]
-        sys.path.insert(0, self.path)
-        try:
-            types, state, backends = (
-                importlib.import_module(f"tflabench.kernels.{x}") for x in ("types", "state", "backends")
-            )
-            assert str(types.__file__).startswith(self.path), f"{self.path} is not what was imported"
-            self.kernels = {
-                name: importlib.import_module(f"tflabench.kernels.{module}").kernels(*args)
-                for name, (module, args) in KERNELS.items()
-            }
-            # So that processes find in the cache what others have compiled.
-            importlib.import_module("tflabench.bench.precompile.stable_keys").key_callees_first()
-        finally:
-            sys.path.remove(self.path)
-        self.State = state.State
-        # Trees up to 85a0564 take tensors and options one by one.
-        self.backends: Any = backends if hasattr(backends, "KernelOptions") else None
-        self.gates = {
-            "sig": types.MLSTM_SIG, "exp": types.MLSTM_EXP, "simple_gla": types.SIMPLE_GLA, "mamba2": types.MAMBA2,
-        }  # fmt: skip
-        self.modules = ours()
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Let what its functions import as they run be of this tree."""
-        for known in ours():
-            del sys.modules[known]
-        sys.modules.update(self.modules)
-        sys.path.insert(0, self.path)
-        try:
-            yield
-        finally:
-            self.modules = ours()
-            sys.path.remove(self.path)
-
-    def run(self, case: Case, x: SimpleNamespace) -> dict[str, Tensor]:
-        """Return by name h, the last state, what backward needs, and gradients."""
-        gate, kernels = self.gates[case.gate], self.kernels[case.kernels]
-        initial = d_last = None
-        if case.states:
-            m = x.m if gate.stabilized else None
-            initial = self.State(x.C, x.n if gate.normalize else None, m)
-            d_last = self.State(x.dC, x.dn if gate.normalize else None, None)
-        L = case.L or kernels.default_chunk_size(x.q, x.v, gate=gate, backward=case.backward)
-        inputs = (x.q, x.k, x.v, x.f, x.i if gate.input != "none" else None, initial)
-        options: dict[str, Any] = {"gate": gate, "scale": case.d_qk**-0.5, "chunk_size": L}
-        of_backward = {"gate_gradients": case.gate_gradients}
-        of_forward: dict[str, Any] = {}
-        if case.kernels == "hopper":
-            of_forward = {"return_last_state": case.states, "cut_freely": case.cut_freely}
-        if self.backends is None:
-            call = None
-            h, state, saved = kernels.forward(*inputs, **options, **of_forward, skip=x.skip)
-        else:
-            call = self.backends.Arguments(*inputs, x.skip)
-            h, state, saved = kernels.forward(call, self.backends.KernelOptions(**options, **of_forward))
-        found = {"h": h, **dict(zip(("C", "n", "m"), state or (), strict=False))}
-        if case.kernels == "hopper":
-            found |= {f"saved {n}": y for n, y in enumerate(saved)}
-        if case.backward:
-            if self.backends is None:
-                made = kernels.backward(x.dh, d_last, *inputs, saved, **options, **of_backward, skip=x.skip)
-            else:
-                told = self.backends.KernelOptions(**options, **of_backward)
-                made = kernels.backward(x.dh, d_last, call, saved, told)
-            found |= dict(zip(GRADIENTS, made, strict=False))
-        return {name: y for name, y in found.items() if y is not None}
+    q, k, v = x.inputs["q"], x.inputs["k"], x.inputs["v"]
+    options: dict[str, Any] = {"implementation": case.kernels, "return_last_state": case.states}
+    options |= {"chunk_size": case.L or "auto", "cu_seqlens": x.cu_seqlens}
+    state = [x.inputs.get(name) for name in ("C", "n")]
+    if case.states:
+        options["initial_state"] = ops.State(*state, x.m)
+    if case.gate == "gla":
+        made: Any = ops.gla(q, k, v, x.inputs["f"], **options)
+    else:
+        gate, skip = getattr(ops, GATES[case.gate]), x.inputs.get("skip")
+        made = ops.chunkwise(q, k, v, x.inputs["f"], x.inputs.get("i"), gate=gate, skip=skip, **options)
+    h, last = made if case.states else (made, ())
+    results = {"h": h, **{f"last {name}": y for name, y in zip("Cnm", last, strict=False) if y is not None}}
+    if case.backward:
+        wanted = {name: y for name, y in x.inputs.items() if y.requires_grad}
+        outputs = [h, *(y for name, y in results.items() if name in ("last C", "last n"))]
+        grads = torch.autograd.grad(outputs, [*wanted.values()], [x.grads[y.shape] for y in outputs], allow_unused=True)
+        results |= {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
+    return {name: y.detach() for name, y in results.items()}
 
 
-def draw(case: Case, device: str = "cuda") -> SimpleNamespace:
-    """Return inputs and gradients of outputs."""
+def draw(case: Case, device: str) -> SimpleNamespace:
+    """Return inputs, those of no gradient too, and gradients of outputs by their shape."""
     torch.manual_seed(case.T + case.d_qk)
     B, H, T, dtype = case.batch, case.heads, case.T, getattr(torch, case.dtype)
 
     def normal(*shape: int, to: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(shape, device=device, dtype=to)
 
-    q, k = (normal(B, case.groups or H, T, case.d_qk, to=dtype) for _ in range(2))
-    v = normal(B, H, T, case.d_hv, to=dtype)
-    f, i = normal(B, H, T) + 3, normal(B, H, T)
+    inputs = {name: normal(B, case.groups or H, T, case.d_qk, to=dtype) for name in "qk"}
+    inputs["v"] = normal(B, H, T, case.d_hv, to=dtype)
+    inputs |= {"f": normal(B, H, T) + 3, "i": normal(B, H, T)}
+    if case.gate == "gla":
+        inputs["f"] = -normal(B, case.groups or H, T, case.d_qk).abs() / 16
     if case.gate == "simple_gla":
-        f = -f.abs() / 16
+        inputs["f"] = -inputs["f"].abs() / 16
+    if case.gate in ("gla", "simple_gla"):
+        del inputs["i"]
     if case.gate == "mamba2":
-        f, i = -torch.rand(H, device=device) / 8, i.abs() + 0.1
-    x = SimpleNamespace(q=q, k=k, v=v, f=f, i=i, skip=normal(H) if case.skip else None)
-    if case.backward:
-        x.dh = normal(B, H, T, case.d_hv, to=dtype)
+        inputs |= {"f": -torch.rand(H, device=device) / 8, "i": inputs["i"].abs() + 0.1}
+    if case.skip:
+        inputs["skip"] = normal(H)
+    lengths = [int(part * T) for part in DOCUMENTS[case.documents]] if case.documents else []
+    sequences = len(lengths) or B
+    bounds = torch.tensor([0, *lengths]).cumsum(0) if lengths else None
+    if bounds is not None:
+        bounds[-1] = T
+    m, grads = None, {torch.Size((B, H, T, case.d_hv)): normal(B, H, T, case.d_hv, to=dtype)}
     if case.states:
-        x.C, x.n, x.m = normal(B, H, case.d_qk, case.d_hv), normal(B, H, case.d_qk), normal(B, H)
-        x.dC, x.dn = normal(B, H, case.d_qk, case.d_hv) / 4, normal(B, H, case.d_qk) / 4
-    return x
+        inputs["C"] = normal(sequences, H, case.d_qk, case.d_hv)
+        grads[inputs["C"].shape] = normal(*inputs["C"].shape) / 4
+        if case.gate == "exp":
+            inputs["n"], m = normal(sequences, H, case.d_qk), normal(sequences, H)
+            grads[inputs["n"].shape] = normal(*inputs["n"].shape) / 4
+    for name, y in inputs.items():
+        y.requires_grad_(case.backward and (case.gate_gradients or name not in "fi"))
+    return SimpleNamespace(inputs=inputs, m=m, grads=grads, cu_seqlens=bounds)
 
 
-# --- What is run ------------------------------------------------------------------------------------------------------
+def digests(case: Case, device: str) -> list[dict[str, str]]:
+    """Return a digest of the bits of every result, of each of REPEATS runs on the same inputs."""
+    x = draw(case, device)
+    found = []
+    for _ in range(REPEATS if device == "cuda" else 1):
+        bits = {name: y.contiguous().view(torch.uint8).cpu() for name, y in run(case, x).items()}
+        nan = {name for name, y in run(case, x).items() if y.isnan().any()} if not found else set()
+        found.append({name: hashlib.sha256(y.numpy().tobytes()).hexdigest() for name, y in bits.items()})
+        found[0] |= {f"{name} is not a number": "" for name in nan}
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return found
 
 
-@cache
-def tree_of(name: str) -> Tree:
-    """Return a tree, imported once in a process."""
-    return Tree(name)
-
-
-def compile_for(name: str, case: Case) -> None:
-    """Compile, in a process of its own, what a tree launches for a case; a dozen of these share the GPU."""
-    tree = tree_of(name)
+def compile_for(case: Case) -> None:
+    """Compile what a case launches; a dozen processes of each tree share the GPU."""
     try:
-        with tree.active():
-            tree.run(case, draw(case))
+        run(case, draw(case, "cuda"))
         torch.cuda.synchronize()
     except torch.cuda.OutOfMemoryError:
         print(f"no memory to compile for {case}", flush=True)
     torch.cuda.empty_cache()
 
 
+def sample(case: Case) -> list[float]:
+    """Return milliseconds of passes, each with a cold L2."""
+    x = draw(case, "cuda")
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    run(case, x)
+    pairs = []
+    torch.cuda._sleep(SAMPLES * CYCLES_AHEAD)  # the host is to be ahead of the GPU, however slow it is
+    for _ in range(SAMPLES):
+        flushed.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run(case, x)
+        end.record()
+        pairs.append((begin, end))
+    torch.cuda.synchronize()
+    times = [begin.elapsed_time(end) for begin, end in pairs]
+    del x, flushed
+    torch.cuda.empty_cache()
+    return times
+
+
+def host_microseconds(case: Case) -> float:
+    """Return the host's time for a pass."""
+    x = draw(case, "cuda")
+    run(case, x)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(PASSES):
+        run(case, x)
+    taken = (time.perf_counter() - begin) / PASSES * 1e6
+    torch.cuda.synchronize()
+    return taken
+
+
+# --- What compares them -----------------------------------------------------------------------------------------------
+
+Trees = dict[str, ProcessPoolExecutor]  # a process of each
+
+
+def on_each(trees: Trees, what: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Return what a function returns in each tree, one after the other: their passes are not to meet on the GPU."""
+    return {name: tree.submit(what, *args).result() for name, tree in trees.items()}
+
+
 @contextmanager
-def paused(pool: ProcessPoolExecutor) -> Iterator[None]:
+def paused(pools: list[ProcessPoolExecutor]) -> Iterator[None]:
     """Stop the processes that compile while something is timed."""
-    processes = [process for process in (pool._processes or {}).values() if process.is_alive()]
+    processes = [p for pool in pools for p in (pool._processes or {}).values() if p.is_alive()]
     for process in processes:
         os.kill(process.pid or 0, signal.SIGSTOP)
-    torch.cuda.synchronize()
     time.sleep(0.5)  # what they have launched is done
     try:
         yield
@@ -329,56 +394,31 @@ def paused(pool: ProcessPoolExecutor) -> Iterator[None]:
             os.kill(process.pid or 0, signal.SIGCONT)
 
 
-def differences(trees: dict[str, Tree], case: Case) -> list[str]:
-    """Return what is not equal bit for bit, in repeats on the same inputs."""
-    x = draw(case)
-    with trees["old"].active():
-        wanted = trees["old"].run(case, x)
-    found = []
-    for _ in range(REPEATS):
-        with trees["new"].active():
-            got = trees["new"].run(case, x)
-        if got.keys() != wanted.keys():
-            return [f"{case}: {', '.join(got)}, not {', '.join(wanted)}"]
-        found += [f"{case}: {name}" for name, y in wanted.items() if not torch.equal(got[name], y)]
-    found += [f"{case}: {name} is not a number" for name, y in wanted.items() if y.isnan().any()]
-    return list(dict.fromkeys(found))
+def differences(trees: Trees, case: Case, device: str) -> list[str]:
+    """Return what is not equal bit for bit, in repeats on the same inputs, or no number."""
+    found = on_each(trees, digests, case, device)
+    wanted = found["old"][0]
+    wrong = [f"{case}: {name}" for name in wanted if name.endswith("is not a number")]
+    for got in found["new"]:
+        if got.keys() | {x for x in wanted if "not a number" in x} != wanted.keys():
+            wrong.append(f"{case}: {', '.join(got)}, not {', '.join(wanted)}")
+        wrong += [f"{case}: {name}" for name in got if got[name] != wanted.get(name)]
+    return list(dict.fromkeys(wrong))
 
 
-def sample(launch: Callable[[], Any], flushed: Tensor) -> list[float]:
-    """Return milliseconds of launches, each with a cold L2."""
-    pairs = []
-    torch.cuda._sleep(SAMPLES * CYCLES_AHEAD)  # the host is to be ahead of the GPU, however slow it is
-    for _ in range(SAMPLES):
-        flushed.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        launch()
-        end.record()
-        pairs.append((begin, end))
-    torch.cuda.synchronize()
-    return [begin.elapsed_time(end) for begin, end in pairs]
-
-
-def timed(trees: dict[str, Tree], case: Case) -> str:
+def timed(trees: Trees, case: Case) -> str:
     """Return a line: median [10th percentile] of old and new, new over old, and that in each round."""
-    x = draw(case)
-    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
     every: dict[str, list[list[float]]] = {name: [] for name in trees}
-    for turn in range(-1, ROUNDS):  # the first one to warm up
+    for turn in range(ROUNDS):
         for name in ("old", "new") if turn % 2 == 0 else ("new", "old"):
-            tree = trees[name]
-            with tree.active():
-                times = sample(lambda tree=tree: tree.run(case, x), flushed)
-            if turn >= 0:
-                every[name].append(times)
+            every[name].append(trees[name].submit(sample, case).result())
 
     def tenth(times: list[float]) -> float:
         return sorted(times)[len(times) // 10]
 
     columns = []
     for name in ("old", "new"):
-        times = [t for one in every[name] for t in one]
+        times = [t for each in every[name] for t in each]
         columns.append(f"{statistics.median(times):.4f} [{tenth(times):.4f}]")
     rounds = [tenth(new) / tenth(old) for new, old in zip(every["new"], every["old"], strict=True)]
     columns.append(f"{statistics.median(rounds):.3f}")
@@ -386,86 +426,84 @@ def timed(trees: dict[str, Tree], case: Case) -> str:
     return f"| {'training' if case.backward else 'forward'} {case} | " + " | ".join(columns) + " |"
 
 
-def host_time(trees: dict[str, Tree], case: Case) -> str:
+def host_time(trees: Trees, case: Case) -> str:
     """Return a line: microseconds of the host for a pass, old and new, medians of rounds."""
-    x = draw(case)
-    every: dict[str, list[float]] = {name: [] for name in trees}
-    for _ in range(ROUNDS):
-        for name, tree in trees.items():
-            with tree.active():
-                tree.run(case, x)
-                torch.cuda.synchronize()
-                begin = time.perf_counter()
-                for _ in range(PASSES):
-                    tree.run(case, x)
-                every[name].append((time.perf_counter() - begin) / PASSES * 1e6)
-            torch.cuda.synchronize()
-    old, new = (statistics.median(every[name]) for name in ("old", "new"))
+    rounds = [on_each(trees, host_microseconds, case) for _ in range(2 * ROUNDS)]
+    old, new = (statistics.median(each[name] for each in rounds) for name in ("old", "new"))
     return f"| host, us: {case} | {old:.1f} | {new:.1f} | {new / old:.3f} | |"
 
 
-def report(trees: dict[str, Tree], name: str, cases: list[Case], to_time: list[Case], pool: Any) -> bool:
+def report(trees: Trees, name: str, cases: list[Case], to_time: list[Case], pools: list[ProcessPoolExecutor]) -> bool:
     """Compare and time a part, print what is found, and return whether all is equal."""
-    begin = time.perf_counter()
+    begin, device = time.perf_counter(), "cuda" if pools else "cpu"
     wrong = []
     for case in cases:
         try:
-            wrong += differences(trees, case)
+            unequal = differences(trees, case, device)
         except Exception as error:  # of one case: the others are compared all the same
-            wrong.append(f"{case}: {type(error).__name__}: {str(error)[:300]}")
-        torch.cuda.empty_cache()
+            unequal = [f"{case}: {type(error).__name__}: {str(error)[:300]}"]
+        wrong += unequal
+        if device == "cpu":
+            print(*(unequal or [f"{case}: equal"]), sep="\n", flush=True)
     verdict = "equal" if not wrong else "NOT EQUAL"
-    print(f"\n{name}: {len(cases)} passes compared, {REPEATS} times each: {verdict}", *wrong, sep="\n", flush=True)
+    print(f"\n{name}: {len(cases)} passes compared: {verdict}", *wrong, sep="\n", flush=True)
     if to_time:
         print("\n| ms: median [10th percentile] | old | new | new / old | rounds, 10th percentiles |")
         print("| --- | --- | --- | --- | --- |", flush=True)
-        with paused(pool):
+        with paused(pools):
             for case in to_time:
                 print((host_time if case.T == 64 else timed)(trees, case), flush=True)
-                torch.cuda.empty_cache()
     print(f"\n({name}: {time.perf_counter() - begin:.0f} s)", flush=True)
     return not wrong
 
 
 def main() -> None:
-    known = parts()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=[*known, "all"], default="all")
+    parser.add_argument("--part", choices=[*parts(cpu=False), "all"], default="all")
+    parser.add_argument("--cpu", action="store_true", help="small cases on the CPU, in Triton's interpreter")
     parser.add_argument("--no-times", action="store_true", help="compare results only")
-    parser.add_argument("--plan", action="store_true", help="print the cases, import both trees, run nothing")
+    parser.add_argument("--plan", action="store_true", help="print the cases, run nothing")
     parser.add_argument("--only", default="", help="cases whose text has this in it")
     parser.add_argument("--jobs", type=int, default=min(14, os.cpu_count() or 1), help="processes that compile")
     options = parser.parse_args()
     if not OLD_TREE:
         parser.error("OLD_TREE names no tree to compare with")
     chosen = {}
-    for name, both in known.items():
-        if options.part in (name, "all"):
+    for name, both in parts(cpu=options.cpu).items():
+        if options.cpu or options.part in (name, "all"):
             compared, to_time = ([case for case in cases if options.only in str(case)] for cases in both)
             chosen[name] = compared, [] if options.no_times else to_time
-    trees = {name: tree_of(name) for name in TREES}
     if options.plan:
         for name, (cases, to_time) in chosen.items():
             print(
                 *(f"{name}: compare {case}" for case in cases), *(f"{name}: time {case}" for case in to_time), sep="\n"
             )
-        for name, tree in trees.items():
-            print(f"{name}: {tree.path}, {len(tree.modules)} modules, {', '.join(tree.kernels)}")
         return
     begin = time.perf_counter()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    if options.cpu:
+        os.environ["TRITON_INTERPRET"] = "1"  # of the processes, which are started from now on
+    else:
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    spawn = multiprocessing.get_context("spawn")
+
+    def processes(tree: str, count: int) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(count, spawn, initializer=load, initargs=(TREES[tree],))
+
+    trees = {name: processes(name, 1) for name in TREES}
+    compilers = {} if options.cpu else {name: processes(name, max(1, options.jobs // 2)) for name in TREES}
+    jobs = {
+        name: [pool.submit(compile_for, case) for case in cases for pool in compilers.values()]
+        for name, (cases, _) in chosen.items()
+    }
     right = []
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        jobs = {
-            name: [pool.submit(compile_for, tree, case) for case in cases for tree in TREES]
-            for name, (cases, _) in chosen.items()
-        }
-        for name, (cases, to_time) in chosen.items():
-            for job in jobs[name]:
-                if (error := job.exception()) is not None:
-                    print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            print(f"\n{name}: compiled after {time.perf_counter() - begin:.0f} s", flush=True)
-            right.append(report(trees, name, cases, to_time, pool))
+    for name, (cases, to_time) in chosen.items():
+        for job in jobs[name]:
+            if (error := job.exception()) is not None:
+                print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        print(f"\n{name}: compiled after {time.perf_counter() - begin:.0f} s", flush=True)
+        right.append(report(trees, name, cases, to_time, [*compilers.values()]))
+    for pool in (*trees.values(), *compilers.values()):
+        pool.shutdown()
     print(f"\n{'All equal' if all(right) else 'NOT ALL EQUAL'}, {time.perf_counter() - begin:.0f} s")
     sys.exit(not all(right))
 

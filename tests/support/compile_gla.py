@@ -14,8 +14,10 @@ from triton.runtime.jit import JITFunction
 
 from tflabench.baselines import gla_walkthrough_kernels
 from tflabench.kernels.common import device
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.gla import chunkwise
-from tflabench.kernels.gla.call import Arguments
+from tflabench.kernels.gla.gating import GLA
+from tflabench.kernels.state import State
 
 BOUNDS = (0, 100, 1000, 4096)
 CASES: dict[str, tuple[Any, ...]] = {
@@ -42,11 +44,12 @@ def launches(d_qk: int, d_hv: int, L: int, dtype: torch.dtype, bounds: tuple[int
         return torch.empty(shape, dtype=dtype, device="meta")
 
     q, k = (empty(B, H, T, d_qk, dtype=dtype) for _ in range(2))
-    inputs = Arguments(q, k, empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(starts, H, d_qk, d_hv))
-    o, last = chunkwise.forward(inputs, scale=0.1, chunk_size=L, bounds=bounds)
-    chunkwise.backward(o, last, inputs, scale=0.1, chunk_size=L, gate_gradients=True, bounds=bounds)
+    v, g, S = empty(B, H, T, d_hv, dtype=dtype), empty(B, H, T, d_qk), empty(starts, H, d_qk, d_hv)
+    inputs, options = Arguments(q, k, v, g, None, State(S)), KernelOptions(GLA, 0.1, L, bounds=bounds)
+    o, last, saved = chunkwise.forward(inputs, options)
+    chunkwise.backward(o, last, inputs, saved, options)
     if bounds is None:
-        gla_walkthrough_kernels.forward(*inputs, scale=0.1)
+        gla_walkthrough_kernels.forward(q, k, v, g, S, scale=0.1)
     return caught
 
 

@@ -14,16 +14,15 @@ from tflabench.kernels.common.launching import COMPILED
 from tflabench.kernels.scalar import step_kernel as step
 from tflabench.kernels.scalar.gates import ActivationConfig
 from tflabench.kernels.state import State
+from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
 
 TYPES = {
     **dict.fromkeys(["q", "k", "v", "f", "i", "h"], "*bf16"),
     "scale": "fp32",
     **dict.fromkeys(["d_qk", "d_hv", "sharing", "heads"], "i32"),
 }
-TUPLES = {"inputs": step.Inputs, "before": State, "after": State}
-SIG = ActivationConfig("sigmoid", "sigmoid", 1.0)
-EXP = ActivationConfig("sigmoid", "exp", 1.0)
-MAMBA2 = ActivationConfig("rate", "softplus", 1.0)
+TUPLES = {"inputs": step.StepInputs, "before": State, "after": State}
+SIG, EXP, MAMBA2 = (ActivationConfig.of(gate) for gate in (MLSTM_SIG, MLSTM_EXP, Gate("rate", "softplus")))
 
 
 def compiled(kernel: Any, config: Any, warps: int, sm: int) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.common import device
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.sizes import Device
 from tflabench.kernels.mamba2 import epilogue_kernel as epilogue
 from tflabench.kernels.mamba2 import prologue_kernel as prologue

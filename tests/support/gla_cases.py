@@ -92,8 +92,9 @@ def expected(case: Case, inputs: dict[str, Tensor], grads: dict[str, Tensor], dt
     """The same from plain PyTorch in a dtype."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     leaves = {name: x.to(dtype if name in "qkv" else wide).requires_grad_() for name, x in inputs.items()}
-    o, last = reference.chunkwise(*leaves.values(), chunk_size=16)
-    return gradients({"o": o, "S": last}, leaves, grads)
+    start = State(leaves["S"]) if case.states else None
+    o, last = reference.chunkwise(*(leaves[name] for name in "qkvg"), None, start, chunk_size=16)
+    return gradients({"o": o, "S": last.C}, leaves, grads)
 
 
 def computed(

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from tflabench.kernels import backends, chunkwise_operator
+from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
+from tflabench.kernels.families import FAMILIES
 from tflabench.kernels.scalar import reference
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate
@@ -30,14 +32,14 @@ def map_state(change: Callable[[Tensor], Tensor], state: State) -> State:
 
 
 class Probe:
-    """Keeps to the contract of backends.Kernels by way of the reference, and remembers how it was called."""
+    """Keeps to the contract of Kernels by way of the reference, and remembers how it was called."""
 
     def __init__(self) -> None:
         self.calls: list[dict] = []
         self.d_last: list[State | None] = []
         self.gate_gradients: list[bool] = []
 
-    def forward(self, arguments: backends.Arguments, options: backends.KernelOptions) -> Any:
+    def forward(self, arguments: Arguments, options: KernelOptions) -> Any:
         assert arguments.skip is None
         x, asked = arguments._asdict(), options._asdict()
         self.calls.append({**x, **asked, "last": options.return_last_state})
@@ -68,8 +70,8 @@ class Probe:
         grads = [x if x is None else torch.empty_like(x).copy_(next(found)) for x in leaves]
         return tuple(grads if gate_gradients else [*grads[:3], None, None, *grads[5:]])
 
-    def kernels(self) -> backends.Kernels:
-        return backends.Kernels(
+    def kernels(self) -> Kernels:
+        return Kernels(
             forward=self.forward,
             backward=self.backward,
             empty_saved=lambda q, v, options: (v.new_ones(3),),
@@ -79,7 +81,7 @@ class Probe:
 
 
 def forget_kernels() -> None:
-    """What is remembered of `backends.KERNELS`, which tests change."""
+    """What is remembered of the kernels of a family, which tests change."""
     backends.kernels_of.cache_clear()
     chunkwise_operator._resolved.clear()
 
@@ -87,7 +89,7 @@ def forget_kernels() -> None:
 def probed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probe]:
     """A probe that operations run for `implementation="probe"`, for fixtures."""
     probe = Probe()
-    monkeypatch.setitem(backends.KERNELS, "probe", probe.kernels)
+    monkeypatch.setitem(FAMILIES["scalar"].kernels, "probe", probe.kernels)
     forget_kernels()
     yield probe
     forget_kernels()

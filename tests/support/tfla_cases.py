@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.scalar import reference
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.tfla import TileConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.scalar.tfla import chunkwise
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG
 

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper import Kernel, TileGradients, Walk
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WalkShape
 from tflabench.problem import InputError, Problem
-from tflabench.theory import fused
+from tflabench.theory import fused, walk_counts
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.hardware import Ceilings, custom, find
+from tflabench.theory.walk_counts import step_bytes, tensor_bytes
 
 FIG_4 = Problem(batch=16, heads=16, seq_len=4096, d_qk=128, d_hv=256)
 WIDE = Problem(batch=8, heads=8, seq_len=8192, d_qk=256, d_hv=512)
@@ -51,10 +52,10 @@ def test_the_products_are_those_an_operation_counter_sees_in_the_reference(gate)
     steps = p.batch * p.heads * p.seq_len
     once = 0.0
     for walk in walks(p):
-        flops = walk.flops(causal_factor=1)
+        flops = walk_counts.flops(walk, 1)
         once += flops["outputs"] + flops["through state"]
-        once += 0 if walk.scores_again else flops["scores"]
-        once += 0 if walk.state_again else 2 * p.d_qk * p.d_hv  # without the decay, which is no product
+        once += 0 if walk_counts.scores_again(walk) else flops["scores"]
+        once += 0 if walk_counts.state_again(walk) else 2 * p.d_qk * p.d_hv  # without the decay, which is no product
     q_n = 2 * p.d_qk if gate == "exp" else 0  # one more product in the reference
     assert counter.get_total_flops() == steps * (once + q_n)
 
@@ -71,7 +72,7 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
 
     def modelled(walk: Walk) -> float:
         """Of a tile of a program's heads, without the decay of the state, which is no product."""
-        step = sum(walk.flops(causal_factor=1).values()) - 2 * walk.rows * walk.columns / TILE
+        step = sum(walk_counts.flops(walk, 1).values()) - 2 * walk.rows * walk.columns / TILE
         return step * TILE * walk.together
 
     p = Problem(batch=1, heads=4, seq_len=64, d_qk=64, d_hv=64, pass_="fwbw")
@@ -92,9 +93,9 @@ def test_the_products_of_a_tile_are_those_of_the_kernels_that_share_them():
         S, D = K @ Q.T, V @ dH.T
         return S @ dH + K @ dC, D @ Q + V @ dC.T, D.T @ K + dH @ C.T
 
-    assert sum(gradients.flops(causal_factor=1).values()) * TILE == flops(dq_dk_and_dv)
+    assert sum(walk_counts.flops(gradients, 1).values()) * TILE == flops(dq_dk_and_dv)
     for states_of_tiles in (C, dC):
-        product = sum(states_of_tiles.flops(causal_factor=1).values()) - 2 * 64 * 64 / TILE
+        product = sum(walk_counts.flops(states_of_tiles, 1).values()) - 2 * 64 * 64 / TILE
         assert product * TILE == flops(lambda: of_one_head.T @ of_one_head)
 
     *_, pair = walks(p.with_(d_qk=128, d_hv=256), gate_gradients=False)
@@ -112,15 +113,26 @@ def test_bytes_a_step_are_those_of_the_kernels():
     read, is read for dv anyway.
     """
     of_fig_4 = walks(FIG_4.with_(pass_="fwbw"))
-    assert {walk.name: walk.tensor_bytes(2) for walk in of_fig_4} == {"h": 1536, "dq": 1792, "dk, dv": 2304}
+    assert {walk.name: tensor_bytes(walk, 2) for walk in of_fig_4} == {
+        "h": 1536,
+        "dq": 1792,
+        "dk, dv": 2304,
+    }
     # Two float32 exponents each; sums of q through the state, of q and k within a tile, and of k through the state.
-    assert [walk.step_bytes(2) - walk.tensor_bytes(2) for walk in of_fig_4] == [8, 8 + 3 * 4, 8 + 4]
+    assert [step_bytes(walk, 2) - tensor_bytes(walk, 2) for walk in of_fig_4] == [
+        8,
+        8 + 3 * 4,
+        8 + 4,
+    ]
     # At 128/512 a program holds half of dC: two walks.
     wider = walks(FIG_4.with_(d_hv=512, pass_="fwbw"))
-    assert {walk.name: walk.tensor_bytes(2) for walk in wider[2:]} == {"dk": 2 * (2 * 512 + 3 * 128), "dv": 2560}
+    assert {walk.name: tensor_bytes(walk, 2) for walk in wider[2:]} == {
+        "dk": 2 * (2 * 512 + 3 * 128),
+        "dv": 2560,
+    }
     # At 256/512 programs share the columns of a state: k and q come through the L2, and there dq is added up.
     (dq,) = (walk for walk in walks(WIDE.with_(pass_="fwbw")) if walk.name == "dq")
-    assert dq.tensor_bytes(2) == 2 * (2 * 512 + 3 * 256)
+    assert tensor_bytes(dq, 2) == 2 * (2 * 512 + 3 * 256)
     assert dq.sum_bytes == 3 * 4 * 4, "a part for every 128 of d_qk and 256 of d_hv"
 
 
@@ -129,8 +141,8 @@ def test_bytes_a_step_tile_by_tile():
     p = Problem(batch=16, heads=64, seq_len=4096, d_qk=64, d_hv=64, pass_="fwbw")
     _, C, dC, gradients = kernels(p, group=64)
     q_or_k = 128 / 64
-    assert [kernel.step_bytes(2) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
-    assert gradients.step_bytes(2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 64 + 8 + gradients.sum_bytes
+    assert [step_bytes(kernel, 2) for kernel in (C, dC)] == [128 + q_or_k + 128 + 4] * 2
+    assert step_bytes(gradients, 2) == 5 * 128 + 2 * q_or_k + 2 * 128 / 64 + 8 + gradients.sum_bytes
     assert gradients.sum_bytes == 4 * 4 + 4 / 64, "of q and k, within the tile and through a state; what passes it"
     *_, few = kernels(p.with_(batch=1, seq_len=1024), group=64)
     assert isinstance(few, TileGradients)

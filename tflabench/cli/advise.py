@@ -204,11 +204,11 @@ def _gates(text: str) -> list[str]:
     Raises:
         InputError: one is not known.
     """
-    from tflabench.conclusions.advise import COMPUTES
+    from tflabench.conclusions.advise import computed
 
     gates = words(text)
-    if wrong := [word for word in gates if word not in COMPUTES]:
-        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(COMPUTES)}, comma-separated")
+    if wrong := [word for word in gates if word not in computed()]:
+        raise InputError(f"gate is {wrong[0]!r}: it must be any of {', '.join(computed())}, comma-separated")
     return gates
 
 

@@ -126,15 +126,15 @@ def optimal_chunk(  # noqa: PLR0913  options
     Either curve is flat, so measure: tflabench sweep --preset chunk.
     """
     from tflabench.theory import chunk_size as chunks
-    from tflabench.theory.cost import GATES, TITLES
+    from tflabench.theory.cost import GATES
 
     plot = figure_to_write(plot, "optimal-chunk.png") if plot else None
     problem = Problem(batch, heads, seq_len, d_qk, d_hv, dtype=dtype, pass_=pass_)  # type: ignore[arg-type]
     chip = chosen_gpu(gpu, dtype, peak_tflops, bandwidth_tbs)
     kind: Any = one_of("gate", gate, GATES)
     counts = one_of("counts", counts, ("published", "exact"))
-    if gate == "gla":
-        counts = "exact"  # the paper publishes none
+    if GATES[gate].published is None:
+        counts = "exact"
     tradeoff = chunks.Tradeoff(
         problem=problem,
         gate=kind,
@@ -152,8 +152,8 @@ def optimal_chunk(  # noqa: PLR0913  options
     recommended = tradeoff.recommend(tile, float("inf") if budget is None else budget)
 
     title = (
-        f"{TITLES[kind]} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, batch {batch}, "
-        f"{heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
+        f"{GATES[kind].title} {PASS_NAMES[pass_]} on {chip.name}: d_qk {d_qk}, d_hv {d_hv}, T {seq_len}, "
+        f"batch {batch}, {heads} heads, {dtype}, states {state_dtype}, F_causal {causal_factor:g}, {counts} counts"
     )
     if plot:
         from tflabench.figures.files import write_figure
@@ -207,21 +207,18 @@ class _Kernel:
 
 def _kernel(found: _Found) -> _Kernel:
     """Return what implementation="auto" of our operations would run on the GPU, by its own checks."""
-    from tflabench.implementations import gla, registry
+    from tflabench.implementations import registry
 
     p, reason = found.problem, None
-    if found.gate == "gla":
-        sizes = {"tfla_gla_xl": gla.usual_chunk_size(p)}
-    else:
-        fused = _fused(p, found.gate, found.chip)
-        calibrated = _calibrated(p, found.gate, found.chip, found.tile)
-        best = {f"hopper_{found.gate}": fused, f"tfla_{found.gate}_xl": calibrated}
-        sizes = {name: own["chunk_size"] if own else found.recommended for name, own in best.items()}
-    for name, size in sizes.items():
-        reason = registry.get(name).refusal_on(found.problem.with_(chunk_size=size), found.chip)
+    best = {"fused": _fused(p, found.gate, found.chip), "tfla": _calibrated(p, found.gate, found.chip, found.tile)}
+    for impl in registry.tried_by_auto(found.gate):
+        model = best.get(impl.modelled.algorithm) if impl.modelled else None
+        usual = impl.usual_chunk_size(p) if impl.usual_chunk_size else found.recommended
+        size = model["chunk_size"] if model else usual
+        reason = impl.refusal_on(p.with_(chunk_size=size), found.chip)
         if reason is None:
-            return _Kernel(name, size)
-    return _Kernel(None, None, reason)
+            return _Kernel(impl.name, size)
+    return _Kernel(None, None, reason or "there are none of this gate")
 
 
 def _print_answer(found: _Found) -> None:
@@ -253,6 +250,7 @@ def _print_answer(found: _Found) -> None:
 def _print_details(found: _Found, counts: str) -> None:
     """Print every L, the optima by equation and by kernel, and the curve."""
     from tflabench.cli.common.sketch import sketch
+    from tflabench.theory.cost import GATES
 
     tradeoff, chip = found.tradeoff, found.chip
     console = _console()
@@ -262,7 +260,7 @@ def _print_details(found: _Found, counts: str) -> None:
         f"I_acc {ceilings.intensity:.1f} FLOP/B ({ceilings.provenance}: {ceilings.source})"
     )
     console.print(_table(found, found.sizes))
-    printed = (found.gate, found.problem.pass_, counts) == ("sig", "fw", "published")  # the paper's equations are for
+    printed = GATES[found.gate].optimum_printed and (found.problem.pass_, counts) == ("fw", "published")
     eq_111, eq_121 = ("eq. 111", "eq. 121") if printed else ("as eq. 111", "as eq. 121")
     console.print(f"{f'fewest FLOPs ({eq_111})':30}L = {tradeoff.flop_optimal:.1f}")
     console.print(f"{f'least runtime ({eq_121})':30}L = {tradeoff.runtime_optimal:.1f}, within 5% from {low} to {high}")
@@ -315,14 +313,14 @@ def _table(found: _Found, sizes: Sequence[int]) -> Table:
 def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, Any] | None:
     """Return the best L of the bundled Triton kernels by the calibrated model; None where it does not apply.
 
-    L is a power of two from a tile to T. The model needs inputs of 16 bits and enough facts about the chip. It does not
-    know GLA.
+    L is a power of two from a tile to T. The model needs inputs of 16 bits and enough facts about the chip.
     """
     from tflabench.theory.calibrated import Modelled, predict
+    from tflabench.theory.cost import GATES
     from tflabench.theory.launches import Chip
 
     known = chip.multiprocessors and chip.clock_hz and chip.float32_flops_per_s
-    if gate == "gla" or problem.element_bytes != 2 or not known:
+    if not GATES[gate].modelled or problem.element_bytes != 2 or not known:
         return None
     sizes = [2**n for n in range(tile.bit_length() - 1, problem.seq_len.bit_length())]
     kernel = Modelled("tfla", gate)  # type: ignore[arg-type]
@@ -335,9 +333,10 @@ def _calibrated(problem: Problem, gate: str, chip: Gpu, tile: int) -> dict[str, 
 def _fused(problem: Problem, gate: str, chip: Gpu) -> dict[str, Any] | None:
     """Return the best L of the fused kernels and what it takes; None where they do not run."""
     from tflabench.theory import fused
+    from tflabench.theory.cost import GATES
     from tflabench.theory.hardware import HOPPER
 
-    if gate == "gla" or problem.element_bytes != 2 or chip.capability != HOPPER:
+    if not GATES[gate].modelled or problem.element_bytes != 2 or chip.capability != HOPPER:
         return None
     best = fused.best_chunk_size(problem, gate, chip)  # type: ignore[arg-type]
     launched = fused.launched(problem, gate, best)  # type: ignore[arg-type]

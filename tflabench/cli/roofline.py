@@ -113,7 +113,7 @@ def roofline(  # noqa: PLR0913  options
     from tflabench.figures.files import write_figure
     from tflabench.figures.theory import roofline as draw
     from tflabench.theory.chunk_size import Tradeoff
-    from tflabench.theory.cost import GATES, TITLES
+    from tflabench.theory.cost import GATES
 
     out = figure_to_write(out, "roofline.png")
     over = _measured_points(overlay, pass_, dtype) if overlay else _Overlay([], [], {})
@@ -132,7 +132,7 @@ def roofline(  # noqa: PLR0913  options
         one_of("counts", counts, ("published", "exact")),  # type: ignore[arg-type]
     )
     title = (
-        f"{TITLES[kind]} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
+        f"{GATES[kind].title} {PASS_NAMES[pass_]}: d_qk {d_qk}, d_hv {d_hv}, {dtype}, states {state_dtype}, "
         f"F_causal {causal_factor:g}"
     )
     drawn = _Roofline(title, chips, {size: tradeoff.cost(size) for size in sizes})

@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tflabench.implementations import bundled, gla, registry
+from tflabench.implementations import registry
 from tflabench.implementations.adapter import Implementation
-from tflabench.implementations.mlstm import GATES
 from tflabench.kernels.scalar.plan import hopper
 from tflabench.problem import DeviceKind, InputError, Problem
 from tflabench.rows.schema import Row
@@ -23,7 +22,6 @@ from tflabench.theory.held_out import ModelError
 from tflabench.theory.prediction import AdvisedKernel, Source, predict
 from tflabench.theory.roofline import TimeBounds
 
-COMPUTES = (*GATES, *(op.name for op in bundled.RECURRENCES), gla.OPERATION)  # of the mLSTM, and the other linear RNNs
 SMALLEST_CHUNK = 64
 FLOAT32_BYTES = 4
 WORTH_MEMORY = 0.01  # part of the time of a step, for which more memory is worth naming
@@ -177,24 +175,24 @@ def memory(kernel: AdvisedKernel, problem: Problem) -> Memory:
     p = problem
     heads = p.batch * p.heads
     steps = heads * p.seq_len
-    is_exp = kernel.gate == "exp"
-    group = kernel.modelled.group(p) if kernel.modelled else 1
-    gates = cost.gate_elements("gla" if kernel.gate == gla.OPERATION else "sig", p.d_qk)
+    normalized = cost.GATES[kernel.counts].normalized
+    group = kernel.modelled.group(p) if kernel.modelled else p.group
+    gates = cost.gate_elements(kernel.counts, p.d_qk)
     given = steps * (2 * p.d_qk / group + p.d_hv + gates) * p.element_bytes  # q, k, v and gates
     made = steps * p.d_hv * p.element_bytes
     size = min(p.chunk_size or p.seq_len, p.seq_len)
     if kernel.modelled and kernel.algorithm == "fused":
         forward, backward = fused.planned(p, kernel.modelled.gate, size, kernel.modelled.gate_gradients, group)
-        shapes = hopper.saved(launches.sizes(p, group), size, stabilised=is_exp)
+        shapes = hopper.saved(launches.sizes(p, group), size, stabilised=normalized)
         saved = sum(map(math.prod, shapes)) * FLOAT32_BYTES
         works = backward.workspace_bytes(p.element_bytes) if backward else forward.workspace_bytes
     else:
-        elements = cost.state_elements("exp" if is_exp else "sig", p.d_qk, p.d_hv)
+        elements = cost.state_elements(kernel.counts, p.d_qk, p.d_hv)
         width = FLOAT32_BYTES if kernel.algorithm == "unpipelined" else p.element_bytes
         works = heads * math.ceil(p.seq_len / size) * elements * width * (2 if p.pass_ == "fwbw" else 1)
-        saved = steps * FLOAT32_BYTES if is_exp else 0  # 1 / denominator
-        if kernel.gate == gla.OPERATION:
-            works += gla.workspace_bytes(p)
+        saved = steps * FLOAT32_BYTES if normalized else 0  # 1 / denominator
+        if kernel.workspace_bytes:
+            works += kernel.workspace_bytes(p)
     if p.pass_ == "fw":
         return Memory(given + made + works + saved, 0.0)
     return Memory(2 * (given + made) + works + saved, given + made + saved)
@@ -246,11 +244,23 @@ class Advice:
         return held_out.held_out_error(algorithm, self.gpu)
 
 
+def advised(impl: Implementation) -> AdvisedKernel:
+    """Return an implementation as advice names it."""
+    computes, counts = impl.gate or impl.operation or "", impl.counts or impl.gate or "sig"
+    return AdvisedKernel(impl.name, computes, impl.modelled, impl.count, counts, impl.workspace_bytes)
+
+
+def computed() -> tuple[str, ...]:
+    """Return what advice may be asked for: gates of the mLSTM, and operations of other families."""
+    chunkwise = (impl for impl in registry.ours_and_plugged() if impl.chunked)
+    return tuple(dict.fromkeys(name for impl in chunkwise if (name := impl.gate or impl.operation)))
+
+
 def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pattern: str | None = None) -> Advice:
     """Rank what theory says of every kernel that computes one of `gates` and runs on a GPU.
 
     Args:
-        gates: of COMPUTES.
+        gates: of `computed()`.
         kind: of device that it is for: "cuda", or "cpu" for this machine's CPU, which has the plain PyTorch form.
         pattern: shell pattern of implementations, of libraries too; default: the bundled kernels for that kind, and
             those plugged in.
@@ -261,14 +271,14 @@ def advice(demand: Demand, gpu: Gpu, gates: Sequence[str], kind: DeviceKind, pat
     found: list[Choice] = []
     refused: list[Refused] = []
     plugged = registry.plugged()
-    for impl in registry.select(pattern) if pattern else (*bundled.IMPLEMENTATIONS, *gla.IMPLEMENTATIONS, *plugged):
+    for impl in registry.select(pattern) if pattern else registry.ours_and_plugged():
         plain = impl.package == "torch"
         computes = impl.gate or impl.operation
         if computes is None or computes not in gates or not (impl.chunked or impl in plugged):
             continue
         if pattern is None and impl not in plugged and plain != (kind == "cpu"):
             continue
-        kernel = AdvisedKernel(impl.name, computes, impl.modelled, impl.count)
+        kernel = advised(impl)
         sizes, left_out = _chunk_sizes(impl, demand, gpu, kind)
         refused += left_out
         found += choices(demand, kernel, sizes, gpu)

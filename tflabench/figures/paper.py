@@ -161,7 +161,8 @@ def _counts(name: str, gate: Gate) -> bool:
     impl = registry.find(name)
     if impl is None:
         return False
-    return impl.operation == "gla" and impl.chunked if gate == "gla" else impl.gate == gate and bool(impl.modelled)
+    counted = bool(impl.modelled) if cost.GATES[gate].modelled else impl.chunked
+    return (impl.gate or impl.operation) == gate and counted
 
 
 def _richness(part: Rows) -> tuple[int, bool, float]:
@@ -195,7 +196,7 @@ class Variant:
         laid_over = {"setting": self.sweep.setting, "rows": self.sweep.rows} if "sweep" in vars(self) else {}
         return Figure(
             f"fig{self.number}-{self.gate}-{self.pass_}",
-            f"{cost.TITLES[self.gate]} {PASSES[self.pass_]}, theory: {words}",
+            f"{cost.GATES[self.gate].title} {PASSES[self.pass_]}, theory: {words}",
             panels=tuple(panels),
             caption=(
                 f"Fig. {self.number} of the paper, which is of sig's forward.",
@@ -210,13 +211,12 @@ class Variant:
     @property
     def counted(self) -> str:
         """Return the sentence of the caption that says what is counted."""
-        counts = "counts as of Table 8, a decay a channel" if self.gate == "gla" else "published counts (Table 17)"
-        return f"Modelled: {counts}, F_causal = 0.5 where nothing else is said"
+        return f"Modelled: {cost.GATES[self.gate].note}, F_causal = 0.5 where nothing else is said"
 
     @property
     def has_fused(self) -> bool:
         """Return whether there are fused kernels of this gate."""
-        return self.gate != "gla"
+        return cost.GATES[self.gate].modelled
 
     def tradeoff(self, d_qk: float, d_hv: float, ceilings: Ceilings | None = None, **options: Any) -> Tradeoff:
         """Return the model of one head; head dimensions may be real numbers, as curves have them."""

@@ -123,6 +123,13 @@ class Implementation:
         majors: the lowest and the highest major compute capability that its kernels take; None where a CPU does.
         shared_bytes: (problem, compute capability) -> shared memory of the program that needs most, as its launchers
             choose tiles there; None where only compiling can tell.
+        workspace_bytes: problem -> memory beside inputs, outputs, their gradients and states; None for nothing to speak
+            of.
+        usual_chunk_size: problem -> the chunk size that it takes where none is given; None where models choose it.
+        counts: which gates of `theory.cost` it is counted as; None is `gate`, or "sig".
+        tried: place in the order in which `implementation="auto"` of its operation tries kernels; None for no kernel of
+            ours.
+        groups: whether q and k may have fewer heads than v (`Problem.heads_qk`).
         modelled: what it is to the calibrated model, None where that does not describe it.
         operation: what it computes, by a name, where implementations of other packages compute the same and it is no
             mLSTM: "simple_gla", "mamba2", ...
@@ -149,6 +156,11 @@ class Implementation:
     tunes: bool = False
     majors: tuple[int, int] | None = None
     shared_bytes: Callable[[Problem, tuple[int, int]], int] | None = None
+    workspace_bytes: Callable[[Problem], float] | None = None
+    usual_chunk_size: Callable[[Problem], int] | None = None
+    counts: str | None = None
+    tried: int | None = None
+    groups: bool = False
     modelled: Modelled | None = None
     operation: str | None = None
     bound: Bounded | None = None
@@ -163,6 +175,8 @@ class Implementation:
         """Return why it cannot run on a device of this compute capability, as far as that can be told from here."""
         if reason := self.refuses(problem, device):
             return reason
+        if problem.group > 1 and not self.groups:
+            return f"takes as many heads of q and k as of v: heads_qk must be {problem.heads}, not {problem.heads_qk}"
         if self.majors and capability and not self.majors[0] <= capability[0] <= self.majors[1]:
             return needs_capability(*self.majors, capability)
         return None

@@ -6,31 +6,36 @@ of fla and mamba-ssm draw, in their layout (B, T, H, ...), so that rows compare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tflabench.implementations.adapter import (
-    OURS,
-    PYTORCH,
-    Case,
-    Family,
-    Formulation,
-    Implementation,
-    Unsupported,
-    draw,
-)
-from tflabench.implementations.mlstm import GATES, OPEN, ORACLE_CHUNK_SIZE, GateName, sequence_inputs, sequence_oracle
+from tflabench.implementations.adapter import OURS, PYTORCH, Case, Formulation, Implementation, draw
+from tflabench.implementations.mlstm import GATES, GateName, sequence_inputs, sequence_oracle
 from tflabench.implementations.packages import installed
+from tflabench.implementations.recurrences import (
+    REFERENCE,
+    Recurrence,
+    Variant,
+    attention_inputs,
+    chosen,
+    counted_cost,
+    implementation,
+    refuse_decode,
+)
+from tflabench.implementations.recurrences import build_step as build_recurrence_step
 from tflabench.kernels.common import tiling
 from tflabench.kernels.common.sizes import USUAL, refuses_dtype, shared_memory
+from tflabench.kernels.families import FAMILIES
+from tflabench.kernels.gla import plan as gla_plan
+from tflabench.kernels.gla.gating import GLA
 from tflabench.kernels.scalar.plan import hopper_shapes
 from tflabench.kernels.scalar.plan import tfla as tfla_plan
-from tflabench.kernels.types import RETENTION, SIMPLE_GLA, ChunkSize, Gate
+from tflabench.kernels.types import RETENTION, SIMPLE_GLA, Gate
 from tflabench.problem import Problem
 from tflabench.theory import fused, linear_attention
-from tflabench.theory.calibrated import Algorithm, Modelled
+from tflabench.theory.calibrated import Modelled
 from tflabench.theory.call_cost import call_cost
 from tflabench.theory.cost import DEFAULT_CHUNK_SIZE, Cost
 from tflabench.theory.launches import sizes
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tflabench.kernels.state import State
-    from tflabench.theory.problem_bound import Bounded
 
 # Of each family of kernels (docs/decisions/README.md counts them): raised when its bits or times change.
 FUSED_VERSION, TRITON_VERSION, GLA_VERSION, STEP_VERSION, REFERENCE_VERSION = 26, 5, 1, 1, 1
@@ -66,36 +70,18 @@ def build_reference(form: str, gate: Gate, problem: Problem, device: torch.devic
 
 
 def build_kernels(kernels: str, gate: Gate, problem: Problem, device: torch.device) -> Case:
-    """Return the Case of the mLSTM on `kernels`, an implementation of `kernels.api`."""
-    from tflabench.kernels import api
+    """Return the Case of the mLSTM on `kernels`, an implementation of `tflabench.ops`."""
+    from tflabench import ops
 
     inputs = sequence_inputs(problem, device)
     q, k, v, f, i = (inputs[name] for name in "qkvfi")
     options, details = chosen(kernels, gate, problem, q, v)
     return Case(
         inputs=inputs,
-        forward=lambda: api.chunkwise(q, k, v, f, i, gate=gate, **options),
+        forward=lambda: ops.chunkwise(q, k, v, f, i, gate=gate, **options),
         oracle=partial(sequence_oracle, gate),
         details=details,
     )
-
-
-def chosen(kernels: str, gate: Gate, problem: Problem, q: Tensor, v: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return implementation and chunk size as options of an operation for q and v (B, H, T, d), and what runs.
-
-    Raises:
-        Unsupported: it cannot run here, with its reason.
-    """
-    from tflabench.kernels.backends import choose
-
-    chunk_size: ChunkSize = problem.chunk_size or "auto"
-    options: dict[str, Any] = {"implementation": kernels, "chunk_size": chunk_size}
-    try:
-        choice = choose(q, v, gate=gate, backward=problem.pass_ == "fwbw", **options)
-    except ValueError as error:
-        raise Unsupported(str(error)) from None
-    options["implementation"] = choice.implementation
-    return options, {"kernel": choice.implementation, "chunk_size": choice.chunk_size}
 
 
 def step_inputs(gate: Gate, problem: Problem, device: torch.device) -> dict[str, Tensor]:
@@ -147,65 +133,34 @@ def build_step(gate: Gate, problem: Problem, device: torch.device) -> Case:
 # --- The other linear RNNs
 
 
-@dataclass(frozen=True)
-class Recurrence:
-    """One operation of `kernels.api` and its decode step.
-
-    Attributes:
-        name: in names of implementations; title: as legends write it.
-        function: of `kernels.api`; with "_step" behind it, of `kernels.step`.
-        gate: what runs it.
-        inputs: (problem, device) -> its tensors by argument name, (B, T, H, ...) where they have steps.
-        options: its other arguments.
-        queries, values: which arguments are q and v.
-        decays: values of its gates read a step and head.
-        shared: whether all heads have the same q and k.
-    """
-
-    name: str
-    title: str
-    function: str
-    gate: Gate
-    inputs: Callable[[Problem, torch.device], dict[str, Tensor]]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    family: Family = "linear_attention"
-    queries: str = "q"
-    values: str = "v"
-    decays: int = 0
-    shared: bool = False
-
-
-def attention_inputs(problem: Problem, device: torch.device, gate: str | None = None) -> dict[str, Tensor]:
-    """q, k (B, T, H, d_qk), v (B, T, H, d_hv), and a gate (B, T, H) by its name."""
-    steps = (problem.batch, problem.seq_len, problem.heads)
-    shapes: dict[str, tuple[int, ...]] = {
-        "q": (*steps, problem.d_qk),
-        "k": (*steps, problem.d_qk),
-        "v": (*steps, problem.d_hv),
-    }
-    return draw(problem, device, shapes | ({} if gate is None else {gate: steps}), dict.fromkeys("fg", OPEN))
-
-
 def simple_gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Return inputs with log decays g of one head each."""
     from torch.nn.functional import logsigmoid
 
-    inputs = attention_inputs(problem, device, "g")
+    inputs = attention_inputs(problem, device, g=())
     return inputs | {"g": logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)}
 
 
 def retention_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Return inputs with RetNet's decays."""
-    from tflabench.kernels.api import retnet_log_decays
+    from tflabench.ops import retnet_log_decays
 
     return attention_inputs(problem, device) | {"log_decay": retnet_log_decays(problem.heads, device)}
 
 
 def lightning_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Return inputs with the slopes of a network's first layer, the steepest."""
-    from tflabench.kernels.api import lightning_slopes
+    from tflabench.ops import lightning_slopes
 
     return attention_inputs(problem, device) | {"slopes": lightning_slopes(problem.heads, 0, 1, device)}
+
+
+def gla_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
+    """Return inputs with log decays g of one channel each."""
+    from torch.nn.functional import logsigmoid
+
+    inputs = attention_inputs(problem, device, g=(problem.d_qk,))
+    return inputs | {"g": logsigmoid(inputs["g"].detach()).requires_grad_(inputs["g"].requires_grad)}
 
 
 def mamba2_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
@@ -224,86 +179,6 @@ def mamba2_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     return draw(problem, device, shapes) | trained
 
 
-RECURRENCES = (
-    Recurrence("retention", "Retention", "retention", RETENTION, retention_inputs),
-    Recurrence(
-        "gated_retention",
-        "Gated Retention",
-        "gated_retention",
-        Gate("sigmoid", "none", temperature=16.0),
-        partial(attention_inputs, gate="f"),
-        decays=1,
-    ),
-    Recurrence("simple_gla", "Simple GLA", "simple_gla", SIMPLE_GLA, simple_gla_inputs, decays=1),
-    Recurrence("lightning", "Lightning attention", "lightning_attention", RETENTION, lightning_inputs),
-    Recurrence(
-        "mamba2",
-        "Mamba 2",
-        "mamba2_ssd",
-        Gate("rate", "softplus"),
-        mamba2_inputs,
-        {"dt_softplus": True},
-        family="ssm",
-        queries="C",
-        values="x",
-        decays=1,
-        shared=True,
-    ),
-)
-
-
-def recurrence_oracle(op: Recurrence, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-    """Return the operation's result in plain PyTorch, in the dtype of the inputs, of whole or sliced inputs."""
-    from tflabench.kernels import api
-
-    run = getattr(api, op.function)
-    reference: dict[str, Any] = {"implementation": "reference", "chunk_size": ORACLE_CHUNK_SIZE, "layout": "bthd"}
-    return run(**inputs, **op.options, **reference, **options)
-
-
-def build_recurrence(kernels: str, op: Recurrence, problem: Problem, device: torch.device) -> Case:
-    """Return the Case of another linear RNN on `kernels`, an implementation of `kernels.api`."""
-    from tflabench.kernels import api
-
-    inputs = op.inputs(problem, device)
-    q, v = (inputs[name].transpose(1, 2) for name in (op.queries, op.values))
-    options, details = chosen(kernels, op.gate, problem, q, v)
-    run = partial(getattr(api, op.function), **inputs, **op.options, **options, layout="bthd")
-    return Case(
-        inputs=inputs,
-        forward=run,
-        oracle=partial(recurrence_oracle, op),
-        layout="bthd",
-        details=details,
-    )
-
-
-def build_recurrence_step(op: Recurrence, problem: Problem, device: torch.device) -> Case:
-    """As `build_step`; the state before the step has a time axis of size 1 like the other inputs."""
-    import torch
-
-    from tflabench.kernels import step
-    from tflabench.kernels.state import State
-
-    inputs = op.inputs(problem, device)
-    shapes = {"state": (problem.batch, 1, problem.heads, problem.d_qk, problem.d_hv)}
-    state = draw(problem, device, shapes)["state"]
-    inputs["state"] = state if problem.dtype == "float64" else state.float()
-    now = {name: x[:, 0] if x.dim() > 2 else x for name, x in inputs.items() if name != "state"}
-    before, after = (State(x[:, 0].contiguous()) for x in (inputs["state"], torch.empty_like(inputs["state"])))
-    run = getattr(step, f"{op.function}_step")
-
-    @torch.no_grad()
-    def forward() -> Tensor:
-        return run(**now, **op.options, state=before, out=after)[:, None]
-
-    def oracle(inputs: Mapping[str, Tensor]) -> Tensor:
-        given = {name: x for name, x in inputs.items() if name != "state"}
-        return recurrence_oracle(op, given, initial_state=State(inputs["state"][:, 0]))
-
-    return Case(inputs=inputs, forward=forward, oracle=oracle, layout="bthd", details={"kernel": "step"})
-
-
 def tfla_cost(gate: GateName, problem: Problem) -> Cost:
     """Return the paper's counts, but for states between chunks, which lie in memory in the dtype of q."""
     return call_cost(problem, "chunkwise", gate, state_bytes=problem.element_bytes)
@@ -317,7 +192,7 @@ def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
         problem,
         decays=op.decays,
         chunk_size=chunk_size,
-        group=heads_a_group(op, problem),
+        group=op.group(problem),
         state_bytes=(width, width),
     )
 
@@ -325,27 +200,35 @@ def recurrence_cost(op: Recurrence, problem: Problem) -> Cost:
 def fused_cost(op: Recurrence, problem: Problem) -> Cost:
     """Return the cost of the fused kernels as for mLSTMsig, without gate gradients where decays are constants."""
     size = problem.chunk_size or problem.seq_len
-    return fused.cost(problem, "sig", size, gate_gradients=op.decays > 0, group=heads_a_group(op, problem))
+    return fused.cost(problem, "sig", size, gate_gradients=op.decays > 0, group=op.group(problem))
 
 
-def recurrence_model(op: Recurrence, kernels: str) -> Modelled | None:
-    """Return what `kernels`, an implementation of `kernels.api`, is to the model: mLSTMsig, less what it leaves out."""
-    algorithms: dict[str, Algorithm] = {"hopper": "fused", "tfla_xl": "tfla"}
-    if kernels not in algorithms:
-        return None
-    return Modelled(algorithms[kernels], "sig", gate_gradients=op.decays > 0, shared=op.shared)
+def gla_chunk_size(problem: Problem) -> int:
+    """Return the chunk size that the Triton kernels of GLA take where none is given."""
+    return gla_plan.default_chunk_size(problem.d_qk, problem.d_hv, problem.seq_len)
 
 
-def recurrence_bound(op: Recurrence) -> Bounded | None:
-    """Return the bound of a call; None for heads that share q and k, which have no formula."""
-    if op.shared:
-        return None
-    return "one_gate" if op.decays else "ungated"
+def gla_reference_chunk_size(problem: Problem) -> int:
+    """Return the chunk size that the PyTorch form of GLA takes where none is given."""
+    return min(FAMILIES[GLA.family].reference_chunk_size, problem.seq_len)
 
 
-def heads_a_group(op: Recurrence, problem: Problem) -> int:
-    """Heads that share one of q and k."""
-    return problem.heads if op.shared else 1
+def gla_workspace_bytes(problem: Problem) -> float:
+    """Return the workspace of the Triton kernels of GLA: all but inputs, outputs, their gradients and states."""
+    p = problem
+    steps = p.batch * p.heads * p.seq_len
+    return steps * _gla_blocks(p).workspace_bytes(p.d_qk, p.element_bytes, backward=p.pass_ == "fwbw")
+
+
+def gla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
+    """Return the shared memory of the Triton program of GLA that needs most, at most, for a compute capability."""
+    return _gla_blocks(problem).shared_bytes(problem.element_bytes, 10 * capability[0] + capability[1])
+
+
+def _gla_blocks(problem: Problem) -> gla_plan.Blocks:
+    p = problem
+    chunk_size = p.chunk_size or gla_chunk_size(p)
+    return gla_plan.Blocks.for_shape(p.d_qk, p.d_hv, p.element_bytes, tiling.fitting(chunk_size, p.seq_len))
 
 
 # --- What cannot run
@@ -356,11 +239,6 @@ def refuse_sequence(problem: Problem, device: str) -> str | None:
     if problem.pass_ != "decode":
         return "computes single steps: the pass must be decode"
     return None if problem.seq_len == 1 else f"computes single steps: seq_len must be 1, not {problem.seq_len}"
-
-
-def refuse_decode(problem: Problem, device: str) -> str | None:
-    """Return why a kernel of sequences cannot run this, or None."""
-    return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
 
 
 def refuse_kernels(problem: Problem, device: str) -> str | None:
@@ -380,6 +258,13 @@ def refuse_tfla(one_level: bool, problem: Problem, device: str) -> str | None:
         return reason
     levels = 1 if one_level else 2
     return tfla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size, levels)
+
+
+def refuse_gla(problem: Problem, device: str) -> str | None:
+    """Return why the Triton kernels of GLA cannot run this, or None."""
+    if reason := refuse_kernels(problem, device) or refuses_dtype(problem.dtype, tiling.DTYPES):
+        return reason
+    return gla_plan.refuses_sizes(problem.d_qk, problem.d_hv, problem.chunk_size)
 
 
 def tfla_shared_bytes(problem: Problem, capability: tuple[int, int]) -> int:
@@ -413,6 +298,7 @@ def _reference(form: Formulation, gate: GateName) -> Implementation:
         build=partial(build_reference, form, GATES[gate]),
         refuses=refuse_decode,
         gate=gate,
+        groups=True,
         formulation=form,
         chunked=chunkwise,
         version=REFERENCE_VERSION,
@@ -428,6 +314,8 @@ def _tfla(kernels: str, gate: GateName) -> Implementation:
         build=partial(build_kernels, f"tfla_{kernels}", GATES[gate]),
         refuses=partial(refuse_tfla, kernels == "limit"),
         gate=gate,
+        groups=True,
+        tried=1 if kernels == "xl" else 2,
         chunked=True,
         cost=partial(tfla_cost, gate),
         package="triton",
@@ -448,6 +336,8 @@ def _hopper(gate: GateName) -> Implementation:
         build=partial(build_kernels, "hopper", GATES[gate]),
         refuses=refuse_hopper,
         gate=gate,
+        groups=True,
+        tried=0,
         formulation="fused",
         chunked=True,
         package="triton",
@@ -468,36 +358,57 @@ def _step(gate: GateName) -> Implementation:
         build=partial(build_step, GATES[gate]),
         refuses=refuse_sequence,
         gate=gate,
+        groups=True,
         formulation="recurrent",
         version=STEP_VERSION,
         compiles=True,
     )
 
 
-def _recurrence(op: Recurrence, kernels: str) -> Implementation:
-    """Return the entry of a recurrence on `kernels`, an implementation of `kernels.api`."""
-    names = {"hopper": "hopper_{}", "tfla_xl": "tfla_{}_xl", "reference": "reference_{}"}
-    titles = {"hopper": "fused for Hopper", "tfla_xl": "TFLA xl_chunk", "reference": "PyTorch chunkwise"}
-    refuses = {"hopper": refuse_hopper, "tfla_xl": partial(refuse_tfla, False), "reference": refuse_decode}
-    versions = {"hopper": FUSED_VERSION, "tfla_xl": TRITON_VERSION, "reference": REFERENCE_VERSION}
-    return Implementation(
-        name=names[kernels].format(op.name),
-        family=op.family,
-        owner=PYTORCH if kernels == "reference" else OURS,
-        title=f"{op.title} {titles[kernels]}",
-        build=partial(build_recurrence, kernels, op),
-        refuses=refuses[kernels],
-        chunked=True,
-        cost=partial(fused_cost if kernels == "hopper" else recurrence_cost, op),
-        package="torch" if kernels == "reference" else "triton",
-        version=versions[kernels],
-        compiles=kernels != "reference",
-        majors={"hopper": hopper_shapes.MAJORS, "tfla_xl": tiling.MAJORS}.get(kernels),
-        shared_bytes={"hopper": hopper_shared_bytes, "tfla_xl": tfla_shared_bytes}.get(kernels),
-        modelled=recurrence_model(op, kernels),
-        operation=op.name,
-        bound=recurrence_bound(op),
-    )
+# --- The operations
+
+SCALAR = {
+    "hopper": Variant(
+        "hopper_{}", "fused for Hopper", refuse_hopper, fused_cost,
+        majors=hopper_shapes.MAJORS, shared_bytes=hopper_shared_bytes, algorithm="fused", version=FUSED_VERSION,
+    ),
+    "tfla_xl": Variant(
+        "tfla_{}_xl", "TFLA xl_chunk", partial(refuse_tfla, False), recurrence_cost,
+        majors=tiling.MAJORS, shared_bytes=tfla_shared_bytes, algorithm="tfla", version=TRITON_VERSION,
+    ),
+    "reference": replace(REFERENCE, version=REFERENCE_VERSION, cost=recurrence_cost),
+}  # fmt: skip
+CHANNEL_GATES = {
+    "tfla": Variant(
+        "tfla_{}_xl", "TFLA xl_chunk", refuse_gla, partial(counted_cost, usual=gla_chunk_size),
+        majors=tiling.MAJORS, shared_bytes=gla_shared_bytes, workspace_bytes=gla_workspace_bytes,
+        usual_chunk_size=gla_chunk_size, version=GLA_VERSION,
+    ),
+    "reference": replace(
+        REFERENCE, version=REFERENCE_VERSION, cost=partial(counted_cost, usual=gla_reference_chunk_size)
+    ),
+}  # fmt: skip
+RECURRENCES = (
+    Recurrence("retention", "Retention", "retention", RETENTION, retention_inputs, SCALAR, bound="ungated"),
+    Recurrence(
+        "gated_retention", "Gated Retention", "gated_retention", Gate("sigmoid", "none", temperature=16.0),
+        partial(attention_inputs, f=()), SCALAR, decays=1, bound="one_gate",
+    ),
+    Recurrence(
+        "simple_gla", "Simple GLA", "simple_gla", SIMPLE_GLA, simple_gla_inputs, SCALAR, decays=1, bound="one_gate"
+    ),
+    Recurrence(
+        "lightning", "Lightning attention", "lightning_attention", RETENTION, lightning_inputs, SCALAR, bound="ungated"
+    ),
+    Recurrence(
+        "mamba2", "Mamba 2", "mamba2_ssd", Gate("rate", "softplus"), mamba2_inputs, SCALAR, {"dt_softplus": True},
+        family="ssm", queries="C", values="x", decays=1, shared=True,
+    ),
+)  # fmt: skip
+GATED_LINEAR_ATTENTION = Recurrence(
+    "gla", "GLA", "gla", GLA, gla_inputs, CHANNEL_GATES, decays=1, counts="gla", bound="channel_gates",
+    oracle_chunk_size=16,  # its memory grows as T L d_qk
+)  # fmt: skip
 
 
 def _recurrence_step(op: Recurrence) -> Implementation:
@@ -512,6 +423,7 @@ def _recurrence_step(op: Recurrence) -> Implementation:
         version=STEP_VERSION,
         compiles=True,
         operation=op.name,
+        groups=not op.shared,
     )
 
 
@@ -522,6 +434,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     *(_reference(form, gate) for form in _FORMS for gate in GATES),
     *(_step(gate) for gate in GATES),
     *(_hopper(gate) for gate in GATES),
-    *(_recurrence(op, kernels) for op in RECURRENCES for kernels in ("hopper", "tfla_xl", "reference")),
+    *(implementation(op, kernels) for op in RECURRENCES for kernels in op.variants),
     *(_recurrence_step(op) for op in RECURRENCES),
+    *(implementation(GATED_LINEAR_ATTENTION, kernels) for kernels in CHANNEL_GATES),
 )

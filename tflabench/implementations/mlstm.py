@@ -24,7 +24,8 @@ OPEN = 3.0  # what is added to pre-activations of forget gates: mostly open, as 
 def sequence_inputs(problem: Problem, device: torch.device) -> dict[str, Tensor]:
     """Draw q, k (B, H, T, d_qk), v (B, H, T, d_hv) and gate pre-activations i, f (B, H, T) of `problem.dtype`."""
     tokens = (problem.batch, problem.heads, problem.seq_len)
-    shapes = {"q": (*tokens, problem.d_qk), "k": (*tokens, problem.d_qk), "v": (*tokens, problem.d_hv)}
+    of_qk = (problem.batch, problem.heads // problem.group, problem.seq_len, problem.d_qk)
+    shapes = {"q": of_qk, "k": of_qk, "v": (*tokens, problem.d_hv)}
     return draw(problem, device, {**shapes, "i": tokens, "f": tokens}, {"f": OPEN})
 
 

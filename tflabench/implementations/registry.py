@@ -29,11 +29,11 @@ _by_plugin: dict[str, tuple[Implementation, ...]] = {}
 
 @cache
 def _bundled() -> tuple[Implementation, ...]:
-    from tflabench.implementations import bundled, gla
+    from tflabench.implementations import bundled
 
     adapters = (importlib.import_module(f"tflabench.baselines.{name}") for name in ADAPTERS)
     of_baselines = (impl for adapter in adapters for impl in adapter.IMPLEMENTATIONS)
-    return (*bundled.IMPLEMENTATIONS, *gla.IMPLEMENTATIONS, *of_baselines)
+    return (*bundled.IMPLEMENTATIONS, *of_baselines)
 
 
 @cache
@@ -77,6 +77,19 @@ def operation(name: str, gate: str | None = None) -> str | None:
     if gate:
         return f"mlstm_{gate}"
     return impl.operation if (impl := find(name)) else None
+
+
+def ours_and_plugged() -> tuple[Implementation, ...]:
+    """Return the kernels of this project, plain PyTorch, and what comes from outside: no libraries'."""
+    known = (impl for impl in _bundled() if impl.owner.role in ("ours", "reference"))
+    return (*known, *plugged())
+
+
+def tried_by_auto(gate: str) -> list[Implementation]:
+    """Return our kernels of a gate or operation in the order in which `implementation="auto"` tries them."""
+    tried = [(impl.tried, impl) for impl in implementations() if impl.tried is not None]
+    of_gate = [(place, impl) for place, impl in tried if (impl.gate or impl.operation) == gate]
+    return [impl for _, impl in sorted(of_gate, key=lambda entry: entry[0])]
 
 
 def modelled(name: str) -> Modelled | None:

@@ -20,7 +20,8 @@ def size(row: Row) -> str:
 
 def heads(row: Row) -> str:
     """Return number and dimensions of the heads: 8x256, or 8x128/256 where they differ."""
-    return f"{row.heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{row.heads}x{row.d_qk}/{row.d_hv}"
+    heads = row.heads if row.heads_qk is None else f"{row.heads_qk}:{row.heads}"
+    return f"{heads}x{row.d_hv}" if row.d_qk == row.d_hv else f"{heads}x{row.d_qk}/{row.d_hv}"
 
 
 def mark(*rows: Row) -> str:

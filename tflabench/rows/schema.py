@@ -39,6 +39,7 @@ class Row(BaseModel):
         measure_s: seconds of its turns.
         tuned: what autotuners chose: "choices" by kernel, "tried" of "configurations". None without autotuners.
         gpu_kernels: names of the kernels that a call launched, as the profiler saw them. None on a CPU.
+        heads_qk: heads of q and k, where these are fewer than `heads`, which are of v.
         extra_bytes: the peak minus what was there before the call: inputs, and the output gradient.
         ceilings: the matrix rate and bandwidth behind the bounds and percentages: provenance and source.
         percent_of_bound: the bound of the problem over the median, whatever the implementation does: each input read
@@ -76,6 +77,7 @@ class Row(BaseModel):
     batch: int = Field(ge=1, lt=MOST)
     heads: int = Field(ge=1, lt=MOST)
     seq_len: int = Field(ge=1, lt=MOST)
+    heads_qk: int | None = Field(default=None, ge=1, lt=MOST)
     d_qk: int = Field(ge=1, lt=MOST)
     d_hv: int = Field(ge=1, lt=MOST)
     chunk_size: int | None = Field(default=None, ge=1, lt=MOST)

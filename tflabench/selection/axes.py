@@ -10,12 +10,17 @@ from tflabench.problem import DTYPE_BYTES, INPUTS, PASSES, InputError, Problem
 
 Values = tuple[int | str | None, ...]
 
-INTEGER_AXES = ("seq_len", "d_hv", "d_qk", "head_dim", "heads", "batch", "tokens", "embedding", "chunk_size")
+INTEGER_AXES = (
+    "seq_len", "d_hv", "d_qk", "head_dim", "heads", "heads_qk", "batch", "tokens", "embedding", "chunk_size",
+)  # fmt: skip
 MAX_VALUES = 1000  # of one range: more is a slip
 WORDS = {"dtype": DTYPE_BYTES, "inputs": INPUTS}  # of the axes that take them
 AXES = (*INTEGER_AXES, *WORDS, "pass")
 # Of a plan, the slowest first; an axis that sets another stands before it.
-ORDER = ("seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", *WORDS, "pass", "chunk_size")
+ORDER = (
+    "seq_len", "tokens", "batch", "head_dim", "d_hv", "d_qk", "embedding", "heads", "heads_qk", *WORDS, "pass",
+    "chunk_size",
+)  # fmt: skip
 # An axis that a later layer sets (preset < group < command line) takes the place of those that would contradict it.
 RIVALS = {
     "batch": {"tokens"},
@@ -97,7 +102,7 @@ def resolve(values: Mapping[str, Any]) -> Problem:
             raise InputError(f"{axis} is not set: give it with -a {axis}=...")
     sizes["batch"] = _divided("tokens", "seq_len", values, sizes) if "tokens" in values else values.get("batch", 1)
     sizes["heads"] = _divided("embedding", "d_hv", values, sizes) if "embedding" in values else values.get("heads", 1)
-    return Problem(**sizes, pass_=values.get("pass", "fw"))
+    return Problem(**sizes, heads_qk=values.get("heads_qk"), pass_=values.get("pass", "fw"))
 
 
 def _divided(total: str, by: str, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> int:

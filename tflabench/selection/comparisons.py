@@ -43,7 +43,7 @@ def comparisons(points: Iterable[Point]) -> list[Comparison]:
     together: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
         p = point.problem
-        key = (p.batch, p.seq_len, p.heads * p.d_hv, p.dtype, p.inputs, p.seed, p.pass_)
+        key = (p.batch, p.seq_len, p.heads * p.d_hv, p.group, p.dtype, p.inputs, p.seed, p.pass_)
         together.setdefault(key, []).append(point)
     rank = {impl.name: place for place, impl in enumerate(registry.implementations())}
     return [

@@ -104,6 +104,7 @@ def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
     p = problem
     asked = {"tokens": p.tokens, "head_dim": p.d_hv, "embedding": p.heads * p.d_hv, **p.columns()}
     small_to_large = {**p.columns(), "pass": PASSES.index(p.pass_), "chunk_size": p.chunk_size or 0}
+    small_to_large["heads_qk"] = p.heads // p.group
 
     def place(axis: str) -> Any:
         if axis not in given:
@@ -116,5 +117,6 @@ def _place(problem: Problem, given: Mapping[str, Values]) -> tuple[Any, ...]:
 def point_id(impl: Implementation, problem: Problem) -> str:
     """Identity of a point inside a results folder: the implementation and everything of the problem that was asked."""
     p = problem
-    size = f"B{p.batch}/H{p.heads}/T{p.seq_len}/qk{p.d_qk}/hv{p.d_hv}/L{p.chunk_size or 'auto'}"
+    heads = f"H{p.heads}" if p.heads_qk is None else f"H{p.heads_qk}:{p.heads}"
+    size = f"B{p.batch}/{heads}/T{p.seq_len}/qk{p.d_qk}/hv{p.d_hv}/L{p.chunk_size or 'auto'}"
     return f"{impl.name}/{p.pass_}/{size}/{p.dtype}/{p.inputs}{p.seed}"

@@ -48,7 +48,7 @@ class Modelled:
 
     def group(self, problem: Problem) -> int:
         """Heads that share one of q and k."""
-        return problem.heads if self.shared else 1
+        return problem.heads if self.shared else problem.group
 
 
 def launches(problem: Problem, kernel: Modelled, device: Device = USUAL) -> list[Launch]:

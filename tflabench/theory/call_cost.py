@@ -27,6 +27,7 @@ def call_cost(
     gate_bytes: float | None = None,
     counts: Counts = "exact",
     ops: OpCosts = OpCosts(),  # noqa: B008  frozen
+    group: int | None = None,
 ) -> Cost:
     """FLOPs and bytes of one call of an implementation on `problem`, over batch and heads: the bench's entry point.
 
@@ -38,16 +39,18 @@ def call_cost(
         causal_factor: F_causal, the part of the quadratic work done: 0.5 ideal, 1 everything.
         state_bytes: of one element of C, n and m.
         gate_bytes: of one gate pre-activation; default: as q, k and v.
+        group: heads that share one of q and k, whose bytes count once; default: the problem's. Products count a head.
 
     Raises:
         InputError: an unknown formulation, gate or count, or a causal factor outside [0.5, 1].
     """
+    group = problem.group if group is None else group
     if problem.pass_ == "decode" and formulation != "attention":
         formulation = "recurrent"
     if formulation == "fused":
         from tflabench.theory import fused  # which counts with what this module defines
 
-        return fused.cost(problem, gate or "sig", problem.chunk_size or problem.seq_len, causal_factor)
+        return fused.cost(problem, gate or "sig", problem.chunk_size or problem.seq_len, causal_factor, group=group)
     dims = (formulation, gate or "sig", problem.d_qk, problem.d_hv)
     flops = flop_polynomial(*dims, causal_factor=causal_factor, pass_=problem.pass_, counts=counts, ops=ops)
     moved = byte_polynomial(
@@ -55,6 +58,7 @@ def call_cost(
         element_bytes=problem.element_bytes,
         gate_bytes=problem.element_bytes if gate_bytes is None else gate_bytes,
         state_bytes=state_bytes,
+        group=group,
         pass_=problem.pass_,
     )
     unit = unit_length(formulation, problem.seq_len, problem.chunk_size or DEFAULT_CHUNK_SIZE)

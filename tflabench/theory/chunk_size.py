@@ -17,7 +17,7 @@ import numpy as np
 
 from tflabench.problem import InputError, Problem
 from tflabench.theory import cost
-from tflabench.theory.cost import Cost, Counts, Gate, Polynomial
+from tflabench.theory.cost import GATES, Cost, Counts, Gate, Polynomial
 from tflabench.theory.hardware import Ceilings
 from tflabench.theory.roofline import TimeBounds, time_bounds
 
@@ -145,7 +145,7 @@ class Tradeoff:
         per_step = (2 * (p.d_qk + p.d_hv) + gates) * p.element_bytes  # q, k, v, h
         states = -(-p.seq_len // chunk_size) * cost.state_elements(self.gate, p.d_qk, p.d_hv) * self.state_bytes
         passes = 2 if p.pass_ == "fwbw" else 1
-        normalizer = 2 * p.seq_len * self.state_bytes if self.gate == "exp" else 0
+        normalizer = 2 * p.seq_len * self.state_bytes if GATES[self.gate].normalized else 0
         return p.batch * p.heads * (passes * (per_step * p.seq_len + states) + normalizer)
 
     def recommend(self, tile: int, memory_budget: float = math.inf) -> int:

@@ -19,9 +19,10 @@ They differ in lower-order terms of the chunkwise form only, because the paper d
 sums to 12 L + 1 a chunk and Table 17 prints 11 L + 5 (exp's gate cost, 6.5 L + 5, in the place of sig's 7.5 L + 1); for
 exp, Table 8 sums to 2 d_hv a step and Table 17 prints 4 d_hv.
 
-Gated Linear Attention ("gla") is counted in the same way, with a decay for each channel of k. Its decays come as
-logarithms, a channel's running sum takes one addition a step, and they weigh q and k in place of a matrix D of pairs.
-The paper prints nothing for it: its published counts are the exact ones.
+What depends on the gates is a `GateCounts` in `GATES`. Gated Linear Attention ("gla") is counted as the mLSTM is, with
+a decay for each channel of k. Its decays come as logarithms, a channel's running sum takes one addition a step, and
+they weigh q and k in place of a matrix D of pairs. Another family adds its own. Where the paper prints nothing,
+published counts are the exact ones.
 
 The paper counts no backward pass. `pass_="fwbw"` adds one derived from its section B.3: the matrix products of the
 gradients, with the states recomputed from k and v; pointwise work, about a hundredth of it, is left out. Chunkwise,
@@ -31,18 +32,18 @@ the state on chip have counts of their own (`tflabench.theory.fused`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from tflabench.problem import InputError, Pass
 
-Gate = Literal["exp", "sig", "gla"]  # the mLSTM's input gates, and Gated Linear Attention
-GATES = get_args(Gate)
+Gate = str  # a name of GATES
 Formulation = Literal["chunkwise", "fused", "parallel", "recurrent", "attention"]
 Counts = Literal["exact", "published"]
 Number = Any  # int, float or numpy array
 
-TITLES: dict[Gate, str] = {"exp": "mLSTMexp", "sig": "mLSTMsig", "gla": "GLA"}
 DEFAULT_CHUNK_SIZE = 128  # where an implementation does not say: what the paper found fastest (Fig. 4, xl_chunk)
 ATTENTION_BACKWARD = 2.5  # five matrix products in the backward (one recomputed), two in the forward
 
@@ -94,6 +95,46 @@ class Cost:
         return self.flops / self.bytes
 
 
+def linear_recurrence_flop_terms(
+    formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
+) -> Terms:
+    """Return `flop_terms` of any linear recurrence, its matrix products alone."""
+    del ops
+    dd = d_qk * d_hv
+    if formulation == "recurrent":
+        return {"memory cell": Polynomial(linear=4 * dd), "outputs": Polynomial(linear=2 * dd)}
+    within = {"intra outputs": Polynomial(square=2 * causal_factor * (d_qk + d_hv))}
+    if formulation == "parallel":
+        return within
+    through = {"recurrent numerator": Polynomial(linear=2 * dd), "inter outputs": Polynomial(linear=2 * dd)}
+    return through | within
+
+
+@dataclass(frozen=True)
+class GateCounts:
+    """What counts depend on of the gates of an operation.
+
+    Attributes:
+        title: of the operation, as figures write it.
+        gate_elements: d_qk -> gate values of a head and step.
+        flop_terms: (formulation, d_qk, d_hv, causal_factor, ops) -> its rows of Tables 8, 10 and 12.
+        normalized: the state has a normaliser and a stabiliser.
+        published: (formulation, d_qk, d_hv, causal_factor) -> its row of Table 17; None where the paper prints none.
+        optimum_printed: the paper prints the best chunk size of its forward pass (eqs. 111 and 121).
+        modelled: the calibrated model and the model of the fused kernels know it.
+        note: how its counts are called, beside published ones.
+    """
+
+    title: str
+    gate_elements: Callable[[Number], Number]
+    flop_terms: Callable[[Formulation, Number, Number, float, OpCosts], Terms] = linear_recurrence_flop_terms
+    normalized: bool = False
+    published: Callable[[Formulation, Number, Number, float], Polynomial] | None = None
+    optimum_printed: bool = False
+    modelled: bool = False
+    note: str = "counts of its matrix products"
+
+
 def unit_length(formulation: Formulation, seq_len: Number, chunk_size: Number) -> Number:
     """Return the steps that one evaluation of a formulation's polynomials covers: L for chunkwise, else T."""
     return chunk_size if formulation == "chunkwise" else seq_len
@@ -119,7 +160,8 @@ def flop_polynomial(
     """FLOPs per head and unit. `ops` acts on the exact counts only: the published ones have every cost set to 1."""
     if counts not in get_args(Counts):
         raise InputError(f"counts is {counts!r}: it must be one of {', '.join(get_args(Counts))}")
-    if counts == "published" and formulation != "attention" and gate != "gla":
+    _check(formulation, gate, causal_factor)
+    if counts == "published" and formulation != "attention" and GATES[gate].published:
         total = published_flops(formulation, gate, d_qk, d_hv, causal_factor)
     else:
         total = _sum(flop_terms(formulation, gate, d_qk, d_hv, causal_factor, ops))
@@ -137,10 +179,14 @@ def byte_polynomial(
     element_bytes: Number = 2,
     gate_bytes: Number = 2,
     state_bytes: Number = 4,
+    group: int = 1,
     pass_: Pass = "fw",
 ) -> Polynomial:
-    """Bytes read and written per head and unit; element_bytes, gate_bytes, state_bytes are b_qkv, b_if, b_C."""
-    dims = (formulation, gate, d_qk, d_hv, element_bytes, gate_bytes, state_bytes)
+    """Bytes read and written per head and unit; element_bytes, gate_bytes, state_bytes are b_qkv, b_if, b_C.
+
+    Of `group` heads that share q and k, each has its part of the bytes of these and of their gradients.
+    """
+    dims = (formulation, gate, d_qk, d_hv, element_bytes, gate_bytes, state_bytes, group)
     total = _sum(byte_terms(*dims))
     if pass_ == "fwbw":
         total += _sum(backward_byte_terms(*dims))
@@ -157,12 +203,17 @@ def flop_terms(
 ) -> Terms:
     """Return the rows of Table 8 (chunkwise), 10 (parallel) or 12 (recurrent), by name, per head and unit."""
     _check(formulation, gate, causal_factor)
-    F, exp = causal_factor, gate == "exp"
-    log_sig = ops.log + ops.sig
     if formulation == "attention":
-        return {"logits": Polynomial(square=2 * F * d_qk), "outputs": Polynomial(square=2 * F * d_hv)}
-    if gate == "gla":
-        return _channel_gate_flop_terms(formulation, d_qk, d_hv, F, ops)
+        pairs = 2 * causal_factor
+        return {"logits": Polynomial(square=pairs * d_qk), "outputs": Polynomial(square=pairs * d_hv)}
+    return GATES[gate].flop_terms(formulation, d_qk, d_hv, causal_factor, ops)
+
+
+def _two_gate_flop_terms(
+    exp: bool, formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float, ops: OpCosts
+) -> Terms:
+    """Return `flop_terms` of the mLSTM: of its exponential input gate, or of its sigmoid one."""
+    F, log_sig = causal_factor, ops.log + ops.sig
     if formulation == "parallel":
         terms = {
             "cumulative forget gates": Polynomial(linear=0.5 + (1 if exp else 2) * log_sig, square=0.5),
@@ -240,27 +291,34 @@ def published_flops(
 ) -> Polynomial:
     """Table 17 as printed, per head and unit (the table's T/L and T factors are the number of units)."""
     _check(formulation, gate, causal_factor)
+    printed = GATES[gate].published
+    if printed is None or formulation == "attention":
+        name = "formulation" if printed else "gate"
+        raise InputError(f"{name} is {(formulation if printed else gate)!r}: the paper publishes no count for it")
+    return printed(formulation, d_qk, d_hv, causal_factor)
+
+
+def _published_two_gates(
+    exp: bool, formulation: Formulation, d_qk: Number, d_hv: Number, causal_factor: float
+) -> Polynomial:
     F, dd = causal_factor, d_qk * d_hv
     rows = {
-        ("chunkwise", "exp"): Polynomial(
+        ("chunkwise", True): Polynomial(
             constant=2 * dd + 2 * d_qk + 5,
             linear=2 * F + 4 * dd + 6 * d_qk + 4 * d_hv + 13,
             square=F * (2 * (d_qk + d_hv) + 8) + 1,
         ),
-        ("chunkwise", "sig"): Polynomial(
+        ("chunkwise", False): Polynomial(
             constant=2 * dd + 5,
             linear=4 * dd + 2 * d_qk + d_hv + 11,
             square=F * (2 * (d_qk + d_hv) + 6) + 1,
         ),
-        ("parallel", "exp"): Polynomial(linear=2 * F + 2.5, square=F * (2 * (d_qk + d_hv) + 6) + 6.5),
-        ("parallel", "sig"): Polynomial(linear=4.5, square=F * (2 * (d_qk + d_hv) + 2) + 6.5),
-        ("recurrent", "exp"): Polynomial(linear=6 * dd + 7 * d_qk + d_hv + 12),
-        ("recurrent", "sig"): Polynomial(linear=6 * dd + d_qk + 2),
+        ("parallel", True): Polynomial(linear=2 * F + 2.5, square=F * (2 * (d_qk + d_hv) + 6) + 6.5),
+        ("parallel", False): Polynomial(linear=4.5, square=F * (2 * (d_qk + d_hv) + 2) + 6.5),
+        ("recurrent", True): Polynomial(linear=6 * dd + 7 * d_qk + d_hv + 12),
+        ("recurrent", False): Polynomial(linear=6 * dd + d_qk + 2),
     }
-    for name, given in (("formulation", formulation), ("gate", gate)):
-        if given in ("attention", "gla"):
-            raise InputError(f"{name} is {given!r}: the paper publishes no count for it")
-    return rows[formulation, gate]
+    return rows[formulation, exp]
 
 
 def backward_flop_terms(
@@ -315,19 +373,21 @@ def byte_terms(
     element_bytes: Number = 2,
     gate_bytes: Number = 2,
     state_bytes: Number = 4,
+    group: int = 1,
 ) -> Terms:
     """Return the rows of Table 9 (chunkwise), 11 (parallel) or 13 (recurrent), by name, per head and unit.
 
     Table 13 prints the totals of exp and sig in each other's column; these are the sums of its rows.
     """
     _check(formulation, gate)
-    qkv = Polynomial(linear=(2 * d_qk + d_hv) * element_bytes)
+    of_qk = d_qk / group if group > 1 else d_qk
+    qkv = Polynomial(linear=(2 * of_qk + d_hv) * element_bytes)
     h = Polynomial(linear=d_hv * element_bytes)
     if formulation == "attention":
         return {"load": qkv, "store": h}
     gates = Polynomial(linear=gate_elements(gate, d_qk) * gate_bytes)
     # n_t and m_t of every step are stored for the backward.
-    normalizer = Polynomial(linear=2 * state_bytes if gate == "exp" else 0)
+    normalizer = Polynomial(linear=2 * state_bytes * GATES[gate].normalized)
     if formulation == "parallel":
         return {"load": qkv + gates, "store": h + normalizer}
     state = state_elements(gate, d_qk, d_hv) * state_bytes
@@ -335,7 +395,7 @@ def byte_terms(
         state = Polynomial(linear=state)
         return {"load": qkv + gates + state, "store": h + state}
     state = Polynomial(constant=state)
-    kv = Polynomial(linear=(d_qk + d_hv) * element_bytes)
+    kv = Polynomial(linear=(of_qk + d_hv) * element_bytes)
     return {
         "recurrent kernel, load": kv + gates,
         "recurrent kernel, store": state,
@@ -352,6 +412,7 @@ def backward_byte_terms(
     element_bytes: Number = 2,
     gate_bytes: Number = 2,
     state_bytes: Number = 4,
+    group: int = 1,
 ) -> Terms:
     """Bytes of the backward pass, counted as Table 9 counts the forward: every kernel reads its inputs once.
 
@@ -359,12 +420,13 @@ def backward_byte_terms(
     sum q.dq and k.dk for the gates' gradients; so dQ reads q, and dK reads k.
     """
     _check(formulation, gate)
-    qk, hv = Polynomial(linear=d_qk * element_bytes), Polynomial(linear=d_hv * element_bytes)
+    of_qk = d_qk / group if group > 1 else d_qk
+    qk, hv = Polynomial(linear=of_qk * element_bytes), Polynomial(linear=d_hv * element_bytes)
     gates = Polynomial(linear=gate_elements(gate, d_qk) * gate_bytes)
     inputs, gradients = qk * 2 + hv * 2, qk * 2 + hv  # q, k, v, dh; dq, dk, dv
     if formulation == "attention":
         return {"load": inputs + hv, "store": gradients}
-    normalizer = Polynomial(linear=2 * state_bytes if gate == "exp" else 0)
+    normalizer = Polynomial(linear=2 * state_bytes * GATES[gate].normalized)
     if formulation == "parallel":
         return {"load": inputs + gates + normalizer, "store": gradients + gates}
     state = state_elements(gate, d_qk, d_hv) * state_bytes
@@ -387,13 +449,13 @@ def backward_byte_terms(
 
 
 def gate_elements(gate: Gate, d_qk: Number) -> Number:
-    """Gate values of a head and step: i and f, or a decay for each channel of k."""
-    return d_qk if gate == "gla" else 2
+    """Gate values of a head and step."""
+    return GATES[gate].gate_elements(d_qk)
 
 
 def state_elements(gate: Gate, d_qk: Number, d_hv: Number) -> Number:
-    """Elements of one recurrent state: C, and for exp n and m."""
-    return d_qk * d_hv + (d_qk + 1 if gate == "exp" else 0)
+    """Elements of one recurrent state: C, and n and m where there is a normaliser."""
+    return d_qk * d_hv + (d_qk + 1) * GATES[gate].normalized
 
 
 def _sum(terms: Terms) -> Polynomial:
@@ -408,3 +470,24 @@ def _check(formulation: Formulation, gate: Gate, causal_factor: float = 0.5) -> 
         raise InputError(f"gate is {gate!r}: it must be one of {', '.join(GATES)}")
     if not 0.5 <= causal_factor <= 1:
         raise InputError(f"causal_factor is {causal_factor}: it must lie in [0.5, 1]")
+
+
+# By the names of `--gate`: the mLSTM's input gates, Gated Linear Attention, and what families add.
+GATES: dict[Gate, GateCounts] = {
+    **{
+        name: GateCounts(
+            f"mLSTM{name}",
+            lambda d_qk: 2,
+            partial(_two_gate_flop_terms, exp),
+            normalized=exp,
+            published=partial(_published_two_gates, exp),
+            optimum_printed=not exp,
+            modelled=True,
+            note="published counts (Table 17)",
+        )
+        for name, exp in {"exp": True, "sig": False}.items()
+    },
+    "gla": GateCounts(
+        "GLA", lambda d_qk: d_qk, _channel_gate_flop_terms, note="counts as of Table 8, a decay a channel"
+    ),
+}

@@ -21,8 +21,9 @@ from tflabench.kernels.scalar.plan.hopper import Kernel, StatePass, TileGradient
 from tflabench.kernels.scalar.plan.hopper_segments import Cut, Segments
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, WIDTH, held
 from tflabench.problem import InputError, Problem
+from tflabench.theory import walk_counts
 from tflabench.theory.constants import CARRYING, ENDS, EXP_LANES, ROLES, STABILISED_BYTES
-from tflabench.theory.cost import Cost, Gate, flop_terms
+from tflabench.theory.cost import GATES, Cost, Gate, flop_terms
 from tflabench.theory.hardware import Gpu
 from tflabench.theory.launches import Chip, Launch, sizes
 
@@ -40,7 +41,7 @@ def planned(
         device: for which they are planned.
     """
     of = sizes(problem, group)
-    forward = plans.forward(of, device, chunk_size, normalise=gate == "exp")
+    forward = plans.forward(of, device, chunk_size, normalise=GATES[gate].normalized)
     if problem.pass_ == "fw":
         return forward, None
     return forward, plans.backward(of, device, chunk_size, gate_gradients=gate_gradients)
@@ -88,9 +89,9 @@ def cost(
     plan = planned(p, gate, chunk_size, gate_gradients, group, device)
     found = _kernels(plan)
     h = plan[0].h
-    shared_scores = (h.together - 1) * h.flops(causal_factor)["scores"]
+    shared_scores = (h.together - 1) * walk_counts.flops(h, causal_factor)["scores"]
     flops = steps * (tile / TILE - shared_scores)
-    flops += steps * sum(sum(kernel.flops(causal_factor).values()) for kernel in found[1:])
+    flops += steps * sum(sum(walk_counts.flops(kernel, causal_factor).values()) for kernel in found[1:])
     gates = _gate_bytes(p, gate) + gate_gradients * _gate_gradient_bytes(p, gate, found)
     moved = steps * (gates + _shared_gradient_bytes(p, found))
     moved += steps * sum(_step_bytes(kernel, p) for kernel in found)
@@ -100,7 +101,7 @@ def cost(
             cut, parts = state_pass.cut, state_pass.parts
             walked = steps * parts.tiles / cut.tiles
             flops += walked * 2 * p.d_qk * p.d_hv
-            moved += walked * _filled(p) * state_pass.tensor_bytes(p.element_bytes)
+            moved += walked * _filled(p) * walk_counts.tensor_bytes(state_pass, p.element_bytes)
             written += 2 * len(parts.added) + cut.count  # written, read, joined
             # h of the first reads none and writes one, which is read to join the others to it.
             written += state_pass.resumed
@@ -114,7 +115,7 @@ def launches(
 ) -> list[Launch]:
     """Return the kernels of one call, as the calibrated model takes them; a walk of several launches several times."""
     _check(problem)
-    p, exp = problem, gate == "exp"
+    p, exp = problem, GATES[gate].normalized
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
     plan = planned(p, gate, chunk_size, gate_gradients, group, device)
     kernels = _kernels(plan)
@@ -156,7 +157,7 @@ def _launch_states(p: Problem, of: StatePass) -> Launch:
     return Launch(
         of.name, of.items, 1, {"recomputation": walked * 2 * dd},
         {
-            "inputs and outputs": walked * _filled(p) * of.tensor_bytes(p.element_bytes),
+            "inputs and outputs": walked * _filled(p) * walk_counts.tensor_bytes(of, p.element_bytes),
             "states": heads * len(of.parts.added) * dd * plans.STATE_BYTES,
         },
         roles=ROLES - 1,
@@ -179,17 +180,17 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
     """Return the launch of a walk."""
     share = walk.cut.tiles_of(walk.segments) / walk.cut.tiles
     heads, steps = p.batch * p.heads, share * p.batch * p.heads * p.seq_len
-    needed, whole = walk.flops(0.5), walk.flops(1.0)
-    within = needed["outputs"] + needed["sums within"] + (0 if walk.scores_again else needed["scores"])
+    needed, whole = walk_counts.flops(walk, 0.5), walk_counts.flops(walk, 1.0)
+    within = needed["outputs"] + needed["sums within"] + (0 if walk_counts.scores_again(walk) else needed["scores"])
     flops = {
         "between chunks": needed["through state"]
         + needed["through the rest of state"]
-        + (0 if walk.state_again else needed["state"]),
+        + (0 if walk_counts.state_again(walk) else needed["state"]),
         "within chunks": within,
         "causal waste": within,
-        "recomputation": (walk.row_pieces - 1 + walk.scores_again) * whole["scores"]
+        "recomputation": (walk.row_pieces - 1 + walk_counts.scores_again(walk)) * whole["scores"]
         + (walk.column_pieces - 1) * (whole["outputs"] + whole["sums within"])
-        + (needed["state"] if walk.state_again else 0),
+        + (needed["state"] if walk_counts.state_again(walk) else 0),
     }
     states = heads * len(walk.segments) * p.d_qk * p.d_hv * plans.STATE_BYTES
     return Launch(
@@ -208,7 +209,7 @@ def _launch(walk: Walk, p: Problem, exp: bool) -> Launch:
 
 def _launch_by_tiles(kernel: StatePass | TileGradients, p: Problem) -> Launch:
     heads, steps = p.batch * p.heads, p.batch * p.heads * p.seq_len
-    needed, whole = kernel.flops(0.5), kernel.flops(1.0)
+    needed, whole = walk_counts.flops(kernel, 0.5), walk_counts.flops(kernel, 1.0)
     states, starts = _tile_state_bytes(kernel, p), 0
     if isinstance(kernel, TileGradients):
         within = needed["scores"] + needed["outputs"]
@@ -267,16 +268,18 @@ def _filled(p: Problem) -> float:
 
 def _step_bytes(kernel: Kernel, p: Problem) -> float:
     """Return the bytes through memory a step and head: of tensors and states of tiles only what there is of blocks."""
-    found = kernel.step_bytes(p.element_bytes) - (1 - _filled(p)) * kernel.tensor_bytes(p.element_bytes)
+    found = walk_counts.step_bytes(kernel, p.element_bytes) - (1 - _filled(p)) * walk_counts.tensor_bytes(
+        kernel, p.element_bytes
+    )
     if isinstance(kernel, Walk):
         return found
-    return found - kernel.state_bytes(p.element_bytes) + _tile_state_bytes(kernel, p)
+    return found - walk_counts.state_bytes(kernel, p.element_bytes) + _tile_state_bytes(kernel, p)
 
 
 def _tile_state_bytes(kernel: StatePass | TileGradients, p: Problem) -> float:
     """Return the bytes of states of tiles a step and head."""
     whole = held(sizes(p, 1))
-    return kernel.state_bytes(p.element_bytes) * p.d_qk * p.d_hv / (whole.d_qk * whole.d_hv)
+    return walk_counts.state_bytes(kernel, p.element_bytes) * p.d_qk * p.d_hv / (whole.d_qk * whole.d_hv)
 
 
 def _pointwise(name: str, steps: float, step_bytes: float) -> Launch:
@@ -338,7 +341,7 @@ def best_chunk_size(problem: Problem, gate: Gate, gpu: Gpu) -> int:
 
 def _gate_bytes(p: Problem, gate: Gate) -> float:
     """Return the bytes of a step: pre-activations to exponents."""
-    return 2 * p.element_bytes + plans.EXPONENT_BYTES + STABILISED_BYTES * (gate == "exp")
+    return 2 * p.element_bytes + plans.EXPONENT_BYTES + STABILISED_BYTES * GATES[gate].normalized
 
 
 def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Kernel, ...]) -> float:
@@ -347,7 +350,7 @@ def _gate_gradient_bytes(p: Problem, gate: Gate, found: tuple[Kernel, ...]) -> f
     Row sums of walks are read for tiles and again for steps.
     """
     sums = sum(kernel.sum_bytes * (2 if isinstance(kernel, Walk) else 1) for kernel in found)
-    return sums + 4 * p.element_bytes + STABILISED_BYTES / 2 * (gate == "exp") if sums else 0
+    return sums + 4 * p.element_bytes + STABILISED_BYTES / 2 * GATES[gate].normalized if sums else 0
 
 
 def _shared_gradient_bytes(p: Problem, found: tuple[Kernel, ...]) -> float:
@@ -356,7 +359,7 @@ def _shared_gradient_bytes(p: Problem, found: tuple[Kernel, ...]) -> float:
     for kernel in found:
         if isinstance(kernel, StatePass):
             continue
-        made = 2 if isinstance(kernel, TileGradients) else kernel.of_qk
+        made = 2 if isinstance(kernel, TileGradients) else walk_counts.of_qk(kernel)
         if made and kernel.together < kernel.sizes.group:
             added_up += made * p.element_bytes * p.d_qk * (1 / kernel.together + 1 / kernel.sizes.group)
     return added_up

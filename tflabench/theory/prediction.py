@@ -33,12 +33,16 @@ class AdvisedKernel:
         gate: "exp" or "sig" of the mLSTM, or which other linear RNN it computes.
         modelled: what it is to the calibrated model; None for what that does not know.
         count: FLOPs and bytes of a call.
+        counts: which gates of `theory.cost` it is counted as.
+        workspace_bytes: problem -> memory beside what every kernel takes; None for nothing.
     """
 
     name: str
     gate: str
     modelled: Modelled | None
     count: Callable[[Problem], Cost] = field(compare=False)
+    counts: str = "sig"
+    workspace_bytes: Callable[[Problem], float] | None = field(default=None, compare=False)
 
     @property
     def algorithm(self) -> Algorithm | None:

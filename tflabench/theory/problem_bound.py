@@ -10,6 +10,8 @@ both is the sum. Per token and head, with e bytes an element, t = min(64, T), an
               FLOPs  10 d_qk d_hv + t (3 d_qk + 2 d_hv)                  update C and dC, read them for dq, dk and dv;
                                                                          S = QK^T, dh V^T, S^T dh, dS K, dS^T Q
 
+Heads of v that share a head of q and k read these once, write their gradients once, and have one QK^T.
+
 64 is the smallest tile that tensor cores take well. A kernel with smaller chunks does fewer FLOPs, so that it can be
 faster than this bound where FLOPs decide. Softmax attention has no state: its FLOPs are the second terms, with t = T.
 """
@@ -49,10 +51,11 @@ def pass_bounds(bounded: Bounded, problem: Problem) -> tuple[Cost, ...] | None:
     state = d_qk * d_hv if recurrent else 0
     t = min(TILE, problem.seq_len) if recurrent else problem.seq_len
     tokens = problem.tokens * problem.heads
-    read = e * (2 * d_qk + 2 * d_hv) + gates  # backward, dh is read in place of h, which forward writes
-    forward = Cost(flops=tokens * (4 * state + t * (d_qk + d_hv)), bytes=tokens * read)
-    written = e * (2 * d_qk + d_hv) + gates
-    backward = Cost(flops=tokens * (10 * state + t * (3 * d_qk + 2 * d_hv)), bytes=tokens * (read + written))
+    d_k = d_qk / problem.group if problem.group > 1 else d_qk  # what is read, and multiplied for scores, once a group
+    read = e * (2 * d_k + 2 * d_hv) + gates  # backward, dh is read in place of h, which forward writes
+    forward = Cost(flops=tokens * (4 * state + t * (d_k + d_hv)), bytes=tokens * read)
+    written = e * (2 * d_k + d_hv) + gates
+    backward = Cost(flops=tokens * (10 * state + t * (2 * d_qk + d_k + 2 * d_hv)), bytes=tokens * (read + written))
     return (forward, backward) if problem.pass_ == "fwbw" else (forward,)
 
 

@@ -27,7 +27,7 @@ from tflabench.theory.constants import (
     NXAI_WALK_STEPS,
     TILE_GATES,
 )
-from tflabench.theory.cost import Gate, state_elements
+from tflabench.theory.cost import GATES, Gate, state_elements
 from tflabench.theory.launches import Launch, sizes
 
 
@@ -80,7 +80,7 @@ def launches(
     qk, hv = p.d_qk * p.element_bytes, p.d_hv * p.element_bytes
     q_or_k = qk / group
     d_of_head = qk / (1 if tiles else call.plan.dq.members)
-    exp = 4 if gate == "exp" else 0  # one float32 a step: m, then 1 / denominator
+    exp = 4 if GATES[gate].normalized else 0  # one float32 a step: m, then 1 / denominator
     gates = [call.small("gates", 2 * p.element_bytes + 8 + exp), *[call.small("sums of gates", 8 + TILE_GATES)] * 2]
     forward = [*gates, *call.walk("C"), call.parallel("H", p.d_qk, p.d_hv, 2 * q_or_k + 2 * hv + exp)]
     if p.pass_ == "fw":
@@ -187,7 +187,7 @@ class _Call:
         if own.pipelined:  # by parts of x in a loop of their own, which starts anew for every tile
             waits = 0 if own.inner >= d_in else 1
         # Weights, scale, conversion, exp's row sum; exponentials on the diagonal only.
-        per_score = 4 + (self.gate == "exp") + EXP_LANES * rows / computed
+        per_score = 4 + GATES[self.gate].normalized + EXP_LANES * rows / computed
         return Launch(
             name,
             programs=steps / rows * blocks,

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from tflabench.problem import InputError
-from tflabench.theory.cost import Gate
+from tflabench.theory.cost import GATES, Gate
 
 Array = np.ndarray
 Norm = Literal["rms", "layer"]
@@ -176,7 +176,7 @@ def _decay(scores: Array, v: Array, f: float, norm: Norm) -> _Decayed:
 
 def _amplitude(gate: Gate, normalizer: Normalizer, i: Array, sums: Array) -> Array:
     """|h_t| / |x_t|, (input gates, T)."""
-    if gate == "exp":
+    if GATES[gate].normalized:  # of the exponential input gate
         return 1 / normalizer.denominator(np.broadcast_to(sums, (len(i), len(sums))), np.exp(-i))
     write = np.exp(-np.logaddexp(0.0, -i))  # sigma(i~)
     return write / normalizer.denominator(write * sums, 1 / write)

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import figures
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.common.tensors import shared, sum_shared
 from tflabench.kernels.scalar import gates
 from tflabench.kernels.scalar.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE
-from tflabench.kernels.scalar.reference import shared, sum_shared
 from tflabench.kernels.state import State
 
 from .backward_dkdv import launch_dkdv

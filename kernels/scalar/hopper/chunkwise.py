@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tflabench.kernels.backends import Kernels
 from tflabench.kernels.common import device
+from tflabench.kernels.common.contract import Kernels
 from tflabench.kernels.common.sizes import Sizes, refuses_dtype
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_shapes import ARCHITECTURE, DTYPES, refuses_sizes
 from tflabench.kernels.types import Gate
+
+RARE_STATES = 512  # steps between two states: they are float32, and larger than those of the Triton kernels
 
 
 def kernels() -> Kernels:
@@ -28,6 +30,7 @@ def kernels() -> Kernels:
         default_chunk_size=default_chunk_size,
         shares_heads=True,
         adds_skip=True,
+        auto_from=RARE_STATES,
         takes_documents=documents.takes,
     )
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.cover import cdiv, next_power_of_2
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import figures
@@ -29,12 +29,12 @@ from tflabench.kernels.common.launching import enqueue
 from tflabench.kernels.common.packed import split
 from tflabench.kernels.common.places import Places, stream, tiles_of
 from tflabench.kernels.common.sizes import Sizes
+from tflabench.kernels.common.tensors import shared, sum_shared
 from tflabench.kernels.scalar import gates
 from tflabench.kernels.scalar.gates import GradientSums, LogGates, RowSums
 from tflabench.kernels.scalar.plan import hopper as plans
 from tflabench.kernels.scalar.plan.hopper_segments import Segments
 from tflabench.kernels.scalar.plan.hopper_shapes import TILE, held
-from tflabench.kernels.scalar.reference import shared, sum_shared
 from tflabench.kernels.state import State
 
 from .backward import WalkStates, in_walks, through_last_n

@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.descriptors import aligned
 from tflabench.kernels.common.device import figures
 from tflabench.kernels.common.launching import enqueue

@@ -120,23 +120,6 @@ class Walk:
         """Programs that share a multiprocessor."""
         return self.shape.resident if isinstance(self.shape, WalkShape) else 1
 
-    # What it computes and moves a step and head
-
-    @property
-    def of_qk(self) -> bool:
-        """Tell whether Z and the output belong to q and k, not U and W."""
-        return self.name in ("dq", "dk", "dk, dv")
-
-    @property
-    def scores_again(self) -> bool:
-        """Tell whether an earlier walk has computed the same scores."""
-        return self.name in ("dk", "dk, dv", "dv")
-
-    @property
-    def state_again(self) -> bool:
-        """Tell whether an earlier walk has computed the same states."""
-        return self.name in ("dq", "dv")
-
     @property
     def within(self) -> int:
         """Sums of P * (X Z^T) over the pairs of a tile that it writes: by steps that give or take."""
@@ -154,41 +137,10 @@ class Walk:
         """Bytes of the states in one program's registers."""
         return self.together * min(self.rows, self.block_rows) * min(self.columns, WIDTH) * STATE_BYTES
 
-    def tensor_bytes(self, element_bytes: int) -> float:
-        """Return the bytes through memory: U, W, Z, the row sums' tensor, the output.
-
-        What programs share comes from the L2 for all but one, and there they add to what another has stored.
-        """
-        shared = 1 / self.sizes.group
-        u_w, z_x = (1, shared) if self.of_qk else (shared, 1)
-        of_rows = self.rows * (z_x * (1 + self.sums) + 1)
-        k_and_dv = (self.rows * shared * (not self.sums) + self.columns) * self.with_dv  # K is X of row sums
-        return element_bytes * (2 * self.columns * u_w + of_rows + k_and_dv)
-
     @property
     def sum_bytes(self) -> int:
         """Bytes of the row sums, of which every program of a state has a part."""
         return SUM_BYTES * (self.sums + self.within) * self.pieces
-
-    def step_bytes(self, element_bytes: int) -> float:
-        """Return the bytes through memory: tensors, exponents, row sums."""
-        return self.tensor_bytes(element_bytes) + EXPONENT_BYTES + self.sum_bytes
-
-    def flops(self, causal_factor: float) -> dict[str, float]:
-        """Return the FLOPs of matrix products, each product once.
-
-        The heads of a program share their scores. The state's decay, one a tile, is included.
-        """
-        scores, outputs = 2 * TILE * causal_factor * self.columns / self.together, 2 * TILE * causal_factor * self.rows
-        state = 2 * self.rows * self.columns
-        return {
-            "scores": scores + outputs * self.with_dv,  # Q K^T costs as much as dP^T Q
-            "outputs": outputs + scores * self.with_dv,
-            "through state": state * (1 + self.with_dv),
-            "through the rest of state": state * self.sums,
-            "sums within": outputs * (self.within > 0),
-            "state": state * (1 + 1 / TILE),
-        }
 
 
 @dataclass(frozen=True)
@@ -260,23 +212,6 @@ class StatePass:
         """It writes no row sums."""
         return 0.0
 
-    def tensor_bytes(self, element_bytes: int) -> float:
-        """Return the bytes of tensors a step and head that it goes over."""
-        return element_bytes * (self.sizes.d_qk / self.sizes.group + self.sizes.d_hv)
-
-    def state_bytes(self, element_bytes: int) -> float:
-        """Return the bytes a step and head of the states of tiles, where their blocks are full."""
-        return element_bytes * self.sizes.d_qk * self.sizes.d_hv / TILE * self.of_tiles
-
-    def step_bytes(self, element_bytes: int) -> float:
-        """Return the bytes through memory a step and head: tensors, one of the two exponents, states of tiles."""
-        return self.tensor_bytes(element_bytes) + EXPONENT_BYTES / 2 + self.state_bytes(element_bytes)
-
-    def flops(self, causal_factor: float) -> dict[str, float]:
-        """Return the FLOPs of matrix products a step and head that it goes over, the state's decay a tile included."""
-        del causal_factor
-        return {"state": 2 * self.sizes.d_qk * self.sizes.d_hv * (1 + 1 / TILE)}
-
 
 @dataclass(frozen=True)
 class TileGradients:
@@ -320,24 +255,6 @@ class TileGradients:
     def sum_bytes(self) -> float:
         """Bytes a step of the row sums, and of what passes its tile."""
         return SUM_BYTES * (4 + 1 / TILE) * self.sums
-
-    def state_bytes(self, element_bytes: int) -> float:
-        """Return the bytes a step and head of C and dC of its tile, where their blocks are full."""
-        return element_bytes * 2 * TILE
-
-    def tensor_bytes(self, element_bytes: int) -> float:
-        """Return the bytes a step and head of v, dh, dv, q, k, dq and dk."""
-        return element_bytes * TILE * (3 + 2 / self.sizes.group + 2 / self.together)
-
-    def step_bytes(self, element_bytes: int) -> float:
-        """Return the bytes through memory a step and head: tensors, states, exponents, row sums."""
-        states = self.state_bytes(element_bytes)
-        return self.tensor_bytes(element_bytes) + states + EXPONENT_BYTES + self.sum_bytes
-
-    def flops(self, causal_factor: float) -> dict[str, float]:
-        """Return the FLOPs a step and head: eight products of 64 x 64 x 64 a tile, five of them of its pairs."""
-        pairs, states = 2 * TILE * causal_factor * TILE, 2 * TILE**2
-        return {"scores": pairs, "scores again": pairs, "outputs": 3 * pairs, "through state": 3 * states}
 
 
 Kernel = Walk | StatePass | TileGradients

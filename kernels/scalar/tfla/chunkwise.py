@@ -14,21 +14,20 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from triton import knobs  # pyright: ignore[reportMissingTypeStubs]
 
-from tflabench.kernels.backends import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common import device, tiling
+from tflabench.kernels.common.contract import Arguments, KernelOptions, Kernels
 from tflabench.kernels.common.cover import cdiv
 from tflabench.kernels.common.descriptors import aligned, made_like
 from tflabench.kernels.common.device import float32_precision
 from tflabench.kernels.common.places import Places, places_of_chunks, table_of, tiles_of
 from tflabench.kernels.common.places import fitting as fitting_documents
 from tflabench.kernels.common.sizes import Sizes, refuses_dtype
+from tflabench.kernels.common.tensors import sum_shared, unflatten
 from tflabench.kernels.scalar import gates
 from tflabench.kernels.scalar.gates import GradientSums
 from tflabench.kernels.scalar.plan import tfla as plans
 from tflabench.kernels.scalar.plan.tfla import TileConfig, fitting, largest_tile
-from tflabench.kernels.scalar.reference import sum_shared, unflatten
 from tflabench.kernels.state import State
 from tflabench.kernels.types import Gate
 
@@ -56,14 +55,8 @@ def kernels(levels: int) -> Kernels:
 def refuses(q: Tensor, v: Tensor, *, gate: Gate, chunk_size: int, config: object = None, levels: int = 2) -> str | None:
     """Return why these kernels cannot run on q (B, H, T, d_qk) and v (B, H, T, d_hv), or None if they can."""
     del gate  # all of them
-    if q.device.type == "cuda":
-        architecture = device.architecture(q.device)
-        if architecture < 10 * tiling.MAJORS[0]:
-            return f"needs compute capability 8.0 or later, not {architecture / 10}"
-    elif not knobs.runtime.interpret:
-        return f"needs a CUDA device, not {q.device} (or TRITON_INTERPRET=1)"
-    elif q.dtype == torch.bfloat16:
-        return "takes no bfloat16 in Triton's interpreter, which multiplies its bits as integers"
+    if reason := device.refuses_device(q):
+        return reason
     dtype = str(q.dtype).removeprefix("torch.")
     if reason := refuses_dtype(dtype, tiling.DTYPES) or plans.refuses_sizes(
         q.shape[-1], v.shape[-1], chunk_size, levels

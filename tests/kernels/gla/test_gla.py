@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +13,10 @@ from tflabench import ops
 from tflabench.baselines import gla_walkthrough_kernels as walkthrough
 from tflabench.implementations import registry
 from tflabench.implementations.packages import taken_as_installed
+from tflabench.kernels import chunkwise_operator
+from tflabench.kernels.chunkwise_operator import setup_key
 from tflabench.kernels.common.cover import next_power_of_2
 from tflabench.kernels.compat import fla
-from tflabench.kernels.gla import operator as gla_operator
 from tflabench.kernels.gla import plan as plan
 from tflabench.kernels.gla import reference
 from tflabench.kernels.gla.plan import Blocks
@@ -67,8 +67,10 @@ def test_the_gradient_of_a_turned_state_is_turned() -> None:
     """As operators tell compilers that it is."""
     inputs, _ = draw(Case(20, 16, 32, states=True))
     S = inputs["S"].mT.contiguous().mT
-    args = [None, *(inputs[name] for name in "qkvg"), S, 0.25, 16, True, None]
-    grads = torch.ops.tflabench.gla_backward(torch.ones_like(inputs["v"]), *args)
+    key = setup_key("tfla", ops.GLA.family, ops.GLA.fields, torch.float32, None)
+    tensors = (None, None, *(inputs[name] for name in "qkvg"), None, S, None, None, [])
+    numbers = (0.25, 1.0, 16, True, key, None, True, None)
+    grads = torch.ops.tflabench.chunkwise_backward(torch.ones_like(inputs["v"]), *tensors, *numbers)
     assert grads[-1].stride() == S.stride()
 
 
@@ -116,13 +118,19 @@ def test_the_three_forms_agree() -> None:
     inputs, _ = draw(Case(37, 16, 24, "zeros", states=True))
     wide = [x.double() for x in inputs.values()]
     q, k, v, g, S = wide
-    forms = [form(q, k, v, g, S) for form in (reference.recurrent, reference.parallel, reference.chunkwise)]
+    of_forms = (reference.recurrent, reference.parallel, reference.chunkwise)
+    forms = [form(q, k, v, g, None, State(S)) for form in of_forms]
     for o, last in forms[1:]:
         torch.testing.assert_close(o, forms[0][0])
-        torch.testing.assert_close(last, forms[0][1])
+        torch.testing.assert_close(last.C, forms[0][1].C)
     g = g.clamp(min=-10).requires_grad_()
     q, k, v, g, S = (*(x[..., :5, :3] for x in (q, k, v, g)), S[..., :3, :3])
-    assert torch.autograd.gradcheck(lambda g, S: reference.chunkwise(q, k, v, g, S, chunk_size=2), (g, S))
+
+    def both(g: Any, S: Any) -> Any:
+        o, last = reference.chunkwise(q, k, v, g, None, State(S), chunk_size=2)
+        return o, last.C
+
+    assert torch.autograd.gradcheck(both, (g, S))
 
 
 # --- The walk-through
@@ -185,13 +193,11 @@ def test_documents_with_states_are_one_call(
     S = torch.randn(len(bounds) - 1, 2, 16, 32, device=DEVICE)
     leaves = [x.requires_grad_() for x in (*inputs.values(), S)]
     calls: list[Any] = []
-    kernels = gla_operator.kernels_of("tfla")
-    counted = SimpleNamespace(
-        forward=lambda *given, **named: calls.append(named["bounds"]) or kernels.forward(*given, **named),
-        backward=kernels.backward,
-        refuses=kernels.refuses,
+    kernels = chunkwise_operator.kernels_of("gla", "tfla")
+    counted = kernels._replace(
+        forward=lambda given, options: calls.append(options.bounds) or kernels.forward(given, options)
     )
-    monkeypatch.setattr(gla_operator, "kernels_of", lambda _name: counted)
+    monkeypatch.setattr(chunkwise_operator, "kernels_of", lambda *_: counted)
 
     def of(implementation: Any, wide: list[Any]) -> list[Any]:
         *given, start = wide
@@ -241,8 +247,9 @@ def test_the_operator_is_one_to_compilers() -> None:
     leaves = [x[:, :, :17].clone().requires_grad_() for x in (q, k, v, g)]
     checks = ("test_schema", "test_faketensor")
     for bounds in (None, [0, 5, 17]):
-        arguments = (*leaves, None, 0.25, 32, "tfla", bounds)
-        torch.library.opcheck(torch.ops.tflabench.gla.default, arguments, test_utils=checks)
+        key = setup_key("tfla", ops.GLA.family, ops.GLA.fields, torch.float32, None)
+        arguments = (*leaves, None, None, None, None, 0.25, 1.0, 32, True, key, None, True, bounds)
+        torch.library.opcheck(torch.ops.tflabench.chunkwise.default, arguments, test_utils=checks)
 
     def loss(*x: Any) -> Any:
         return ops.gla(*x, implementation="tfla", chunk_size=32).square().sum()
@@ -257,8 +264,8 @@ def test_the_operator_is_one_to_compilers() -> None:
     ("changes", "error", "words"),
     [
         ({"g": torch.ones(1, 2, 8, 16)}, ValueError, "g is up to 1: it must be at most 0"),
-        ({"g": torch.zeros(1, 2, 8)}, ValueError, "g has the shape (1, 2, 8): it must be (B, H, T, d)"),
-        ({"v": torch.zeros(1, 2, 9, 16)}, ValueError, "v has the shape (1, 2, 9, 16): it must be (1, 2, 8, 16)"),
+        ({"g": torch.zeros(1, 2, 8)}, ValueError, "g has the shape (1, 2, 8): it must be (1, 2, 8, 16)"),
+        ({"v": torch.zeros(1, 2, 9, 16)}, ValueError, "v has the shape (1, 2, 9, 16): it must be (1, 2, 8) and d_hv"),
         ({"k": torch.zeros(1, 2, 8, 16).half()}, TypeError, "they must be of one dtype"),
         ({"chunk_size": 24, "implementation": "tfla"}, ValueError, "chunk_size is 24: it must be a multiple of 16"),
         ({"implementation": "hopper"}, ValueError, "implementation is 'hopper': it must be one of auto, reference"),
@@ -302,9 +309,9 @@ def test_functions_of_fla(name: str, bthd: dict[str, Any]) -> None:
     o, last = getattr(fla, name)(**bthd, scale=0.5, initial_state=S, output_final_state=True)
     g = bthd["gk"] if name == "fused_recurrent_gla" else bthd["g"]
     q, k, v, g = (x.transpose(1, 2) for x in (bthd["q"], bthd["k"], bthd["v"], g))
-    wanted, state = reference.recurrent(q, k, v, g, S, scale=0.5)
+    wanted, state = reference.recurrent(q, k, v, g, None, State(S), scale=0.5)
     torch.testing.assert_close(o, wanted.transpose(1, 2), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last, state.C, rtol=1e-4, atol=1e-4)
     assert getattr(fla, name)(**bthd)[1] is None
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.scalar import reference
 from tflabench.kernels.state import State
 from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG, Gate

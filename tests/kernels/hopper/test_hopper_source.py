@@ -21,7 +21,7 @@ import tfla_cases
 from gluon_on_cpu import Deadlock, Machine, launch_on, run_on_chip
 from tfla_cases import Case, draw, failures, planned_anew
 
-from tflabench.kernels.backends import Arguments, KernelOptions
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar.hopper import (
     backward,

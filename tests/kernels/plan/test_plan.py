@@ -63,7 +63,7 @@ class Launched:
 def test_the_papers_kernels_are_launched_as_planned(sizes, chunk_size, dtype, device, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from tflabench.kernels.backends import Arguments, KernelOptions
+    from tflabench.kernels.common.contract import Arguments, KernelOptions
     from tflabench.kernels.scalar import gates
     from tflabench.kernels.scalar.tfla import chunkwise, outputs, states
     from tflabench.kernels.types import MLSTM_SIG
@@ -134,7 +134,7 @@ def name_of(planned: Kernel) -> str:
 def test_the_fused_kernels_are_launched_as_planned(sizes, chunk_size, gate, device, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.backends import Arguments, KernelOptions
+    from tflabench.kernels.common.contract import Arguments, KernelOptions
     from tflabench.kernels.scalar import gates
     from tflabench.kernels.scalar.hopper import (
         backward,
@@ -202,7 +202,7 @@ def test_heads_that_share_lines_of_the_l2_start_together(layout, d, heads, overl
     """In (B, T, H, d) two heads of 32 share a line of 128 bytes; their walk follows no kernel that still runs."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton.experimental.gluon")
-    from tflabench.kernels.backends import Arguments, KernelOptions
+    from tflabench.kernels.common.contract import Arguments, KernelOptions
     from tflabench.kernels.scalar import gates
     from tflabench.kernels.scalar.hopper import forward
     from tflabench.kernels.types import MLSTM_EXP, MLSTM_SIG

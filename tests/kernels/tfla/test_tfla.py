@@ -11,8 +11,8 @@ import torch
 from tfla_cases import DEVICE, GATES, SLACK, Case, computed, draw, errors, expected, failures
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from tflabench.kernels.backends import Arguments, KernelOptions
 from tflabench.kernels.common import device
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.sizes import Device
 from tflabench.kernels.scalar.gates import GradientSums, RowSums, gate_gradients, log_gates, tile_gates
 from tflabench.kernels.scalar.plan import tfla as plans

@@ -12,6 +12,7 @@ import torch
 from packed_cases import BOUNDS, OPERATIONS, assert_close, by_themselves, inputs, start_of
 
 from tflabench.kernels import api, backends
+from tflabench.kernels.common.contract import Arguments, KernelOptions
 from tflabench.kernels.common.places import places_of_chunks, table_of
 from tflabench.kernels.common.sizes import Device, Sizes
 from tflabench.kernels.scalar.plan import tfla as plans
@@ -95,13 +96,13 @@ def test_what_lies_behind_a_document_is_not_written_and_adds_nothing(always: lis
 
 def test_what_forward_saves_has_the_shapes_that_tracing_is_told(always: list[Any]) -> None:
     del always
-    kernels = backends.kernels_of("tfla_xl")
+    kernels = backends.kernels_of("scalar", "tfla_xl")
     x = {name: y.detach() for name, y in inputs(DEVICE, torch.float32).items()}
     config = plans.planned(Sizes(1, 2, 1, 60, 16, 32), 16, 4, Device(90, 132)).config
     for keep in (False, True):
         kept = plans.TileConfig(**{**vars(config), "keep_states": keep})
-        options = backends.KernelOptions(MLSTM_EXP, 1.0, 16, config=kept, bounds=tuple(BOUNDS))
-        arguments = backends.Arguments(x["q"], x["k"], x["v"], x["f"], x["i"])
+        options = KernelOptions(MLSTM_EXP, 1.0, 16, config=kept, bounds=tuple(BOUNDS))
+        arguments = Arguments(x["q"], x["k"], x["v"], x["f"], x["i"])
         saved = kernels.forward(arguments, options)[2]
         told = kernels.empty_saved(x["q"], x["v"], options)
         assert [(y.shape, y.dtype) for y in saved] == [(y.shape, y.dtype) for y in told]

@@ -1,0 +1,92 @@
+"""The contract between operations and kernels of every family: what kernels are called with, and what they offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tflabench.kernels.state import State
+
+
+class Arguments(NamedTuple):
+    """The tensors of a call.
+
+    Attributes:
+        q, k: (B, H, T, d_qk), or fewer heads, each for consecutive ones of v; any strides.
+        v: (B, H, T, d_hv), of the dtype of q and k; any strides.
+        f, i: gates as `Gating` describes them, None where there are none.
+        initial: the State before the first step, None for zero.
+        skip: (H,), for a gate without normaliser: skip v_t is added to h_t. None for nothing.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    f: Any  # a Tensor, or None
+    i: Tensor | None = None
+    initial: State | None = None
+    skip: Tensor | None = None
+
+
+class KernelOptions(NamedTuple):
+    """What kernels need to know of a call beside its tensors.
+
+    Attributes:
+        gate: which gates, a `Gating`.
+        scale: of q.
+        chunk_size: L, steps between two states in memory.
+        state_dtype: the widest type in which states between chunks lie in memory.
+        config: for experts, how kernels are tiled; None lets them choose.
+        return_last_state: forward returns the State after the last step.
+        cut_freely: the caller gave no chunk size, and L is the default for backward. Forward may divide the sequence
+            otherwise, as long as it saves what backward reads.
+        gate_gradients: backward returns df and di.
+        bounds: where documents begin and end, [0, ..., T], that lie end to end along T in a batch of one. Each has its
+            state, (documents, H, ...). The forget gate is one a step then, and there is no skip. None for sequences.
+    """
+
+    gate: Any  # of the class of its family
+    scale: float
+    chunk_size: int
+    state_dtype: torch.dtype = torch.float32
+    config: Any = None
+    return_last_state: bool = True
+    cut_freely: bool = False
+    gate_gradients: bool = True
+    bounds: tuple[int, ...] | None = None
+
+
+class Kernels(NamedTuple):
+    """What an implementation offers, as the torch operator calls it.
+
+    Attributes:
+        forward: (arguments, options) -> (h, last, saved): h with the shape and strides of `torch.empty_like(v)`; the
+            State after the last step, or None if it is not asked for; and a tuple of tensors for backward. All of them
+            fresh: none shares memory with an input or with another.
+        backward: (dh, d_last, arguments, saved, options) -> (dq, dk, dv, df, di, dC, dn), each made as
+            `torch.empty_like` makes it, and None where the input is None; without `options.gate_gradients` df and di
+            are None too. d_last is a State without m, or None.
+        empty_saved: (q, v, options) -> uninitialised tensors like `saved`.
+        refuses: (q, v, *, gate, chunk_size, config) -> the reason why the kernels cannot run here, or None if they can.
+        default_chunk_size: (q, v, *, gate, backward) -> L; backward says whether there will be one.
+        shares_heads: q and k may have fewer heads than v, each for H / G consecutive ones; dq and dk are then summed
+            over these. Kernels without it get copies of q and k.
+        adds_skip: forward and backward heed `arguments.skip`, and backward returns its gradient behind the others.
+            Kernels without it get None, and the skip connection is another pass over memory.
+        auto_from: "auto" takes these kernels from this chunk size on, where one is given.
+        takes_documents: (bounds, q, v, *, states) -> whether kernels that heed `options.bounds` are the fastest way for
+            documents; states: whether states go in or out. None for kernels that do not heed it.
+    """
+
+    forward: Callable[[Arguments, KernelOptions], tuple[Tensor, State | None, tuple[Tensor, ...]]]
+    backward: Callable[[Tensor, State | None, Arguments, tuple[Tensor, ...], KernelOptions], tuple[Tensor | None, ...]]
+    empty_saved: Callable[[Tensor, Tensor, KernelOptions], tuple[Tensor, ...]]
+    refuses: Callable[..., str | None]
+    default_chunk_size: Callable[..., int]
+    shares_heads: bool = False
+    adds_skip: bool = False
+    auto_from: int = 0
+    takes_documents: Callable[..., bool] | None = None

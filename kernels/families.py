@@ -1,0 +1,95 @@
+"""The families of linear RNNs, each a folder here: what operations ask of one. Needs no torch.
+
+docs/add-a-family.md says what a folder has, file by file.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .gla.gating import ChannelGate
+from .types import Gate, Gating
+
+if TYPE_CHECKING:
+    from .common.contract import Kernels
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A family of linear RNNs, which computes the gates of one class.
+
+    Attributes:
+        gating: their class; its `family` is the name here.
+        reference: returns the module with the family in PyTorch, which any device runs:
+            chunkwise(q, k, v, f, i, initial, *, gate, scale, chunk_size, state_dtype) -> (h, State), with gradients,
+            and decode(q, k, v, f, i, state, *, gate, scale) -> (h, State) of one step (B, H, d).
+        kernels: implementation -> a function that returns its `Kernels`, and imports what it needs.
+        tried: group of implementations -> these, in the order in which they are tried; "auto" is one of them.
+        reference_chunk_size: the chunk size of the reference where none is given.
+        decode_kernels: returns the module with the decode step in Triton, None where there is none.
+        batch_from: documents of one length of at least as many steps are faster as a batch than as one sequence.
+    """
+
+    gating: type[Gating]
+    reference: Callable[[], Any]
+    kernels: dict[str, Callable[[], Kernels]] = field(default_factory=dict[str, "Callable[[], Kernels]"])
+    tried: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    reference_chunk_size: int = 64
+    decode_kernels: Callable[[], Any] | None = None
+    batch_from: float = 512
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """Return what `implementation` may be."""
+        return tuple(dict.fromkeys(("auto", "reference", *self.tried, *self.kernels)))
+
+
+def _module(name: str) -> Callable[[], Any]:
+    return functools.partial(importlib.import_module, f"{__package__}.{name}")
+
+
+def _kernels(module: str, *arguments: Any) -> Callable[[], Kernels]:
+    return lambda: importlib.import_module(f"{__package__}.{module}").kernels(*arguments)
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def register(family: Family) -> Family:
+    """Add a family, or replace the one of its name, and return it."""
+    FAMILIES[family.gating.family] = family
+    return family
+
+
+def family_of(gate: Gating) -> Family:
+    """Return the family that computes these gates."""
+    return FAMILIES[gate.family]
+
+
+register(
+    Family(
+        Gate,
+        _module("scalar.reference"),
+        {
+            "hopper": _kernels("scalar.hopper.chunkwise"),
+            "tfla_xl": _kernels("scalar.tfla.chunkwise", 2),
+            "tfla_limit": _kernels("scalar.tfla.chunkwise", 1),
+        },
+        {"auto": ("hopper", "tfla_xl", "tfla_limit"), "tfla": ("tfla_xl", "tfla_limit")},
+        decode_kernels=_module("scalar.step_kernel"),
+    )
+)
+register(
+    Family(
+        ChannelGate,
+        _module("gla.reference"),
+        {"tfla": _kernels("gla.chunkwise")},
+        {"auto": ("tfla",)},
+        reference_chunk_size=32,
+        batch_from=float("inf"),
+    )
+)

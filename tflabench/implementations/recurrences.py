@@ -1,0 +1,247 @@
+"""The operations of the families of kernels as the bench sees them, other than those of the mLSTM.
+
+An operation is a `Recurrence`, and each implementation of it a `Variant`. What they say of a family is all that sweeps,
+theory, advice and figures know of it: docs/add-a-family.md has a family of thirty lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tflabench.implementations.adapter import (
+    OURS,
+    PYTORCH,
+    Case,
+    Family,
+    Implementation,
+    Owner,
+    Unsupported,
+    draw,
+)
+from tflabench.implementations.mlstm import ORACLE_CHUNK_SIZE
+from tflabench.kernels import families
+from tflabench.kernels.types import ChunkSize, Gating
+from tflabench.problem import Problem
+from tflabench.theory.call_cost import call_cost
+from tflabench.theory.cost import GATES, Cost, GateCounts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tflabench.theory.calibrated import Algorithm
+    from tflabench.theory.problem_bound import Bounded
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the bench knows of an implementation of operations.
+
+    Attributes:
+        name, title: with a place for the name, or behind the title, of the operation.
+        refuses: see `Implementation`.
+        cost: (operation, problem) -> what a call computes and moves.
+        owner, majors, shared_bytes, workspace_bytes, usual_chunk_size: see `Implementation`.
+        algorithm: that the calibrated model takes it for; None for none.
+        package: distribution whose version goes into rows.
+        version: of the kernels, see `Implementation`.
+    """
+
+    name: str
+    title: str
+    refuses: Callable[[Problem, str], str | None]
+    cost: Callable[[Recurrence, Problem], Cost]
+    owner: Owner = OURS
+    majors: tuple[int, int] | None = None
+    shared_bytes: Callable[[Problem, tuple[int, int]], int] | None = None
+    workspace_bytes: Callable[[Problem], float] | None = None
+    usual_chunk_size: Callable[[Problem], int] | None = None
+    algorithm: Algorithm | None = None
+    package: str = "triton"
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One operation and its decode step.
+
+    Attributes:
+        name: in names of implementations; title: as legends write it.
+        function: the operation, or its name in `tflabench.ops`; with "_step" behind it, its decode step.
+        gate: what runs it.
+        inputs: (problem, device) -> its tensors by argument name, (B, T, H, ...) where they have steps.
+        variants: by implementation of the operation.
+        options: its other arguments.
+        queries, values: which arguments are q and v.
+        decays: values of its gates read a step and head.
+        shared: whether all heads have the same q and k, whatever the problem says.
+        counts: which gates of `theory.cost` it is counted as.
+        bound: which formula bounds its problem; None for none.
+        oracle_chunk_size: of the oracle.
+    """
+
+    name: str
+    title: str
+    function: str | Callable[..., Any]
+    gate: Gating
+    inputs: Callable[[Problem, torch.device], dict[str, Tensor]]
+    variants: Mapping[str, Variant]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    family: Family = "linear_attention"
+    queries: str = "q"
+    values: str = "v"
+    decays: int = 0
+    shared: bool = False
+    counts: str = "sig"
+    bound: Bounded | None = None
+    oracle_chunk_size: int = ORACLE_CHUNK_SIZE
+
+    def run(self, *, step: bool = False) -> Callable[..., Any]:
+        """Return the operation, or its decode step."""
+        from tflabench import ops
+
+        return getattr(ops, self.function + "_step" * step) if isinstance(self.function, str) else self.function
+
+    def group(self, problem: Problem) -> int:
+        """Heads of v that share one of q and k."""
+        return problem.heads if self.shared else problem.group
+
+
+def attention_inputs(problem: Problem, device: torch.device, **gates: tuple[int, ...]) -> dict[str, Tensor]:
+    """Return q, k (B, T, heads of q and k, d_qk), v (B, T, H, d_hv), and gates (B, T, H, ...) by name.
+
+    Args:
+        gates: what follows H in their shapes.
+    """
+    from tflabench.implementations.mlstm import OPEN
+
+    steps, heads = (problem.batch, problem.seq_len), problem.heads
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys("qk", (*steps, heads // problem.group, problem.d_qk))
+    shapes["v"] = (*steps, heads, problem.d_hv)
+    shapes |= {name: (*steps, heads, *rest) for name, rest in gates.items()}
+    return draw(problem, device, shapes, dict.fromkeys("fg", OPEN))
+
+
+def chosen(kernels: str, gate: Gating, problem: Problem, q: Tensor, v: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return implementation and chunk size as options of an operation for q and v (B, H, T, d), and what runs.
+
+    Raises:
+        Unsupported: it cannot run here, with its reason.
+    """
+    from tflabench.ops import choose
+
+    chunk_size: ChunkSize = problem.chunk_size or "auto"
+    options: dict[str, Any] = {"implementation": kernels, "chunk_size": chunk_size}
+    try:
+        choice = choose(q, v, gate=gate, backward=problem.pass_ == "fwbw", **options)
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
+    options["implementation"] = choice.implementation
+    return options, {"kernel": choice.implementation, "chunk_size": choice.chunk_size}
+
+
+def oracle(op: Recurrence, inputs: Mapping[str, Tensor], **options: Any) -> Any:
+    """Return the operation's result in plain PyTorch, in the dtype of the inputs, of whole or sliced inputs."""
+    reference = {"implementation": "reference", "chunk_size": op.oracle_chunk_size, "layout": "bthd"}
+    return op.run()(**inputs, **op.options, **reference, **options)
+
+
+def build(kernels: str, op: Recurrence, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of an operation on `kernels`, an implementation of it."""
+    inputs = op.inputs(problem, device)
+    q, v = (inputs[name].transpose(1, 2) for name in (op.queries, op.values))
+    options, details = chosen(kernels, op.gate, problem, q, v)
+    return Case(
+        inputs=inputs,
+        forward=partial(op.run(), **inputs, **op.options, **options, layout="bthd"),
+        oracle=partial(oracle, op),
+        layout="bthd",
+        details=details,
+    )
+
+
+def build_step(op: Recurrence, problem: Problem, device: torch.device) -> Case:
+    """Return the Case of a decode step; the state before it has a time axis of size 1 like the other inputs."""
+    import torch
+
+    from tflabench.ops import State
+
+    inputs = op.inputs(problem, device)
+    shapes = {"state": (problem.batch, 1, problem.heads, problem.d_qk, problem.d_hv)}
+    state = draw(problem, device, shapes)["state"]
+    inputs["state"] = state if problem.dtype == "float64" else state.float()
+    now = {name: x[:, 0] if x.dim() > 2 else x for name, x in inputs.items() if name != "state"}
+    before, after = (State(x[:, 0].contiguous()) for x in (inputs["state"], torch.empty_like(inputs["state"])))
+    run = op.run(step=True)
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        return run(**now, **op.options, state=before, out=after)[:, None]
+
+    def of_sequence(inputs: Mapping[str, Tensor]) -> Tensor:
+        given = {name: x for name, x in inputs.items() if name != "state"}
+        return oracle(op, given, initial_state=State(inputs["state"][:, 0]))
+
+    return Case(inputs=inputs, forward=forward, oracle=of_sequence, layout="bthd", details={"kernel": "step"})
+
+
+def counted_cost(op: Recurrence, problem: Problem, *, usual: Callable[[Problem], int] | None = None) -> Cost:
+    """Return the counts of the chunkwise form with the operation's gates, and states in memory in the dtype of q."""
+    if usual is not None and problem.chunk_size is None:
+        problem = problem.with_(chunk_size=usual(problem))
+    return call_cost(problem, "chunkwise", op.counts, state_bytes=problem.element_bytes, group=op.group(problem))
+
+
+def refuse_decode(problem: Problem, device: str) -> str | None:
+    """Return why a kernel of sequences cannot run this, or None."""
+    return "computes sequences: the decode pass is what step_* do" if problem.pass_ == "decode" else None
+
+
+REFERENCE = Variant("reference_{}", "PyTorch chunkwise", refuse_decode, counted_cost, owner=PYTORCH, package="torch")
+
+
+def implementation(op: Recurrence, kernels: str) -> Implementation:
+    """Return the entry of an operation on `kernels`, an implementation of it."""
+    from tflabench.theory.calibrated import Modelled
+
+    variant = op.variants[kernels]
+    algorithm = variant.algorithm
+    return Implementation(
+        name=variant.name.format(op.name),
+        family=op.family,
+        owner=variant.owner,
+        title=f"{op.title} {variant.title}",
+        build=partial(build, kernels, op),
+        refuses=variant.refuses,
+        chunked=True,
+        cost=partial(variant.cost, op),
+        package=variant.package,
+        version=variant.version,
+        compiles=variant.package == "triton",
+        majors=variant.majors,
+        shared_bytes=variant.shared_bytes,
+        workspace_bytes=variant.workspace_bytes,
+        usual_chunk_size=variant.usual_chunk_size,
+        modelled=algorithm and Modelled(algorithm, op.counts, gate_gradients=op.decays > 0, shared=op.shared),
+        operation=op.name,
+        counts=op.counts,
+        bound=op.bound,
+        tried=list(op.variants).index(kernels) if variant.owner is OURS else None,
+        groups=not op.shared,
+    )
+
+
+def register_family(family: families.Family, op: Recurrence, counts: GateCounts) -> tuple[Implementation, ...]:
+    """Register a family of kernels, and return the implementations of its operation: IMPLEMENTATIONS of a plugin.
+
+    Args:
+        family: for `tflabench.ops.chunkwise` and `step`, by their gates.
+        op: its operation.
+        counts: how it is counted, by the name `op.counts`.
+    """
+    families.register(family)
+    GATES[op.counts] = counts
+    return tuple(implementation(op, kernels) for kernels in op.variants)
